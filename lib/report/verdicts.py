@@ -253,11 +253,28 @@ def _standing(
     if again.word is VerdictWord.UNFAIR:
         return again
     remarks = former.remarks
-    if again.seeds == former.seeds and again.values != former.values:
+    lost = [
+        f"{arm} s{run.seed} is {_absence(run)}"
+        for arm, runs in arms.items()
+        for run in runs
+        if run.loss is None and not run.diverged
+    ]
+    if lost:
+        remarks += (f"runs without a result since: {', '.join(lost)}",)
+    if _losses(again) - _losses(former):
         remarks += ("its runs were trained again since",)
     if now.word is VerdictWord.DIVERGED:
         remarks += (f"diverged since: {now.reason}",)
     return replace(former, remarks=remarks)
+
+
+def _losses(verdict: ContrastVerdict) -> set[tuple[str, int, float]]:
+    """Return arm, seed and loss of each run behind the verdict."""
+    return {
+        (arm, seed, loss)
+        for arm, losses in verdict.values.items()
+        for seed, loss in zip(verdict.seeds, losses, strict=True)
+    }
 
 
 # Complete blocks, and the words UNFAIR and DIVERGED, which need no test.

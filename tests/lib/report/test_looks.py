@@ -299,6 +299,24 @@ def test_runs_that_turn_out_unfair_lose_their_word_and_later_divergence_is_named
     assert large.word is BETTER and large.remarks[-1].startswith("diverged since: 1/4")
 
 
+def test_a_word_names_the_runs_that_were_damaged_or_trained_again_since(tmp_path):
+    report(tmp_path, 3)
+    changes = {
+        ("large", 2): SeedOutcome(2, None, reason="damaged"),
+        ("base", 3): SeedOutcome(3, 3.5),
+    }
+    for seeds in (3, 5):
+        study = by_step(report(tmp_path, seeds, changes))
+        large = study["large"]
+        assert (large.word, large.n, large.look) == (BETTER, 3, 1)
+        lost, again = large.remarks[-2:]
+        assert "large s2 is damaged" in lost and again == "its runs were trained again since"
+    # The other comparisons were judged at five seeds, on the losses of now.
+    assert study["small"].n == 5
+    assert not any("since" in remark for remark in study["small"].remarks)
+    assert by_step(report(tmp_path, 5))["large"].remarks[-1].startswith("stopped early")
+
+
 def test_a_diverged_baseline_ends_the_study(tmp_path):
     report(tmp_path, 3)
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
