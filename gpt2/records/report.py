@@ -25,11 +25,12 @@ from lib.report.series import runs_of_rows
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, read_status
+from lib.tracking.verdict_run import VERDICTS_RUN
 
 _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
 # Folders beside the runs that other commands write.
 SELECTION_FOLDER = f"{FIGURES_FOLDER}-selection"
-_KNOWN_FOLDERS = {FIGURES_FOLDER, SELECTION_FOLDER, "trackio"}
+_KNOWN_FOLDERS = {FIGURES_FOLDER, SELECTION_FOLDER, "trackio", VERDICTS_RUN}
 _SHIPPED = ("defconfig", "fragment")
 
 

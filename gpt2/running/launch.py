@@ -42,7 +42,13 @@ from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_reco
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.terminal import table_to_terminal
-from lib.report.verdict_text import LINE_WIDTH, verdict_line, verdict_lines, verdicts_exit_code
+from lib.report.verdict_text import (
+    LINE_WIDTH,
+    verdict_line,
+    verdict_lines,
+    verdict_table,
+    verdicts_exit_code,
+)
 from lib.runner import locks
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
@@ -60,6 +66,7 @@ from lib.runner.worker import train_worker
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.options import TRACKERS
+from lib.tracking.verdict_run import send_verdicts
 from lib.units import format_duration
 
 
@@ -316,16 +323,22 @@ def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTa
     """
     declared = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
     table = _table(whole, label_by, looks=declared and not label_by)
-    path = write_study_report(whole, table)
-    log("REPORT", str(path))
-    return table, path
+    return table, _published(whole, table)
 
 
 def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
     """Write the report. Return the table as text, whose last line names the report."""
+    return _shown(table, _published(plan, table), json)
+
+
+def _published(plan: Plan, table: ResultTable) -> Path:
+    """Write the report and return its path; send the verdicts of the record to the trackers."""
     path = write_study_report(plan, table)
     log("REPORT", str(path))
-    return _shown(table, path, json)
+    if not table.verdicts.plan.exploratory:
+        shown, base = verdict_table(table.verdicts), plan.base
+        send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))
+    return path
 
 
 def _shown(table: ResultTable, report: Path, json: bool) -> str:

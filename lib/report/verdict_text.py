@@ -1,7 +1,7 @@
 """Verdicts as text: the table of a study's comparisons, and one line per comparison."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
@@ -10,6 +10,7 @@ from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
 from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.tracking.tracker import TrackerTable
 from lib.units import format_difference, format_interval
 
 _SMALLEST_SHOWN_P = 1e-12
@@ -82,6 +83,27 @@ def verdict_lines(study: StudyVerdicts) -> str:
     lines = [verdict_line(verdict) for verdict in (*study.verdicts, *study.aa_steps)]
     notes = design_note(study) + noise_note(study) + repeat_note(study) + drift_note(study)
     return "".join(f"{line}\n" for line in lines) + notes
+
+
+_TRACKED = ("comparison", "verdict", "difference", "low", "high", "n", "p", "of", "remarks")
+
+
+def verdict_table(study: StudyVerdicts) -> TrackerTable:
+    """Return the comparisons with a word, and the A/A steps, as values for trackers."""
+    rows: list[Sequence[str | int | float | None]] = []
+    for verdict in (*study.verdicts, *study.aa_steps):
+        if verdict.is_given:
+            low, high = verdict.test.interval if verdict.test else (None, None)
+            name, word = verdict.contrast.name, verdict_word(verdict)
+            p, remarks = verdict.p_of_word, "; ".join(_all_remarks(verdict))
+            figures = (verdict.difference, low, high, verdict.n, p, verdict.planned)
+            rows.append((name, word, *figures, remarks))
+    return TrackerTable(_TRACKED, rows)
+
+
+def _all_remarks(verdict: ContrastVerdict) -> list[str]:
+    """Return the reason, if there is one, and the remarks."""
+    return [*filter(None, [verdict.reason]), *verdict.remarks]
 
 
 def design_note(study: StudyVerdicts) -> str:

@@ -7,26 +7,22 @@ sends the run's outcome to the tracker. Started by hand, it sends the records th
 missed.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from lib.config.field import from_symbols
-from lib.env.snapshot import RedactingStream
 from lib.errors import EXIT_FAILED, Problem, RunError
 from lib.files import sha256_file
 from lib.runner import locks
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
-from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, should_exit
+from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, become_sidecar, should_exit
 from lib.tracking.tracker import Tracker, TrackerMetadata
 
 _POLL_SECONDS = 0.5
-# Training has priority.
-_NICENESS = 10
 
 
 def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
@@ -86,8 +82,5 @@ def _follow(
 
 
 if __name__ == "__main__":
-    os.nice(_NICENESS)
-    # Libraries print the server address, and WANDB_BASE_URL may contain a password.
-    sys.stdout = RedactingStream(sys.stdout.buffer, line_buffering=True)
-    sys.stderr = RedactingStream(sys.stderr.buffer, line_buffering=True)
+    become_sidecar()
     mirror(RunDir(Path(sys.argv[1])), sys.argv[2], should_exit)

@@ -4,6 +4,7 @@ Sidecars are isolated from the training process: it does not share errors, threa
 generators with them.
 """
 
+import os
 import select
 import shlex
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lib.env.snapshot import RedactingStream
 from lib.files import no_follow
 from lib.project import python_module_command
 from lib.runner.job import describe_death
@@ -26,6 +28,8 @@ FINISH_TIMEOUT_SECONDS = 30
 # Time after which a process is killed; it has hung where its own limit has no effect.
 _PATIENCE_SECONDS = FINISH_TIMEOUT_SECONDS + 5
 _MAX_MESSAGE_CHARACTERS = 200
+# Training has priority.
+_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ class Sidecars:
             if not companion.finishes(deadline):
                 self._warn(companion.epitaph())
         self._running.clear()
+
+
+def become_sidecar() -> None:
+    """Lower the priority of this process, and remove secrets from its output."""
+    os.nice(_NICENESS)
+    # Libraries print the server address, and WANDB_BASE_URL may contain a password.
+    sys.stdout = RedactingStream(sys.stdout.buffer, line_buffering=True)
+    sys.stderr = RedactingStream(sys.stderr.buffer, line_buffering=True)
 
 
 def should_exit(seconds: float) -> bool:

@@ -1,6 +1,6 @@
 """The interface of a tracker, and the facts of a run that it receives."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -47,6 +47,14 @@ class TrackerMetadata:
         return JsonRecord(path, read_json_object(path)).section(cls)
 
 
+@dataclass(frozen=True)
+class TrackerTable:
+    """A table for trackers. The first column identifies a row; None is a missing value."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | int | float | None]]
+
+
 class Tracker(Protocol):
     """A tracker backend, built from its options and the ``RunDir`` in a separate process.
 
@@ -58,6 +66,9 @@ class Tracker(Protocol):
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Log ``metrics`` at ``iteration``, which never decreases and may be repeated."""
+
+    def table(self, name: str, table: TrackerTable, iteration: int) -> None:
+        """Log ``table``, which replaces an earlier one of this name."""
 
     def kept(self, told: int) -> int:
         """Return the newest iteration up to which all logged data is durable.

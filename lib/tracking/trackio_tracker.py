@@ -9,7 +9,7 @@ from typing import Any
 
 from lib.runs.run_dir import RunDir
 from lib.tracking.options import TrackerTrackioOptions
-from lib.tracking.tracker import TrackerMetadata
+from lib.tracking.tracker import TrackerMetadata, TrackerTable
 
 
 class TrackerTrackio:
@@ -41,6 +41,14 @@ class TrackerTrackio:
         """Log metrics at an iteration."""
         self._iteration = iteration
         self._run.log(dict(metrics), step=iteration)
+
+    def table(self, name: str, table: TrackerTable, iteration: int) -> None:
+        """Log a table."""
+        from trackio import Table
+
+        self._iteration = iteration
+        media = Table(columns=list(table.header), data=[list(row) for row in table.rows])
+        self._run.log({name: media}, step=iteration)
 
     def kept(self, told: int) -> int:
         """Return the last iteration before a gap in the database; trackio ignores failed writes."""

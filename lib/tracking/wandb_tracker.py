@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-
 from lib.errors import Problem, RunError
 from lib.runs.run_dir import RunDir
 from lib.tracking.options import TrackerWandbOptions
-from lib.tracking.tracker import TrackerMetadata
+from lib.tracking.tracker import TrackerMetadata, TrackerTable
 
 # Time limit for opening a run; a slower server counts as unreachable.
 _INIT_TIMEOUT_SECONDS = 20.0
@@ -61,6 +60,13 @@ class TrackerWandb:
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Log metrics at an iteration."""
         self._run.log(dict(metrics), step=iteration)
+
+    def table(self, name: str, table: TrackerTable, iteration: int) -> None:
+        """Log a table, and its second column in the summary of the run."""
+        data = [list(row) for row in table.rows]
+        media = wandb.Table(columns=[*table.header], data=data, allow_mixed_types=True)
+        self._run.log({name: media}, step=iteration)
+        self._run.summary.update({f"{name}/{row[0]}": row[1] for row in table.rows})
 
     def kept(self, told: int) -> int:
         """Return the iterations already on the server when the run was opened; ``told`` at the end.
