@@ -235,7 +235,8 @@ def _derived_sizes(subject: StepUnderTest) -> list[CheckFinding]:
     sizes = []
     if values["ATTENTION_PROJECTION"] == "latent":
         latent = block.attn.c_attn.get_submodule("c_k").get_parameter("weight").shape[0]
-        sizes.append(("LATENT_DIM", latent, 8 * math.floor(n_embd / 6 / 8 + 0.5)))
+        derived = max(8, 8 * math.floor(n_embd / 6 / 8 + 0.5))
+        sizes.append(("LATENT_DIM", latent, derived))
     if values["MLP_SIZING"] == "hidden":
         sizes.append(("MLP_HIDDEN", block.mlp.c_proj.in_features, 4 * n_embd))
     return [

@@ -241,7 +241,9 @@ class StepUnderTest:
         if shape.block_size > MIN_CHUNK_ROWS:
             scores = ScoreChunks(cpu_elements=0, min_rows=_ROWS)
         if tokens * shape.vocab_size > BLOCK_ELEMENTS:
-            logits = ObservedChunks(chunk_bytes=2 * 8 * _LOGITS, block_elements=_LOGITS)
+            small = model.wte.num_embeddings * self.small_exact.model.shape.block_size
+            elements = min(_LOGITS, small // 2)
+            logits = ObservedChunks(chunk_bytes=2 * 8 * elements, block_elements=elements)
         model.set_execution(Execution(scores, logits or before.logits_chunks))
         try:
             yield logits

@@ -21,6 +21,19 @@ RIGHT = {
     "sgd": ("gradients,steps,optimized", {"OPTIMIZER_SGD": "y", "MLP_ATTN_GATE": "y"}),
     # AdamWPrune's base is AdamW; only the pruner makes it another optimizer.
     "adamwprune": ("optimized,pruned,budgeted", {"OPTIMIZER_ADAMWPRUNE": "y"}),
+    # Three whole rows of logits do not fit into a chunk; a short context has few logits.
+    "rows": ("reference", {"VOCAB_MULTIPLE": "864"}),
+    "short": ("reference", {"BLOCK_SIZE": "8"}),
+    # A sixth of the width is less than half of the multiple.
+    "narrow": (
+        "bound",
+        {
+            "MODEL_SIZE_CUSTOM": "y",
+            "N_EMBD": "12",
+            "N_HEAD": "1",
+            "ATTENTION_PROJECTION_LATENT": "y",
+        },
+    ),
     # Gates are not pruned.
     "gates": (
         "pruned",
