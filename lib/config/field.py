@@ -82,10 +82,13 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
     filled: dict[str, Any] = dict(unbound)
     problems = []
     for field in kconfig_fields(cls):
+        if (symbol := field.metadata["symbol"]) not in values:
+            problems.append(missing_symbol(symbol))
+            continue
         try:
-            filled[field.name] = _convert(field, hints[field.name], values)
+            filled[field.name] = _convert(field, hints[field.name], values[symbol])
         except _InvalidValue as error:
-            problems.append(Problem(f"{field.metadata['symbol']}: {error}", code=error.code))
+            problems.append(Problem(f"{symbol}: {error}", code=error.code))
     for field in _fields(cls, "part"):
         try:
             (filled[field.name],) = field.metadata["part"].bind(values)
@@ -94,6 +97,12 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
     if problems:
         raise ConfigError(*problems)
     return cls(**filled)
+
+
+def missing_symbol(symbol: str) -> Problem:
+    """Return the problem of a configuration without ``symbol``."""
+    what = f"{symbol}: missing in the configuration; run make olddefconfig"
+    return Problem(what, code="config.missing-symbol")
 
 
 @cache
@@ -115,12 +124,7 @@ class _InvalidValue(ValueError):
         self.code = code
 
 
-def _convert(field: dataclasses.Field, kind: Any, values: Mapping[str, SymbolValue]) -> Any:
-    name = field.metadata["symbol"]
-    if name not in values:
-        what = "missing in the configuration; run make olddefconfig"
-        raise _InvalidValue(what, "config.missing-symbol")
-    value = values[name]
+def _convert(field: dataclasses.Field, kind: Any, value: SymbolValue) -> Any:
     if kind is float:
         return _to_float(str(value), field.metadata["low"], field.metadata["high"])
     if isinstance(kind, types.GenericAlias) and typing.get_origin(kind) is tuple:

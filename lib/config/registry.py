@@ -7,7 +7,8 @@ method ``build`` returns the component itself, and imports the module of the com
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from lib.config.field import SymbolValue, from_symbols
+from lib.config.field import SymbolValue, from_symbols, missing_symbol
+from lib.errors import ConfigError, Problem
 
 
 class ComponentOptions(Protocol):
@@ -42,13 +43,25 @@ class Registry(Generic[OptionsT]):
         return [self.choice] if self.choice else [name.upper() for name in self]
 
     def selected(self, values: Mapping[str, SymbolValue]) -> list[str]:
-        """Return the names that a configuration selects, in registry order."""
-        if self.choice:
-            return [str(values[self.choice])]
-        return [name for name in self if values[name.upper()]]
+        """Return the names that a configuration selects, in registry order.
+
+        Raises ConfigError if a symbol is missing, or if the choice names no component.
+        """
+        if missing := [symbol for symbol in self.symbols() if symbol not in values]:
+            raise ConfigError(*(missing_symbol(symbol) for symbol in missing))
+        if not self.choice:
+            return [name for name in self if values[name.upper()]]
+        name = str(values[self.choice])
+        if name not in self._options:
+            what = f"{self.choice}: expected {', '.join(self)}, got {name!r}"
+            raise ConfigError(Problem(what, code="config.wrong-type"))
+        return [name]
 
     def bind(self, values: Mapping[str, SymbolValue]) -> tuple[OptionsT, ...]:
-        """Return the options of every selected component, filled from the configuration."""
+        """Return the options of every selected component, filled from the configuration.
+
+        Raises ConfigError if a symbol is missing or invalid.
+        """
         return tuple(from_symbols(self.options(name), values) for name in self.selected(values))
 
     def options(self, name: str) -> type[OptionsT]:
