@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ from gpt2.planning.looks import verdict_plan
 from gpt2.planning.plan import Plan, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
-from lib.report.contrast_tests import MIN_SEEDS
+from lib.report.contrast_tests import MIN_SEEDS, VerdictRule
+from lib.report.contrasts import EFFECT
 from lib.report.power import (
     MAX_SEEDS,
     detectable_effect,
@@ -19,15 +20,17 @@ from lib.report.power import (
     fillable_band,
     pilot_factor,
     seeds_for,
+    word_probability,
 )
-from lib.report.study_verdicts import VerdictPlan, with_record
+from lib.report.study_verdicts import VerdictPlan, contrast_name, with_record
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, is_done
 
-_UNKNOWN = (
-    "noise unknown; for the smallest effect, type: make SEEDS=1-5 STEPS=0 (a pilot),\n"
-    "or set VERDICT_NOISE (standard deviation of a run over seeds, such as 0.0013)\n"
-)
+# A verdict with a smaller probability is not worth a study.
+_SELDOM = 0.05
+_UNKNOWN = "noise unknown; for the smallest effect, "
+_PILOT = "type: make SEEDS=1-5 STEPS=0 (a pilot),\nor "
+_DECLARE = "set VERDICT_NOISE (standard deviation of a run over seeds)\n"
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,43 @@ class StudyPower:
     wanted_band: float
     # Mean number of seeds of a comparison under SEEDS=auto: without an effect, and with the declared
     # effect (``effect`` if none is declared).
-    seeds_without: float | None = None
-    seeds_with: float | None = None
+    seeds_without: float | None
+    seeds_with: float | None
+    # Probability that a step without an effect is EQUIVALENT.
+    band_probability: float | None
+    # Whether the comparisons are the effects of a factorial design, or those of a study's steps.
+    of_design: bool
+    has_steps: bool
+    # Of a sweep, else None.
+    leaderboard: "LeaderboardPower | None"
 
     @property
-    def misses(self) -> bool:
-        """Return whether the declared effect is smaller than the smallest detectable one."""
-        return self.effect is not None and 0 < self.wanted_effect < self.effect
+    def misses(self) -> list[str]:
+        """Return the declarations that the study probably cannot fulfil."""
+        misses = []
+        if self.effect is not None and 0 < self.wanted_effect < self.effect:
+            misses.append(
+                f"VERDICT_EFFECT={self.wanted_effect:g} is smaller than the {self.effect:.4f} nats "
+                f"that {self.seeds} seeds notice"
+            )
+        if self.band_probability is not None and self.band_probability < _SELDOM:
+            misses.append(
+                f"VERDICT_BAND={self.wanted_band:g} is so narrow that {self.seeds} seeds hardly "
+                "ever give EQUIVALENT"
+            )
+        return misses
+
+
+@dataclass(frozen=True)
+class LeaderboardPower:
+    """The effect that the leaderboard of a sweep can detect between its lowest and another run."""
+
+    pairs: int
+    # Numbers of seeds at which it is judged, and whether the planned number is one of them.
+    looks: tuple[int, ...]
+    judged: bool
+    # Nats per token; None if unknown.
+    effect: float | None
 
 
 @dataclass(frozen=True)
@@ -77,47 +110,69 @@ class StudyCost:
 
 
 def study_power(plan: Plan) -> StudyPower | None:
-    """Return the effects that the study of ``plan`` can detect; None if it has no verdicts, or is a
-    factorial design.
+    """Return the effects that the study of ``plan`` can detect; None if it has no verdicts.
 
     Raises ConfigError if its record of verdicts cannot be read.
     """
     options, looks = plan.base.verdicts, planned_looks(plan)
     planned = len({run.seed for run in plan.runs})
     declared = with_record(verdict_plan(plan.base, looks, plan.variants), plan.folder)
-    if declared.design is not None:
-        # An effect of a design has another variance than a difference of two runs.
-        return None
-    current = {c.name for contrasts in declared.declared.values() for c in contrasts}
-    comparisons = max(len(declared.family | current), len(current))
+    family = {contrast_name(part, c): c for part, each in declared.declared.items() for c in each}
     n = looks.seeds[-1] if plan.auto is not None else planned
-    if not current or plan.sweep is not None or n < MIN_SEEDS:
+    if not family or n < MIN_SEEDS:
         return None
-    rule, alpha = declared.rule, options.alpha * looks.shares[-1]
-    noise = _noise(plan, declared)
-    seen = partial(detectable_effect, m=comparisons, rule=rule, alpha=alpha)
-    fills = partial(fillable_band, m=comparisons, rule=rule, alpha=alpha)
-    seeds = seeds_for(options.band / noise.sd, fills) if noise and options.band else None
-    effect = noise.sd * seen(n) if noise else None
-    without, with_effect = None, None
-    if noise and effect and plan.auto is not None:
-        ends = (0.0, (options.effect or effect) / noise.sd)
-        band = options.band / noise.sd
-        without, with_effect = (expected_seeds(e, band, looks, comparisons, rule) for e in ends)
+    alpha = options.alpha * looks.shares[-1]
+    effects = [c for c in family.values() if c.role == EFFECT]
+    rule = declared.rule
+    if rule.variance == "factorial" and not effects:
+        rule = replace(rule, variance="shared")
+    m = len(declared.family | family.keys())
+    live = len(effects) if rule.variance == "factorial" else m
+    # Of a design with missing cells, the effect with the largest variance.
+    scale = max(c.scale for c in effects or family.values())
+    noise = _noise(plan, declared, scale)
+    fills = partial(fillable_band, m=m, rule=rule, alpha=alpha, variances=live)
+    effect = smallest = without = with_effect = fits = None
+    if noise:
+        effect = noise.sd * detectable_effect(n, m, rule, alpha, live)
+        smallest, band = noise.sd * fills(n), options.band / noise.sd
+        fits = word_probability(0.0, band, n, m, rule, alpha, live) if band else None
+        if plan.auto is not None:
+            ends = (0.0, (options.effect or effect) / noise.sd)
+            without, with_effect = (expected_seeds(e, band, looks, m, rule, live) for e in ends)
     return StudyPower(
         seeds=n,
-        comparisons=comparisons,
+        comparisons=m,
         alpha=alpha,
         power=options.power,
         noise=noise,
         effect=effect,
-        band=noise.sd * fills(n) if noise else None,
-        band_seeds=seeds,
+        band=smallest,
+        band_seeds=seeds_for(options.band / noise.sd, fills) if noise and options.band else None,
+        band_probability=fits,
         wanted_effect=options.effect,
         wanted_band=options.band,
         seeds_without=without,
         seeds_with=with_effect,
+        of_design=bool(effects),
+        has_steps=plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode",
+        leaderboard=_leaderboard_power(plan, rule, n, noise),
     )
+
+
+def _leaderboard_power(
+    plan: Plan, rule: VerdictRule, n: int, noise: NoiseEstimate | None
+) -> LeaderboardPower | None:
+    """Return the power of make sweep-leaderboard, which compares every pair; None without a sweep."""
+    if plan.sweep is None:
+        return None
+    looks, cells = plan.base.verdicts.look_plan, len(plan.variants)
+    pairs, share = cells * (cells - 1) // 2, looks.share_of(n)
+    effect = None
+    if noise and share:
+        alpha = rule.alpha * share
+        effect = noise.sd * detectable_effect(n, pairs, rule, alpha, variances=cells - 1)
+    return LeaderboardPower(pairs, looks.seeds, judged=share > 0, effect=effect)
 
 
 def study_cost(plan: Plan, seconds: Sequence[float | None]) -> StudyCost:
@@ -142,10 +197,12 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
         return ""
     head = f"{power.seeds} seeds, {power.comparisons} comparisons"
     if power.noise is None or power.effect is None or power.band is None:
-        return f"{head}\n{_UNKNOWN}{_cost_text(cost)}"
+        advice = _UNKNOWN + _PILOT * power.has_steps + _DECLARE
+        return f"{head}\n{advice}{_leaderboard_text(power)}{_cost_text(cost)}"
+    what = "an effect" if power.of_design else "a difference"
     text = (
         f"{head}: notices {power.effect:.4f} nats (probability {power.power:g})\n"
-        f"noise of a difference {power.noise.sd:.4f} nats, {power.noise.source}\n"
+        f"noise of {what} {power.noise.sd:.4f} nats, {power.noise.source}\n"
     )
     if power.seeds_without is not None and power.seeds_with is not None:
         size = power.wanted_effect or power.effect
@@ -153,7 +210,8 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
             f"expected seeds of a comparison: {power.seeds_without:.1f} without an effect, "
             f"{power.seeds_with:.1f} at {size:.4f}\n"
         )
-    if power.misses:
+    text += _leaderboard_text(power)
+    if 0 < power.wanted_effect < power.effect:
         text += f"VERDICT_EFFECT={power.wanted_effect:g} is smaller: more seeds are needed\n"
     if power.wanted_band:
         needed = power.band_seeds or f"more than {MAX_SEEDS}"
@@ -163,24 +221,32 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
     return text + _cost_text(cost)
 
 
+def _leaderboard_text(power: StudyPower) -> str:
+    board = power.leaderboard
+    if board is None:
+        return ""
+    head = f"leaderboard, {board.pairs} pairs"
+    if not board.judged:
+        looks = ",".join(map(str, board.looks))
+        return f"{head}: no verdict at {power.seeds} seeds (VERDICT_LOOKS={looks})\n"
+    return "" if board.effect is None else f"{head}: notices {board.effect:.4f} nats\n"
+
+
 def power_record(power: StudyPower | None, cost: StudyCost) -> dict[str, Any]:
     """Return power and cost as plain JSON types."""
     return {"power": power and asdict(power), "cost": asdict(cost)}
 
 
 def confirm_power(plan: Plan, yes: bool) -> None:
-    """Require a confirmation to train a study that misses VERDICT_EFFECT.
+    """Require a confirmation to train a study that misses VERDICT_EFFECT or VERDICT_BAND.
 
     Raises ConfigError if the answer is not yes.
     """
-    power = study_power(plan) if plan.base.verdicts.effect else None
+    options = plan.base.verdicts
+    power = study_power(plan) if options.effect or options.band else None
     if power is None or not power.misses or all(is_done(RunDir(run.path)) for run in plan.runs):
         return
-    confirm(
-        f"VERDICT_EFFECT={power.wanted_effect:g} is smaller than the {power.effect:.4f} nats that "
-        f"{power.seeds} seeds notice; train anyway?",
-        yes,
-    )
+    confirm(f"{'; '.join(power.misses)}; train anyway?", yes)
 
 
 def _cost_text(cost: StudyCost) -> str:
@@ -192,21 +258,25 @@ def _cost_text(cost: StudyCost) -> str:
     return ", ".join(parts) + "\n"
 
 
-def _noise(plan: Plan, declared: VerdictPlan) -> NoiseEstimate | None:
-    """Return the noise from verdicts of this folder, finished baseline seeds, or VERDICT_NOISE."""
+def _noise(plan: Plan, declared: VerdictPlan, scale: float) -> NoiseEstimate | None:
+    """Return the noise from verdicts of this folder, finished baseline seeds, or VERDICT_NOISE.
+
+    It is that of a comparison with the sum of squared weights ``scale``.
+    """
     judged = [v for v in declared.recorded.values() if v["n"] >= MIN_SEEDS and v["sd"]]
+    root = math.sqrt(scale)
     if judged:
-        sd = math.sqrt(statistics.fmean(v["sd"] ** 2 for v in judged))
+        scales = [math.fsum(w * w for w in v["weights"].values()) for v in judged]
+        variances = (v["sd"] ** 2 / c for v, c in zip(judged, scales, strict=True))
+        sd = math.sqrt(statistics.fmean(variances)) * root
         return NoiseEstimate(sd, f"from {len(judged)} comparisons of this study")
     losses = _baseline_losses(plan)
     if len(losses) >= MIN_SEEDS:
-        sd = statistics.stdev(losses) * math.sqrt(2) * pilot_factor(len(losses))
+        sd = statistics.stdev(losses) * root * pilot_factor(len(losses))
         source = f"from {len(losses)} baseline seeds (upper 80 % limit, without pairing)"
         return NoiseEstimate(sd, source)
     if plan.base.verdicts.noise:
-        return NoiseEstimate(
-            plan.base.verdicts.noise * math.sqrt(2), "from VERDICT_NOISE, without pairing"
-        )
+        return NoiseEstimate(plan.base.verdicts.noise * root, "from VERDICT_NOISE, without pairing")
     return None
 
 

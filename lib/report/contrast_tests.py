@@ -144,7 +144,7 @@ def _raw_test(
     own_degrees = sample.n - 1
     sd, degrees = sample.sd, float(own_degrees)
     if variance == "factorial" and mean_sd is not None:
-        sd, degrees = mean_sd * math.sqrt(sample.scale), own_degrees * live / 2
+        sd, degrees = mean_sd * math.sqrt(sample.scale), factorial_degrees(sample.n, live)
     elif variance == "shared" and mean_sd is not None:
         sd = max(sample.run_sd, mean_sd) * math.sqrt(sample.scale)
         degrees = shared_degrees(sample.n, live)
@@ -184,6 +184,11 @@ def shared_degrees(n: int, live: int) -> float:
     Planned contrasts without a variance do not count: they are in the correction only.
     """
     return (n - 1) * 3 * live / (live + 2)
+
+
+def factorial_degrees(n: int, live: int) -> float:
+    """Return the degrees of freedom of the mean variance of ``live`` effects over ``n`` seeds."""
+    return (n - 1) * live / 2
 
 
 def _live(samples: Sequence[ContrastSample]) -> list[bool]:

@@ -1,15 +1,24 @@
 """Power before the first run: the smallest effect that a study notices, and the band that it can fill.
 
-Effects are in units of sd_d, the standard deviation of a paired difference. One comparison, and the
-rule ``own``, use the exact power of the t-test, from the noncentral t distribution. ``shared`` uses the
-quantiles of its t distribution times a factor from simulations of the whole rule with 18 comparisons
-(docs/verdicts.md).
+Effects are in units of sd_d, the standard deviation of the difference of one seed. One comparison, and
+the rules ``own`` and ``factorial``, use the exact power of the t-test, from the noncentral t
+distribution. ``shared`` uses the quantiles of its t distribution times a factor from simulations of
+the whole rule with 18 comparisons (docs/verdicts.md).
+
+In all functions, ``n`` ≥ 2 is a number of seeds, ``m`` the number of comparisons of the family, and
+``variances`` how many of them have a variance that counts in the mean; by default all.
 """
 
 import math
 from collections.abc import Callable
 
-from lib.report.contrast_tests import INTERVAL_ERROR, MIN_SEEDS, VerdictRule, shared_degrees
+from lib.report.contrast_tests import (
+    INTERVAL_ERROR,
+    MIN_SEEDS,
+    VerdictRule,
+    factorial_degrees,
+    shared_degrees,
+)
 from lib.report.looks import LookPlan
 from lib.report.significance import t_isf
 
@@ -21,47 +30,66 @@ _STEPS = 400
 _PRECISION = 1e-6
 
 
-def detectable_effect(n: int, m: int, rule: VerdictRule, alpha: float | None = None) -> float:
+def detectable_effect(
+    n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
+) -> float:
     """Return the smallest effect that gets BETTER or WORSE with the probability ``rule.power``.
 
-    In units of sd_d, with ``n`` ≥ 2 seeds, ``m`` comparisons, and ``alpha`` of the look (by default
-    that of the rule).
+    In units of sd_d; ``alpha`` is that of the look, by default that of the rule.
     """
-    error = (alpha or rule.alpha) / (2 * m)
-    if m > 1 and rule.variance == "shared":
-        degrees = shared_degrees(n, m)
-        return _simulated(n, t_isf(error, degrees) + t_isf(1 - rule.power, degrees))
-    limit, root = t_isf(error, n - 1), math.sqrt(n)
+    error, degrees = (alpha or rule.alpha) / (2 * m), _degrees(n, m, rule, variances)
+    limit, root = t_isf(error, degrees), math.sqrt(n)
+    if _is_shared(m, rule):
+        return _simulated(n, limit + t_isf(1 - rule.power, degrees))
 
     def power(effect: float) -> float:
-        return _mean_over_sd(lambda s: _normal(effect * root - limit * s), n - 1)
+        return _mean_over_sd(lambda s: _normal(effect * root - limit * s), degrees)
 
     return _smallest(power, rule.power)
 
 
-def fillable_band(n: int, m: int, rule: VerdictRule, alpha: float | None = None) -> float:
+def fillable_band(
+    n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
+) -> float:
     """Return the smallest band in which a step without effect is EQUIVALENT with ``rule.power``."""
-    error = (alpha or rule.alpha) / m
-    if m > 1 and rule.variance == "shared":
-        degrees = shared_degrees(n, m)
-        return _simulated(n, t_isf(error, degrees) + t_isf((1 - rule.power) / 2, degrees))
-    limit, root = t_isf(error, n - 1), math.sqrt(n)
+    error, degrees = (alpha or rule.alpha) / m, _degrees(n, m, rule, variances)
+    limit, root = t_isf(error, degrees), math.sqrt(n)
+    if _is_shared(m, rule):
+        return _simulated(n, limit + t_isf((1 - rule.power) / 2, degrees))
 
     def power(band: float) -> float:
-        return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), n - 1)
+        return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), degrees)
 
     return _smallest(power, rule.power)
+
+
+def _is_shared(m: int, rule: VerdictRule) -> bool:
+    return m > 1 and rule.variance == "shared"
+
+
+def _degrees(n: int, m: int, rule: VerdictRule, variances: int | None) -> float:
+    """Return the degrees of freedom of the variance that the rule uses."""
+    count = m if variances is None else variances
+    if rule.variance == "factorial":
+        return factorial_degrees(n, count)
+    return shared_degrees(n, count) if _is_shared(m, rule) else n - 1
 
 
 def word_probability(
-    effect: float, band: float, n: int, m: int, rule: VerdictRule, alpha: float
+    effect: float,
+    band: float,
+    n: int,
+    m: int,
+    rule: VerdictRule,
+    alpha: float,
+    variances: int | None = None,
 ) -> float:
     """Return the probability that a comparison of a true ``effect`` ≥ 0 has a word after ``n`` seeds.
 
     ``effect`` and ``band`` are in units of sd_d; ``alpha`` is that of the look.
     """
-    shares, root = m > 1 and rule.variance == "shared", math.sqrt(n)
-    degrees = shared_degrees(n, m) if shares else n - 1
+    shares, root = _is_shared(m, rule), math.sqrt(n)
+    degrees = _degrees(n, m, rule, variances)
     differ, equal = t_isf(alpha / (2 * m), degrees), t_isf(alpha / m, degrees)
     gates = t_isf(INTERVAL_ERROR / 2, n - 1), t_isf(INTERVAL_ERROR, n - 1)
 
@@ -75,10 +103,17 @@ def word_probability(
         equivalent = _normal(width - shift) - _normal(-width - shift) if width > 0 else 0.0
         return max(_normal(shift - limits[0]), equivalent)
 
-    return _mean_over_sd(given, n - 1)
+    return _mean_over_sd(given, n - 1 if shares else degrees)
 
 
-def expected_seeds(effect: float, band: float, looks: LookPlan, m: int, rule: VerdictRule) -> float:
+def expected_seeds(
+    effect: float,
+    band: float,
+    looks: LookPlan,
+    m: int,
+    rule: VerdictRule,
+    variances: int | None = None,
+) -> float:
     """Return the mean number of seeds until a comparison of a true ``effect`` has a word.
 
     Without a word, it has those of the last look. In units of sd_d.
@@ -89,7 +124,7 @@ def expected_seeds(effect: float, band: float, looks: LookPlan, m: int, rule: Ve
         expected += without * (n - before)
         before = n
         # A decision is final, so earlier looks had it at most as often.
-        given = word_probability(effect, band, n, m, rule, rule.alpha * share)
+        given = word_probability(effect, band, n, m, rule, rule.alpha * share, variances)
         without = min(without, 1 - given)
     return expected
 
@@ -143,7 +178,7 @@ def _normal(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
-def _mean_over_sd(function: Callable[[float], float], degrees: int) -> float:
+def _mean_over_sd(function: Callable[[float], float], degrees: float) -> float:
     """Return the mean of ``function`` of a sample standard deviation, by Simpson's rule."""
     log_scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
     width = (3 + 12 / math.sqrt(2 * degrees)) / _STEPS

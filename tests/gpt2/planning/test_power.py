@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from gpt2.planning import view
-from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
 from gpt2.planning.power import confirm_power, power_text, study_cost, study_power
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.power import pilot_factor
+from lib.report.contrast_tests import VerdictRule
+from lib.report.power import detectable_effect, pilot_factor
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 
@@ -25,11 +26,12 @@ from tests.build_folder import write_build
 def planned(tmp_path: Path) -> Callable[..., Plan]:
     """The study of 19 steps at 124M with 5 seeds, compared with the baseline: 18 comparisons."""
 
-    def plan(seeds: str = "1-5", steps: str = "", **settings: SymbolValue) -> Plan:
+    def plan(seeds: str = "1-5", steps: str = "", sweep: str = "", **settings: SymbolValue) -> Plan:
         against: dict[str, SymbolValue] = {"VERDICT_AGAINST_BASELINE": True}
         layers = defconfig_layers(ROOT, "gpt2-ratio-ablation")
         write_build(tmp_path, {**against, **settings}, *layers)
-        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps)
+        axes = Sweep(sweep) if sweep else None
+        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps, sweep=axes)
 
     return plan
 
@@ -93,8 +95,8 @@ def test_verdicts_of_the_folder_are_the_best_estimate(planned):
         "family": ["golden vs baseline"],
         "rule": {**rule, "against": "baseline"},
         "verdicts": [
-            {**verdict, "sd": 0.003},
-            {**verdict, "step": "ra", "sd": 0.004},
+            {**verdict, "sd": 0.003, "weights": {"golden": 1.0, "baseline": -1.0}},
+            {**verdict, "step": "ra", "sd": 0.004, "weights": {"ra": 1.0, "baseline": -1.0}},
             {**verdict, "step": "full", "sd": None, "n": 0},
         ],
     }
@@ -134,6 +136,58 @@ def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
     part = planned(**settings, steps="0")
     finish_baseline(part, [3.3, 3.31, 3.32, 3.33, 3.34])
     confirm_power(part, yes=False)
+
+
+def test_a_band_that_hardly_any_step_can_fill_is_a_question(planned, monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    narrow = planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.002")
+    assert study_power(narrow).band_probability < 0.05
+    with pytest.raises(ConfigError) as caught:
+        confirm_power(narrow, yes=False)
+    assert caught.value.codes == ["usage.no-terminal"]
+    confirm_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.004"), yes=False)
+
+
+def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
+    """Four factors in eight runs: the effect has half of the variance of a difference of two runs."""
+    features = "RECIPROCAL RA_CROSS_TOKEN MLP_CROSS_TOKEN MLP_ATTN_GATE"
+    matrix = {"TEST_MATRIX_MODE": True, "ABLATION_DESIGN_FRACTIONAL": True}
+    matrix |= {"ABLATION_FEATURES": features, "VERDICT_NOISE": "0.0013"}
+    plan = planned(**matrix)
+    power = study_power(plan)
+    assert (len(plan.runs), power.comparisons) == (40, 7)
+    assert power.noise.sd == pytest.approx(0.0013 * 2 / math.sqrt(8))
+    factorial = VerdictRule("factorial")
+    sd = power.noise.sd
+    assert power.effect == pytest.approx(sd * detectable_effect(5, 7, factorial, 0.045))
+    text = power_text(power, study_cost(plan, []))
+    assert "noise of an effect" in text
+    unknown = planned(**matrix | {"VERDICT_NOISE": "0"})
+    # STEPS= selects steps of a study.
+    assert "STEPS" not in power_text(study_power(unknown), study_cost(unknown, []))
+    # The seven effects of the record say the same about the noise.
+    effect = {"step": "A", "reference": "", "verdict": None, "n": 5, "sd": sd}
+    effect |= {"weights": {f"r{i}": 0.25 for i in range(8)}}
+    rule = {"variance": "factorial", "alpha": 0.05, "band": 0.0, "power": 0.8, "min_seeds": 3}
+    rule |= {"against": "baseline", "interactions": True, "simple_effects": False}
+    record = {"schema_version": 1, "former": [], "family": [], "rule": rule, "verdicts": [effect]}
+    plan.folder.mkdir(parents=True)
+    write_json(plan.folder / "verdicts.json", record)
+    assert study_power(plan).noise.sd == pytest.approx(sd)
+
+
+def test_a_sweep_states_the_power_of_its_table_and_of_its_leaderboard(planned):
+    sweep = "LEARNING_RATE=1e-4,2e-4,3e-4,6e-4,1e-3"
+    power = study_power(planned(sweep=sweep, VERDICT_NOISE="0.0013"))
+    assert (power.comparisons, power.leaderboard.pairs) == (4, 10)
+    assert power.effect < power.leaderboard.effect
+    # Between two looks, the leaderboard has no word.
+    plan = planned(seeds="1-4", sweep=sweep, VERDICT_NOISE="0.0013")
+    between = study_power(plan)
+    assert not between.leaderboard.judged and between.leaderboard.effect is None
+    text = power_text(between, study_cost(plan, []))
+    assert "no verdict at 4 seeds" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_the_plan_and_its_record_have_it(planned):

@@ -15,7 +15,7 @@ from lib.report.power import (
     word_probability,
 )
 
-SHARED, OWN = VerdictRule(), VerdictRule(variance="own")
+SHARED, OWN, FACTORIAL = (VerdictRule(variance) for variance in ("shared", "own", "factorial"))
 # Seeds: smallest effect for one comparison, 18 own, 18 shared, 35 shared; band shared, own.
 TABLE = {
     3: (3.26, 13.9, 4.14, 4.60, 3.97, 10.3),
@@ -82,6 +82,18 @@ def test_the_probability_of_a_word(effect):
             probability = word_probability(effect, 0, n, 18, rule, 0.05)
             # Least exact between: the mean variance of few seeds is not exactly 1.
             assert 100 * probability == pytest.approx(percent, abs=10 if n == 3 else 6)
+
+
+def test_the_power_of_a_fraction():
+    """Eight factors in 16 runs, 3 seeds, sd of a run 0.71: simulated 69, 92 and 100 %."""
+    sd = 2 * 0.71 / 4
+    for effect, percent in {0.8: 69, 1.0: 92, 2.0: 100}.items():
+        probability = word_probability(effect / sd, 0, 3, 15, FACTORIAL, 0.05)
+        assert 100 * probability == pytest.approx(percent, abs=4)
+    smallest = detectable_effect(3, 15, FACTORIAL)
+    assert word_probability(smallest, 0, 3, 15, FACTORIAL, 0.05) == pytest.approx(0.8, abs=1e-3)
+    # Further comparisons, such as simple effects, are corrected for, but add no variance.
+    assert detectable_effect(3, 30, FACTORIAL, variances=15) > smallest
 
 
 def test_the_seeds_of_looks():
