@@ -311,7 +311,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: DATA=DIR  For reproduce: the folder of the data
 ##: DATA=require  For check: missing data is a failure
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24
-##: GPU=h100  For plan: assume the speed of this GPU
+##: GPU=h100  For plan: predict time and memory on this GPU
 ##: JOBS=n or -jN  Concurrent runs
 ##: PROMPT="..."  For generate: the text to continue
 ##: TOKENS=n  Tokens to generate; for bench-nsa the longest sequence

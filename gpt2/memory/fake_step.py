@@ -29,6 +29,7 @@ from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, RowChunk, ScoreChunks
 from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
+from gpt2.memory.cost import Kernel
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
 from gpt2.training.records import NullRecords
@@ -87,7 +88,8 @@ class _FlexPass(torch.autograd.Function):
         ctx.tracker = tracker
         ctx.pairs = batch * heads * block_pairs(length, window)
         # q kᵀ and p v.
-        tracker.compute(2.0 * ctx.pairs * (width + v_BNTE.shape[-1]))
+        flops = 2.0 * ctx.pairs * (width + v_BNTE.shape[-1])
+        tracker.launch(_flex_kernel(flops, q_BNTD, k_BNTD, v_BNTE, context))
         return context, lse
 
     @staticmethod
@@ -96,10 +98,17 @@ class _FlexPass(torch.autograd.Function):
         # Σ do·o of every query, in fp32.
         delta = torch.empty_like(lse)
         # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
-        ctx.tracker.compute(2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1]))
+        flops = 2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1])
+        ctx.tracker.launch(_flex_kernel(flops, q, k, v, dcontext_BNTE, q, k, v))
         gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
         del delta
         return gradients
+
+
+def _flex_kernel(flops: float, *tensors: Tensor) -> Kernel:
+    """Return the kernel of a pass that reads and writes ``tensors``."""
+    kind = "attention-fp32" if tensors[0].dtype == torch.float32 else "attention-half"
+    return Kernel(kind, flops, float(sum(t.numel() * t.element_size() for t in tensors)))
 
 
 class MinimalTraining:
@@ -191,7 +200,7 @@ class FewScoreChunks(ScoreChunks):
         merged = all_chunks[:-_CHUNKS_RUN]
         whole = RowChunk(0, merged[-1].last, 0)
         pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in merged)
-        with self.tracker.standing_for(pairs / whole.last**2):
+        with self.tracker.standing_for(pairs / whole.last**2, len(merged)):
             yield whole
         yield from all_chunks[-_CHUNKS_RUN:]
 
@@ -281,10 +290,14 @@ _BLOCKS = 3
 
 @dataclasses.dataclass(frozen=True)
 class StepNeeds:
-    """Peak bytes of each stage of a step, by category, and the step's FLOPs."""
+    """Peak bytes of each stage of a step, by category, and the step's FLOPs.
+
+    ``kernels`` are those of a micro-batch, and those of the update.
+    """
 
     peaks: dict[str, BytesByCategory]
     flops: float
+    kernels: tuple[Counter[Kernel], Counter[Kernel]]
 
 
 class FakeTrainingStep:
@@ -418,7 +431,7 @@ class FakeTrainingStep:
     def _at_full_depth(self, tracker: StorageTracker, static: BytesByCategory) -> StepNeeds:
         """Add the memory of omitted blocks to the peak of each stage."""
         if not self.omitted:
-            return StepNeeds(tracker.peaks, sum(tracker.flops.values()))
+            return StepNeeds(tracker.peaks, sum(tracker.flops.values()), self._kernels(tracker))
         starts = tracker.starts
         activations = _minus(starts["forward, last block"], starts["forward, inner block"])
         backward_growth = _minus(starts["backward, first block"], starts["backward, inner block"])
@@ -440,7 +453,22 @@ class FakeTrainingStep:
             for stage, peak in tracker.peaks.items()
         }
         inner = tracker.flops["forward, inner block"] + tracker.flops["backward, inner block"]
-        return StepNeeds(peaks, sum(tracker.flops.values()) + self.omitted * inner)
+        flops = sum(tracker.flops.values()) + self.omitted * inner
+        return StepNeeds(peaks, flops, self._kernels(tracker))
+
+    def _kernels(self, tracker: StorageTracker) -> tuple[Counter[Kernel], Counter[Kernel]]:
+        """Return the kernels of a micro-batch and of the update, at full depth."""
+        passes: Counter[Kernel] = Counter()
+        for stage, kernels in tracker.kernels.items():
+            times = 1 + self.omitted * stage.endswith("inner block")
+            if stage != "update":
+                passes.update({kernel: count * times for kernel, count in kernels.items()})
+        # The update reads and writes all parameters in a few kernels.
+        depth = self.parameters / self.model.num_params()
+        update: Counter[Kernel] = Counter()
+        for kernel, count in tracker.kernels["update"].items():
+            update[kernel._replace(bytes=kernel.bytes * depth)] += count
+        return passes, update
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

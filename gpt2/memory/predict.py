@@ -1,14 +1,23 @@
-"""Memory and FLOPs of a configuration on a target, predicted before a GPU is used."""
+"""Memory, FLOPs and time of a step on a target, predicted before a GPU is used.
 
+    python -m gpt2.memory.predict GPU [BUILD_DIR] < VALUES.json
+
+reads a list of configurations (symbol values) and prints the prediction of a step of each as JSON.
+"""
+
+import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from gpt2.config import Config
+from gpt2.memory.cost import DeviceRates, StepPrediction, predict_step, rates, to_json
 from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
 from gpt2.memory.tracker import CATEGORIES, BytesByCategory
-from lib.env.gpu import Gpu
+from lib.env.gpu import Gpu, find_gpu
 from lib.units import GIB, format_size
 
 # Resident memory of a training process on a CPU relative to its tensors: fragmentation, and buffers
@@ -84,6 +93,17 @@ def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
     )
 
 
+def step_prediction(config: Config, gpu: Gpu | None, device_rates: DeviceRates) -> StepPrediction:
+    """Predict time and memory of a step on ``gpu`` (None: on this CPU) with the rates of a device.
+
+    Raises RunError with the source line if dimensions do not fit.
+    """
+    needs = FakeTrainingStep(config).needs(gpu, config.train.batch_size)
+    name = gpu.name if gpu else "cpu"
+    peak = _highest(needs)[0].total()
+    return predict_step(needs.kernels, config, device_rates, name, peak)
+
+
 def _largest_micro_batch(
     config: Config, training: FakeTrainingStep, needs: StepNeeds, gpu: Gpu | None, memory: Gpu
 ) -> int:
@@ -114,4 +134,17 @@ def _highest(needs: StepNeeds) -> tuple[BytesByCategory, str]:
 def _this_machine() -> Gpu:
     """Return the memory of this machine as a Gpu."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Gpu("cpu", memory_bytes / GIB, {})
+    return Gpu("cpu", memory_bytes / GIB, 0.0, {})
+
+
+def main() -> None:
+    """Predict a step of each configuration on stdin."""
+    name, *folder = sys.argv[1:]
+    build_dir, gpu = (Path(folder[0]) if folder else None), find_gpu(name)
+    configs = [Config.from_values(values) for values in json.load(sys.stdin)]
+    predictions = [step_prediction(c, gpu, rates(c, name, build_dir)) for c in configs]
+    sys.stdout.write(to_json(predictions))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Bytes alive, their peaks and FLOPs of operations on tensors without memory.
+"""Bytes alive, their peaks, FLOPs and kernels of operations on tensors without memory.
 
 Tensors of the meta device infer the outputs of an operation, once per combination of shapes.
 Outputs are CPU tensors whose storages share one reserved address range that is never touched.
@@ -26,6 +26,7 @@ import torch._meta_registrations  # operations on the meta device
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpt2.memory.cost import Kernel
 from gpt2.nsa import ops as nsa_ops  # noqa: F401 (registers kablate's operations with torch)
 from gpt2.nsa.options import selected_pairs, window_pairs
 
@@ -128,6 +129,49 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
     torch.ops.kablate.window.default: _window(2, 0),
     torch.ops.kablate.window_backward.default: _window(5, 1),
 }
+
+_ATTENTION = {
+    *(_FLASH, _FLASH_BACKWARD, _CPU_FLASH, _CPU_FLASH_BACKWARD, _EFFICIENT, _EFFICIENT_BACKWARD),
+    torch.ops.kablate.selected.default,
+    torch.ops.kablate.selected_backward.default,
+    torch.ops.kablate.window.default,
+    torch.ops.kablate.window_backward.default,
+}
+# Operations that launch nothing: they allocate memory.
+_ALLOCATIONS = {
+    *(_aten.empty, _aten.empty_like, _aten.empty_strided),
+    *(_aten.new_empty, _aten.new_empty_strided),
+}
+# Operations that touch as many elements as their smallest tensor has.
+_SPARSE = {
+    *(_aten.embedding, _aten.gather, _aten.index, _aten.index_select),
+    *(_aten.scatter_, _aten.scatter, _aten.index_add_),
+}
+
+
+def kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel | None:
+    """Return the kernel of an operation, or None if it only allocates or returns a view.
+
+    Operations on lists of tensors count as one kernel.
+    """
+    if func.is_view or func.overloadpacket in _ALLOCATIONS or func.namespace == "profiler":
+        return None
+    inputs = _tensors(args, kwargs)
+    outputs = _tensors(out if isinstance(out, tuple | list) else (out,), {})
+    storages = {t.untyped_storage()._cdata for t in inputs}
+    new = [t for t in outputs if not any(t is each for each in inputs)]
+    if new and all(t.untyped_storage()._cdata in storages for t in new):
+        return None
+    tensors = (*inputs, *outputs)
+    if func.overloadpacket in _SPARSE:
+        tensors = 3 * (min((t for t in tensors if t.is_floating_point()), key=Tensor.numel),)
+    size = float(sum(t.numel() * t.element_size() for t in tensors))
+    count = flops(func, args)
+    kind = "memory"
+    if count:
+        half = inputs[0].dtype in (torch.bfloat16, torch.float16)
+        kind = f"{'attention-' * (func in _ATTENTION)}{'half' if half else 'fp32'}"
+    return Kernel(kind, count, size)
 
 
 # Creates an output from the tensor arguments.
@@ -235,7 +279,7 @@ BytesByCategory = Counter[str]
 
 
 class StorageTracker(TorchDispatchMode):
-    """Bytes alive by category, and for each stage its start, its peak and its FLOPs.
+    """Bytes alive by category, and for each stage its start, its peak, its FLOPs and its kernels.
 
     Storages created while ``making`` is "activations" are saved for backward or are temporaries of
     the forward pass; afterwards, storages other than gradients are temporaries.
@@ -248,13 +292,16 @@ class StorageTracker(TorchDispatchMode):
         self.starts: dict[str, BytesByCategory] = {}
         self._peaks: dict[str, dict[str, int]] = {}
         self.flops: dict[str, float] = defaultdict(float)
+        # Number of each kernel, by stage.
+        self.kernels: dict[str, Counter[Kernel]] = defaultdict(Counter)
         # A plain dictionary: it is copied at every new peak, and copies of a Counter are slow.
         self._alive = dict.fromkeys(CATEGORIES, 0)
         # The storage's address → its watcher, bytes and category.
         self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._total = self._highest = 0
-        # Whether bytes of new storages count, and the factor on FLOPs.
-        self._bytes_count, self._flops_count = True, 1.0
+        # Whether bytes of new storages count, the factor on FLOPs, and the number of operations that
+        # one represents.
+        self._bytes_count, self._flops_count, self._repeats = True, 1.0, 1
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -267,8 +314,8 @@ class StorageTracker(TorchDispatchMode):
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
                 self.see(tensor, self.making)
-        if count := flops(func, args):
-            self.compute(count)
+        if launched := kernel(func, args, kwargs or {}, out):
+            self.launch(launched)
         if scratch := temporary_bytes(func, args):
             self._note(scratch)
         return out
@@ -299,9 +346,12 @@ class StorageTracker(TorchDispatchMode):
         if self._total > self._highest:
             self._note(0)
 
-    def compute(self, flops: float) -> None:
-        """Add FLOPs of work that dispatches no operation."""
-        self.flops[self.stage] += flops * self._flops_count
+    def launch(self, kernel: Kernel) -> None:
+        """Add a kernel and its FLOPs."""
+        self.flops[self.stage] += kernel.flops * self._flops_count
+        share = self._flops_count / self._repeats
+        part = Kernel(kernel.kind, kernel.flops * share, kernel.bytes * share)
+        self.kernels[self.stage][part] += self._repeats
 
     def is_now(self, tensor: Tensor, category: str) -> None:
         """Move the tensor's storage to ``category``."""
@@ -313,17 +363,17 @@ class StorageTracker(TorchDispatchMode):
         self._storages[key] = (watcher, size, category)
 
     @contextmanager
-    def standing_for(self, share: float) -> Iterator[None]:
+    def standing_for(self, share: float, repeats: int) -> Iterator[None]:
         """Count only a ``share`` of FLOPs, and no memory, inside the context.
 
-        Use it for one large operation that replaces many small ones, whose memory is measured
+        Use it for one large operation that replaces ``repeats`` small ones, whose memory is measured
         separately.
         """
-        self._bytes_count, self._flops_count = False, share
+        self._bytes_count, self._flops_count, self._repeats = False, share, repeats
         try:
             yield
         finally:
-            self._bytes_count, self._flops_count = True, 1.0
+            self._bytes_count, self._flops_count, self._repeats = True, 1.0, 1
 
     def _note(self, scratch: int) -> None:
         """Record the peak of the stage if ``scratch`` additional temporary bytes exceed it."""

@@ -4,10 +4,12 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config, ModelConfig
+from gpt2.memory.cost import StepPrediction, predict_runs, prediction_columns
 from gpt2.planning.looks import AutoSeeds
 from gpt2.planning.plan import EAGER, Plan
 from gpt2.planning.power import (
@@ -21,7 +23,7 @@ from gpt2.planning.power import (
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import folded
 from lib.env import speed
-from lib.env.gpu import ASSUMED_MFU, assumed_flops_per_second, cpu_model, usable_cores
+from lib.env.gpu import cpu_model, usable_cores
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import (
@@ -97,8 +99,10 @@ class RunView(ModelSizes):
     # Training time only, without start-up and evaluation.
     seconds: float | None
     # Source of ``seconds``: measured (the run is done), configured (a time budget), runs (done runs
-    # of this plan), machine (matrix product speed), peak (of a GPU, times an assumed MFU), or unknown.
+    # of this plan), machine (matrix product speed), gpu (a step predicted for it), or unknown.
     seconds_from: str
+    # Of a step on the GPU that the plan was asked for.
+    prediction: StepPrediction | None
     seconds_left: float | None
     # done, stale, new, running, interrupted, failed, damaged
     state: str
@@ -110,26 +114,32 @@ class RunView(ModelSizes):
     iterations: int
 
 
-def look(plan: Plan, gpu: str = "") -> list[RunView]:
+def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunView]:
     """Return a view of every run of the plan, in order.
 
-    With the name of a ``gpu``, the time of runs that are not done is that of its assumed speed.
-    Raises ConfigError if the GPU is unknown.
+    With the name of a ``gpu``, the time of runs that are not done is predicted for it, by its
+    calibration in ``build_dir`` if there is one. Raises ConfigError if the GPU is unknown.
     """
     # The runs of a variant share one model for all seeds.
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
     timings = [_timing(RunDir(run.path)) for run in plan.runs]
-    estimate = _assumed_speed(plan, gpu) if gpu else _flops_per_second(plan, sizes, timings)
-    views = zip(plan.runs, sizes, timings, strict=True)
+    predictions: Sequence[StepPrediction | None] = [None] * len(plan.runs)
+    if gpu:
+        predictions = predict_runs([run.config for run in plan.runs], gpu, build_dir)
+        estimates = [_predicted_speed(*pair) for pair in zip(predictions, sizes, strict=True)]
+    else:
+        estimates = [_flops_per_second(plan, sizes, timings)] * len(plan.runs)
+    views = zip(plan.runs, sizes, timings, estimates, predictions, strict=True)
     comparison = SourceComparison()
-    return [_view(run, size, timing, estimate, comparison) for run, size, timing in views]
+    return [_view(*view, comparison) for view in views]
 
 
 # Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
 _PRIORITY = (
-    *("run", "state", "time", "params", "title", "tokens", "FLOP/token", "ratio"),
+    *("run", "state", "time", "step ms", "tok/s", "MFU", "launches", "memory", "params", "title"),
+    *("tokens", "FLOP/token", "ratio"),
     *("pairs", "reads", "widths", "delta"),
 )
 
@@ -145,7 +155,8 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
         "pairs": [f"{view.pairs_per_token:.0f}" for view in views],
         "reads": [str(view.reads) for view in views],
         "tokens": [_tokens(view) for view in views],
-        "time": ["~" * (v.seconds_from in ("machine", "peak")) + _time(v.seconds) for v in views],
+        "time": ["~" * (v.seconds_from in ("machine", "gpu")) + _time(v.seconds) for v in views],
+        **prediction_columns([view.prediction for view in views]),
         "state": [view.state for view in views],
         "title": [run.variant.title for run in plan.runs],
         "delta": [view.delta for view in views],
@@ -155,7 +166,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
     if not any(columns["title"]):
         del columns["title"]
     elif width is not None:
-        shorten_titles(columns, _PRIORITY[:4], width)
+        shorten_titles(columns, ("run", "state", "time", "params"), width)
     headings = fitting_columns(columns, [name for name in _PRIORITY if name in columns], width)
     lines = [headings, *zip(*(columns[heading] for heading in headings), strict=True)]
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
@@ -254,10 +265,11 @@ def _time_note(views: Sequence[RunView]) -> str:
     sources = {view.seconds_from for view in views}
     if "machine" in sources:
         return "~ estimated from this CPU's matrix product speed, within a factor of two\n"
-    if "peak" in sources:
-        return f"~ assumed, nothing was timed: {ASSUMED_MFU:.0%} of the peak FLOP/s of the GPU\n"
+    if predicted := [view.prediction for view in views if view.prediction]:
+        gpu, margin, source = predicted[0].gpu, predicted[0].margin, predicted[0].source
+        return f"~ on {gpu}, within a factor of {margin:.2g}: {source}\n"
     if "unknown" in sources:
-        return "- unknown until a run was timed on the GPU; make plan GPU=h100 assumes a speed\n"
+        return "- unknown until a run was timed on the GPU; make plan GPU=h100 predicts it\n"
     return ""
 
 
@@ -323,6 +335,7 @@ def _view(
     sizes: ModelSizes,
     timing: RunTiming | None,
     estimate: "_Speed",
+    prediction: StepPrediction | None,
     comparison: SourceComparison,
 ) -> RunView:
     config, directory = run.config, RunDir(run.path)
@@ -351,6 +364,7 @@ def _view(
         stretch=budget.stretch,
         seconds=seconds,
         seconds_from=source,
+        prediction=prediction,
         seconds_left=left,
         state=state,
         changes=changes,
@@ -416,10 +430,10 @@ class _Speed:
     source: str
 
 
-def _assumed_speed(plan: Plan, gpu: str) -> _Speed:
-    machine, gpus = plan.base.machine, plan.base.train.gpus
-    precision = machine.precision, machine.matmul_precision
-    return _Speed(assumed_flops_per_second(gpu, gpus, *precision), "peak")
+def _predicted_speed(prediction: StepPrediction | None, size: ModelSizes) -> _Speed:
+    if prediction is None:
+        return _Speed(None, "unknown")
+    return _Speed(prediction.tokens_per_second * size.flops_per_token, "gpu")
 
 
 def _flops_per_second(
