@@ -29,7 +29,8 @@ from lib.env.observe import device_name
 from lib.runs.record import HeartbeatRow, TrainRow
 from lib.tracking import watch
 from lib.tracking.reader import present_values, reduce_over_layers
-from lib.tracking.watch import WatchedRecords, read_watched_records
+from lib.tracking.stability import StabilityMonitor, instability_text
+from lib.tracking.watch import WatchedRecords, read_watched_records, scaled_span
 
 
 def count_fallbacks(session: TrainingSession) -> int:
@@ -172,34 +173,47 @@ class HealthCheckResult:
 
 
 def log_health_check(session: TrainingSession, before: int) -> None:
-    """Log the result once the first steps are done; ``before`` is the last log line's iteration."""
-    steps = session.config.train.first_steps
-    if session.group.is_main and before < steps <= session.state.iteration:
+    """Log the result once the first steps are done; ``before`` is the last log line's iteration.
+
+    Only a failed check is shown on the terminal.
+    """
+    if session.group.is_main and before < first_steps(session) <= session.state.iteration:
         verdict = check_first_steps(session)
         assert verdict
-        session.records.line("FIRST" if verdict.passed else "WARN", verdict.text)
+        if verdict.passed:
+            session.records.log("FIRST", verdict.text)
+        else:
+            session.records.line("WARN", verdict.text)
+
+
+def first_steps(session: TrainingSession) -> int:
+    """Return the number of first steps, limited to a share of the run; 0 disables the check."""
+    return scaled_span(session.config.train.first_steps, session.state.budget.iterations)
 
 
 def check_first_steps(session: TrainingSession) -> HealthCheckResult | None:
     """Check the recorded first steps; None before their end, or if the check is disabled."""
-    steps = session.config.train.first_steps
+    steps = first_steps(session)
     if not 0 < steps <= session.state.iteration:
         return None
-    return evaluate_criteria(read_watched_records(session.run, time.time()), session.config)
+    facts = read_watched_records(session.run, time.time())
+    return evaluate_criteria(facts, session.config, steps)
 
 
-def evaluate_criteria(facts: WatchedRecords, config: Config) -> HealthCheckResult:
-    """Check loss, gradients, gates and speed of the first ``FIRST_STEPS`` steps."""
-    steps = config.train.first_steps
+def evaluate_criteria(facts: WatchedRecords, config: Config, steps: int) -> HealthCheckResult:
+    """Check loss, stability, gradients, gates, speed and memory of the first ``steps`` steps."""
     rows = [row for row in facts.train if row.iteration <= steps]
     # Steps repeated after a resume have two heartbeats.
     beats = [beat for beat in facts.beats if beat.step <= steps]
-    early = WatchedRecords(facts.status, facts.now, {0: beats}, rows, ())
+    unstable = [step for step in facts.unstable if step.iteration <= steps]
+    early = WatchedRecords(facts.status, facts.now, {0: beats}, rows, (), unstable)
     criteria = {
         "loss": _loss(rows, config.model.shape.vocab_size),
+        "stability": (not unstable, instability_text(unstable) or "no jumps"),
         "gradients": _gradients(rows),
         "gates": _gates(early, config),
         "speed": _speed(beats, config.train.first_steps_speed),
+        "memory": _memory(early, config),
     }
     return HealthCheckResult(steps, {name: result for name, result in criteria.items() if result})
 
@@ -231,6 +245,14 @@ def _gates(facts: WatchedRecords, config: Config) -> tuple[bool, str] | None:
     return not warnings, ", ".join(warnings) or "gates open"
 
 
+def _memory(facts: WatchedRecords, config: Config) -> tuple[bool, str] | None:
+    """Check the growth of memory by the rule of make watch; None with too few log intervals."""
+    if len(facts.beats) < _STARTUP_INTERVALS + _MIN_INTERVALS:
+        return None
+    growth = watch.memory_creep(facts, config.watch)
+    return not growth, growth or f"memory steady at {facts.beats[-1].mem_reserved_mib:,.0f} MiB"
+
+
 def _speed(beats: Sequence[HeartbeatRow], percent: int) -> tuple[bool, str] | None:
     """Check that the speed is steady from the third log interval on; None if there are too few."""
     speeds = [beat.toks_per_s for beat in beats if beat.toks_per_s is not None]
@@ -257,6 +279,11 @@ class MetricsLog:
         self._grad_norm: float | None = None
         self._line_at = (session.state.iteration, session.state.clock.seconds)
         self._peak_flops = peak_flops(session)
+        config = session.config
+        self._stability = StabilityMonitor(
+            config.schedule.warmup_steps, config.model.shape.vocab_size
+        )
+        self._stable = True
 
     def add(self, measured: StepMetrics, lr: float) -> None:
         """Add the metrics of the last step; write and log them at the end of the log interval."""
@@ -287,8 +314,19 @@ class MetricsLog:
             # Non-finite only in fp16, when the scaler skipped a step that overflowed.
             self._grad_norm = norm if math.isfinite(norm) else None
             self._session.records.metrics(kind="train", **row, loss=loss, grad_norm=self._grad_norm)
+            self._check_stability(int(row["iteration"]), loss)
             self._losses.append(loss)
             self._pending.popleft()
+
+    def _check_stability(self, iteration: int, loss: float) -> None:
+        """Log an unstable step; the first one is shown on the terminal too."""
+        step = self._stability.check(iteration, loss, self._grad_norm)
+        if step is None:
+            return
+        records = self._session.records
+        write = records.line if self._stable else records.log
+        write("WARN", instability_text([step]))
+        self._stable = False
 
     def _line(self, lr: float) -> None:
         session = self._session

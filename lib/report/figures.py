@@ -25,6 +25,7 @@ from lib.json_files import MissingRecord
 from lib.plan.run import PlannedRun
 from lib.runs.record import EvalRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir
+from lib.tracking.stability import unstable_points
 
 
 def load_pyplot() -> Any:
@@ -241,17 +242,27 @@ class LossCurve:
     name: str
     train: Sequence[tuple[int, float]]
     val: Sequence[tuple[int, float]]
+    # Unstable steps of single seeds.
+    spikes: Sequence[tuple[int, float]] = ()
 
 
 def read_loss_curves(runs: Sequence[PlannedRun[Any]]) -> list[LossCurve]:
     """Return one curve per variant with logged losses. Raises ConfigError if no run has any."""
     by_variant: dict[str, list[tuple[dict[int, float], dict[int, float]]]] = {}
+    spikes: dict[str, list[tuple[int, float]]] = {}
     for run in runs:
         with contextlib.suppress(MissingRecord):
-            losses = _losses(RunRecord(RunDir(run.path)))
+            record = RunRecord(RunDir(run.path))
+            losses, points = _losses(record), unstable_points(record)
             by_variant.setdefault(run.variant.slug, []).append(losses)
+            spikes.setdefault(run.variant.slug, []).extend(points)
     curves = [
-        LossCurve(slug, _smooth(_mean([t for t, _ in seeds])), _mean([v for _, v in seeds]))
+        LossCurve(
+            slug,
+            _smooth(_mean([t for t, _ in seeds])),
+            _mean([v for _, v in seeds]),
+            spikes[slug],
+        )
         for slug, seeds in by_variant.items()
     ]
     curves = [curve for curve in curves if curve.train]
@@ -283,7 +294,10 @@ def plot_loss_curves(curves: Sequence[LossCurve], title: str, path: Path) -> Non
             tokens, losses = zip(*vars(curve)[part], strict=True) if vars(curve)[part] else ((), ())
             marker = "." if part == "val" else ""
             panel.plot(tokens, losses, style, color=color, marker=marker, lw=1.2, label=curve.name)
-        panel.set_ylim(*loss_axis_limits([vars(curve)[part] for curve in curves]))
+            if part == "train" and curve.spikes:
+                panel.plot(*zip(*curve.spikes, strict=True), "x", color=color)
+        spikes = [loss for curve in curves for _, loss in curve.spikes] if part == "train" else []
+        panel.set_ylim(*loss_axis_limits([vars(curve)[part] for curve in curves], spikes))
         panel.set_xlim(left=0)
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.set_xlabel("training tokens")
@@ -295,14 +309,16 @@ def plot_loss_curves(curves: Sequence[LossCurve], title: str, path: Path) -> Non
     pyplot.close(figure)
 
 
-def loss_axis_limits(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[float, float]:
+def loss_axis_limits(
+    series: Sequence[Sequence[tuple[int, float]]], spikes: Sequence[float] = ()
+) -> tuple[float, float]:
     """Return the smallest and largest loss of a panel's y-axis.
 
     The steep fall at the start of training is excluded; it would compress the differences between
-    runs into one line.
+    runs into one line. Losses of unstable steps are ``spikes``, which are never cut off.
     """
     start = _HIDDEN_START * max(at for points in series for at, _ in points)
-    later = [loss for points in series for at, loss in points if at > start]
+    later = [*spikes, *(loss for points in series for at, loss in points if at > start)]
     low, high = min(later), max(later)
     # A margin of 5 %, with a minimum for a flat line.
     margin = 0.05 * (high - low) or 0.05

@@ -25,6 +25,7 @@ from lib.report.series import (
 from lib.report.table import ResultTable
 from lib.report.verdict_text import verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.tracking.stability import unstable_points
 from lib.units import signed
 
 # A figure with more rows is continued in the next one, so that it fits a page.
@@ -229,7 +230,13 @@ def _losses(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
         axes.plot(curve.at, curve.mean, color=colour, lw=0.8 if row.baseline else 1.6)
         if points:
             axes.plot(points.at, points.mean, ".", color=colour, ms=4)
-    later = [
+    spikes = []
+    for row, _, _ in drawn:
+        for result in row.results:
+            for at, loss in unstable_points(result.facts.record):
+                axes.plot([at], [loss], "x", color=canvas.colour(role_of(row)), ms=5)
+                spikes.append(loss)
+    later = spikes + [
         value
         for _, curve, _ in drawn
         for at, *values in zip(curve.at, curve.low, curve.high, strict=True)
@@ -245,7 +252,7 @@ def _losses(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
     caption = (
         "Lines: training loss, mean and range over seeds; dots: validation loss. Colours are those of "
         "the verdicts against the baseline, which is the thick line."
-    )
+    ) + " Crosses: unstable steps." * bool(spikes)
     return [NamedFigure("losses", "curves", "Loss over training", caption, figure)]
 
 

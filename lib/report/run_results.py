@@ -17,6 +17,7 @@ from lib.runs.audit import artifact_findings
 from lib.runs.record import EvalRow, FinalResults, RunRecord, RunTiming, TelemetrySample, TrainRow
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.reader import mean_metrics
+from lib.tracking.stability import UnstableStep, unstable_steps
 
 _NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
 # States of a run whose outcome is not known yet.
@@ -50,6 +51,7 @@ class RunResult:
     # Speed, memory and utilisation by name.
     machine: Mapping[str, float]
     outcome: SeedOutcome
+    unstable: Sequence[UnstableStep] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
         summary = record.summary
         outcome = finished_outcome(run.seed, record)
         machine = run_utilisation(record)
-        return RunResult(run, facts, summary.final, summary.timing, machine, outcome)
+        unstable = unstable_steps(record)
+        return RunResult(run, facts, summary.final, summary.timing, machine, outcome, unstable)
     except RecordError as error:
         return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
 
@@ -128,6 +131,7 @@ def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
         started_at=_started_at(record),
         speed=record.summary.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,
+        unstable=bool(unstable_steps(record)),
     )
     first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.

@@ -33,6 +33,7 @@ from lib.report.run_results import (
 from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
 from lib.runs.record import UNKNOWN
+from lib.tracking.stability import instability_text
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,10 @@ def build_table(
     if stale := [result.run.label for result in results if result.run.label in kept]:
         others = f" and {len(stale) - 1} more runs" if stale[1:] else ""
         notes.append(f"{stale[0]}{others}: stale, made by other code")
+    if unstable := [result for result in results if result.unstable]:
+        others = f" and {len(unstable) - 1} more runs" if unstable[1:] else ""
+        first = unstable[0]
+        notes.append(f"{first.run.label}{others}: {instability_text(first.unstable)}")
     notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
     reused = [
         r.run
@@ -369,6 +374,8 @@ def _state(
     done, total = len(results), len(results) + len(holes)
     word = "stale" if any(result.run.label in kept for result in results) else "done"
     parts = [word if done == total else f"{done} of {total} {word}"] if done else []
+    if unstable := sum(bool(result.unstable) for result in results):
+        parts.append("UNSTABLE" if unstable == done else f"{unstable} of {done} UNSTABLE")
     return ", ".join([*parts, *sorted({hole.state for hole in holes})])
 
 

@@ -75,6 +75,8 @@ class SeedOutcome:
     diverged: bool = False
     # Reason for the missing loss.
     reason: str = ""
+    # Whether loss or gradient norm jumped during training (lib/tracking/stability.py).
+    unstable: bool = False
     # Digest of the losses of all evaluation items; "" if unknown.
     items: str = ""
     # Fields in which the run differs from the study without a declaration.
@@ -224,10 +226,22 @@ def judge(
         for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
             both = test, alternative, other
             verdicts[i] = _decided(verdicts[i], sample, both, mean_sd, level, noisy)
-    return [
+    verdicts = [
         _standing(former[v.contrast.ends], v, outcomes) if v.contrast.ends in former else v
         for v in verdicts
     ]
+    return [_with_instability(verdict, outcomes) for verdict in verdicts]
+
+
+def _with_instability(
+    verdict: ContrastVerdict, outcomes: Mapping[str, Sequence[SeedOutcome]]
+) -> ContrastVerdict:
+    """Return the verdict with a remark on each arm that has runs with unstable steps."""
+    remarks = list(verdict.remarks)
+    for arm in verdict.contrast.weights:
+        if seeds := sorted({run.seed for run in outcomes.get(arm, ()) if run.unstable}):
+            remarks.append(f"UNSTABLE: {arm}, {_seeds(seeds)}")
+    return replace(verdict, remarks=tuple(dict.fromkeys(remarks)))
 
 
 def _sample(verdict: ContrastVerdict) -> ContrastSample:

@@ -18,6 +18,7 @@ from lib.report.render import json_document, text_lines
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.tracking.options import WatchOptions
+from lib.tracking.stability import UnstableStep, instability_text, unstable_steps
 from lib.units import format_duration
 
 
@@ -34,6 +35,8 @@ class WatchedRecords:
     # Rows of metrics.jsonl, in order.
     train: Sequence[TrainRow]
     evals: Sequence[EvalRow]
+    # In order.
+    unstable: Sequence[UnstableStep] = ()
 
     @property
     def is_running(self) -> bool:
@@ -56,12 +59,17 @@ def read_watched_records(run: RunDir, now: float) -> WatchedRecords:
         heartbeats=record.heartbeats,
         train=[row for row in rows if isinstance(row, TrainRow)],
         evals=[row for row in rows if isinstance(row, EvalRow)],
+        unstable=unstable_steps(record) if rows else (),
     )
 
 
 # The first log intervals contain compilation and allocator growth.
 _WARMUP_BEATS = 2
 _MIN_BEATS = 5
+# A plateau or the check of the first steps spans at most this share of a run, and at least this many
+# steps.
+_RUN_SHARE = 4
+_MIN_SPAN = 20
 
 AlarmRule = Callable[[WatchedRecords, WatchOptions], str]
 
@@ -92,7 +100,7 @@ def zero_throughput(facts: WatchedRecords, options: WatchOptions) -> str:
 
 def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if the mean training loss has stopped falling."""
-    count = options.plateau_iterations
+    count = scaled_span(options.plateau_iterations, facts.status.iterations if facts.status else 0)
     losses = [row.loss for row in facts.train[-2 * count :]]
     if len(losses) < 2 * count:
         return ""
@@ -100,6 +108,11 @@ def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
     if after < before:
         return ""
     return f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
+
+
+def unstable(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report jumps of loss or gradient norm, and losses worse than guessing after the warm-up."""
+    return instability_text(facts.unstable)
 
 
 def throughput(facts: WatchedRecords, options: WatchOptions) -> str:
@@ -165,6 +178,7 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
         stall,
         zero_throughput,
         plateau,
+        unstable,
         throughput,
         memory_creep,
         zero_gradient,
@@ -173,6 +187,11 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
         gate_max,
     )
 }
+
+
+def scaled_span(span: int, iterations: int) -> int:
+    """Return ``span`` iterations, limited to a share of a run of ``iterations``; 0: unknown."""
+    return min(span, max(_MIN_SPAN, iterations // _RUN_SHARE)) if iterations else span
 
 
 def _values(beats: Sequence[HeartbeatRow], name: str) -> list[float]:

@@ -16,11 +16,20 @@ from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 IDENTITY: dict[str, Any] = {
     "machine": {"compile": False, "device": "cpu", "precision": "fp32"},
-    "model": {"attention": {"terms": [], "backend": "auto"}, "shape": {"n_layer": 2}},
+    "model": {
+        "attention": {"terms": [], "backend": "auto"},
+        "shape": {"n_layer": 2, "vocab_size": 257},
+    },
     "optimizer": {"name": "adamw", "beta2": 0.95},
     "repro": {"profile": "paper_repro"},
+    "schedule": {"warmup_steps": 2},
     "seed": 1,
     "train": {"batch_size": 2, "global_batch": 4, "gpus": 1},
+}
+# The settings that the stability of a training depends on.
+WARMUP: Mapping[str, Any] = {
+    "model": {"shape": {"vocab_size": 257}},
+    "schedule": {"warmup_steps": 2},
 }
 MANIFEST: dict[str, Any] = {
     "attention": {"backend_requested": "auto", "kernel": "sdpa math"},

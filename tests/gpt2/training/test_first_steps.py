@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.training.metrics import evaluate_criteria
 from lib.runs.record import HeartbeatRow, TrainRow
+from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import WatchedRecords
 
 Configure = Callable[..., Config]
@@ -38,24 +40,30 @@ STEADY = [10.0, 50.0, 100.0, 101.0, 99.0, 100.0, 120.0]
 
 @pytest.fixture
 def verdict(configure: Configure) -> Callable[..., Any]:
-    config = configure(FIRST_STEPS=20)
+    config = configure()
 
     def give(
         losses: Sequence[float] = GOOD,
         norms: Sequence[float | None] = NORMS,
         speeds: Sequence[float] = STEADY,
+        mebibytes: Sequence[float] = (),
+        unstable: Sequence[UnstableStep] = (),
         **gates: float,
     ) -> Any:
-        return evaluate_criteria(
-            WatchedRecords(None, 0.0, {0: beats(speeds, **gates)}, rows(losses, norms), ()), config
-        )
+        found = beats(speeds, **gates)
+        for at, value in enumerate(mebibytes):
+            found[at] = replace(found[at], mem_reserved_mib=value)
+        facts = WatchedRecords(None, 0.0, {0: found}, rows(losses, norms), (), unstable)
+        return evaluate_criteria(facts, config, 20)
 
     return give
 
 
 def test_a_healthy_start_passes(verdict: Callable) -> None:
     found = verdict(gate_entropy=1.0, gate_max=0.4)
-    assert found.passed and list(found.found) == ["loss", "gradients", "gates", "speed"]
+    assert found.passed and list(found.found) == [
+        *("loss", "stability", "gradients", "gates", "speed", "memory")
+    ]
     assert found.text.startswith("first 20 it ")
     for values in ("5.550 to 3.750", f"{UNIFORM:.3f}", "1.000 to 1.000 of 20", "20 % of 100 tok/s"):
         assert values in found.text
@@ -76,6 +84,8 @@ def test_a_healthy_start_passes(verdict: Callable) -> None:
         ({"gate_entropy": 0.6, "gate_max": 0.91}, "gates"),
         ({"speeds": [*STEADY[:6], 126.0]}, "speed"),
         ({"speeds": [*STEADY[:6], 74.0]}, "speed"),
+        ({"unstable": [UnstableStep(20, 9.0, "loss 3 to 9")]}, "stability"),
+        ({"speeds": [100.0] * 9, "mebibytes": [1.0] * 5 + [2.0] * 4}, "memory"),
     ],
 )
 def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) -> None:
@@ -87,21 +97,24 @@ def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) 
 
 
 def test_criteria_without_data_are_absent(verdict: Callable) -> None:
-    assert list(verdict(speeds=STEADY[:6]).found) == ["loss", "gradients"]
+    assert list(verdict(speeds=STEADY[:6]).found) == ["loss", "stability", "gradients"]
     # Later steps are ignored.
     assert verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0]).passed
+    assert verdict(unstable=[UnstableStep(21, 9.0, "loss 3 to 9")]).passed
 
 
 def test_the_result_is_logged_once_and_stored(configure: Configure, train: Callable) -> None:
     done = train(configure(FIRST_STEPS=8))
-    said = [e for e in done.events if e["kind"] == "line" and "first 8 it" in e["text"]]
-    assert len(said) == 1 and said[0]["tag"] in ("FIRST", "WARN")
+    lines = done.files.logs.read_text().splitlines()
+    (at,) = (i for i, line in enumerate(lines) if "first 8 it" in line)
     kept = done.summary()["timing"]["first_steps"]
-    assert kept["steps"] == 8 and list(kept["criteria"]) == ["gradients", "loss"]
-    assert kept["criteria"]["loss"]["found"] in said[0]["text"]
+    assert kept["steps"] == 8 and list(kept["criteria"]) == ["gradients", "loss", "stability"]
+    assert kept["criteria"]["loss"]["found"] in lines[at]
     # The log line after the eighth step, which is the third of four.
-    lines = [line for line in done.files.logs.read_text().splitlines() if "it 9/12" in line]
-    assert lines and said[0]["text"] in done.files.logs.read_text().split(lines[0])[1]
+    assert "it 9/12" in lines[at - 1]
+    # Only a failed check is shown on the terminal.
+    shown = [e for e in done.events if e["kind"] == "line" and "first 8 it" in e["text"]]
+    assert bool(shown) is not kept["passed"]
 
 
 def test_the_check_does_not_change_results(configure: Configure, train: Callable) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib.plan.run import PlannedRun, RunVariant, run_path
-from tests.lib.fabricated import MANIFEST, changed, write_run
+from tests.lib.fabricated import MANIFEST, WARMUP, changed, write_run
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Named:
     hash8: str
 
     def identity(self) -> dict[str, Any]:
-        return {"name": self.hash8}
+        return {"name": self.hash8, **WARMUP}
 
 
 @pytest.fixture

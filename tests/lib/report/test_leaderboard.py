@@ -10,6 +10,7 @@ from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_re
 from lib.report.looks import LookPlan
 from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.lib.fabricated import WARMUP
 
 LOOKS = LookPlan((3, 5), (0.5, 0.4))
 
@@ -24,7 +25,7 @@ def swept(make_run):
         if loss is not None:
             write_json(
                 directory.resolved_config,
-                {"identity": {}, "symbols": {"SEED": seed, "N_LAYER": 2, **symbols}},
+                {"identity": WARMUP, "symbols": {"SEED": seed, "N_LAYER": 2, **symbols}},
             )
         return run.path.parent
 
@@ -106,7 +107,7 @@ def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, m
     folder = swept("slow", 3.2, LEARNING_RATE="1e-4")
     taken = make_run("run", 3.0, study="single")
     settings = {"SEED": 1, "N_LAYER": 2, "LEARNING_RATE": "1e-3"}
-    write_json(RunDir(taken.path).resolved_config, {"identity": {}, "symbols": settings})
+    write_json(RunDir(taken.path).resolved_config, {"identity": WARMUP, "symbols": settings})
     taken.path.rename(taken.path.with_name("run-s1-0123abcd"))
     place = taken.path.with_name("run-s1-0123abcd")
     for _ in range(2):

@@ -1,5 +1,6 @@
 """Figures of a study: which there are, their files, and their elements for a web page."""
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -12,6 +13,8 @@ from lib.report.plots import MAX_PANELS, _spaced_labels, study_figures
 from lib.report.series import runs_of_rows
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import build_table
+from lib.runs.run_dir import RunDir
+from tests.lib.fabricated import MANIFEST, seal
 from tests.lib.report.fabricated_study import steps, write_study
 
 
@@ -92,6 +95,19 @@ def test_a_single_training_has_a_curve_only(tmp_path):
         write_study(tmp_path, variants, 1, iterations=12, documents=3, statistics=False)
     )
     assert [figure.name for figure in drawn] == ["losses"]
+
+
+def test_the_curves_show_an_unstable_step_of_the_start(tmp_path):
+    (run,) = write_study(tmp_path, [RunVariant("run")], 1, iterations=100, documents=3)
+    lines = RunDir(run.path).metrics.read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    # Within the first fifth, whose losses are cut off.
+    spike = next(row for row in rows if row["kind"] == "train" and row["iteration"] == 15)
+    spike["loss"] = 9.5
+    RunDir(run.path).metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seal(RunDir(run.path), MANIFEST)
+    (figure,) = [figure for figure in _figures([run]) if figure.name == "losses"]
+    assert figure.drawing.axes[0].get_ylim()[1] > 9.5
 
 
 @pytest.mark.slow

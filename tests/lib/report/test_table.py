@@ -218,6 +218,21 @@ def test_runs_of_other_code_are_marked(make_run):
     assert note.startswith("demo/00-wide s1: ")
 
 
+def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
+    spiked = (5.5, 5.0, 4.5, 4.0, 3.5, 3.2, 7.9, 3.1)
+    runs = [
+        make_run(slug, 3.0 + 0.01 * seed, seed=seed, parent=parent, losses=losses)
+        for slug, parent, losses in (("base", "", (5.5, 3.2)), ("wide", "base", spiked))
+        for seed in (1, 2)
+    ]
+    table = build_table("demo", runs)
+    assert [_row(table, slug).state for slug in ("base", "wide")] == ["done", "done, UNSTABLE"]
+    (note,) = table.notes
+    assert note.startswith("demo/00-wide s1 and 1 more runs: UNSTABLE") and "it 7" in note
+    (verdict,) = table.verdicts.verdicts
+    assert verdict.remarks == ("UNSTABLE: wide, seeds 1, 2",)
+
+
 def test_sparsity_is_a_column_where_something_is_pruned(make_run):
     plain = build_table("demo", [make_run("base", 3.0)])
     assert "sparsity" not in table_to_markdown(plain)

@@ -13,6 +13,7 @@ from lib.plan.run import PlannedRun, RunVariant
 from lib.runs.record import HeartbeatRow, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from lib.tracking.options import WatchOptions
+from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import (
     ALARM_RULES,
     RunLine,
@@ -94,6 +95,10 @@ CASES: dict[str, tuple[Callable[[], WatchedRecords], list[str]]] = {
     "stall": (one_silent_rank, ["rank 1", "03:30"]),
     "zero-throughput": (lambda: with_newest(toks_per_s=0.0), ["0 tokens per second"]),
     "plateau": (flat_loss, ["3.0005", "10 iterations"]),
+    "unstable": (
+        lambda: healthy(unstable=[UnstableStep(17, 6.9, "loss 3.100 to 6.900")]),
+        ["UNSTABLE", "it 17", "6.900"],
+    ),
     "throughput": (lambda: with_newest(toks_per_s=850.0), ["850 tok/s", "-15 %", "1,006"]),
     "memory-creep": (growing_memory, ["rank 1", "5,000 MiB", "4,400"]),
     "zero-gradient": (
@@ -120,6 +125,14 @@ def test_it_fires_and_nothing_else_does(name: str) -> None:
     texts = raised_alarms(build(), OPTIONS)
     assert list(texts) == [name]
     assert all(value in texts[name] for value in expected)
+
+
+def test_a_plateau_scales_with_the_length_of_the_run() -> None:
+    facts = healthy(train=[train_row(3.0 + 0.001 * (i % 2), 1.0) for i in range(50)])
+    options = replace(OPTIONS, plateau_iterations=1000)
+    assert "25 iterations" in raised_alarms(facts, options)["plateau"]
+    long = replace(facts, status=RunStatus(State.RUNNING, 0, "", 50, 10_000))
+    assert raised_alarms(long, options) == {}
 
 
 def test_a_run_that_is_over_does_not_stall() -> None:

@@ -1,0 +1,84 @@
+"""Unstable steps of a training: jumps of loss or gradient norm, losses worse than guessing.
+
+A monitor reads the steps in order, in the trainer and from the records of a run alike.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lib.runs.record import RunRecord, TrainRow
+
+# A loss this far above, or a gradient norm this many times, the median of the steps before is a jump.
+_LOSS_JUMP_NATS = 1.0
+_NORM_JUMP = 10.0
+# Steps of that median, and the smallest number that has one.
+_WINDOW = 20
+_MIN_STEPS = 5
+
+
+@dataclass(frozen=True)
+class UnstableStep:
+    """A training step that was unstable, and why."""
+
+    iteration: int
+    loss: float
+    reason: str
+
+
+class StabilityMonitor:
+    """The last steps of a training, with which the next one is compared."""
+
+    def __init__(self, warmup_steps: int, vocab_size: int) -> None:
+        self._warmup_steps = warmup_steps
+        # A damaged record can contain any number.
+        self._uniform = math.log(max(1, vocab_size))
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._norms: deque[float] = deque(maxlen=_WINDOW)
+
+    def check(self, iteration: int, loss: float, grad_norm: float | None) -> UnstableStep | None:
+        """Return the next step if it is unstable; ``grad_norm`` is None after an fp16 overflow."""
+        reasons = []
+        usual_loss, usual_norm = _median(self._losses), _median(self._norms)
+        if iteration > self._warmup_steps and loss > self._uniform:
+            reasons.append(f"loss {loss:.3f} after the warm-up (guessing {self._uniform:.3f})")
+        elif loss > usual_loss + _LOSS_JUMP_NATS:
+            reasons.append(f"loss {usual_loss:.3f} to {loss:.3f}")
+        if grad_norm is not None:
+            if grad_norm > _NORM_JUMP * usual_norm:
+                reasons.append(f"gradient norm {usual_norm:.3g} to {grad_norm:.3g}")
+            self._norms.append(grad_norm)
+        self._losses.append(loss)
+        return UnstableStep(iteration, loss, ", ".join(reasons)) if reasons else None
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the median, infinity of too few values: then nothing is a jump."""
+    return median(values) if len(values) >= _MIN_STEPS else math.inf
+
+
+def unstable_steps(record: RunRecord) -> list[UnstableStep]:
+    """Return the unstable steps of a recorded run. Raises RecordError if it cannot be read."""
+    rows = [row for row in record.metrics if isinstance(row, TrainRow)]
+    monitor = StabilityMonitor(
+        record.config.value(int, "identity", "schedule", "warmup_steps"),
+        record.config.value(int, "identity", "model", "shape", "vocab_size"),
+    )
+    steps = (monitor.check(row.iteration, row.loss, row.grad_norm) for row in rows)
+    return [step for step in steps if step]
+
+
+def unstable_points(record: RunRecord) -> list[tuple[int, float]]:
+    """Return the training tokens and the loss of each unstable step."""
+    tokens = {row.iteration: row.tokens for row in record.metrics if isinstance(row, TrainRow)}
+    return [(tokens[step.iteration], step.loss) for step in unstable_steps(record)]
+
+
+def instability_text(steps: Sequence[UnstableStep]) -> str:
+    """Return a line on the unstable steps, with the first one; "" if there are none."""
+    if not steps:
+        return ""
+    count = f"{len(steps)} steps, the first at" if len(steps) > 1 else "a step,"
+    return f"UNSTABLE: {count} it {steps[0].iteration}: {steps[0].reason}"
