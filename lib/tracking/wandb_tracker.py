@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import wandb
+
 from lib.errors import Problem, RunError
 from lib.runs.run_dir import RunDir
 from lib.tracking.options import TrackerWandbOptions
