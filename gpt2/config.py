@@ -274,6 +274,8 @@ class StudyConfig:
     design: str = kconfig_field("ABLATION_DESIGN")
     axes: str = kconfig_field("TEST_MATRIX_AXES")
     features: str = kconfig_field("ABLATION_FEATURES")
+    # Feature over which a fraction is folded; "" for none, and for other designs.
+    folded: str = kconfig_field("ABLATION_FOLD")
     seed_list: tuple[int, ...] = kconfig_field("SEED_LIST")
     output_dir: str = kconfig_field("OUTPUT_DIR")
     jobs: int = kconfig_field("JOBS")

@@ -40,7 +40,8 @@ def design_options(config: Config) -> DesignOptions | None:
     kind, options = config.study.design, config.verdicts
     if config.study.mode != "test_matrix_mode" or kind not in ("factorial", "fractional"):
         return None
-    return DesignOptions(kind, options.interactions, options.simple_effects)
+    folded = config.study.folded
+    return DesignOptions(kind, options.interactions, options.simple_effects, folded)
 
 
 def declared_contrasts(

@@ -22,6 +22,7 @@ from lib.plan.designs import (
     ResolvedSweep,
     SweepAxis,
     SweepCell,
+    fractional,
     grid,
     grid_size,
     parse_axes,
@@ -101,7 +102,9 @@ def matrix(
     features = parse_features(tree, layers, base.study.features, where)
     if design == "factorial":
         _confirm(2 ** len(features), yes)
-    return resolve_design(DESIGNS[design](features), partial(_resolve, tree, layers, where))
+    folded = base.study.folded
+    cells = fractional(features, folded) if folded else DESIGNS[design](features)
+    return resolve_design(cells, partial(_resolve, tree, layers, where))
 
 
 def _all(axes: Sequence[SweepAxis], where: str, yes: bool) -> list[SweepCell]:

@@ -321,17 +321,22 @@ def factorial(features: Sequence[FactorLevel]) -> list[SweepCell]:
     return _subsets(features, full_design(len(features)))
 
 
-def fractional(features: Sequence[FactorLevel]) -> list[SweepCell]:
+def fractional(features: Sequence[FactorLevel], folded: str = "") -> list[SweepCell]:
     """Return a fraction of resolution IV or more; the cell without features is the baseline.
 
-    Raises ConfigError unless there are 4 to 10 features.
+    The fraction is folded over the feature named ``folded``, if any. Raises ConfigError unless there
+    are 4 to 10 features, and ``folded`` is one of them.
     """
     count = len(features)
     if not MIN_FACTORS <= count <= MAX_FACTORS:
         what = f"expected {MIN_FACTORS} to {MAX_FACTORS} features of a fraction, got {count}"
         advice = "fewer features: ABLATION_DESIGN_FACTORIAL=y"
         raise ConfigError(Problem(what, "ABLATION_FEATURES", advice, code="design.feature-count"))
-    return _subsets(features, fraction(count))
+    names = [feature.factor for feature in features]
+    if folded and folded not in names:
+        what = f"expected one of {', '.join(names)}, got {folded}"
+        raise ConfigError(Problem(what, "ABLATION_FOLD", code="design.unknown-feature"))
+    return _subsets(features, fraction(count, names.index(folded) if folded else None))
 
 
 def _subsets(

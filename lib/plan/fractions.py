@@ -28,10 +28,12 @@ def full_design(factors: int) -> list[tuple[bool, ...]]:
     return list(itertools.product((False, True), repeat=factors))
 
 
-def fraction(factors: int) -> list[tuple[bool, ...]]:
+def fraction(factors: int, folded: int | None = None) -> list[tuple[bool, ...]]:
     """Return the cells of the fraction for 4 to 10 factors, first the cell with every factor off.
 
     The sign of a generator of even length is negative, so that this cell belongs to the fraction.
+    If a factor is ``folded``, the same cells follow with that factor inverted: its interactions are
+    then no longer aliased with those of the other factors.
     """
     generators = _GENERATORS[factors]
     cells = []
@@ -42,4 +44,6 @@ def fraction(factors: int) -> list[tuple[bool, ...]]:
             for word in generators
         )
         cells.append((*pattern, *(sign > 0 for sign in products)))
+    if folded is not None:
+        cells += [(*c[:folded], not c[folded], *c[folded + 1 :]) for c in cells]
     return cells

@@ -85,6 +85,8 @@ class DesignOptions:
     interactions: bool = True
     # Of a full design, for each factor: adding it to none, leaving it out of all, and the difference.
     simple_effects: bool = False
+    # Of a fraction: the factor over which it is folded, "" for none.
+    folded: str = ""
 
     def effects(self, variants: Sequence[RunVariant]) -> DesignEffects | None:
         """Return the effects of the cells ``variants``; None if they are not cells of the design.
@@ -153,7 +155,8 @@ def _design_effects(variants: Sequence[RunVariant], options: DesignOptions) -> D
         return None
     factors = list(levels[0] or ())
     is_full = options.kind == "factorial"
-    planned = full_design(len(factors)) if is_full else fraction(len(factors))
+    folded = factors.index(options.folded) if options.folded else None
+    planned = full_design(len(factors)) if is_full else fraction(len(factors), folded)
     cells = {
         tuple(level == ON for level in (variant.levels or {}).values()): variant.slug
         for variant in variants

@@ -85,8 +85,11 @@ class Look:
     planned: bool
     # Seeds of the complete blocks.
     seeds: tuple[int, ...] = ()
-    # Names of the comparisons that need no further seeds.
+    # Whether only comparisons were judged that were added after the look before, at the same seeds.
+    is_at_added: bool = False
+    # Names of the comparisons that need no further seeds, and of all planned ones.
     closed: frozenset[str] = frozenset()
+    family: frozenset[str] = frozenset()
     # Name → verdict of each comparison that was judged at this look.
     verdicts: Mapping[str, ContrastVerdict] = field(default_factory=dict)
 
@@ -102,15 +105,20 @@ class Look:
             "n": self.n,
             "share": self.share,
             "planned": self.planned,
+            "added": self.is_at_added,
             "seeds": list(self.seeds),
             "closed": sorted(self.closed),
+            "family": sorted(self.family),
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
         }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any], rule: VerdictRule) -> "Look":
+    def from_json(
+        cls, record: Mapping[str, Any], rule: VerdictRule, family: Sequence[str]
+    ) -> "Look":
         """Return the look of a record; its verdicts were given under ``rule``.
 
+        ``family`` is that of a record of version 2, whose looks have none, and added nothing.
         Raises KeyError, TypeError or ValueError if the record is damaged.
         """
         verdicts = record["verdicts"].items()
@@ -120,7 +128,9 @@ class Look:
             share=float(record["share"]),
             planned=bool(record["planned"]),
             seeds=tuple(map(int, record["seeds"])),
+            is_at_added=bool(record.get("added")),
             closed=frozenset(record["closed"]),
+            family=frozenset(record.get("family", family)),
             verdicts={name: _verdict_from_json(verdict, rule) for name, verdict in verdicts},
         )
 
@@ -141,6 +151,43 @@ class LookSchedule:
     def words(self) -> dict[str, ContrastVerdict]:
         """Return the decisions of all looks by the name of their comparison."""
         return {name: verdict for look in self.taken for name, verdict in look.words.items()}
+
+    @property
+    def standing(self) -> dict[str, ContrastVerdict]:
+        """Return the verdicts of all looks at the seeds of the last one, by name."""
+        return {
+            name: verdict
+            for look in self.taken
+            if look.n == self._judged
+            for name, verdict in look.verdicts.items()
+        }
+
+    def added(self, family: Mapping[str, Contrast]) -> frozenset[str]:
+        """Return the undecided comparisons of ``family`` that were not planned at the last look.
+
+        Among them are those with other runs, such as the effects of a design that was folded since.
+        """
+        if self.last is None:
+            return frozenset()
+        judged, decided = self.standing, self.words.keys()
+        return frozenset(
+            name
+            for name, contrast in family.items()
+            if name not in decided
+            and (
+                name not in self.last.family
+                or (
+                    name in judged
+                    and judged[name].contrast.weights.keys() != contrast.weights.keys()
+                )
+            )
+        )
+
+    def look_at_added(self) -> Look | None:
+        """Return the unplanned look at comparisons added after the last look; None without alpha."""
+        assert self.last is not None
+        share, number = self._half_of_reserve(), len(self.taken) + 1
+        return Look(number, self.last.n, share, planned=False, is_at_added=True) if share else None
 
     def spent(self, alpha: float) -> float:
         """Return the part of ``alpha`` that the looks have spent."""
@@ -212,13 +259,13 @@ def schedule_from_json(
 
     Raises KeyError, TypeError or ValueError if the record is damaged.
     """
-    taken = tuple(Look.from_json(look, rule) for look in record["looks"])
+    taken = tuple(Look.from_json(look, rule, record["family"]) for look in record["looks"])
     if not taken:
         return LookSchedule(plan)
     planned = record["look_plan"]
     plan = LookPlan(tuple(map(int, planned["seeds"])), tuple(map(float, planned["shares"])))
-    counts = [look.n for look in taken]
-    if plan.problems or counts != sorted(set(counts)):
+    ascend = (a.n + (not b.is_at_added) <= b.n for a, b in itertools.pairwise(taken))
+    if plan.problems or not all(ascend):
         raise ValueError("looks that are not planned, or not ascending")
     if _sum([look.share for look in taken]) > 1 or min(look.share for look in taken) <= 0:
         raise ValueError("looks that spend more than alpha")

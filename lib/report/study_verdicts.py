@@ -33,7 +33,7 @@ from lib.report.significance import DriftTest, TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
 
 VERDICTS_FILE = "verdicts.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _METRIC = "val_loss"
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
@@ -120,12 +120,16 @@ def judge_study(
         plan = replace(plan, family=plan.family | names)
     planned = max(len(plan.family), sum(len(contrasts) for _, contrasts, _ in parts))
     seeds = complete_blocks(parts, plan, control_parts)
-    look = _look(plan, seeds)
-    level = _level(plan.schedule, look)
+    added = _added(parts, plan)
+    look = _look(plan, seeds, added)
+    level, family = _level(plan.schedule, look), planned
+    if level and look and look.is_at_added:
+        # The comparisons judged at earlier looks are not in the family of this one.
+        family, level = len(added), replace(level, differing=0, equivalent=0)
     verdicts = []
     for part, contrasts, outcomes in parts:
-        standing = _standing_verdicts(plan, seeds, part, contrasts)
-        for verdict in _judged(contrasts, outcomes, plan.rule, planned, level, standing):
+        standing = _standing_verdicts(plan, seeds, part, contrasts, added)
+        for verdict in _judged(contrasts, outcomes, plan.rule, family, level, standing):
             if verdict.contrast.ends not in standing:
                 verdict = _marked(verdict, plan, look)
             verdicts.append(_named(verdict, part))
@@ -309,7 +313,18 @@ def complete_blocks(
     return tuple(sorted(set.intersection(*(ended[name] for name in required))))
 
 
-def _look(plan: VerdictPlan, seeds: tuple[int, ...]) -> Look | None:
+def _added(parts: Sequence[StudyPart], plan: VerdictPlan) -> frozenset[str]:
+    """Return the names of the comparisons that were added after the last look."""
+    if plan.exploratory or plan.schedule is None:
+        return frozenset()
+    every = {part: contrasts for part, contrasts, _ in parts} | dict(plan.declared)
+    named = {
+        contrast_name(part, c): _in_part(part, c) for part, each in every.items() for c in each
+    }
+    return plan.schedule.added(named)
+
+
+def _look(plan: VerdictPlan, seeds: tuple[int, ...], added: frozenset[str]) -> Look | None:
     """Return the look at the complete blocks ``seeds``: a new one, the last one again, or none.
 
     A seed of an earlier look may not be omitted, whatever its outcome.
@@ -319,10 +334,12 @@ def _look(plan: VerdictPlan, seeds: tuple[int, ...]) -> Look | None:
     last = plan.schedule.last
     if last is not None and not set(last.seeds) <= set(seeds):
         return None
-    if last is not None and last.n == len(seeds):
-        return last
     due = plan.schedule.due(len(seeds))
-    return due and replace(due, seeds=seeds)
+    if last is not None and last.n == len(seeds):
+        if not added:
+            return last
+        due = plan.schedule.look_at_added()
+    return due and replace(due, seeds=seeds, family=plan.family)
 
 
 def _level(schedule: LookSchedule | None, look: Look | None) -> ErrorLevel | None:
@@ -337,7 +354,11 @@ def _level(schedule: LookSchedule | None, look: Look | None) -> ErrorLevel | Non
 
 
 def _standing_verdicts(
-    plan: VerdictPlan, seeds: Sequence[int], part: str, contrasts: Sequence[Contrast]
+    plan: VerdictPlan,
+    seeds: Sequence[int],
+    part: str,
+    contrasts: Sequence[Contrast],
+    added: frozenset[str],
 ) -> dict[tuple[str, str], ContrastVerdict]:
     """Return the verdicts of earlier looks that stay: words, and all if no seed was added since."""
     schedule = plan.schedule
@@ -345,13 +366,18 @@ def _standing_verdicts(
         return {}
     standing = schedule.words
     if not set(seeds) > set(schedule.last.seeds):
-        standing |= schedule.last.verdicts
+        standing |= schedule.standing
     verdicts = {}
     for contrast in contrasts:
-        verdict = standing.get(contrast_name(part, contrast))
-        if verdict is not None:
-            values = {arm: verdict.values.get(f"{part}{arm}", ()) for arm in contrast.weights}
-            verdicts[contrast.ends] = replace(verdict, contrast=contrast, values=values)
+        name = contrast_name(part, contrast)
+        if name in standing and name not in added:
+            verdict = standing[name]
+            # The runs that were judged: a design may have more of them since.
+            weights = verdict.contrast.weights
+            arms = {arm: arm.removeprefix(part) for arm in weights}
+            then = replace(contrast, weights={arms[arm]: weights[arm] for arm in arms})
+            values = {arms[arm]: verdict.values.get(arm, ()) for arm in arms}
+            verdicts[contrast.ends] = replace(verdict, contrast=then, values=values)
     return verdicts
 
 

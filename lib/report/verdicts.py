@@ -203,11 +203,11 @@ def judge(
     """Return the verdict on each contrast.
 
     ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
-    the family, at least the number of ``contrasts``, which is the default. ``level`` is the level of
+    the family, at least and by default that of the ``contrasts`` to judge. ``level`` is the level of
     the look, None between looks: then there are differences and no words. The ``former`` verdicts,
     by step and reference, stay as they are, and their variances count.
     """
-    m = max(len(contrasts), planned or 0)
+    m = max(len(contrasts) - len(former), planned or 0)
     verdicts = [_blocks(contrast, outcomes, rule, m) for contrast in contrasts]
     testable = [
         i for i, v in enumerate(verdicts) if _is_testable(v) and v.contrast.ends not in former

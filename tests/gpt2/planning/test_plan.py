@@ -184,6 +184,22 @@ def test_a_fraction_is_planned_and_gets_the_factorial_rule(planned):
     assert verdict_plan(own.base, looks).rule.variance == "own" and len(own.runs) == 16
 
 
+def test_a_fraction_is_folded_over_one_of_its_features(planned):
+    features = "RECIPROCAL RA_CROSS_TOKEN MLP_CROSS_TOKEN MLP_ATTN_GATE"
+    matrix = {"TEST_MATRIX_MODE": True, "ABLATION_FEATURES": features}
+    matrix |= {"ABLATION_DESIGN_FRACTIONAL": True}
+    fraction, whole = planned(**matrix), planned(**matrix, ABLATION_FOLD="RA_CROSS_TOKEN")
+    # The runs of the fraction are trained already.
+    paths = [[run.path.name for run in plan.runs] for plan in (fraction, whole)]
+    assert paths[1][:8] == paths[0] and len(set(paths[1])) == 16
+    declared = verdict_plan(whole.base, whole.base.verdicts.look_plan, whole.variants)
+    names = [contrast.name for contrast in declared.declared[""]]
+    assert names[4:] == ["AB", "AC", "AD", "BC", "BD", "CD"]
+    with pytest.raises(ConfigError) as caught:
+        planned(**matrix, ABLATION_FOLD="MLP_LATENT")
+    assert caught.value.codes == ["design.unknown-feature"]
+
+
 def test_a_trial_is_two_short_runs_apart_from_the_studies(configure):
     layers = config_layers(configure(RA_MLA_ABLATION_MODE=True))
     plan = make_trial(

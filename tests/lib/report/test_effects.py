@@ -11,8 +11,9 @@ from lib.plan.fractions import fraction, full_design
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, DesignOptions
+from lib.report.looks import LookPlan, LookSchedule
 from lib.report.report_page import ReportContext, report_page
-from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.study_verdicts import VerdictPlan, judge_study, with_record, write_verdicts
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown
 from lib.report.verdict_text import verdict_lines
@@ -228,12 +229,52 @@ def test_simple_effects_are_ordinary_comparisons_of_the_same_family(factorial):
     assert by_name["r100 vs r000"].word is BETTER and by_name["r011 vs r111"].word is WORSE
 
 
-def judged(losses_RN, cells, design, rule):
-    effects = design_effects(variants(cells), design)
-    outcomes = {
+def outcomes_of(losses_RN, cells):
+    return {
         variant.slug: [SeedOutcome(seed, float(loss)) for seed, loss in enumerate(losses)]
         for variant, losses in zip(variants(cells), losses_RN, strict=True)
     }
+
+
+def test_a_fraction_folded_after_its_look_separates_a_string(tmp_path):
+    """AB is planted: the string names four interactions, and only AB of the fold has a word."""
+    cells, rng = fraction(8, folded=0), np.random.default_rng(4)
+    assert cells[:16] == fraction(8) and len(set(cells)) == 32
+    signs = np.where(cells, 1.0, -1.0)
+    mean_R = 10 - 0.5 * signs[:, 0] + 0.5 * signs[:, 0] * signs[:, 1] + 0.05 * signs[:, 2]
+    losses_RN = mean_R[:, None] + 0.05 * rng.standard_normal((32, 3))
+    schedule = LookSchedule(LookPlan.fixed(3))
+
+    def report(count, **options):
+        design = DesignOptions("fractional", **options)
+        effects = design.effects(variants(cells[:count]))
+        rule = VerdictRule("factorial")
+        plan = VerdictPlan(rule, design=design, schedule=schedule, declared={"": effects.contrasts})
+        outcomes = outcomes_of(losses_RN[:count], cells[:count])
+        study = judge_study(
+            [("", effects.contrasts, outcomes)], with_record(plan, tmp_path), effects=effects
+        )
+        write_verdicts(study, tmp_path)
+        return {v.contrast.name: v for v in study.verdicts}
+
+    first = report(16)
+    assert len(first) == 15 and first["AB=CG=DH=EF"].word is WORSE
+    folded = report(32, folded="P")
+    names = {"AB", "AC", "AD", "AE", "AF", "AG", "AH"}
+    assert len(folded) == 22 and names < folded.keys() and "CG=DH=EF" in folded
+    assert {v.contrast.scale for v in folded.values()} == {4 / 16, 4 / 32}
+    assert (folded["AB"].word, folded["AB"].planned) == (WORSE, 20)
+    assert folded["CG=DH=EF"].word is INCONCLUSIVE
+    # A decision of the fraction stays; an open effect is estimated again, from all runs.
+    assert folded["A P"].to_json() == first["A P"].to_json() and first["A P"].word is BETTER
+    assert (len(folded["D S"].values), folded["D S"].look) == (32, 2)
+    looks = json.loads((tmp_path / "verdicts.json").read_text())["looks"]
+    assert [(look["n"], look["share"]) for look in looks] == [(3, 0.9), (3, 0.05)]
+
+
+def judged(losses_RN, cells, design, rule):
+    effects = design_effects(variants(cells), design)
+    outcomes = outcomes_of(losses_RN, cells)
     return judge_study(
         [("", effects.contrasts, outcomes)], VerdictPlan(rule, design=DesignOptions(design))
     ).verdicts

@@ -49,9 +49,12 @@ def contrasts(arms=EFFECTS):
     return plan_contrasts({arm: "" if arm == "base" else "base" for arm in arms})
 
 
-def report(folder, seeds, changes=None, *, arms=EFFECTS, rule=RULE, looks=LOOKS, **plan):
-    """Judge the study and write its record, as make report does."""
-    declared = VerdictPlan(rule, schedule=LookSchedule(looks), declared={"": contrasts()}, **plan)
+def report(
+    folder, seeds, changes=None, *, arms=EFFECTS, declared=EFFECTS, rule=RULE, looks=LOOKS, **plan
+):
+    """Judge the study of the ``declared`` arms and write its record, as make report does."""
+    family = {"": contrasts(declared)}
+    declared = VerdictPlan(rule, schedule=LookSchedule(looks), declared=family, **plan)
     parts = [("", contrasts(arms), outcomes(seeds, changes, arms))]
     study = judge_study(parts, with_record(declared, folder))
     write_verdicts(study, folder)
@@ -339,6 +342,39 @@ def test_a_part_of_the_study_takes_no_look_and_keeps_the_family_and_the_record(t
     # Fewer seeds show what the last look gave.
     few = report(tmp_path, 1)
     assert words(few) == words(whole) and by_step(few)["none"].n == 3
+
+
+def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
+    """Judged at the last look, they would exceed its part of alpha: they spend half of the reserve."""
+    few = ("base", "large", "small")
+    before = report(tmp_path, 3, arms=few, declared=few)
+    study = report(tmp_path, 3)
+    none = by_step(study)["none"]
+    assert shares(study) == [0.2, 0.05] and (study.taken.n, study.taken.planned) == (3, False)
+    assert (none.look, none.planned, study.planned) == (2, 1, 3)
+    assert none.test.p_adjusted == pytest.approx(min(1, none.test.p / 0.05))
+    assert none.remarks[-1] == "unplanned look"
+    for step in ("large", "small"):
+        assert by_step(study)[step].to_json() == by_step(before)[step].to_json()
+    written = (tmp_path / VERDICTS_FILE).read_bytes()
+    again = report(tmp_path, 3)
+    assert again.taken is None and (tmp_path / VERDICTS_FILE).read_bytes() == written
+    # Planned before a look, they take part in it.
+    later = report(tmp_path, 5)
+    assert shares(later) == [0.2, 0.05, 0.3] and by_step(later)["none"].planned == 3
+    # The reserve left is 0.05: half of it for the next addition.
+    assert later.plan.schedule.look_at_added().share == 0.025
+
+
+def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_path):
+    few = ("base", "large", "small")
+    before = report(tmp_path, 3, arms=few, declared=few)
+    waiting = {("none", 3): SeedOutcome(3, None, reason="running", ended=False)}
+    study = report(tmp_path, 3, waiting)
+    assert study.taken is None and shares(study) == [0.2]
+    assert by_step(study)["small"].to_json() == by_step(before)["small"].to_json()
+    # Known since that report, but not since the look.
+    assert by_step(report(tmp_path, 3))["none"].look == 2
 
 
 def test_a_table_with_labels_takes_no_look(tmp_path):

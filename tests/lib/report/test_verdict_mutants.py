@@ -183,10 +183,10 @@ def _any_arm(blocks):
 def _any_seeds(look):
     """Return a look that does not ask whether the seeds of earlier looks are there."""
 
-    def changed(plan, seeds):
+    def changed(plan, seeds, added):
         schedule = plan.schedule
         taken = tuple(replace(each, seeds=()) for each in schedule.taken)
-        return look(replace(plan, schedule=replace(schedule, taken=taken)), seeds)
+        return look(replace(plan, schedule=replace(schedule, taken=taken)), seeds, added)
 
     return changed
 
@@ -398,6 +398,18 @@ MUTANTS = [
         "seed replaced after a failure",
         _function(study_verdicts, "_look", _any_seeds),
         _folder(test_looks.test_a_seed_that_a_look_has_seen_cannot_be_replaced),
+    ),
+    EngineMutant(
+        "added comparisons judged at the last look",
+        lambda patch: patch.setattr(LookSchedule, "added", lambda self, family: frozenset()),
+        _folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
+    ),
+    EngineMutant(
+        "a look at added comparisons ends the others",
+        lambda patch: patch.setattr(
+            LookSchedule, "standing", property(lambda self: self.last.verdicts)
+        ),
+        _folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
     ),
     EngineMutant(
         "m of the tested contrasts",
