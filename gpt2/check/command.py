@@ -264,7 +264,15 @@ def _jobs(cases: CheckPlan, checks: Sequence[Check]) -> list[CheckJob]:
             checked_data.add(_data_key(case))
         if case_checks or joint:
             jobs.append(CheckJob(case, case_checks, "one step" if joint else ""))
-    return jobs
+    # The longest first, so that the workers end at about the same time.
+    return sorted(jobs, key=_mechanisms, reverse=True)
+
+
+def _mechanisms(job: CheckJob) -> int:
+    """Return the number of score terms, gates and mechanisms, which take most of the time."""
+    assert job.case.config is not None
+    attention, mlp = job.case.config.model.attention, job.case.config.model.mlp
+    return len(attention.terms) + len(attention.gates) + len(mlp.mechanisms)
 
 
 def _complete(

@@ -115,14 +115,18 @@ def _generated(subject: StepUnderTest) -> list[CheckFinding]:
         expected = "the mode and the generators of training after generated text"
         found = "another random state" if same_mode else "evaluation mode"
         findings.append(CheckFinding("generation-side-effect", expected, found))
-    for i, (token, logits_V) in enumerate(zip(tokens, vars(recorded)["logits"], strict=True)):
-        with torch.no_grad():
-            expected_V = model(torch.tensor([ids[-context:]]))[0, -1]
+    ends = range(len(ids), len(ids) + _GENERATED)
+    ids += tokens
+    # Whole contexts: that of a token within the first context continues after it.
+    contexts = [ids[max(0, end - context) : max(end, context)] for end in ends]
+    with torch.no_grad():
+        expected_BTV = model(torch.tensor(contexts))
+    for i, (end, logits_V) in enumerate(zip(ends, vars(recorded)["logits"], strict=True), 1):
+        expected_V = expected_BTV[i - 1, min(end, context) - 1]
         error = float((logits_V - expected_V).abs().max())
         if not error <= _DECODE_TOLERANCE * float(expected_V.abs().max()):
-            what = f"logits of generated token {i + 1} as those of a full pass"
+            what = f"logits of generated token {i} as those of a full pass"
             return [*findings, CheckFinding("generated-logits", what, f"differ by {error:.1e}")]
-        ids.append(token)
     return findings
 
 

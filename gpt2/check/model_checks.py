@@ -17,7 +17,7 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
-from gpt2.check.subject import StepUnderTest
+from gpt2.check.subject import StepUnderTest, name_and_shape
 from gpt2.config import Config, ModelConfig
 from gpt2.loss import IGNORE_INDEX
 from gpt2.mlp.options import MlpMechanismOptions
@@ -35,25 +35,26 @@ def check_causal(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _by_change(subject: StepUnderTest) -> list[CheckFinding]:
-    model, idx_BT = subject.model, subject.tokens(1)
-    length = idx_BT.size(1)
+    """Change another token in each row of a batch."""
+    positions = _positions(subject.tokens(1).size(1))
+    idx_BT = subject.tokens(1).repeat(len(positions), 1)
+    changed_BT = idx_BT.clone()
+    for row, t in enumerate(positions):
+        changed_BT[row, t] = (idx_BT[row, t] + 101) % 256
     exact = not subject.config.model.attention.pattern.data_dependent
     with torch.no_grad():
-        before = model(idx_BT)
-        for t in _positions(length):
-            changed_BT = idx_BT.clone()
-            changed_BT[0, t] = (changed_BT[0, t] + 101) % 256
-            after = model(changed_BT)
-            difference = (after - before)[:, :t].abs().amax(-1)[0]
-            leaks = difference > (0.0 if exact else _CAUSAL_TOLERANCE)
-            if bool(leaks.any()):
-                first = int(leaks.nonzero()[0])
-                text = f"logits at {first} change by {float(difference.max()):.1e}"
-                expected = f"token {t} changes no logits before {t}"
-                return [CheckFinding("causal-logits", expected, text)]
-            if torch.equal(after[:, t:], before[:, t:]):
-                expected = f"token {t} changes logits from {t} on"
-                return [CheckFinding("token-affects-logits", expected, "no change")]
+        before_BTV, after_BTV = subject.model(idx_BT), subject.model(changed_BT)
+    for t, before_TV, after_TV in zip(positions, before_BTV, after_BTV, strict=True):
+        difference = (after_TV - before_TV)[:t].abs().amax(-1)
+        leaks = difference > (0.0 if exact else _CAUSAL_TOLERANCE)
+        if bool(leaks.any()):
+            first = int(leaks.nonzero()[0])
+            text = f"logits at {first} change by {float(difference.max()):.1e}"
+            expected = f"token {t} changes no logits before {t}"
+            return [CheckFinding("causal-logits", expected, text)]
+        if torch.equal(after_TV[t:], before_TV[t:]):
+            expected = f"token {t} changes logits from {t} on"
+            return [CheckFinding("token-affects-logits", expected, "no change")]
     return []
 
 
@@ -252,17 +253,14 @@ def _from_initialization(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _from_filled(subject: StepUnderTest) -> list[CheckFinding]:
-    model, findings = subject.model, []
-    idx_BT = subject.tokens()
-    with subject.chunked():
-        model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        parameter.grad = None
-        if gradient is None or not bool(gradient.any()):
+    """Check the gradients of the fingerprint, whose parameters are filled."""
+    findings, gradients = [], subject.fingerprint.gradients
+    for name, parameter in subject.model.named_parameters():
+        _, norm = gradients.get(name_and_shape(name, parameter), (0.0, 0.0))
+        if norm == 0.0:
             text = "none or zero, although no parameter is zero"
             findings.append(CheckFinding("nonzero-gradient", f"a gradient of {name}", text))
-        elif not bool(torch.isfinite(gradient).all()):
+        elif not math.isfinite(norm):
             expected = f"a finite gradient of {name}"
             findings.append(CheckFinding("finite-gradient", expected, "NaN or infinite"))
     return findings

@@ -203,7 +203,8 @@ class TracedRun:
         """Record whether the parameter gets a nonzero gradient."""
 
         def record(gradient: Tensor) -> None:
-            size = gradient.abs().sum().item()
+            # One pass without a temporary tensor; NaN and infinity propagate.
+            size = torch.linalg.vector_norm(gradient, ord=1).item()
             if not math.isfinite(size):
                 self.nonfinite.add(name)
             elif size:

@@ -64,7 +64,12 @@ def _projections(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]
 
 def _by_shape(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by name and shape."""
-    return {f"{name} {tuple(tensor.shape)}": tensor for name, tensor in tensors.items()}
+    return {name_and_shape(name, tensor): tensor for name, tensor in tensors.items()}
+
+
+def name_and_shape(name: str, tensor: Tensor) -> str:
+    """Return the key of a tensor in a fingerprint."""
+    return f"{name} {tuple(tensor.shape)}"
 
 
 @lru_cache(maxsize=512)

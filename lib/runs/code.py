@@ -64,8 +64,9 @@ def loaded_source() -> dict[str, str]:
     """Return path in the tree → SHA-256 of every loaded module that can affect results."""
     # Strings instead of Path objects: a training process has loaded two thousand modules.
     root = f"{ROOT}/"
+    roots = tuple(f"{root}{package}/" for package in _PACKAGES)
     files = [vars(module).get("__file__") or "" for module in list(sys.modules.values())]
-    names = {file.removeprefix(root) for file in files if file.startswith(root)}
+    names = {file.removeprefix(root) for file in files if file.startswith(roots)}
     return {name: _loaded_digest(name) for name in sorted(names) if _makes_results(name)}
 
 
