@@ -421,5 +421,8 @@ def _identity(value: Any, *, forms: bool) -> Any:
     if isinstance(value, InitialWeightsOptions) and not value.init_stream:
         # The hashes of existing runs do not contain it.
         del identity["init_stream"]
+    if isinstance(value, MachineConfig) and value.data_parallel == "ddp":
+        # The hashes of existing runs do not contain it.
+        identity.pop("data_parallel", None)
     name = vars(type(value)).get("name")
     return {"name": name, **identity} if isinstance(name, str) else identity

@@ -122,7 +122,7 @@ def train(session: TrainingSession, stop: StopCondition) -> None:
             if statistics_due(session):
                 record_statistics(session)
             if _due(session, config.eval_interval, session.state.evaluated_at):
-                _record_evaluation(session, session.evaluate(session.state.model, stop))
+                _record_evaluation(session, session.evaluate(session.state.whole_model(), stop))
             if _due(session, config.checkpoint_interval, session.state.saved_at):
                 save_checkpoint(session)
             if session.state.progress >= 1.0:
@@ -188,8 +188,11 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
 
 def save_checkpoint(session: TrainingSession) -> None:
     """Write a checkpoint, after syncing metrics.jsonl to the disk. Must be called on every rank."""
+    weights, training = session.group.whole_state(
+        (session.state.weights(), session.state.state_dict())
+    )
     state = {
-        "session": session.state.state_dict(),
+        "session": training,
         "records": session.records.position(),
         "origin": session.origin,
         "made_for": run_fingerprint(session),
@@ -197,7 +200,7 @@ def save_checkpoint(session: TrainingSession) -> None:
     if session.group.is_main:
         keep = session.config.train.checkpoint_keep
         checkpoint.save_checkpoint(
-            session.run.checkpoints, session.state.iteration, session.state.weights(), state, keep
+            session.run.checkpoints, session.state.iteration, weights, state, keep
         )
     session.state.saved_at = session.state.iteration
     _write_status(session, State.RUNNING)
@@ -269,7 +272,9 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
             train(session, stop)
             if session.state.saved_at != session.state.iteration:
                 save_checkpoint(session)
-            evaluation = None if stop.exit_code else session.evaluate(session.state.model, stop)
+            if stop.exit_code:
+                return _interrupted(session, stop)
+            evaluation = session.evaluate(session.state.whole_model(), stop)
             if evaluation is None:
                 return _interrupted(session, stop)
             facts = final_manifest_entries(session)
@@ -295,7 +300,7 @@ def record_results(session: TrainingSession, evaluation: EvaluationResult, start
     _record_evaluation(session, evaluation)
     if session.group.is_main:
         archive_resolved_failure(session)
-        write_results(session, evaluation, started)
+    write_results(session, evaluation, started)
 
 
 def _succeeded(

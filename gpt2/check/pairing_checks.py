@@ -43,6 +43,8 @@ _OTHER_STATE = "another state of the generator: another seed, or numbers drawn b
 # Settings that no stream of random numbers depends on, besides two processes.
 _OTHER_SETTINGS: Mapping[str, SymbolValue] = {
     "GPUS": 2,
+    # The second rank does not exist.
+    "DATA_PARALLEL": "ddp",
     # With one micro-batch per rank, the parts of ranks and micro-batches coincide.
     "GLOBAL_BATCH": 4,
     "GRAD_ACCUMULATION": 2,

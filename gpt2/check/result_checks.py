@@ -158,7 +158,7 @@ def _sample(session: TrainingSession) -> list[CheckFinding]:
     """Check the text after a prompt, and after none: bytes, number of tokens and random stream."""
     config, texts = session.config, {_PROMPT: session.run.sample.read_text(encoding="utf-8")}
     unprompted = replace(config, train=replace(config.train, sample_prompt=""))
-    texts[""] = generate_sample(replace(session, config=unprompted))
+    texts[""] = generate_sample(replace(session, config=unprompted), session.state.model)
     plain = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
     for prompt, text in texts.items():
         ids = torch.tensor(list(prompt.encode()) or [END_OF_TEXT])

@@ -173,6 +173,7 @@ _KNOBS: Mapping[str, Sequence[str]] = {
     "EXPANDABLE_SEGMENTS": ("expandable_segments",),
     "COMPILE": ("torch_compile_enabled",),
     "WARMUP_ITERATIONS": ("compile_warmup_steps",),
+    "DATA_PARALLEL": ("data_parallel",),
     "DDP_SAFE": ("ddp_bucket_cap_mib", "ddp_gradients_copied"),
     "ATTENTION_BACKEND": ("attention_impl", "sdpa_backends_allowed", "sdpa_backend_selected"),
     "NSA_BACKEND": ("nsa_backend",),

@@ -13,6 +13,7 @@ import torch
 
 from gpt2.evaluate import EvaluationResult
 from gpt2.generate import generate
+from gpt2.model import GPT
 from gpt2.records.per_document import items_of
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.session import TrainingSession
@@ -33,18 +34,35 @@ SCHEMA_VERSION = 2
 
 
 def write_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
-    """Write all results except the status; ``started`` is the process start by time.monotonic."""
-    weights = {name: tensor.contiguous() for name, tensor in session.state.weights().items()}
+    """Write all results except the status; ``started`` is the process start by time.monotonic.
+
+    Must be called on every rank; rank 0 writes.
+    """
+    model = session.state.whole_model()
+    sparsity = _sparsity(session)
+    if not session.group.is_main:
+        return
+    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
     dataset, step = session.config.data.dataset, session.state.iteration
     items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, step)
     write_atomic(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
-        write_atomic(session.run.sample, generate_sample(session))
-    write_json(session.run.summary, _summary(session, items, evaluation.calibration, started))
+        write_atomic(session.run.sample, generate_sample(session, model))
+    summary = _summary(session, items, evaluation.calibration, sparsity, started)
+    write_json(session.run.summary, summary)
 
 
-def generate_sample(session: TrainingSession) -> str:
+def _sparsity(session: TrainingSession) -> dict[str, Any]:
+    pruner = session.state.pruner
+    return {
+        "sparsity": pruner.sparsity(),
+        "sparsity_by_layer": pruner.sparsity_by_layer(),
+        "prunable_weights": pruner.prunable_weights(),
+    }
+
+
+def generate_sample(session: TrainingSession, model: GPT) -> str:
     """Generate text after ``SAMPLE_PROMPT`` with a dedicated random stream."""
     config = session.config
     tokenizer = session.tokenizer
@@ -52,7 +70,7 @@ def generate_sample(session: TrainingSession) -> str:
     # An empty prompt starts a new document.
     ids = torch.tensor([int(i) for i in prompt] or [tokenizer.end_of_text])
     seed = stream_seed(config.seed, "sample")
-    tokens = generate(session.state.model, ids, seed, config.machine)
+    tokens = generate(model, ids, seed, config.machine)
     sample = list(itertools.islice(tokens, config.train.sample_tokens))
     return tokenizer.decode(np.array([*ids.tolist(), *sample])) + "\n"
 
@@ -61,6 +79,7 @@ def _summary(
     session: TrainingSession,
     items: Sequence[DocumentResult],
     calibration: dict[str, list[float]],
+    sparsity: dict[str, Any],
     started: float,
 ) -> dict[str, Any]:
     """Build summary.json; configuration and seed determine all values outside ``timing``."""
@@ -83,11 +102,9 @@ def _summary(
             "tokens": session.state.tokens,
             "data_order_digest": session.state.order.digest,
             "unigram_entropy": session.dataset.unigram_entropy,
-            "parameters": sum(w.numel() for w in session.state.weights().values()),
+            "parameters": session.state.model.num_params(),
             "budget_stretch": session.state.budget.stretch,
-            "sparsity": session.state.pruner.sparsity(),
-            "sparsity_by_layer": session.state.pruner.sparsity_by_layer(),
-            "prunable_weights": session.state.pruner.prunable_weights(),
+            **sparsity,
         },
         "calibration": calibration,
         "numerics": config.numerics.flags,

@@ -20,6 +20,7 @@ from gpt2.config import Config
 from gpt2.data.sampler import TrainSampler
 from gpt2.mechanism_statistics import StatisticsByLayer, collect_statistics
 from gpt2.mechanism_statistics import count_fallbacks as statistics_count_fallbacks
+from gpt2.model import GPT
 from gpt2.training.budget import remaining_seconds
 from gpt2.training.nonfinite import require_finite
 from gpt2.training.session import StepMetrics, TrainingSession
@@ -49,10 +50,11 @@ def statistics_due(session: TrainingSession) -> bool:
 def record_statistics(session: TrainingSession) -> None:
     """Append statistics to metrics.jsonl and the heartbeat, on rank 0 only."""
     session.state.statistics_at = session.state.iteration
+    model = session.state.whole_model()
     if not session.group.is_main:
         return
     try:
-        values = _measure(session)
+        values = _measure(session, model)
     except torch.OutOfMemoryError:
         rows = session.config.telemetry.statistics_rows
         what = f"no statistics at iteration {session.state.iteration}: out of memory"
@@ -72,8 +74,8 @@ def record_statistics(session: TrainingSession) -> None:
     )
 
 
-def _measure(session: TrainingSession) -> StatisticsByLayer:
-    model, training = session.state.model, session.state.model.training
+def _measure(session: TrainingSession, model: GPT) -> StatisticsByLayer:
+    training = model.training
     model.eval()
     gpus = [session.device] if session.device.type == "cuda" else []
     try:

@@ -183,7 +183,8 @@ def require_finite(
 def nonfinite_evaluation_error(session: TrainingSession, loss: float) -> NumericsError:
     """Return the error of a non-finite validation loss."""
     what = f"validation loss is {loss}"
-    rows = to_json_rows(find_nonfinite(session.state.weights().items(), "weight"))
+    weights = session.group.whole_state(session.state.weights())
+    rows = to_json_rows(find_nonfinite(weights.items(), "weight"))
     return _error(session, what, session.state.iteration, "in an evaluation", rows, {})
 
 
@@ -218,12 +219,15 @@ def _before_update(
     session: TrainingSession, measured: StepMetrics, iteration: int, begun: StepSnapshot, what: str
 ) -> NumericsError:
     """Roll back the step and build an error with the diagnostics of every rank."""
-    if math.isfinite(measured.loss.item()):
-        gradients = ((name, p.grad) for name, p in session.state.model.named_parameters())
-        reduced_rows = to_json_rows(find_nonfinite(gradients, "gradient"))
+    finite = math.isfinite(measured.loss.item())
+    tensors: dict[str, Tensor | None]
+    if finite:
+        tensors = {name: p.grad for name, p in session.state.model.named_parameters()}
     else:
         # Gradients of a non-finite loss carry no information.
-        reduced_rows = to_json_rows(find_nonfinite(session.state.weights().items(), "weight"))
+        tensors = dict(session.state.weights())
+    holds = "gradient" if finite else "weight"
+    reduced_rows = to_json_rows(find_nonfinite(session.group.whole_state(tensors).items(), holds))
     report = {"rank": session.group.rank, "what": what, **_replay(session, begun)}
     # States of the generators at the start of the step.
     report["rng"] = {
@@ -237,7 +241,7 @@ def _before_update(
     # The replay's rows are from before the all-reduce, and before pruning masks turn inf to NaN.
     rows = [row | {"rank": rank} if is_distributed else row for rank, row in rank_rows]
     rows = rows or reduced_rows
-    if not rows and math.isfinite(measured.loss.item()):
+    if not rows and finite:
         rows = _bad_norms(session, measured, 0)
     bad_ranks = [f"rank {r['rank']}" for r in ranks if r["micro_batch"] is not None]
     what = next(r["what"] for r in ranks if r["what"])
@@ -258,19 +262,21 @@ def _replay(session: TrainingSession, begun: StepSnapshot) -> dict[str, Any]:
     """Repeat the step on this rank without communication, up to the first bad micro-batch."""
     report: dict[str, Any] = {"losses": [], "micro_batch": None, "first_module": "", "tensors": []}
     begun.undo(session)
+    # Without communication, also if the parameters are sharded.
+    model = session.state.whole_model()
     for i, (x_BT, y_BT) in enumerate(on_device(session, begun.micro_batches)):
-        session.state.optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         module = FirstNonFiniteModule()
-        with autocast(session.config.machine), module.watching(session.state.model):
-            loss = session.state.model(x_BT, y_BT)
+        with autocast(session.config.machine), module.watching(model):
+            loss = model(x_BT, y_BT)
         finite = math.isfinite(loss.item())
         report["losses"].append(json_number(loss.item()))
         rows = []
         if not finite:
-            rows = find_nonfinite(session.state.weights().items(), "weight")
+            rows = find_nonfinite(model.named_parameters(), "weight")
         elif not session.state.scaler.is_enabled():
             loss.backward()
-            gradients = ((name, p.grad) for name, p in session.state.model.named_parameters())
+            gradients = ((name, p.grad) for name, p in model.named_parameters())
             rows = find_nonfinite(gradients, "gradient")
         if rows or not finite:
             report |= {"micro_batch": i, "first_module": module.name, "tensors": to_json_rows(rows)}

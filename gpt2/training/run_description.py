@@ -36,6 +36,7 @@ from lib.env.observe import (
     setting,
 )
 from lib.env.process_group import DDP_SAFE_BUCKET_MIB
+from lib.env.sharded import is_sharded
 from lib.env.snapshot import observed_environment
 from lib.runs.checkpoint import state_digest, weights_digest
 from lib.runs.manifest import software_versions
@@ -87,19 +88,21 @@ def _compiler(session: TrainingSession) -> dict[str, Setting]:
 
 
 def _gradient_exchange(session: TrainingSession) -> dict[str, Setting]:
-    """Return the settings of DistributedDataParallel; null values in a single process."""
-    requested, forward = session.config.machine.ddp_safe, session.forward
-    mib = copied = None
+    """Return how ranks share the model, and the settings of DDP; null values without it."""
+    machine, forward = session.config.machine, session.forward
+    requested, mode, mib, copied = machine.ddp_safe, "none", None, None
     if isinstance(forward, DistributedDataParallel):
+        mode = "ddp"
         mib, copied = forward.bucket_bytes_cap / MIB, not forward.gradient_as_bucket_view
-    resolved = (
-        (DDP_SAFE_BUCKET_MIB if requested else _DEFAULT_BUCKET_MIB)
-        if session.group.size > 1
-        else None
-    )
+    elif is_sharded(next(session.state.model.parameters())):
+        mode = "fsdp"
+    resolved_mode = machine.data_parallel if session.group.size > 1 else "none"
+    uses_ddp = resolved_mode == "ddp"
+    resolved = DDP_SAFE_BUCKET_MIB if requested else _DEFAULT_BUCKET_MIB
     return {
-        "ddp_bucket_cap_mib": _state(resolved, mib, requested),
-        "ddp_gradients_copied": _state(True if session.group.size > 1 else None, copied, requested),
+        "data_parallel": _state(resolved_mode, mode, machine.data_parallel),
+        "ddp_bucket_cap_mib": _state(resolved if uses_ddp else None, mib, requested),
+        "ddp_gradients_copied": _state(True if uses_ddp else None, copied, requested),
     }
 
 
@@ -315,8 +318,10 @@ def final_manifest_entries(session: TrainingSession) -> dict[str, Any]:
     """Return the manifest entries of the end of training. Must be called on every rank."""
     return {
         "rng_state_at_end": rng_digests_per_rank(session),
-        "final_weights_digest": weights_digest(session.state.weights()),
-        "optimizer_state_digest": state_digest(session.state.optimizer.state_dict()),
+        "final_weights_digest": weights_digest(session.group.whole_state(session.state.weights())),
+        "optimizer_state_digest": state_digest(
+            session.group.whole_state(session.state.optimizer.state_dict())
+        ),
         "nondeterministic_ops_warned": _warned_of_ranks(session),
     }
 

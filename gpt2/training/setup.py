@@ -43,7 +43,10 @@ from lib.runs.rng import seed_all
 
 # Division of a step's sequences among ranks and micro-batches. A run can resume with another
 # division, but its results then differ in the last bits.
-_DIVISION = {"train.gpus", "train.batch_size", "train.grad_accumulation"}
+_DIVISION = {
+    *("train.gpus", "train.batch_size", "train.grad_accumulation"),
+    "machine.data_parallel",
+}
 
 
 def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
@@ -112,9 +115,14 @@ def open_session(
     model = GPT(config.model)
     model.init_weights(config.seed, config.init.init_stream)
     initial = load_initial_weights(model, config, build_dir, records.line)
-    model.to(device)
     init_digests = _check_equal_weights(model, group)
+    blank = None
+    if group.size > 1 and config.machine.data_parallel == "fsdp":
+        # From the CPU: the whole model may not fit into the memory of one GPU.
+        blank = group.shard(model, model.blocks, device)
+    model.to(device)
     state = build_state(config, model, clock, group, device)
+    state.blank = blank
     # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
     return TrainingSession(
@@ -125,16 +133,18 @@ def open_session(
         dataset=dataset,
         tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
         state=state,
-        forward=group.share_gradients(
-            cast(nn.Module, torch.compile(model)) if config.machine.compile else model,
-            config.machine.ddp_safe,
-        ),
+        forward=model if blank else _data_parallel(config, model, group),
         evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
         heartbeat=Heartbeat(records.run, group.rank, device),
         origin=_origin(device, initial),
         init_digests=init_digests,
     )
+
+
+def _data_parallel(config: Config, model: GPT, group: ProcessGroup) -> nn.Module:
+    compiled = cast(nn.Module, torch.compile(model)) if config.machine.compile else model
+    return group.share_gradients(compiled, config.machine.ddp_safe)
 
 
 def build_state(

@@ -14,6 +14,7 @@ from gpt2.model import GPT
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from lib.env.observe import NondeterministicOperations
 from lib.env.process_group import ProcessGroup
+from lib.env.sharded import placed_like, whole_copy
 from lib.optim.optimizers import Optimizer
 from lib.pruning.pruners import Pruner
 from lib.runs.rng import rng_state, set_rng_state
@@ -109,6 +110,8 @@ class TrainState:
     clock: TrainingClock
     order: DataOrder
     generators: RankGenerators
+    # The modules without weights, if the parameters are sharded.
+    blank: GPT | None = None
     # Operations without a deterministic implementation, if DETERMINISTIC is warn.
     nondeterministic_ops: NondeterministicOperations | None = None
     # Optimizer steps done.
@@ -130,8 +133,15 @@ class TrainState:
         return self.iteration * self.budget.tokens_per_iteration
 
     def weights(self) -> dict[str, Tensor]:
-        """Return every weight under its first name; a tied matrix appears once."""
+        """Return every weight under its first name, possibly sharded; a tied matrix appears once."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def whole_model(self) -> GPT:
+        """Return the model, or a copy with all weights on this rank if they are sharded.
+
+        Must be called on every rank. The copy can be used on one rank alone.
+        """
+        return whole_copy(self.blank, self.model) if self.blank else self.model
 
     @torch.no_grad()
     def load_weights(self, weights: dict[str, Tensor]) -> None:
@@ -141,10 +151,13 @@ class TrainState:
         for name, parameter in parameters.items():
             # copy_ would broadcast.
             assert parameter.shape == weights[name].shape, (name, weights[name].shape)
-            parameter.copy_(weights[name])
+            parameter.copy_(placed_like(weights[name], parameter))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state needed to resume, except the weights. Must be called on every rank."""
+        """Return the state needed to resume, except the weights. Must be called on every rank.
+
+        Moments and masks of sharded parameters are sharded.
+        """
         return {
             "iteration": self.iteration,
             "progress": self.progress,
@@ -169,7 +182,7 @@ class TrainState:
         self.statistics_at = state["told_at"]
         self.clock.resume_at(state["train_seconds"])
         self.budget.load_state_dict(state["budget"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(self._placed(state["optimizer"]))
         # Without fp16 the scaler has no state and rejects an empty one.
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
@@ -178,3 +191,19 @@ class TrainState:
         self.generators.load_state_dict(state["rng"])
         if self.nondeterministic_ops:
             self.nondeterministic_ops.add(state["warned"])
+
+    def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of the optimizer with each moment placed like its parameter."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments = {
+            index: {
+                key: (
+                    placed_like(value, parameters[index])
+                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                    else value
+                )
+                for key, value in values.items()
+            }
+            for index, values in state["state"].items()
+        }
+        return state | {"state": moments}

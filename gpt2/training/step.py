@@ -23,6 +23,7 @@ from gpt2.training.session import (
 )
 from lib.env.gpu import peak_memory_bytes
 from lib.env.machine import autocast
+from lib.env.sharded import is_sharded, local, sum_over_shards
 from lib.errors import Problem, RunError
 from lib.units import format_size
 
@@ -156,7 +157,7 @@ def optimizer_step(
     loss = _compute_gradients(session, begun)
     session.state.scaler.unscale_(session.state.optimizer)
     session.state.pruner.mask_gradients()
-    norms = torch.stack(torch._foreach_norm(_gradients_or_zeros(parameters)))
+    norms = _gradient_norms(parameters)
     measured = StepMetrics(loss, norms, torch.linalg.vector_norm(norms))
     if session.config.numerics.due(session.state.iteration + 1):
         require_finite(session, measured, session.state.iteration + 1, begun)
@@ -204,6 +205,15 @@ def accumulate_gradients(session: TrainingSession, micro_batches: list[MicroBatc
     return session.group.add(total) / session.group.size
 
 
-def _gradients_or_zeros(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Return the gradient of each parameter; zero if the loss does not depend on it."""
-    return [p.new_zeros(()) if p.grad is None else p.grad for p in parameters]
+def _gradient_norms(parameters: list[nn.Parameter]) -> Tensor:
+    """Return the norm of each parameter's gradient; zero if the loss does not depend on it."""
+    rows = [local(p.detach() if p.grad is None else p.grad) for p in parameters]
+    gradients = [
+        row.new_zeros(()) if p.grad is None else row
+        for p, row in zip(parameters, rows, strict=True)
+    ]
+    norms = torch.stack(torch._foreach_norm(gradients))
+    if not is_sharded(parameters[0]):
+        return norms
+    # In double precision, in which a square does not overflow.
+    return sum_over_shards(norms.double().square(), parameters[0]).sqrt().to(norms.dtype)

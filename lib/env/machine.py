@@ -80,7 +80,10 @@ def autocast(machine: MachineConfig) -> "torch.autocast":
 
     enabled = machine.precision != "fp32"
     dtype = torch.float16 if machine.precision == "fp16" else torch.bfloat16
-    return torch.autocast(machine.device, dtype=dtype, enabled=enabled)
+    # A cached cast refers to the gathered parameter of the first micro-batch, so that gradients of
+    # sharded parameters would miss all others.
+    cache = machine.data_parallel != "fsdp"
+    return torch.autocast(machine.device, dtype=dtype, enabled=enabled, cache_enabled=cache)
 
 
 def grad_scaler(machine: MachineConfig) -> "torch.amp.GradScaler":

@@ -47,6 +47,8 @@ class MachineConfig:
     expandable_segments: bool = kconfig_field("EXPANDABLE_SEGMENTS", identity=False)
     # Iterations before timing starts, on a copy: weights, optimizer and RNG are unaffected.
     warmup_iterations: int = kconfig_field("WARMUP_ITERATIONS", identity=False)
+    # ddp or fsdp, of a run with several processes.
+    data_parallel: str = kconfig_field("DATA_PARALLEL", form=True)
     # Conservative gradient synchronization; may change the order of sums.
     ddp_safe: bool = kconfig_field("DDP_SAFE")
 

@@ -5,12 +5,12 @@ of 1, every collective returns its input. R in shapes is the number of ranks.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lib.env.ranks import ProcessRank
+from lib.env.sharded import shard_parameters, whole_state
+
+M = TypeVar("M", bound=nn.Module)
 
 # Bucket size for DDP_SAFE; torch's default is 25.
 DDP_SAFE_BUCKET_MIB = 2
@@ -32,7 +35,7 @@ class ProcessGroup:
     """Process group as seen by one rank. Every rank makes the same calls in the same order."""
 
     process: ProcessRank = field(default_factory=ProcessRank)
-    # Live modules from share_gradients.
+    # Live modules from share_gradients and shard.
     _wrapped_modules: WeakSet[nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)
 
     @classmethod
@@ -63,8 +66,8 @@ class ProcessGroup:
         After an error, skip this and let the process exit, so that the original error is reported
         first.
 
-        Modules returned by ``share_gradients`` must be deleted before. If one of them were the last
-        owner of torch's process group, its destructor would wait for gloo's threads without
+        Modules passed through ``share_gradients`` or ``shard`` must be deleted before. If one of
+        them were the last owner of torch's process group, its destructor would wait for gloo's threads without
         releasing the GIL, and the threads wait for the GIL to release their last tensor (pytorch
         issue 56297).
         """
@@ -72,7 +75,7 @@ class ProcessGroup:
             if self._wrapped_modules:
                 # A reference cycle may keep a module alive.
                 gc.collect()
-            assert not self._wrapped_modules, "a module from share_gradients outlives its group"
+            assert not self._wrapped_modules, "a module that exchanges gradients outlives its group"
             dist.destroy_process_group()
 
     @property
@@ -156,12 +159,28 @@ class ProcessGroup:
         self._wrapped_modules.add(shared)
         return shared
 
+    def shard(self, module: M, blocks: Iterable[nn.Module], device: torch.device) -> M:
+        """Shard ``module`` in place; see ``lib.env.sharded``. Its backward averages gradients.
+
+        Delete the module before leaving the group. Returns its copy without weights.
+        """
+        blank = shard_parameters(module, blocks, device)
+        self._wrapped_modules.add(module)
+        return blank
+
     def exchange(self, module: Any, now: bool) -> AbstractContextManager[None]:
         """Return a context for forward and backward of a module from ``share_gradients``.
 
-        Gradients accumulate locally until a context with ``now=True``.
+        Its gradients accumulate locally until a context with ``now=True``. Gradients of a sharded
+        module are exchanged in every context, because a rank has no memory for all of them.
         """
-        return nullcontext() if now or self.size == 1 else module.no_sync()
+        if now or not isinstance(module, DistributedDataParallel):
+            return nullcontext()
+        return module.no_sync()
+
+    def whole_state(self, state: Any) -> Any:
+        """Gather every sharded tensor of nested mappings and sequences on the CPU of rank 0."""
+        return whole_state(state, self.is_main)
 
     def backend(self, device: torch.device) -> str:
         """Return the backend for gradients on ``device``: none, gloo or nccl."""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from lib.env.sharded import local, sum_over_shards
 from lib.optim.optimizers import Adam, ParameterGroup
 from lib.optim.options import AdamwspamOptions
 
@@ -39,11 +40,12 @@ class Adamwspam(Adam):
         self._step_supports_amp_scaling = False
         self._options = options
         self._steps = 0
-        first = self.param_groups[0]["params"][0]
-        self._norms = first.new_zeros(options.spike_window)
-        self._spikes = first.new_zeros(())
-        # Clipped elements of the last step, for statistics only.
-        self._clipped = first.new_zeros(())
+        self._first = self.param_groups[0]["params"][0]
+        plain = local(self._first)
+        self._norms = plain.new_zeros(options.spike_window)
+        self._spikes = plain.new_zeros(())
+        # Clipped elements of the last step in this rank's rows, for statistics only.
+        self._clipped = plain.new_zeros(())
         self._elements = sum(p.numel() for group in self.param_groups for p in group["params"])
 
     @property
@@ -78,10 +80,11 @@ class Adamwspam(Adam):
 
     def statistics(self) -> dict[str, float]:
         """Return spikes and resets so far, and the last step's clipped fraction and rate."""
+        clipped = sum_over_shards(self._clipped, self._first)
         return {
             "spam_spikes": int(self._spikes),
             "spam_resets": self._options.resets(max(1, self._steps)),
-            "spam_clipped_fraction": float(self._clipped) / self._elements,
+            "spam_clipped_fraction": float(clipped) / self._elements,
             "spam_learning_rate": self.effective_learning_rate,
         }
 
@@ -125,8 +128,9 @@ class Adamwspam(Adam):
         """
         for parameter in parameters:
             if parameter.grad is not None and parameter in self.state:
-                variance = self.state[parameter]["exp_avg_sq"].view(-1).split(_CHUNK_ELEMENTS)
-                gradient = parameter.grad.view(-1).split(_CHUNK_ELEMENTS)
+                squares = local(self.state[parameter]["exp_avg_sq"])
+                variance = squares.view(-1).split(_CHUNK_ELEMENTS)
+                gradient = local(parameter.grad).view(-1).split(_CHUNK_ELEMENTS)
                 for v, g in zip(variance, gradient, strict=True):
                     limit = F.threshold(v, 0.0, math.inf).mul_(self._options.theta).sqrt_()
                     clipped = torch.clamp(g, limit.neg(), limit)

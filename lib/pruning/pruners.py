@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lib.env.sharded import local, placed_like, sum_over_shards, whole
 from lib.optim.optimizers import embedding_parameters, matrix_parameters
 from lib.pruning.options import MovementOptions, PruningOptions, StateOptions
 
@@ -202,17 +203,17 @@ class MaskPruner(ABC):
 
     def sparsity(self) -> float:
         """Return the measured fraction of zeros among prunable weights, 0 without such weights."""
-        zeros = sum(int((used == 0).sum()) for used in self._used_parameters().values())
-        return zeros / max(1, sum(self.prunable_weights().values()))
+        sizes = self.prunable_weights()
+        return sum(self._zeros().values()) / max(1, sum(sizes.values()))
 
     def sparsity_by_layer(self) -> dict[str, float]:
         """Return the measured fraction of zeros of each prunable parameter."""
-        used = self._used_parameters()
-        return {name: int((p == 0).sum()) / p.numel() for name, p in used.items()}
+        sizes = self.prunable_weights()
+        return {name: zeros / sizes[name] for name, zeros in self._zeros().items()}
 
     def prunable_weights(self) -> dict[str, int]:
         """Return the size of each prunable parameter, without padding."""
-        return {name: p.numel() for name, p in self._used_parameters().items()}
+        return {name: p.numel() - self._padding(p) for name, p in self._parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masks and the sparsity reached."""
@@ -223,7 +224,7 @@ class MaskPruner(ABC):
         assert state_dict["masks"].keys() == self.masks.keys(), "masks of another model"
         self._reached = state_dict["reached"]
         for name, mask in state_dict["masks"].items():
-            self.masks[name].copy_(mask)
+            self.masks[name].copy_(placed_like(mask, self.masks[name]))
 
     def _is_due(self, step: int, progress: float) -> bool:
         """Return whether to prune: every ``frequency`` steps in the ramp, and once at its end."""
@@ -243,10 +244,13 @@ class MaskPruner(ABC):
             count = round(sparsity * sum(sizes[name] for name in names))
             if count:
                 scores = {
-                    name: self._used(name, self._alive_score(name, optimizer)) for name in names
+                    name: self._used(name, whole(self._alive_score(name, optimizer)))
+                    for name in names
                 }
                 for name, pruned in bottom_k(scores, count):
-                    torch.logical_not(pruned, out=self._used(name, self.masks[name]))
+                    mask = whole(self.masks[name])
+                    torch.logical_not(pruned, out=self._used(name, mask))
+                    self.masks[name].copy_(placed_like(mask, self.masks[name]))
 
     def _alive_score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         return self.score(name, optimizer).masked_fill_(~self.masks[name], -torch.inf)
@@ -255,8 +259,22 @@ class MaskPruner(ABC):
         """Return ``tensor``, in the shape of a parameter, without padding rows."""
         return tensor[: self._used_rows.get(id(self._parameters[name]), len(tensor))]
 
-    def _used_parameters(self) -> dict[str, torch.Tensor]:
-        return {name: self._used(name, p.detach()) for name, p in self._parameters.items()}
+    def _padding(self, parameter: torch.Tensor) -> int:
+        """Return the number of elements in padding rows."""
+        rows = len(parameter)
+        return (rows - self._used_rows.get(id(parameter), rows)) * (parameter.numel() // rows)
+
+    def _zeros(self) -> dict[str, int]:
+        """Return the number of zeros of each parameter, without its padding, which is all zero."""
+        counts = [(local(p.detach()) == 0).sum() for p in self._parameters.values()]
+        if not counts:
+            return {}
+        like = next(iter(self._parameters.values()))
+        totals = sum_over_shards(torch.stack(counts), like).tolist()
+        return {
+            name: total - self._padding(p)
+            for (name, p), total in zip(self._parameters.items(), totals, strict=True)
+        }
 
     def _scopes(self) -> Iterator[tuple[list[str], float]]:
         """Yield groups of parameters with a common threshold, and each group's current sparsity."""
@@ -364,7 +382,7 @@ class MovementPruner(MaskPruner):
         """Restore ``state_dict``. Raises KeyError if it belongs to another pruner."""
         super().load_state_dict(state_dict)
         for name, scores in state_dict["scores"].items():
-            self._scores[name].copy_(scores)
+            self._scores[name].copy_(placed_like(scores, self._scores[name]))
 
 
 # State pruning: scores from the weights and the moments of an Adam-like optimizer.

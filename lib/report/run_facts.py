@@ -203,8 +203,9 @@ _FOLLOWS = {
     "knobs.sdpa_backend_selected": _KERNEL,
     "knobs.flash_attention_enabled": _KERNEL,
     "knobs.nsa_backend": _KERNEL,
-    "knobs.ddp_bucket_cap_mib": ("train.gpus",),
-    "knobs.ddp_gradients_copied": ("train.gpus",),
+    "knobs.data_parallel": ("train.gpus", "machine.data_parallel"),
+    "knobs.ddp_bucket_cap_mib": ("train.gpus", "machine.data_parallel"),
+    "knobs.ddp_gradients_copied": ("train.gpus", "machine.data_parallel"),
     "variables.CUBLAS_WORKSPACE_CONFIG": ("machine",),
 }
 # Setting → setting that determines it: with the same global batch, more GPUs accumulate less.

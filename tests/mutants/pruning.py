@@ -265,10 +265,8 @@ MUTANTS = (
         edited(
             train,
             "optimizer_step",
-            "    session.state.pruner.mask_gradients()\n    norms = torch.stack("
-            "torch._foreach_norm(_gradients_or_zeros(parameters)))",
-            "    norms = torch.stack(torch._foreach_norm(_gradients_or_zeros(parameters)))\n"
-            "    session.state.pruner.mask_gradients()",
+            "    session.state.pruner.mask_gradients()\n    norms = _gradient_norms(parameters)",
+            "    norms = _gradient_norms(parameters)\n    session.state.pruner.mask_gradients()",
         ),
     ),
     Mutant(

@@ -11,6 +11,7 @@ from gpt2 import generate as module
 from gpt2.generate import SamplingOptions, generate
 from gpt2.training.finish import generate_sample
 from gpt2.training.session import TrainingSession
+from lib.config.field import SymbolValue
 from lib.runs.rng import rng_state
 
 Open = Callable[..., TrainingSession]
@@ -92,5 +93,9 @@ def test_the_seed_determines_the_text_without_side_effects(session: Open) -> Non
 
 
 def test_the_sample_starts_with_the_prompt(session: Open) -> None:
-    assert generate_sample(session(SAMPLE_PROMPT="apples and")).startswith("apples and")
-    assert len(generate_sample(session(SAMPLE_PROMPT="", SAMPLE_TOKENS=5))) <= 6
+    def sample(**changes: SymbolValue) -> str:
+        opened = session(**changes)
+        return generate_sample(opened, opened.state.model)
+
+    assert sample(SAMPLE_PROMPT="apples and").startswith("apples and")
+    assert len(sample(SAMPLE_PROMPT="", SAMPLE_TOKENS=5)) <= 6

@@ -23,6 +23,7 @@ CPU = MachineConfig(
     cudnn_benchmark=False,
     expandable_segments=False,
     warmup_iterations=0,
+    data_parallel="ddp",
     ddp_safe=False,
 )
 GPU = replace(CPU, device="cuda")

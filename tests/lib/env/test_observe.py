@@ -37,6 +37,7 @@ def machine() -> MachineConfig:
         cudnn_benchmark=False,
         expandable_segments=False,
         warmup_iterations=0,
+        data_parallel="ddp",
         ddp_safe=False,
     )
     set_up(plain, ProcessRank())

@@ -1,0 +1,256 @@
+"""Runs whose weights are sharded over the processes (FSDP2), against DDP."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+# Imported by DDP and FSDP: once here instead of in every forked process.
+import torch._dynamo
+import torch.distributed.fsdp
+
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.training.records import NullRecords
+from gpt2.training.session import TrainingSession
+from gpt2.training.setup import open_session
+from gpt2.training.step import optimizer_step
+from lib.config.field import SymbolValue
+from lib.env.process_group import ProcessGroup
+from lib.env.ranks import current_process
+from lib.env.sharded import local
+from lib.errors import ConfigError
+from lib.runs.checkpoint import Checkpoint, iter_tensors, load_latest_checkpoint
+from lib.runs.run_dir import RunDir, State, read_status
+from tests.gpt2.training.conftest import SPARSE, Trained, Trainer
+
+Configure = Callable[..., Config]
+Changes = dict[str, SymbolValue | None]
+FSDP: Changes = {"DATA_PARALLEL_FSDP": True}
+_OTHER_OPTIMIZER: Changes = {"OPTIMIZER_ADAMWSPAM": None}
+# The same kind of model and run in each; twelve iterations of four sequences.
+BARE: Changes = {"DROPOUT": "0.0", "EVAL_INTERVAL": 0, "CHECKPOINT_INTERVAL": 0}
+SPLITS: dict[int, Changes] = {
+    size: {"GPUS": size, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4 // size} for size in (1, 2, 4)
+}
+CASES: dict[str, Changes] = {
+    "dropout and SPAM with spikes, clipping and resets": {
+        "DROPOUT": "0.2",
+        "SPAM_CLIP_DELAY": 1,
+        "SPAM_SPIKE_WINDOW": 2,
+        "SPAM_SPIKE_THRESHOLD": "0.1",
+        "SPAM_INTERVAL": 4,
+        "SPAM_WARMUP_STEPS": 1,
+        "RECIPROCAL": True,
+        "RECIPROCAL_LEARNABLE": True,
+        "POSITIONS_ROPE": True,
+    },
+    "native sparse attention, SGD": {**SPARSE, **_OTHER_OPTIMIZER, "OPTIMIZER_SGD": True},
+    "latent attention, AMSGrad, movement by layer": {
+        "ATTENTION_PROJECTION_LATENT": True,
+        "MLP_LATENT": True,
+        **_OTHER_OPTIMIZER,
+        "OPTIMIZER_ADAM": True,
+        "ADAM_AMSGRAD": True,
+        "PRUNING_MAGNITUDE": None,
+        "PRUNING_MOVEMENT": True,
+        "PRUNING_SCOPE_LAYER": True,
+    },
+    "mechanisms, checkpointing, state pruning": {
+        "RA_CROSS_TOKEN": True,
+        "MLP_CROSS_TOKEN": True,
+        "MLP_ATTN_GATE": True,
+        "GRAD_CHECKPOINTING": True,
+        **_OTHER_OPTIMIZER,
+        "OPTIMIZER_ADAMWPRUNE": True,
+        "PRUNING_MAGNITUDE": None,
+        "PRUNING_INCLUDE_EMBEDDINGS": True,
+    },
+    # The casts of a micro-batch must not be used for the next one.
+    "bf16": {"RUN_PROFILE_MAXOUT_SPEED": True, "OOM_FALLBACK": False, "PRECISION_BF16": True},
+}
+_STEPS = 6
+# A loss in bf16 has eight bits of mantissa, and pruning amplifies differences.
+_TOLERANCES = {"bf16": 1e-3}
+
+
+@pytest.fixture
+def together(train: Trainer, ranks: Callable) -> Callable[..., tuple[Trained, list[Any]]]:
+    """Train one run in ``GPUS`` processes; return rank 0's files and each rank's result."""
+
+    def start(config: Config, name: str, **arguments: Any) -> tuple[Trained, list[Any]]:
+        def body(rank: int) -> list[Any]:
+            status = train(config, name, **arguments).status
+            return [status.state, status.iteration, status.message]
+
+        (train.folder / name).mkdir(exist_ok=True)
+        ended = ranks(config.train.gpus, body)
+        return train.found(name), ended
+
+    return start
+
+
+def rows(trained: Trained) -> torch.Tensor:
+    """Return loss and gradient norm of each iteration."""
+    found = trained.rows("train")
+    return torch.tensor([(r["loss"], r["grad_norm"]) for r in found], dtype=torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_steps_are_those_of_ddp(
+    configure: Configure, build_dir: Path, tmp_path: Path, ranks: Callable, size: int
+) -> None:
+    def steps(config: Config, group: ProcessGroup) -> dict[str, Any]:
+        session = open_session(config, build_dir, NullRecords(RunDir(tmp_path)), group=group)
+        losses: list[list[float]] = []
+        for micro_batches in islice(session.batches(), _STEPS):
+            measured = optimizer_step(session, micro_batches, 1e-2)
+            losses += [[measured.loss.item(), measured.gradient_norm.item()]]
+            session.state.pruner.after_step(
+                len(losses), len(losses) / _STEPS, session.state.optimizer
+            )
+        return {
+            "losses": losses,
+            "validation": session.evaluate(session.state.whole_model()).loss,
+            "sparsity": session.state.pruner.sparsity_by_layer(),
+            "statistics": session.state.optimizer.statistics(),
+            "elements": sum(local(p).numel() for p in session.state.weights().values()),
+        }
+
+    def body(rank: int) -> dict[str, Any]:
+        group = ProcessGroup.join(current_process())
+        return {
+            name: [
+                steps(configure(**BARE | SPLITS[size] | changes | mode), group)
+                for mode in ({}, FSDP)
+            ]
+            for name, changes in CASES.items()
+        }
+
+    first, *others = ranks(size, body)
+    assert isinstance(first, dict), first
+    for name, (ddp, fsdp) in first.items():
+        tolerance = _TOLERANCES.get(name, 2e-6)
+        assert fsdp["losses"] == [pytest.approx(row, rel=tolerance) for row in ddp["losses"]], name
+        assert fsdp["validation"] == pytest.approx(ddp["validation"], rel=tolerance), name
+        assert fsdp["sparsity"] == pytest.approx(ddp["sparsity"], abs=0.01), name
+        assert fsdp["statistics"] == pytest.approx(ddp["statistics"], rel=tolerance), name
+        # Every rank stores the same number of rows, or one row less.
+        assert fsdp["elements"] < 1.05 * ddp["elements"] / size + 100, name
+        for other in others:
+            assert other[name][1] | {"elements": 0} == fsdp | {"elements": 0}, name
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bytes(configure: Configure, together: Callable) -> None:
+    """With dropout, evaluations, statistics, pruning and a sample."""
+    config = configure(**SPLITS[2], **FSDP, STATISTICS_INTERVAL=3)
+    whole, ended = together(config, "whole")
+    assert ended == [["SUCCESS", 12, ""]] * 2
+    assert whole.manifest()["knobs"]["data_parallel"]["observed"] == "fsdp"
+    assert whole.manifest()["deviations"] == []
+
+    def deadly(session: TrainingSession, *rest: Any) -> Any:
+        if session.group.rank == 1 and session.state.iteration == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return optimizer_step(session, *rest)
+
+    with mock.patch("gpt2.train.optimizer_step", deadly):
+        _, (main, other) = together(config, "killed")
+    assert "[run.lost-process]" in main and other == -signal.SIGKILL
+    resumed, ended = together(config, "killed")
+    assert ended == [["SUCCESS", 12, ""]] * 2
+    assert resumed.core() == whole.core()
+
+
+def moved(begun: Trained, name: str) -> str:
+    """Copy the checkpoints of a run for another division; return the name of the new run."""
+    path = begun.files.path.with_name(name)
+    shutil.copytree(begun.files.checkpoints, path / "checkpoints")
+    for file in (begun.files.metrics, begun.files.timing):
+        shutil.copy(file, path)
+    return name
+
+
+@pytest.mark.slow
+def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(
+    configure: Configure, together: Callable
+) -> None:
+    def split(size: int, fsdp: bool) -> Config:
+        return configure(**BARE, **SPLITS[size], **FSDP if fsdp else {})
+
+    def saved(trained: Trained) -> Checkpoint:
+        checkpoint = load_latest_checkpoint(trained.files.checkpoints, pytest.fail)
+        assert checkpoint
+        return checkpoint
+
+    whole, _ = together(split(1, False), "whole")
+    ddp, _ = together(split(2, False), "ddp", stop_at=3)
+    fsdp, _ = together(split(2, True), "fsdp", stop_at=3)
+    torch.testing.assert_close(saved(fsdp).weights, saved(ddp).weights, rtol=1e-4, atol=1e-5)
+    states = [saved(trained).state["session"] for trained in (fsdp, ddp)]
+    for part in ("optimizer", "pruner"):
+        tensors = [list(iter_tensors(state[part])) for state in states]
+        torch.testing.assert_close(*tensors, rtol=1e-3, atol=1e-4)
+    # 2 -> 4 -> 1 processes, the last one without FSDP.
+    _, refused = together(split(4, True), moved(fsdp, "refused"))
+    assert all("train.gpus (was 2, is 4)" in str(error) for error in refused)
+    four, _ = together(split(4, True), moved(fsdp, "four"), stop_at=7, allow_stale=True)
+    one, ended = together(split(1, False), moved(four, "one"), allow_stale=True)
+    assert ended == [["SUCCESS", 12, ""]]
+    # From DDP to FSDP.
+    sharded, ended = together(split(2, True), moved(ddp, "sharded"), allow_stale=True)
+    assert ended == [["SUCCESS", 12, ""]] * 2
+    for trained in (one, sharded):
+        torch.testing.assert_close(rows(trained), rows(whole), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_non_finite_loss_on_one_rank_is_located(
+    configure: Configure, train: Trainer, ranks: Callable
+) -> None:
+    config = configure(**SPLITS[2], **FSDP, CHECK_NUMERICS=True)
+
+    def body(rank: int) -> str:
+        calls, forward = count(), GPT.forward
+
+        def spoiled(*arguments: Any) -> torch.Tensor:
+            bad = rank == 1 and next(calls) >= 7
+            return forward(*arguments) * (float("nan") if bad else 1.0)
+
+        with mock.patch("gpt2.model.GPT.forward", spoiled):
+            return train(config).status.message
+
+    main, other = ranks(2, body)
+    assert main.startswith("loss is NaN (rank 1) at it 4")
+    assert other == f"RunError: {main} [numerics.non-finite]"
+    assert read_status(train.found("run").files).state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"GPUS": 1, "GRAD_ACCUMULATION": 2},
+        {"COMPILE": True},
+        {"RUN_PROFILE_MAXOUT_SPEED": True, "OOM_FALLBACK": True},
+        {"DDP_SAFE": True},
+    ],
+)
+def test_settings_without_sharding_are_refused(configure: Configure, changes: Changes) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        configure(**SPLITS[2] | FSDP | changes)
+    assert "config.unmet-dependency" in refusal.value.codes
+
+
+def test_ddp_leaves_the_identity_of_existing_runs(configure: Configure) -> None:
+    ddp, fsdp = (configure(**SPLITS[2] | mode) for mode in ({}, FSDP))
+    assert "data_parallel" not in ddp.identity()["machine"]
+    assert fsdp.hash8 != ddp.hash8 and fsdp.function() == ddp.function()
