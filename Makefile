@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT WEIGHTS ARCHIVE
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -188,10 +188,19 @@ style: setup ## Check formatting, lint, types, and names in documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
-.PHONY: ls report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
+.PHONY: ls clean-runs archive unpack report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
 	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 	$(Q)$(PY) scripts/list_runs.py $(INTO)
+
+clean-runs: setup $(ANY_CONFIG_PY) ## Remove the runs WHERE=, after a confirmation
+	$(Q)$(PY) scripts/list_runs.py clean $(INTO)
+
+archive: setup $(ANY_CONFIG_PY) ## Write the runs WHERE= to OUT=, one file to share
+	$(Q)$(PY) scripts/list_runs.py archive $(INTO)
+
+unpack: setup $(ANY_CONFIG_PY) ## Add the runs of an ARCHIVE= to the results
+	$(Q)$(PY) scripts/list_runs.py unpack $(INTO)
 
 report: $(CONFIG_PY) ## Write report.html and tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
@@ -286,6 +295,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: RUNS=PATTERN  Runs: patterns over the names of make plan, or paths
 ##: RUN=NAME  One run: its name in make plan, or its directory
 ##: WHERE="N_LAYER=6 val_loss<2.5 state=done"  For ls: = != < <= > >=
+##: WEIGHTS=1  For archive: include the final weights; ARCHIVE=FILE
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
 ##: OUT=DIR  For export: the new folder

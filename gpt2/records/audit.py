@@ -17,6 +17,7 @@ from lib.runs.audit import (
     AuditFinding,
     artifact_findings,
     consistency_findings,
+    has_no_weights,
     mismatch,
     schema_problems,
 )
@@ -85,6 +86,8 @@ def _weights(record: RunRecord, verdict: Verdict) -> None:
 
     if record.run.weights.is_file():
         verdict.findings += weight_findings(record)
+    elif has_no_weights(record.run):
+        verdict.notes.append("weights: left out of the archive of this run")
 
 
 def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None:

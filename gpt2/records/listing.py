@@ -5,6 +5,7 @@ of each run; verifies no digests (``make audit`` does). Imports no torch.
 """
 
 import dataclasses
+import fnmatch
 import operator
 import re
 import shlex
@@ -31,7 +32,7 @@ from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS
 
 SCHEMA_VERSION = 1
-_ARCHIVED = ".old-"
+_REPLACED = ".old-"
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
 # A longer name is cut before the seed in a table that must fit the terminal.
 _MAX_NAME_CHARS = 44
@@ -50,7 +51,7 @@ class ListedRun:
     study: str
     # Slug of the step.
     step: str
-    # new, running, done, failed, interrupted, stale or damaged
+    # new, running, done, failed, interrupted, stale, damaged or replaced
     state: str
     # Cause of a failure or damage, else "".
     problem: str = ""
@@ -104,11 +105,11 @@ _LEFT_ALIGNED = ("run", "study", "step", "state", "finished", "commit", "hash")
 
 @dataclass(frozen=True)
 class RunList:
-    """The runs below a folder, and the number of archived runs that are not listed."""
+    """The runs below a folder, and the number of replaced runs that are not listed."""
 
     folder: Path
     runs: Sequence[ListedRun]
-    archived: int = 0
+    replaced: int = 0
 
     @property
     def differing(self) -> dict[str, list[str]]:
@@ -119,15 +120,15 @@ class RunList:
         return {name: sorted(found, key=_order) for name, found in values.items() if len(found) > 1}
 
 
-def list_runs(folder: Path) -> RunList:
+def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
     """Return every run in the study folders of ``folder``, sorted by study, step and seed.
 
-    Runs that were trained again (``.old-``) are counted only. Raises OSError if a folder cannot be
-    read.
+    Runs that were trained again (``.old-``) are counted only, unless ``replaced``. Raises OSError if
+    a folder cannot be read.
     """
     studies = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     paths = [path for study in studies for path in study.iterdir() if _is_run(path)]
-    runs = [path for path in paths if _ARCHIVED not in path.name]
+    runs = [path for path in paths if replaced or _REPLACED not in path.name]
     return RunList(folder, read_runs(runs), len(paths) - len(runs))
 
 
@@ -146,7 +147,7 @@ def other_configurations(plan: Plan) -> TableSection | None:
     """
     planned = {run.path.name for run in plan.runs}
     beside = plan.folder.iterdir() if plan.folder.is_dir() else ()
-    paths = [p for p in beside if p.name not in planned and _is_run(p) and _ARCHIVED not in p.name]
+    paths = [p for p in beside if p.name not in planned and _is_run(p) and _REPLACED not in p.name]
     if not paths or not plan.runs:
         return None
     values = {run.variant.slug: run.config.values for run in reversed(plan.runs)}
@@ -167,13 +168,14 @@ def other_configurations(plan: Plan) -> TableSection | None:
 def _is_run(path: Path) -> bool:
     run = RunDir(path)
     recorded = run.resolved_config.exists() or run.status.exists()
-    return path.is_dir() and (recorded or _NAME.fullmatch(path.name) is not None)
+    named = recorded or _NAME.fullmatch(path.name) is not None
+    return named and path.is_dir() and not path.name.startswith(".")
 
 
 def _read(path: Path, comparison: SourceComparison) -> ListedRun:
     run, name = RunDir(path), _NAME.fullmatch(path.name)
     status = read_status(run)
-    state = run_state(run, status)
+    state = "replaced" if _REPLACED in path.name else run_state(run, status)
     message = status.message.split("\n")[0] if status and state in ("failed", "damaged") else ""
     row = ListedRun(
         run=f"{path.parent.name}/{path.name}",
@@ -185,7 +187,7 @@ def _read(path: Path, comparison: SourceComparison) -> ListedRun:
         hash8=name["hash"] if name else "",
         iteration=status.iteration if status else 0,
     )
-    if status is None or status.state is State.DAMAGED:
+    if status is None or status.state is State.DAMAGED or state == "replaced":
         return row
     try:
         ended = status.written_at if state != "running" else None
@@ -287,11 +289,17 @@ class _Condition:
             return compare(a, b)
         if self.name in _BY_BEGINNING:
             return compare(str(value)[: len(self.text)], self.text)
-        return self.sign in ("=", "!=") and compare(_shown(value), self.text)
+        if self.sign not in ("=", "!="):
+            return False
+        text = _shown(value)
+        matches = text == self.text or ("*" in self.text and fnmatch.fnmatchcase(text, self.text))
+        return matches == (self.sign == "=")
 
 
 def select(listed: RunList, where: str) -> RunList:
     """Return the runs that satisfy every condition of ``where``, such as ``N_LAYER=6 val_loss<2.5``.
+
+    Values after ``=`` and ``!=`` may be patterns, such as ``run=ratio/ra-*``.
 
     Raises ConfigError for a malformed condition or an unknown field.
     """
@@ -355,7 +363,7 @@ def to_json(listed: RunList) -> str:
     document = {
         "folder": str(listed.folder),
         "differing": list(names),
-        "archived": listed.archived,
+        "replaced": listed.replaced,
         "runs": runs,
     }
     return json_document(SCHEMA_VERSION, document)
@@ -427,7 +435,7 @@ def _summary(listed: RunList) -> str:
     counts = Counter(run.state for run in listed.runs)
     parts = [f"{len(listed.runs)} run{'s' * (len(listed.runs) != 1)} in {listed.folder}"]
     parts += [f"{count} {state}" for state, count in counts.most_common()]
-    parts += [f"{listed.archived} archived (not listed)"] if listed.archived else []
+    parts += [f"{listed.replaced} replaced (not listed)"] if listed.replaced else []
     return ", ".join(parts)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
-from lib.json_files import RecordError
+from lib.json_files import RecordError, read_json_object
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
 from lib.runs.record import JsonRecord, RunRecord, read_manifest
@@ -45,9 +45,17 @@ def _shown(value: Any) -> str:
 _SNAPSHOT = "environment"
 
 
+def has_no_weights(run: RunDir) -> bool:
+    """Return whether the run comes from an archive without weights."""
+    try:
+        return read_json_object(run.unpacked).get("without") == [run.weights.name]
+    except RecordError:
+        return False
+
+
 def required_files(run: RunDir) -> tuple[Path, ...]:
-    """Return the files that every finished run must have."""
-    return (
+    """Return the files that a finished run must have; one from an archive may have no weights."""
+    files = (
         run.resolved_config,
         run.manifest,
         run.metrics,
@@ -55,8 +63,8 @@ def required_files(run: RunDir) -> tuple[Path, ...]:
         run.summary,
         run.logs,
         run.timing,
-        run.weights,
     )
+    return files if has_no_weights(run) else (*files, run.weights)
 
 
 def artifact_findings(run: RunDir, *, every_byte: bool) -> list[AuditFinding]:
@@ -116,14 +124,15 @@ def _artifacts(
 ) -> Iterator[AuditFinding]:
     volatile = manifest["volatile"]
     tables = manifest["artifacts"] | volatile["artifacts"]
-    for path in required_files(run):
+    required = required_files(run)
+    for path in required:
         if path != run.manifest and path.name not in tables:
             yield AuditFinding(run.manifest.name, f"a digest of {path.name}", "none")
     for name, record in tables.items():
         path = run.path / name
         if not path.is_file():
             # _missing_files has already reported the required files.
-            if path not in required_files(run):
+            if path not in required and not (path == run.weights and has_no_weights(run)):
                 yield AuditFinding(name, "a file", "none")
         elif path == run.logs:
             yield from _log_prefix(path, record)

@@ -33,7 +33,7 @@ def add(folder, name, manifest=CURRENT, loss=2.0, **symbols):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Two studies with a run in every state, and an archived one."""
+    """Two studies with a run in every state, and a replaced one."""
     folder = tmp_path_factory.mktemp("results")
     add(folder, "ratio/base-s1-aaaaaaaa", N_LAYER=4, DROPOUT="0.1", COMPILE=False, JOBS=1)
     add(folder, "ratio/base-s2-aaaaaaab", loss=1.5, N_LAYER=4, DROPOUT="0.10", COMPILE=True, JOBS=2)
@@ -72,7 +72,7 @@ def test_every_run_of_every_study_is_a_row_with_its_state(listed):
         "ratio/d-s3-eeeeeeee": "new",
         "single/run-s1-bbbbbbbb": "stale",
     }
-    assert listed.archived == 1
+    assert listed.replaced == 1
 
 
 def test_a_row_has_the_facts_of_its_run(listed):
@@ -163,7 +163,7 @@ def test_json_lists_the_same_runs(listed):
     assert [run["run"] for run in document["runs"]] == [run.run for run in listed.runs]
     first = next(run for run in document["runs"] if run["step"] == "base")
     assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
-    assert document["archived"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
+    assert document["replaced"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
 
 
 def test_an_absent_folder_has_no_runs(tmp_path):
