@@ -306,6 +306,7 @@ class Config:
     seed: int = kconfig_field("SEED")
     run_time_limit_seconds: int = kconfig_field("RUN_TIME_LIMIT_SECONDS", identity=False)
     stall_limit_seconds: int = kconfig_field("STALL_LIMIT_SECONDS", identity=False)
+    lease_seconds: int = kconfig_field("LEASE_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     verdicts: VerdictOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})

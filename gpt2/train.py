@@ -49,6 +49,7 @@ from lib.errors import EXIT_DONE, Problem, RunError
 from lib.optim.schedule import learning_rate_at
 from lib.runs import checkpoint
 from lib.runs.finalize import finalize_run
+from lib.runs.lease import no_guard
 from lib.runs.manifest import begin_manifest, record_fallback
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -62,6 +63,7 @@ def train_run(
     build_dir: Path,
     report: EventCallback,
     stop: Callable[[], bool],
+    guard: Callable[[], None] = no_guard,
     *,
     allow_stale: bool = False,
     clock: Callable[[], float] = time.perf_counter,
@@ -69,7 +71,8 @@ def train_run(
 ) -> RunStatus:
     """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
 
-    All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``report``
+    All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``guard`` is
+    called before every write, and raises LeaseLost if the run was taken over. ``report``
     receives ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations, loss,
     lr, grad_norm, tokens_per_second, eta_seconds}``. ``allow_stale`` resumes a checkpoint that was
     made by other code. ``clock`` returns seconds. ``order`` is recorded: the place of the run in its
@@ -86,7 +89,7 @@ def train_run(
             config = read_resolved_config(files)
             stop_requested = _or_stop_file(stop, files)
             stopping = StopCondition(stop_requested, config.run_time_limit_seconds, group.agree)
-            records = RecordWriter(files, report) if group.is_main else NullRecords(files)
+            records = RecordWriter(files, report, guard) if group.is_main else NullRecords(files)
             opened.callback(records.close)
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(
@@ -177,6 +180,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
             cause = error.problems[0].what
         record = apply_next_fallback(session, cause)
         if session.group.is_main:
+            session.records.guard()
             record_fallback(session.run, record)
         micro_batches = split_micro_batches(micro_batches, session.config.train.batch_size)
     if len(session.state.oom_fallbacks) == n_fallbacks:
@@ -200,7 +204,12 @@ def save_checkpoint(session: TrainingSession) -> None:
     if session.group.is_main:
         keep = session.config.train.checkpoint_keep
         checkpoint.save_checkpoint(
-            session.run.checkpoints, session.state.iteration, weights, state, keep
+            session.run.checkpoints,
+            session.state.iteration,
+            weights,
+            state,
+            keep,
+            session.records.guard,
         )
     session.state.saved_at = session.state.iteration
     _write_status(session, State.RUNNING)
@@ -249,6 +258,7 @@ def _begin(
     """Write manifest, status, heartbeat and log lines before the first step."""
     pids = session.group.gather(torch.tensor(os.getpid())).tolist()
     if session.group.is_main:
+        session.records.guard()
         session.run.checkpoints.mkdir(exist_ok=True)
         begin_manifest(
             session.run,
@@ -299,6 +309,7 @@ def record_results(session: TrainingSession, evaluation: EvaluationResult, start
     """
     _record_evaluation(session, evaluation)
     if session.group.is_main:
+        session.records.guard()
         archive_resolved_failure(session)
     write_results(session, evaluation, started)
 
@@ -334,6 +345,7 @@ def _failed_nonfinite(session: TrainingSession, error: NumericsError) -> RunStat
         except RunError as save_error:
             session.records.line("WARN", f"the step cannot be replayed: {save_error}")
     if session.group.is_main or error.alone:
+        session.records.guard()
         for line in write_numerics_failure(session, error):
             session.records.line("FAIL", line)
     if error.undone:
@@ -360,10 +372,12 @@ def _write_status(
     status = RunStatus(
         state, exit_code, message, session.state.iteration, session.state.budget.iterations
     )
+    guard = session.records.guard
     if session.group.is_main and state is State.RUNNING:
+        guard()
         write_status(session.run, status)
     elif session.group.is_main:
-        finalize_run(session.run, status, facts)
+        finalize_run(session.run, status, facts, guard)
     return status
 
 

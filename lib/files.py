@@ -4,13 +4,15 @@ The folder of a run may be a stranger's: a symbolic link in it could name any fi
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,21 @@ def link_error(path: Path) -> RunError:
 
 
 @contextmanager
+def file_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Acquire the lock of the file ``path``, which is created; wait if another process has it.
+
+    ``on_wait`` is called before a wait. The operating system releases the lock with the process.
+    """
+    with open(path, "a", encoding="utf-8", opener=no_follow) as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Name the file ``path`` in an OSError: errors of a descriptor, such as a full disk, name none."""
     try:
@@ -60,10 +77,19 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+# Part of temporary names: process ids are unique on one machine only, and folders may be shared.
+_HOST = re.sub(r"\W", "_", platform.node())
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the path of the temporary file or folder of this process beside ``path``."""
+    return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
+
+
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write ``content`` to a temporary file beside ``path``, fsync, rename, fsync the folder."""
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     with naming(path):
         try:
             # A leftover of a dead process with the same id, or a link.
@@ -78,10 +104,10 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         fsync_directory(path.parent)
 
 
-def remove_leftovers(folder: Path, pattern: str = ".*.tmp") -> None:
-    """Remove what dead processes left in ``folder``: temporary files and folders named by their id.
+def remove_leftovers(folder: Path, pattern: str = f".*.{_HOST}-*.tmp") -> None:
+    """Remove what dead processes of this machine left in ``folder``: temporary files and folders.
 
-    The name of a temporary file contains the id between dots or dashes, such as ``.name.123.tmp``.
+    Their names contain the process id between dots or dashes, such as ``.name.host-123.tmp``.
     """
     for path in folder.glob(pattern):
         number = re.search(r"[.-]([0-9]+)[.-][^.-]*$", path.name)

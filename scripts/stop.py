@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stop running runs after the current optimizer step and save a checkpoint. make resumes them.
 
-stop.py                   all runs and the make that trains them, like Ctrl-C
+stop.py                   all runs, and every make that trains them, on any machine
 stop.py --runs 'ra*,7'    selected runs; make continues with the others
 """
 
@@ -21,7 +21,7 @@ def main() -> int:
     _, plan = asked_plan(args)
     if args.runs:
         return runner.request_stop(plan.matching(args.runs))
-    return runner.interrupt_study(plan.folder)
+    return runner.stop_study(plan.runs, plan.folder)
 
 
 if __name__ == "__main__":

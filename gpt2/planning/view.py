@@ -32,9 +32,9 @@ from lib.report.render import (
     shorten_titles,
     text_lines,
 )
-from lib.runner import locks
-from lib.runner.runner import STALE_ADVICE, stale_text
+from lib.runner.queue import STALE_ADVICE, stale_text
 from lib.runs.code import SourceComparison, run_drift
+from lib.runs.lease import current_holder
 from lib.runs.record import RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_duration, format_si
@@ -417,7 +417,7 @@ def run_state(directory: RunDir, status: RunStatus | None) -> str:
     """Return the state of a run; RUNNING without a live process is interrupted."""
     if status is None:
         return "new"
-    if status.state is State.RUNNING and not locks.lock_owner(directory.lock):
+    if status.state is State.RUNNING and current_holder(directory) is None:
         return State.INTERRUPTED.word
     return status.state.word
 

@@ -49,21 +49,15 @@ from lib.report.verdict_text import (
     verdict_table,
     verdicts_exit_code,
 )
-from lib.runner import locks
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
-from lib.runner.locks import SignalCounter
-from lib.runner.runner import (
-    LOCK_FILE,
-    RunnerOptions,
-    archive_run,
-    belongs_to_different_run,
-    require_matching_directories,
-    run_all,
-)
+from lib.runner.queue import archive_run, belongs_to_different_run, require_matching_directories
+from lib.runner.runner import RunnerOptions, run_all
+from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker
 from lib.runs.code import SourceComparison, run_drift
+from lib.runs.lease import no_guard, require_free, take_lease
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.options import TRACKERS
 from lib.tracking.verdict_run import send_verdicts
@@ -125,7 +119,9 @@ class Gpt2Backend:
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
         return _positions(self._plan)
 
-    def submit(self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor) -> Job:
+    def submit(
+        self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor, token: int
+    ) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
         self.write_inputs(run)
         order = {**self._positions[run.path], "submitted_at": time.time()}
@@ -133,6 +129,7 @@ class Gpt2Backend:
             train_worker,
             partial(self._train, order=order),
             run.path,
+            token,
             world_size=run.config.train.gpus,
             # Read by the worker's libraries at import.
             environment={**worker_environment(run.config.machine), **slot},
@@ -159,6 +156,7 @@ def train_in_worker(
     run_dir: Path,
     report: Callable[[Mapping[str, Any]], None],
     stop: Callable[[], bool],
+    guard: Callable[[], None],
     *,
     build_dir: Path,
     allow_stale: bool,
@@ -167,7 +165,7 @@ def train_in_worker(
     """Train the run of a directory in a worker; the parent process imports no torch."""
     from gpt2.train import train_run
 
-    train_run(run_dir, build_dir, report, stop, allow_stale=allow_stale, order=order)
+    train_run(run_dir, build_dir, report, stop, guard, allow_stale=allow_stale, order=order)
 
 
 def _positions(plan: Plan) -> dict[Path, dict[str, float]]:
@@ -268,10 +266,10 @@ def _train_runs(plan: Plan, runs: Sequence[PlannedRun[Config]], options: RunnerO
 
 
 def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
-    """Return ``options`` with the time limits of the plan's runs."""
+    """Return ``options`` with the time limits and the leases of the plan's runs."""
     base = plan.base
     limits = JobLimits(base.run_time_limit_seconds, base.stall_limit_seconds)
-    return replace(options, limits=limits)
+    return replace(options, limits=limits, lease_seconds=base.lease_seconds)
 
 
 def _log_look(study: StudyVerdicts) -> None:
@@ -423,18 +421,20 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
     require_world_size(process, run.config.train.gpus)
     if process.is_main:
         check_machine([run.config], TrainingPlace(plan.build_dir, plan.folder, dirty), jobs=1)
-    with SignalCounter() as interrupts, ExitStack() as lock:
+    with SignalCounter() as interrupts, ExitStack() as stack:
+        guard = no_guard
         if process.is_main:
             check_weights([run.config], plan.build_dir)
             check_data([run.config], plan.build_dir)
             run.path.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(locks.acquire_lock(RunDir(run.path).lock))
+            guard = stack.enter_context(take_lease(RunDir(run.path), plan.base.lease_seconds))
             Gpt2Backend(plan, new_executor(plan)).write_inputs(run)
         status = train.train_run(
             run.path,
             plan.build_dir,
             lambda event: _log_event(run, event),
             lambda: interrupts.stopped,
+            guard,
         )
     if status.state is not State.SUCCESS:
         tag = "STOP" if status.state is State.INTERRUPTED else "FAIL"
@@ -449,7 +449,8 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     run, or a run is active.
     """
     runs = plan.matching(patterns)
-    locks.require_unlocked(plan.folder / LOCK_FILE)
+    for run in runs:
+        require_free(RunDir(run.path))
     # Results reused from another directory stay there; the run is trained again in this folder.
     runs = [replace(run, path=default_run_path(run, plan.folder)) for run in runs]
     existing = [run for run in runs if run.path.exists()]

@@ -17,7 +17,7 @@ from gpt2.model import GPT
 from gpt2.records.per_document import items_of
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.session import TrainingSession
-from lib.files import write_atomic, write_json
+from lib.files import pretty_json
 from lib.runs.documents import (
     DocumentResult,
     evaluation_metrics,
@@ -43,14 +43,14 @@ def write_results(session: TrainingSession, evaluation: EvaluationResult, starte
     if not session.group.is_main:
         return
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    write_atomic(session.run.weights, safetensors.torch.save(weights))
+    session.records.write(session.run.weights, safetensors.torch.save(weights))
     dataset, step = session.config.data.dataset, session.state.iteration
     items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, step)
-    write_atomic(session.run.per_query, to_csv(items))
+    session.records.write(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
-        write_atomic(session.run.sample, generate_sample(session, model))
+        session.records.write(session.run.sample, generate_sample(session, model))
     summary = _summary(session, items, evaluation.calibration, sparsity, started)
-    write_json(session.run.summary, summary)
+    session.records.write(session.run.summary, pretty_json(summary))
 
 
 def _sparsity(session: TrainingSession) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem, RunError
-from lib.files import canonical_json, naming, no_follow, sha256_prefix
+from lib.files import canonical_json, naming, no_follow, sha256_prefix, write_atomic
+from lib.runs.lease import no_guard
 from lib.runs.run_dir import RunDir
 from lib.tracking.telemetry import memory_and_cpu_seconds
 from lib.units import MIB
@@ -30,8 +31,12 @@ EventCallback = Callable[[dict[str, Any]], None]
 class RecordWriter:
     """Open record files of one run, and the callback that displays its events."""
 
-    def __init__(self, run: RunDir, report: EventCallback) -> None:
+    def __init__(
+        self, run: RunDir, report: EventCallback, guard: Callable[[], None] = no_guard
+    ) -> None:
+        """Open the files. ``guard`` raises LeaseLost if the run was taken over."""
         self.run = run
+        self.guard = guard
         self._report = report
         self._metrics = _open(run.metrics)
         self._timing = _open(run.timing)
@@ -39,12 +44,12 @@ class RecordWriter:
 
     def metrics(self, **record: Any) -> None:
         """Append one deterministic record to metrics.jsonl; floats in their shortest exact form."""
-        _append(self._metrics, canonical_json(record), self.run.metrics)
+        self._append(self._metrics, canonical_json(record), self.run.metrics)
 
     def timing(self, **record: Any) -> None:
         """Append one non-deterministic record with a time stamp to timing.jsonl."""
         stamped = {**record, "written_at": time.time()}
-        _append(self._timing, canonical_json(stamped), self.run.timing)
+        self._append(self._timing, canonical_json(stamped), self.run.timing)
 
     def line(self, tag: str, text: str) -> None:
         """Write one line to logs.txt and display it; the runner adds the run's name."""
@@ -54,7 +59,7 @@ class RecordWriter:
     def log(self, tag: str, text: str) -> None:
         """Write one line to logs.txt only."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        _append(self._logs, f"{stamp} {tag:<7} {text}", self.run.logs)
+        self._append(self._logs, f"{stamp} {tag:<7} {text}", self.run.logs)
 
     def progress(self, **event: Any) -> None:
         """Display the progress of the run without writing a record."""
@@ -101,10 +106,22 @@ class RecordWriter:
         remedy = f"type: make rerun RUNS={self.run.path.name}"
         raise RunError(Problem(what, str(path), remedy, code="run.damaged"))
 
+    def write(self, path: Path, content: bytes | str) -> None:
+        """Write a result file atomically."""
+        self.guard()
+        write_atomic(path, content)
+
     def close(self) -> None:
         """Close the files."""
         for descriptor in (self._metrics, self._timing, self._logs):
             os.close(descriptor)
+
+    def _append(self, descriptor: int, line: str, path: Path) -> None:
+        data = line.encode() + b"\n"
+        self.guard()
+        with naming(path):
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class NullRecords(RecordWriter):
@@ -112,6 +129,7 @@ class NullRecords(RecordWriter):
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
+        self.guard = no_guard
 
     def metrics(self, **record: Any) -> None:
         """Do nothing."""
@@ -151,23 +169,23 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _append(descriptor: int, line: str, path: Path) -> None:
-    data = line.encode() + b"\n"
-    with naming(path):
-        if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 # Heartbeat of one process of a run: a line at the start, at each log interval and at the end.
 
 
 class Heartbeat:
     """Writer of heartbeat_rank<rank>.jsonl; the lines are not synced to the disk."""
 
-    def __init__(self, run: RunDir, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        rank: int,
+        device: torch.device,
+        guard: Callable[[], None] = no_guard,
+    ) -> None:
         self._path = run.heartbeat(rank)
         self._rank = rank
         self._device = device
+        self._guard = guard
         self._fetch_seconds: list[float] = []
 
     def fetched(self, seconds: float) -> None:
@@ -191,6 +209,7 @@ class Heartbeat:
             "mem_reserved_mib": reserved,
             **facts,
         }
+        self._guard()
         with (
             naming(self._path),
             open(self._path, "a", encoding="utf-8", opener=no_follow) as stream,

@@ -136,7 +136,7 @@ def open_session(
         forward=model if blank else _data_parallel(config, model, group),
         evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
-        heartbeat=Heartbeat(records.run, group.rank, device),
+        heartbeat=Heartbeat(records.run, group.rank, device, records.guard),
         origin=_origin(device, initial),
         init_digests=init_digests,
     )

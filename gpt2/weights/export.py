@@ -31,7 +31,7 @@ from gpt2.weights.modeling import GenerationCache, KablateConfig, KablateForCaus
 from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE, require_recorded_weights
 from lib.console import log
 from lib.errors import ConfigError, Problem
-from lib.files import fsync_directory, sha256_file, write_atomic, write_json
+from lib.files import fsync_directory, sha256_file, temporary_path, write_atomic, write_json
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -60,7 +60,7 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     config = read_resolved_config(run)
     require_recorded_weights(run)
     target = target.absolute()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.mkdir()
     try:

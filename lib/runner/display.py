@@ -84,6 +84,10 @@ class SessionProgress:
         self._worked += 1.0 - (ended.first_fraction or 0.0)
         self.states[status.state] += 1
 
+    def drop(self, run: PlannedRun[Any]) -> None:
+        """Record that ``run`` is trained by another process."""
+        del self.active[run.label]
+
     def seconds_left(self) -> float | None:
         """Return the seconds until all runs are done at the pace of this session.
 

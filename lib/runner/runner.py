@@ -1,16 +1,14 @@
 """Runner of a plan: skips finished runs, resumes interrupted runs and continues after a failure.
 
-A second runner in the same folder is refused while the first one is active.
+Several runners may work on the runs of one folder: each trains those that are free, and waits for the
+others.
 """
 
 import itertools
 import os
-import signal
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,156 +22,31 @@ from lib.errors import (
     Problem,
     RunError,
 )
-from lib.files import canonical_json, no_follow, remove_leftovers
-from lib.json_files import RecordError
+from lib.files import no_follow, remove_leftovers
 from lib.plan.run import PlannedRun
-from lib.runner import locks
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
 from lib.runner.hooks import start_command
 from lib.runner.job import DeviceSlot, Executor, Job, JobEvent, JobLimits, JobTimer
-from lib.runner.locks import SignalCounter
-from lib.runs.finalize import finalize_run
-from lib.runs.record import RunRecord
-from lib.runs.run_dir import RunDir, RunStatus, State, read_status
-
-# Decide what to do with each planned run, based only on the contents of its run directory.
-
-
-_MAX_CHANGES_SHOWN = 3
-
-
-class RunAction(StrEnum):
-    """Action of the runner for one planned run."""
-
-    # Finished with the current code: nothing to do.
-    SKIP = "done"
-    # Finished, kept although code, torch version or device changed.
-    KEEP = "done by other code"
-    START = "new"
-    RESUME = "to be continued"
-    RETRY = "failed, to be tried again"
-    # Old directory renamed, then trained from scratch.
-    RESTART = "to be trained again"
-    # Started or finished with other code, and STALE is not set.
-    STALE = "made by other code"
-
-
-@dataclass(frozen=True)
-class RunDecision:
-    """A run, the action to take, and the changes since the run was made."""
-
-    run: PlannedRun[Any]
-    action: RunAction
-    changes: Sequence[str] = ()
-
-
-def decide(
-    run: PlannedRun[Any], drift: Callable[[RunDir], Sequence[str]], stale: str
-) -> RunDecision:
-    """Return the action for ``run``, based on its directory.
-
-    ``drift`` returns what changed since a run was made, such as source files or the torch version.
-    ``stale`` is the user's choice for results of other code: stop, rerun or keep. A run
-    that failed with other code is restarted in any case, since no result is lost.
-    """
-    directory = RunDir(run.path)
-    status = read_status(directory)
-    if status is None:
-        return RunDecision(run, RunAction.START)
-    changes = drift(directory)
-    failed = status.state in (State.FAILED, State.INVALID)
-    if changes and (failed or stale == "rerun"):
-        return RunDecision(run, RunAction.RESTART, changes)
-    if changes and stale != "keep":
-        return RunDecision(run, RunAction.STALE, changes)
-    if status.state is State.SUCCESS:
-        return RunDecision(run, RunAction.KEEP if changes else RunAction.SKIP, changes)
-    return RunDecision(run, RunAction.RETRY if failed else RunAction.RESUME, changes)
-
-
-def require_matching_directories(runs: Sequence[PlannedRun[Any]]) -> None:
-    """Raise ConfigError listing the run directories with a damaged status or another run."""
-    problems = [
-        Problem(
-            status.message,
-            str(run.path),
-            f"to train the run again (the old folder is kept), type: make rerun RUNS={run.variant.slug}",
-            code="run.damaged",
-        )
-        for run in runs
-        if (status := read_status(RunDir(run.path))) and status.state is State.DAMAGED
-    ]
-    problems += [
-        Problem(
-            f"directory belongs to a different run (expected {run.label})",
-            str(run.path),
-            "move it away, or set OUTPUT_DIR to another folder",
-            code="run.foreign-directory",
-        )
-        for run in runs
-        if belongs_to_different_run(run)
-    ]
-    if problems:
-        raise ConfigError(*problems)
-
-
-def require_fresh(decisions: Sequence[RunDecision]) -> None:
-    """Raise ConfigError if runs were made by other code, with the make commands."""
-    stale = {d.run.label: d.changes for d in decisions if d.action is RunAction.STALE}
-    if stale:
-        raise ConfigError(Problem(stale_text(stale), next=STALE_ADVICE, code="run.other-code"))
-
-
-STALE_ADVICE = (
-    "type: make ON_STALE=rerun to train them again (old folders are kept), or\n"
-    "        make ON_STALE=keep to keep and mark them (always: ON_STALE_KEEP=y)"
+from lib.runner.queue import (
+    RunAction,
+    RunDecision,
+    RunQueue,
+    TakenRun,
+    decide,
+    file_version,
+    require_fresh,
+    require_matching_directories,
+    stale_text,
 )
-
-
-def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
-    """Return which runs are stale and what changed since, once for all runs.
-
-    ``changes`` maps run labels to changes.
-    """
-    counts = Counter(change for each in changes.values() for change in each)
-    shown = [
-        change if count == len(changes) else f"{change} ({count} run{'s' * (count > 1)})"
-        for change, count in counts.most_common(_MAX_CHANGES_SHOWN)
-    ]
-    hidden = len(counts) - len(shown)
-    more = f" and {len(changes) - 1} more runs" if len(changes) > 1 else ""
-    text = f"{next(iter(changes))}{more}: changed since: {', '.join(shown)}"
-    return text + (f" and {hidden} more" if hidden else "")
-
-
-def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
-    """Return whether the run directory was made with a different configuration."""
-    try:
-        identity = RunRecord(RunDir(run.path)).config.identity
-    except RecordError:
-        # A run that was killed before it started, or a damaged one: decide() reports its state.
-        return False
-    return canonical_json(identity) != canonical_json(run.config.identity())
-
-
-def archive_run(run: RunDir) -> Path:
-    """Rename the run directory to ``….old-<time>`` and return the new path.
-
-    Results are never deleted.
-    """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    target = run.path.with_name(f"{run.path.name}.old-{stamp}")
-    count = 1
-    while target.exists():
-        count += 1
-        target = run.path.with_name(f"{run.path.name}.old-{stamp}-{count}")
-    return run.path.rename(target)
-
+from lib.runner.signals import SignalCounter
+from lib.runs.finalize import finalize_run
+from lib.runs.lease import DEFAULT_SECONDS, LeaseLost, LeaseRecord, current_holder
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # Interval between checks for Ctrl-C.
 _TICK_SECONDS = 0.2
-# Lock file in a study's folder, locked while its runs are active.
-LOCK_FILE = ".lock"
+# File in a study's folder: whoever trains the runs stops if it is written.
+STOP_FILE = "stop"
 
 
 @dataclass(frozen=True)
@@ -189,6 +62,10 @@ class RunnerOptions:
     # Train with uncommitted code.
     dirty: bool = False
     limits: JobLimits = field(default_factory=JobLimits)
+    # LEASE_SECONDS: time after which the run of a process that is not heard of may be taken over.
+    lease_seconds: int = DEFAULT_SECONDS
+    # Wait for the runs that other processes train; else end once nothing is left to take.
+    wait: bool = True
     # Program and arguments to start after a run that ended in a state.
     commands: Mapping[State, Sequence[str]] = field(default_factory=dict)
 
@@ -206,8 +83,11 @@ class TrainingBackend(Protocol):
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return what changed since ``run`` was made: code, library versions, device."""
 
-    def submit(self, run: PlannedRun[Any], slot: DeviceSlot, executor: Executor) -> Job:
-        """Write the inputs of a run to its existing directory, and start the run on ``slot``."""
+    def submit(self, run: PlannedRun[Any], slot: DeviceSlot, executor: Executor, token: int) -> Job:
+        """Write the inputs of a run to its existing directory, and start the run on ``slot``.
+
+        ``token`` is the number of the run's lease, which the process adopts that trains.
+        """
 
 
 def run_all(
@@ -219,14 +99,14 @@ def run_all(
 ) -> int:
     """Train ``runs``, all of them below ``folder``, to completion and return the exit code.
 
-    Nothing is created before every check has passed. Raises ConfigError if another process is
-    active in ``folder`` or if results are stale, PreflightError if this machine cannot train the
-    runs, and RunError if a disk error stops a run that has started.
+    Nothing is created before every check has passed. Raises ConfigError if results are stale,
+    PreflightError if this machine cannot train the runs, and RunError if a disk error stops a run
+    that has started.
     """
     if options.stale not in ("stop", "rerun", "keep"):
         what = f"invalid value (expected stop, rerun or keep, got {options.stale!r})"
         raise ConfigError(Problem(what, "ON_STALE", code="usage.invalid-value"))
-    locks.require_unlocked(folder / LOCK_FILE)
+    stop = file_version(folder / STOP_FILE)
     todo = _decide(runs, backend, options)
     if not todo:
         log("DONE", f"nothing to run: {len(runs)} of {len(runs)} done")
@@ -238,12 +118,10 @@ def run_all(
     failure: type[KablateError] = PreflightError
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locks.acquire_lock(folder / LOCK_FILE):
-            remove_leftovers(folder)
-            # Another process may have finished runs since the first check.
-            todo = _decide(runs, backend, options, quiet=True)
-            failure = RunError
-            return RunScheduler(todo, slots, backend, executor, options).run()
+        remove_leftovers(folder)
+        failure = RunError
+        scheduler = RunScheduler(todo, slots, backend, executor, options)
+        return scheduler.run(lambda: file_version(folder / STOP_FILE) not in (None, stop))
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
         advice = "free some space or fix the permissions; to resume, type: make"
@@ -252,22 +130,19 @@ def run_all(
 
 
 def _decide(
-    runs: Sequence[PlannedRun[Any]],
-    backend: TrainingBackend,
-    options: RunnerOptions,
-    quiet: bool = False,
+    runs: Sequence[PlannedRun[Any]], backend: TrainingBackend, options: RunnerOptions
 ) -> list[RunDecision]:
     """Return the decisions that require work; print the skipped runs."""
     require_matching_directories(runs)
     decisions = [decide(run, backend.drift, options.stale) for run in runs]
     require_fresh(decisions)
-    for decision in decisions if not quiet else ():
+    for decision in decisions:
         if decision.action is RunAction.SKIP:
             log("SKIP", f"{decision.run.label}   done")
         elif decision.action is RunAction.KEEP:
             log("SKIP", f"{decision.run.label}   stale, kept")
     kept = {d.run.label: d.changes for d in decisions if d.action is RunAction.KEEP}
-    if kept and not quiet:
+    if kept:
         log("STALE", stale_text(kept))
     return [d for d in decisions if d.action not in (RunAction.SKIP, RunAction.KEEP)]
 
@@ -283,13 +158,15 @@ class RunScheduler:
         executor: Executor,
         options: RunnerOptions,
     ) -> None:
-        self._pending = deque(todo)
+        self._queue = RunQueue(
+            todo, lambda run: decide(run, backend.drift, options.stale), options.lease_seconds
+        )
         self._backend = backend
         self._executor = executor
         self._options = options
         self._free = list(slots)
         # Run and slot of each active job.
-        self._active: dict[Job, tuple[PlannedRun[Any], DeviceSlot]] = {}
+        self._active: dict[Job, tuple[TakenRun, DeviceSlot]] = {}
         # Timers of the active jobs within their limits, and the limits that the others exceeded.
         self._timers: dict[Job, JobTimer] = {}
         self._exceeded: dict[Job, str] = {}
@@ -297,19 +174,23 @@ class RunScheduler:
         self._reported: set[str] = set()
         self._progress = SessionProgress([decision.run for decision in todo])
         self._results: dict[str, RunStatus] = {}
+        # Whether the queue has been searched, and the wait for other processes has been logged.
+        self._searched = self._waiting_logged = False
         # Final message of each run, printed in the line that reports its outcome.
         self._final_messages: dict[str, str] = {}
 
-    def run(self) -> int:
-        """Run until nothing is pending or the user stops the runner; return the exit code."""
+    def run(self, stop_requested: Callable[[], bool]) -> int:
+        """Run until nothing is left or the user stops the runner; return the exit code."""
         try:
             with SignalCounter() as interrupts, choose_display(self._progress) as display:
-                while self._active or (self._pending and self._may_start(interrupts)):
-                    while self._free and self._pending and self._may_start(interrupts):
-                        self._start(self._pending.popleft())
+                while self._active or (self._may_start(interrupts) and self._waits()):
+                    while self._free and self._may_start(interrupts) and self._start_next():
+                        pass
                     for job, event in self._executor.events(_TICK_SECONDS):
                         self._handle(job, event, display, interrupts)
                     self._end_overdue()
+                    if not interrupts.stopped and stop_requested():
+                        interrupts.request()
                     self._forward_interrupts(interrupts)
         finally:
             # No job is left unless an error ended this loop.
@@ -320,23 +201,40 @@ class RunScheduler:
         failed = self._progress.states[State.FAILED] > 0
         return not interrupts.stopped and (self._options.keep_going or not failed)
 
-    def _start(self, decision: RunDecision) -> None:
-        run = decision.run
+    def _waits(self) -> bool:
+        """Return whether a run of the queue may still become free for this runner."""
+        if not self._searched:
+            return bool(self._queue)
+        return bool(self._queue) and (self._options.wait or self._queue.may_become_free())
+
+    def _start_next(self) -> bool:
+        """Start the next free run of the queue; return whether there was one."""
+        taken, self._searched = self._queue.take(), True
+        for run, status in self._queue.ended():
+            self._progress.begin(run)
+            self._record_end(run, status, elsewhere=True)
+        if taken is None:
+            if self._queue.holders and not self._active and not self._waiting_logged:
+                self._waiting_logged = True
+                log("WAIT", f"{len(self._queue)} runs of {', '.join(self._queue.holders)}")
+            return False
+        self._start(taken)
+        return True
+
+    def _start(self, taken: TakenRun) -> None:
+        run = taken.run
         self._progress.begin(run)
         slot = self._free.pop(0)
         try:
-            if decision.action is RunAction.RESTART:
-                archive_run(RunDir(run.path))
-                log("RERUN", stale_text({run.label: decision.changes}))
-            run.path.mkdir(exist_ok=True)
-            job = self._backend.submit(run, slot, self._executor)
+            job = self._backend.submit(run, slot, self._executor, taken.lease.token)
         # A disk that has filled up since preflight fails this run, not the other active runs.
         except OSError as error:
             self._free.insert(0, slot)
+            taken.lease.release()
             message = f"cannot write: {error.strerror}: {error.filename}"
             self._record_end(run, RunStatus(State.FAILED, EXIT_FAILED, message))
             return
-        self._active[job] = run, slot
+        self._active[job] = taken, slot
         self._timers[job] = JobTimer(self._options.limits)
 
     def _end_overdue(self) -> None:
@@ -354,7 +252,7 @@ class RunScheduler:
         display: ProgressDisplay,
         interrupts: SignalCounter,
     ) -> None:
-        run, _ = self._active[job]
+        run = self._active[job][0].run
         if job in self._timers:
             self._timers[job].reset_silence()
         if event is None:
@@ -380,23 +278,38 @@ class RunScheduler:
         return " | ".join(new)
 
     def _end(self, job: Job, interrupts: SignalCounter) -> None:
-        run, slot = self._active.pop(job)
+        taken, slot = self._active.pop(job)
         self._timers.pop(job, None)
         self._free.append(slot)
+        exceeded = self._exceeded.pop(job, "")
+        run = taken.run
+        try:
+            taken.lease.require()
+        except LeaseLost as error:
+            self._progress.drop(run)
+            self._queue.put_back(taken.decision)
+            log("STOP", f"{run.label}   {error.problems[0].what}")
+            return
         directory = RunDir(run.path)
         status = read_status(directory) or RunStatus(State.RUNNING)
-        exceeded = self._exceeded.pop(job, "") if status.state is not State.SUCCESS else ""
+        exceeded = "" if status.state is State.SUCCESS else exceeded
         if cause := exceeded or job.failure_cause(status):
             status = self._status_after_death(directory, status, cause, interrupts)
+        taken.lease.release()
         self._record_end(run, status)
 
-    def _record_end(self, run: PlannedRun[Any], status: RunStatus) -> None:
+    def _record_end(
+        self, run: PlannedRun[Any], status: RunStatus, *, elsewhere: bool = False
+    ) -> None:
+        """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
         self._results[run.label] = status
         self._progress.end(run, status)
         message = self._final_messages.pop(run.label, status.message)
+        if elsewhere and status.state is State.SUCCESS:
+            message = "by another process"
         print_outcome(run, status, message, self._progress, RunDir(run.path).logs)
         ended = State.FAILED if status.state is State.INVALID else status.state
-        if command := self._options.commands.get(ended):
+        if not elsewhere and (command := self._options.commands.get(ended)):
             start_command(command, run, status)
 
     def _status_after_death(
@@ -430,7 +343,7 @@ class RunScheduler:
     def _conclude(self, interrupts: SignalCounter) -> int:
         states = [status.state for status in self._results.values()]
         failed = states.count(State.FAILED) + states.count(State.INVALID)
-        unfinished = len(self._pending) + states.count(State.INTERRUPTED)
+        unfinished = len(self._queue) + states.count(State.INTERRUPTED)
         summary = f"{states.count(State.SUCCESS)} done, {failed} failed, {unfinished} left"
         if unfinished or failed:
             purpose = "to resume" if unfinished else "to retry"
@@ -451,26 +364,39 @@ def request_stop(runs: Sequence[PlannedRun[Any]]) -> int:
 
     Raises ConfigError if none of ``runs`` is active.
     """
-    active = [run for run in runs if locks.lock_owner(RunDir(run.path).lock)]
+    active = _active(runs)
     if not active:
-        raise ConfigError(
-            Problem("no matching run is active", "RUNS", "type: make status", code="run.not-active")
-        )
-    for run in active:
-        os.close(no_follow(RunDir(run.path).stop_request, os.O_WRONLY | os.O_CREAT))
+        raise _not_active("no matching run is active", "RUNS")
+    for run, _ in active:
+        _write_request(RunDir(run.path).stop_request)
         log("STOP", f"{run.label}   stop requested; make resumes it")
     return EXIT_DONE
 
 
-def interrupt_study(folder: Path) -> int:
-    """Interrupt the process that trains in the study folder ``folder``.
+def stop_study(runs: Sequence[PlannedRun[Any]], folder: Path) -> int:
+    """Request a stop of every process, on any machine, that trains in the study folder ``folder``.
 
-    Raises ConfigError if there is no such process.
+    Raises ConfigError if none of ``runs`` is active.
     """
-    pid = locks.lock_owner(folder / LOCK_FILE)
-    if not pid.isdecimal():
-        what, advice = "no process is training in this folder", "type: make status"
-        raise ConfigError(Problem(what, str(folder), advice, code="run.not-active"))
-    os.kill(int(pid), signal.SIGINT)
-    log("STOP", f"process {pid} stops after saving its runs; make resumes them")
+    active = _active(runs)
+    if not active:
+        raise _not_active("no process is training in this folder", str(folder))
+    _write_request(folder / STOP_FILE)
+    for holder, count in Counter(str(lease) for _, lease in active).items():
+        log("STOP", f"{holder} stops after saving {count} runs; make resumes them")
     return EXIT_DONE
+
+
+def _active(runs: Sequence[PlannedRun[Any]]) -> list[tuple[PlannedRun[Any], LeaseRecord]]:
+    """Return the runs that are being trained, and their leases."""
+    return [(run, lease) for run in runs if (lease := current_holder(RunDir(run.path)))]
+
+
+def _not_active(what: str, where: str) -> ConfigError:
+    return ConfigError(Problem(what, where, "type: make status", code="run.not-active"))
+
+
+def _write_request(path: Path) -> None:
+    """Write a request so that its ``file_version`` changes."""
+    path.unlink(missing_ok=True)
+    os.close(no_follow(path, os.O_WRONLY | os.O_CREAT))

@@ -27,18 +27,21 @@ from typing import Any, Self
 from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError
 from lib.files import no_follow, remove_leftovers
-from lib.runner import locks
-from lib.runner.locks import SIGNALS
+from lib.runner.signals import SIGNALS
 from lib.runs.finalize import finalize_run
-from lib.runs.run_dir import RunDir, RunStatus, State, is_done, read_status
+from lib.runs.lease import Lease, LeaseLost
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # Least time between an event ``alive`` and the event before it.
 _ALIVE_SECONDS = 5.0
 
-# Trains the run in a directory; also receives a function that accepts events, and a function that
-# returns whether to stop. Writes the run status. If several workers train one run, each of them
-# calls the function, and only rank 0 writes files.
-TrainFunction = Callable[[Path, Callable[[Mapping[str, Any]], None], Callable[[], bool]], object]
+# Trains the run in a directory; also receives a function that accepts events, a function that
+# returns whether to stop, and a guard, called before every write, that raises LeaseLost. Writes the
+# run status. If several workers train one run, each of them calls the function, and only rank 0
+# writes files.
+TrainFunction = Callable[
+    [Path, Callable[[Mapping[str, Any]], None], Callable[[], bool], Callable[[], None]], object
+]
 
 
 @contextmanager
@@ -108,18 +111,26 @@ def run_worker(
     function(*arguments, parent)
 
 
-def train_worker(function: TrainFunction, run_dir: Path, parent: ParentConnection) -> None:
-    """Train the run in ``run_dir`` under its lock, and redirect output to the run's log."""
+def train_worker(
+    function: TrainFunction, run_dir: Path, token: int, parent: ParentConnection
+) -> None:
+    """Train the run in ``run_dir`` under its lease ``token``, with output in the run's log.
+
+    A worker that loses the lease ends without writing; its parent notices and reports that.
+    """
     run = RunDir(run_dir)
     if not current_process().is_main:
-        # Other ranks wait for rank 0, which waits for the lock.
-        _train(function, run, parent)
+        # Other ranks wait for rank 0, which has the lease.
+        _train(function, run, parent, parent.stop_requested, lambda: None)
         return
-    with locks.wait_for_lock(run.lock, parent.stop_requested) as locked:
-        # Another process may have finished the run during the wait.
-        if locked and not is_done(run):
-            remove_leftovers(run.path)
-            _train(function, run, parent)
+    with contextlib.suppress(LeaseLost), Lease.adopt(run, token) as lease:
+
+        def stop_requested() -> bool:
+            lease.poll()
+            return parent.stop_requested()
+
+        remove_leftovers(run.path)
+        _train(function, run, parent, stop_requested, lease.require)
 
 
 def send_result(
@@ -149,12 +160,18 @@ def send_values(
         parent.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
 
 
-def _train(function: TrainFunction, run: RunDir, parent: ParentConnection) -> None:
+def _train(
+    function: TrainFunction,
+    run: RunDir,
+    parent: ParentConnection,
+    stop_requested: Callable[[], bool],
+    guard: Callable[[], None],
+) -> None:
     _redirect_output(run.logs)
     # kill -USR1 writes the stack of each thread to the log; the run continues.
     faulthandler.register(signal.SIGUSR1)
-    with _Outcome(run, parent, current_process().rank):
-        function(run.path, parent.send, parent.stop_requested)
+    with _Outcome(run, parent, current_process().rank, guard):
+        function(run.path, parent.send, stop_requested, guard)
 
 
 class _Outcome:
@@ -163,10 +180,13 @@ class _Outcome:
     Errors of ranks other than 0 are sent to the parent, which monitors all ranks.
     """
 
-    def __init__(self, run: RunDir, parent: ParentConnection, rank: int) -> None:
+    def __init__(
+        self, run: RunDir, parent: ParentConnection, rank: int, guard: Callable[[], None]
+    ) -> None:
         self._run = run
         self._parent = parent
         self._rank = rank
+        self._guard = guard
 
     def __enter__(self) -> Self:
         return self
@@ -179,6 +199,8 @@ class _Outcome:
     ) -> bool:
         if error is None:
             return True
+        # Any error may be a consequence of a run that was taken over.
+        self._guard()
         text = "".join(traceback.format_exception(error))
         self._parent.send({"kind": "traceback", "text": text})
         expected = isinstance(error, KablateError)

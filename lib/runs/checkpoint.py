@@ -21,8 +21,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lib.errors import Problem, RunError
-from lib.files import fsync_directory, link_error, sha256_file, write_json
+from lib.files import fsync_directory, link_error, sha256_file, temporary_path, write_json
 from lib.json_files import RecordError, read_json_object
+from lib.runs.lease import no_guard
 from lib.runs.record import JsonRecord
 from lib.units import format_size
 
@@ -59,16 +60,24 @@ class CheckpointRecord:
 
 
 def save_checkpoint(
-    folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
+    folder: Path,
+    step: int,
+    weights: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    keep: int,
+    guard: Callable[[], None] = no_guard,
 ) -> None:
     """Write the checkpoint of ``step`` below ``folder`` and keep the newest ``keep`` checkpoints.
 
-    Older checkpoints are deleted only after the new one has been read back and matches its digests.
-    Raises RunError if the disk is full or not writable; older checkpoints are then unchanged.
+    ``guard`` raises LeaseLost if the run was taken over: then nothing takes effect. Older
+    checkpoints are deleted only after the new one has been read back and matches its digests. Raises
+    RunError if the disk is full or not writable; older checkpoints are then unchanged.
     """
     final = folder / _NAME.format(step)
-    temporary = folder / f"{_TEMPORARY}{final.name}"
+    # The name of the process: another one may have taken over the run.
+    temporary = folder / f"{_TEMPORARY}{temporary_path(final).name[1:]}"
     try:
+        guard()
         if folder.is_symlink():
             raise link_error(folder)
         folder.mkdir(exist_ok=True)
@@ -76,6 +85,7 @@ def save_checkpoint(
         _check_space(folder, step, (*weights.values(), *iter_tensors(state)))
         temporary.mkdir()
         _write(temporary, step, weights, state)
+        guard()
         _remove(final)
         os.rename(temporary, final)
         fsync_directory(folder)

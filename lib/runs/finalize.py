@@ -8,13 +8,14 @@ edits. They are not signatures: anybody can recompute them.
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lib.files import canonical_json, sha256_file, write_json
 from lib.json_files import RecordError
 from lib.runs.code import changed_since
+from lib.runs.lease import no_guard
 from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -47,20 +48,28 @@ def add_artifact_digests(run: RunDir, record: Mapping[str, Any]) -> dict[str, An
     return {**record, "artifacts": _table(deterministic_files(run)), "volatile": volatile}
 
 
-def finalize_run(run: RunDir, status: RunStatus, facts: Mapping[str, Any] | None = None) -> None:
+def finalize_run(
+    run: RunDir,
+    status: RunStatus,
+    facts: Mapping[str, Any] | None = None,
+    guard: Callable[[], None] = no_guard,
+) -> None:
     """Close the manifest and write the status.
 
     SUCCESS is written after the manifest, any other state before it. ``facts`` are added to the
-    manifest. A run that never started has no manifest and gets only a status.
+    manifest. A run that never started has no manifest and gets only a status. ``guard`` is called
+    before each write, and raises LeaseLost if the run was taken over.
     """
     if status.state is State.SUCCESS:
-        _close_manifest(run, status, facts or {})
+        _close_manifest(run, status, facts or {}, guard)
+        guard()
         write_status(run, status)
     else:
+        guard()
         write_status(run, status)
         # A full disk may be the cause of the failure, which the status already contains.
         with contextlib.suppress(OSError):
-            _close_manifest(run, status, facts or {})
+            _close_manifest(run, status, facts or {}, guard)
 
 
 def deterministic_files(run: RunDir) -> tuple[Path, ...]:
@@ -73,7 +82,9 @@ def volatile_files(run: RunDir) -> tuple[Path, ...]:
     return (run.summary, run.timing, run.logs)
 
 
-def _close_manifest(run: RunDir, status: RunStatus, facts: Mapping[str, Any]) -> None:
+def _close_manifest(
+    run: RunDir, status: RunStatus, facts: Mapping[str, Any], guard: Callable[[], None]
+) -> None:
     """Record the outcome, digests of the results, and source files edited during the run."""
     try:
         record = dict(read_manifest(run).fields)
@@ -86,7 +97,9 @@ def _close_manifest(run: RunDir, status: RunStatus, facts: Mapping[str, Any]) ->
     record["failure"] = status.message or None
     record["code"]["changed_during_run"] = changed_since(record["origin"]["sources"])
     attempt |= {"state": status.state, "iteration": status.iteration, "ended_at": time.time()}
-    write_manifest(run, add_artifact_digests(run, record))
+    finished = add_artifact_digests(run, record)
+    guard()
+    write_manifest(run, finished)
 
 
 def _table(files: tuple[Path, ...]) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,8 @@
 A run is done if the state in ``status.json`` is SUCCESS; logs are never parsed.
 """
 
+import os
+import re
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -11,6 +13,8 @@ from pathlib import Path
 from lib.errors import EXIT_FAILED
 from lib.files import write_json
 from lib.json_files import DamagedRecord, MissingRecord, read_json_object, typed
+
+_LEASE = re.compile(r"\.lease-([1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
@@ -141,10 +145,17 @@ class RunDir:
         """Return the stop request: while it exists, the run saves and stops."""
         return self.path / "stop"
 
-    @property
-    def lock(self) -> Path:
-        """Return the lock file of the process that trains the run."""
-        return self.path / ".lock"
+    def lease(self, token: int) -> Path:
+        """Return the file of one lease: the right to write the run (``lib.runs.lease``)."""
+        return self.path / f".lease-{token}"
+
+    def leases(self) -> list[int]:
+        """Return the numbers of the existing leases."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [int(match[1]) for name in names if (match := _LEASE.fullmatch(name))]
 
 
 SCHEMA_VERSION = 1

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from lib.config.field import from_symbols
 from lib.errors import EXIT_FAILED, Problem, RunError
-from lib.files import sha256_file
-from lib.runner import locks
+from lib.files import file_lock, sha256_file
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
@@ -32,7 +31,7 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
     ``ended`` waits up to that many seconds for the end of the run. Errors of the tracker are
     raised.
     """
-    with locks.wait_for_lock(run.trackers / f"{name}.lock", lambda: False):
+    with file_lock(run.trackers / f"{name}.lock"):
         position_path = run.trackers / f"{name}.json"
         position = ReadCursor.read(position_path)
         if position.complete:

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from lib.config.field import SymbolValue, from_symbols
 from lib.errors import Problem, RunError
-from lib.files import canonical_json, sha256_file, write_json
+from lib.files import canonical_json, file_lock, sha256_file, write_json
 from lib.json_files import RecordError, read_json_object
-from lib.runner import locks
 from lib.runs.record import JsonRecord
 from lib.runs.run_dir import RunDir
 from lib.tracking.config import TrackingConfig
@@ -112,7 +111,7 @@ def _sent(run: RunDir, name: str) -> tuple[int, str]:
 
 def send_table(run: RunDir, name: str) -> None:
     """Send the table of ``run`` to the tracker ``name``. Errors of the tracker are raised."""
-    with locks.wait_for_lock(run.trackers / f"{name}.lock", lambda: False):
+    with file_lock(run.trackers / f"{name}.lock"):
         count = _sent(run, name)[0] + 1
         table = JsonRecord(_table(run), read_json_object(_table(run))).section(TrackerTable)
         digest = sha256_file(_table(run))

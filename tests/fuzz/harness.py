@@ -136,7 +136,7 @@ class Study:
         """Return whether no command may change ``file``: a file of a finished run."""
         parts = Path(file).parts
         finished = len(parts) > 3 and parts[0] == "results" and f"-s{UNFINISHED_SEED}-" not in file
-        return finished and parts[-1] != ".lock"
+        return finished and not parts[-1].startswith(".lease-")
 
     def remember(self) -> None:
         """Store every file."""

@@ -11,6 +11,7 @@ import pytest
 
 from lib.errors import EXIT_INTERRUPTED
 from lib.json_files import read_json_lines
+from lib.runs.lease import read_lease
 from lib.runs.run_dir import RunDir, State, read_status
 
 
@@ -65,11 +66,14 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     for line in lines:
         assert line["iteration"] >= 1 and line["iterations"] == 1_000_000
         assert line["loss"] > 1 and line["tokens_per_second"] > 0 and line["memory_mib"] > 50
-        # A busy machine may change the speed of so small a model by any factor.
-        assert line["alarms"].keys() <= {"throughput"}
+        # A busy machine may change the speed of so small a model by any factor, and its loss has
+        # the noise of its batches.
+        assert line["alarms"].keys() <= {"throughput", "unstable"}
 
     # On SIGUSR1 a run logs its stack and continues.
-    os.kill(int(paths[0].lock.read_text()), signal.SIGUSR1)
+    lease = read_lease(paths[0])
+    assert lease and lease.holder
+    os.kill(lease.holder.worker, signal.SIGUSR1)
     wait_for(lambda: "most recent call first" in paths[0].logs.read_text())
 
     code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")

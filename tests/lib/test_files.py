@@ -9,9 +9,8 @@ import pytest
 
 from lib.config.layers import read_file
 from lib.errors import ConfigError
-from lib.files import no_follow, remove_leftovers, sha256_file
+from lib.files import no_follow, remove_leftovers, sha256_file, temporary_path, write_atomic
 from lib.runner.local import LocalExecutor
-from lib.runner.locks import lock_owner
 
 
 def dead_process() -> int:
@@ -22,10 +21,13 @@ def dead_process() -> int:
 
 def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     dead = dead_process()
-    left, outside = [f".status.json.{dead}.tmp", f".model.5.safetensors.{dead}.tmp"], tmp_path / "x"
+    live = {name: temporary_path(tmp_path / name).name for name in ("status.json", "link", "m.5.x")}
+    old = {name: text.replace(f"-{os.getpid()}.", f"-{dead}.") for name, text in live.items()}
+    left, outside = [old["status.json"], old["m.5.x"]], tmp_path / "x"
     outside.write_text("")
-    (tmp_path / f".link.{dead}.tmp").symlink_to(outside)
-    kept = [f".status.json.{os.getpid()}.tmp", f"status.{dead}.tmp", ".name.tmp", "notes.txt", "x"]
+    (tmp_path / old["link"]).symlink_to(outside)
+    # The process may be alive on another machine.
+    kept = [live["status.json"], f".status.json.other_host-{dead}.tmp", ".name.tmp", "x"]
     for name in [*left, *kept]:
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
@@ -51,10 +53,16 @@ def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: P
     for name in ("pipe", "device"):
         with pytest.raises(OSError, match="not a regular file"):
             sha256_file(tmp_path / name)
-        with pytest.raises(OSError, match="not a regular file"):
-            lock_owner(tmp_path / name)
         with pytest.raises(ConfigError) as caught:
             read_file(tmp_path / name, "config")
         assert caught.value.codes == ["config.unreadable"]
     with pytest.raises(OSError):
         os.close(no_follow(tmp_path / "pipe", os.O_WRONLY))
+
+
+def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "file"
+    victim.write_text("of another program")
+    temporary_path(path).symlink_to(victim)
+    write_atomic(path, "new")
+    assert (victim.read_text(), path.read_text()) == ("of another program", "new")

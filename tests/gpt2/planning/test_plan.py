@@ -1,6 +1,5 @@
 """Plans of a build folder's .config: runs, costs and states, without torch or training."""
 
-import fcntl
 import io
 import json
 import subprocess
@@ -32,6 +31,7 @@ from lib.project import ROOT
 from lib.report.contrasts import DesignOptions
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import StudyVerdicts, write_verdicts
+from lib.runs.lease import take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
@@ -317,8 +317,7 @@ def test_a_running_state_requires_a_live_process(planned):
     record = {"iteration": 2, "tokens_per_second": 1.0, "written_at": time.time() - 5.0}
     record["eta_seconds"] = 20.0
     running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
-    with open(running.lock, "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with take_lease(running, 60):
         views = planning_view.look(plan)
     assert [view.state for view in views] == ["running", "interrupted", "failed"]
     assert views[0].seconds_left == pytest.approx(15.0, abs=2.0)

@@ -105,7 +105,7 @@ def _never_seeds(patch: pytest.MonkeyPatch) -> None:
 
 
 def _saves_in_place(patch: pytest.MonkeyPatch) -> None:
-    def save(folder: Path, step: int, weights: Any, state: Any, keep: int) -> None:
+    def save(folder: Path, step: int, weights: Any, state: Any, *rest: Any) -> None:
         final = folder / f"step-{step:08d}"
         final.mkdir()
         checkpoint._write(final, step, weights, state)

@@ -22,7 +22,8 @@ from lib.files import sha256_file
 from lib.project import ROOT
 from lib.runner.worker import ParentConnection, train_worker
 from lib.runs import checkpoint
-from lib.runs.run_dir import State, read_status
+from lib.runs.lease import Lease, LeaseLost, read_lease
+from lib.runs.run_dir import RunDir, State, read_status
 
 Configure = Callable[..., Config]
 
@@ -62,7 +63,7 @@ DEATHS = {
     "before the digests are written": ("lib.runs.checkpoint.write_json", 1, "step-00000004"),
     "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
-    "between the final files": ("gpt2.training.finish.write_atomic", 1, "step-00000012"),
+    "between the final files": ("gpt2.training.records.write_atomic", 1, "step-00000012"),
     "before the manifest is done": ("gpt2.train.finalize_run", 0, "step-00000012"),
     "before SUCCESS": ("lib.runs.finalize.write_status", 0, "step-00000012"),
 }
@@ -104,6 +105,40 @@ def test_killed_and_resumed_is_uninterrupted(
     assert f"resumes at iteration {int(newest[-2:])}" in resumed.lines()
     assert resumed.core() == uninterrupted
     assert resumed.status.state is State.SUCCESS
+
+
+@pytest.mark.parametrize("moment", [*[*DEATHS][:4], "between the final files"])
+def test_a_run_taken_over_is_not_written_any_more(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    target, calls, _ = DEATHS[moment]
+    run, original, seen = RunDir(tmp_path / "run"), pkgutil.resolve_name(target), []
+    run.path.mkdir()
+    lease = Lease.take(run, 60, None)
+    assert lease
+
+    def files() -> dict[Path, bytes]:
+        paths = (path for path in run.path.rglob("*") if path.is_file())
+        # A checkpoint takes effect once it is renamed.
+        return {path: path.read_bytes() for path in paths if "/.tmp-" not in str(path)}
+
+    def after_takeover(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        if len(seen) == calls:
+            Lease.take(run, 60, read_lease(run))
+        seen.append(files())
+        return result
+
+    with monkeypatch.context() as patch, pytest.raises(LeaseLost):
+        patch.setattr(target, after_takeover)
+        train(configure(), guard=lease.require)
+    assert files() == seen[calls]
+    assert train(configure()).core() == uninterrupted
 
 
 def test_a_truncated_last_line_is_removed(
@@ -296,7 +331,7 @@ def test_a_disk_full_of_results_fails_the_run(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OSError(28, "No space left on device")
-    monkeypatch.setattr("gpt2.training.finish.write_atomic", _fails(error))
+    monkeypatch.setattr("gpt2.training.records.write_atomic", _fails(error))
     failed = train(configure())
     assert failed.status.state is State.FAILED
     assert "No space left on device" in failed.status.message
@@ -339,7 +374,8 @@ def test_a_lost_gpu_fails_the_run_which_goes_on_later(
         lost = RuntimeError("CUDA error: unspecified launch failure")
         monkeypatch.setattr("gpt2.train.optimizer_step", _fails(lost))
         function = partial(train_in_worker, build_dir=train.build_dir, allow_stale=False, order={})
-        train_worker(function, train.folder / "run", ParentConnection(theirs))
+        assert Lease.take(RunDir(train.folder / "run"), 60, None)
+        train_worker(function, train.folder / "run", 1, ParentConnection(theirs))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     failed = train.found("run").status

@@ -52,7 +52,9 @@ class FakeBackend:
     def drift(self, run: RunDir) -> list[str]:
         return list(self._options.get("changed", []))
 
-    def submit(self, run: PlannedRun[FakeConfig], slot: DeviceSlot, executor: Executor) -> Job:
+    def submit(
+        self, run: PlannedRun[FakeConfig], slot: DeviceSlot, executor: Executor, token: int
+    ) -> Job:
         behaviour = {
             "steps": 3,
             "step_seconds": 0.01,
@@ -66,6 +68,7 @@ class FakeBackend:
             train_worker,
             fake_train.train,
             run.path,
+            token,
             world_size=int(self._options.get("processes", 1)),
             environment=slot,
         )
@@ -88,6 +91,8 @@ def main() -> int:
         options.get("keep_going", True),
         commands={State(name): words for name, words in options.get("commands", {}).items()},
         limits=JobLimits(silent_seconds=options.get("silent", 0)),
+        lease_seconds=options.get("lease", 60),
+        wait=options.get("wait", True),
     )
     return run_all(runs, folder / "results/fake", backend, executor, runner_options)
 

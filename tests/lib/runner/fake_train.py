@@ -13,7 +13,12 @@ from lib.errors import PreflightError, Problem
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
-def train(run_dir: Path, report: Callable[..., None], stop: Callable[[], bool]) -> None:
+def train(
+    run_dir: Path,
+    report: Callable[..., None],
+    stop: Callable[[], bool],
+    guard: Callable[[], None],
+) -> None:
     """Run the steps of behaviour.json, one line each in steps.txt; resume after the last step."""
     run = RunDir(run_dir)
     behaviour = json.loads((run_dir / "behaviour.json").read_text())
@@ -36,16 +41,19 @@ def train(run_dir: Path, report: Callable[..., None], stop: Callable[[], bool]) 
     report({"kind": "line", "tag": "TRAIN", "text": f"a cpu | folder {run_dir.name} | fp32"})
     for step in range(first, total):
         if stop():
+            guard()
             message = f"interrupted; saved at iteration {step}"
             write_status(run, RunStatus(State.INTERRUPTED, 130, message, step, total))
             return
         time.sleep(behaviour["step_seconds"])
         misbehave(behaviour, step)
+        guard()
         with open(done, "a") as stream:
             stream.write(f"{step}\n")
         if not behaviour.get("silent"):
             news = {"progress": (step + 1) / total, "iteration": step + 1, "iterations": total}
             report({"kind": "progress", **news, "loss": 3.0})
+    guard()
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
     write_status(run, RunStatus(State.SUCCESS, iteration=total, iterations=total))
 

@@ -1,6 +1,6 @@
 """Renaming of old run directories."""
 
-from lib.runner.runner import archive_run
+from lib.runner.queue import archive_run
 from lib.runs.run_dir import RunDir
 
 

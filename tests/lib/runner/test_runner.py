@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.runner.locks import lock_owner
-from lib.runner.runner import stale_text
+from lib.runner.queue import stale_text
+from lib.runs.lease import current_holder
 from lib.runs.run_dir import RunDir, State
 from tests.lib.terminal import Terminal
 
@@ -96,8 +96,8 @@ def test_a_worker_without_its_server_is_ended(study):
     code, _ = study.make(runs=runs)
     assert code == 1
     assert study.status("b").state is State.FAILED
-    # No process trains on: its lock is free, and the next run has a new server.
-    assert lock_owner(RunDir(study.path("b")).lock) == ""
+    # No process trains on: its lease is free, and the next run has a new server.
+    assert current_holder(RunDir(study.path("b"))) is None
     assert study.status("c").state is State.SUCCESS
 
 
@@ -174,15 +174,72 @@ def test_waits_for_a_worker_that_outlives_its_parent(study):
     assert study.steps("a") == list(range(6))
 
 
-def test_a_second_make_refuses_while_the_first_is_at_work(study):
-    make = study.start(all=SLOW)
+def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
+    everyone = {"all": {"steps": 5, "step_seconds": 0.1}, "names": list("abcdef")}
+    makes = [study.start(**everyone), study.start(**everyone)]
+    outcomes = [study.finish(make) for make in makes]
+    assert [code for code, _ in outcomes] == [0, 0]
+    assert sorted(study.journal()) == [f"{name}-s1-{name} 0" for name in "abcdef"]
+    # Each trained some, and was informed about the others.
+    for _, stderr in outcomes:
+        assert 0 < stderr.count("by another process") < 6
+        assert stderr.count("DONE") == 6
+
+
+def test_the_run_of_a_killed_make_is_continued_by_its_helper(study):
+    makes = [study.start(all=SLOW, names=["a"]), None]
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    # Refused before any other check, since the device may be busy with the first make.
-    code, stderr = study.make(all=SLOW, device=False)
-    assert code == 2
-    assert "[run.locked]" in stderr and f"kill {make.pid}" in stderr
-    os.kill(make.pid, signal.SIGINT)
-    assert study.finish(make)[0] == 130
+    makes[1] = study.start(all=SLOW, names=["a"])
+    study.wait_until(lambda: b"WAIT" in os.read(makes[1].stderr.fileno(), 4096))
+    os.killpg(makes[0].pid, signal.SIGKILL)
+    assert study.finish(makes[1])[0] == 0
+    assert study.steps("a") == list(range(200))
+
+
+def test_a_failed_run_is_tried_by_one_of_two_makes(study):
+    everyone = {
+        "all": {"steps": 5, "step_seconds": 0.1},
+        "runs": {"a": {"fail_at": 1, "fails_by": "raising"}},
+    }
+    outcomes = [study.finish(m) for m in [study.start(**everyone), study.start(**everyone)]]
+    assert [code for code, _ in outcomes] == [1, 1]
+    assert sum(line.startswith("a-s1-a") for line in study.journal()) == 1
+
+
+def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
+    slow = {"steps": 60, "step_seconds": 0.05}
+    first = study.start(all=slow, names=["a"], lease=1)
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    # Parent, server and worker, as a machine that does not answer.
+    os.killpg(first.pid, signal.SIGSTOP)
+    stopped = len(study.steps("a"))
+    second = study.start(all=slow, names=["a"], lease=1)
+    study.wait_until(lambda: len(study.steps("a")) > stopped)
+    os.killpg(first.pid, signal.SIGCONT)
+    code, stderr = study.finish(first)
+    assert code == 0 and "by another process" in stderr
+    (line,) = re.findall(r"^STOP    fake/00-a s1 .*$", stderr, re.M)
+    assert f"process {second.pid}" in line
+    assert study.finish(second)[0] == 0
+    assert study.steps("a") == list(range(60))
+
+
+def test_a_worker_that_does_not_wait_ends_once_the_others_are_seen_alive(study):
+    first = study.start(all=SLOW, names=["a"], lease=2)
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    code, stderr = study.make(all=SLOW, names=["a"], lease=2, wait=False)
+    assert code == 0 and study.status("a").state is State.RUNNING, stderr
+    os.kill(first.pid, signal.SIGINT)
+    assert study.finish(first)[0] == 130
+
+
+def test_a_stop_of_the_study_reaches_every_make_and_no_later_one(study):
+    makes = [study.start(all=SLOW), study.start(all=SLOW)]
+    study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
+    (study.folder / "results/fake/stop").write_text("")
+    assert [study.finish(make)[0] for make in makes] == [130, 130]
+    assert [study.status(name).state for name in "ab"] == [State.INTERRUPTED] * 2
+    assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
 
 
 @pytest.mark.parametrize("status", ['{"state": "SUCC', "", None])

@@ -1,0 +1,305 @@
+"""Queue of a command's runs: what each one needs, and which one this process trains next.
+
+Several commands may work on the same runs, on one machine or on several that share the folder. Each
+takes the next run that is neither done nor held by another (``lib.runs.lease``).
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from lib.console import log
+from lib.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigError, Problem
+from lib.files import canonical_json
+from lib.json_files import RecordError
+from lib.plan.run import PlannedRun
+from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+
+# Decide what to do with each planned run, based only on the contents of its run directory.
+
+
+_MAX_CHANGES_SHOWN = 3
+
+
+class RunAction(StrEnum):
+    """Action of the runner for one planned run."""
+
+    # Finished with the current code: nothing to do.
+    SKIP = "done"
+    # Finished, kept although code, torch version or device changed.
+    KEEP = "done by other code"
+    START = "new"
+    RESUME = "to be continued"
+    RETRY = "failed, to be tried again"
+    # Old directory renamed, then trained from scratch.
+    RESTART = "to be trained again"
+    # Started or finished with other code, and STALE is not set.
+    STALE = "made by other code"
+
+
+@dataclass(frozen=True)
+class RunDecision:
+    """A run, the action to take, and the changes since the run was made."""
+
+    run: PlannedRun[Any]
+    action: RunAction
+    changes: Sequence[str] = ()
+    # The status on which the decision is based.
+    status: RunStatus | None = None
+
+
+def decide(
+    run: PlannedRun[Any], drift: Callable[[RunDir], Sequence[str]], stale: str
+) -> RunDecision:
+    """Return the action for ``run``, based on its directory.
+
+    ``drift`` returns what changed since a run was made, such as source files or the torch version.
+    ``stale`` is the user's choice for results of other code: stop, rerun or keep. A run
+    that failed with other code is restarted in any case, since no result is lost.
+    """
+    directory = RunDir(run.path)
+    status = read_status(directory)
+    if status is None:
+        return RunDecision(run, RunAction.START)
+    changes = drift(directory)
+    failed = status.state in (State.FAILED, State.INVALID)
+    if changes and (failed or stale == "rerun"):
+        action = RunAction.RESTART
+    elif changes and stale != "keep":
+        action = RunAction.STALE
+    elif status.state is State.SUCCESS:
+        action = RunAction.KEEP if changes else RunAction.SKIP
+    else:
+        action = RunAction.RETRY if failed else RunAction.RESUME
+    return RunDecision(run, action, changes, status)
+
+
+def require_matching_directories(runs: Sequence[PlannedRun[Any]]) -> None:
+    """Raise ConfigError listing the run directories with a damaged status or another run."""
+    problems = [
+        Problem(
+            status.message,
+            str(run.path),
+            f"to train the run again (the old folder is kept), type: make rerun RUNS={run.variant.slug}",
+            code="run.damaged",
+        )
+        for run in runs
+        if (status := read_status(RunDir(run.path))) and status.state is State.DAMAGED
+    ]
+    problems += [
+        Problem(
+            f"directory belongs to a different run (expected {run.label})",
+            str(run.path),
+            "move it away, or set OUTPUT_DIR to another folder",
+            code="run.foreign-directory",
+        )
+        for run in runs
+        if belongs_to_different_run(run)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def require_fresh(decisions: Sequence[RunDecision]) -> None:
+    """Raise ConfigError if runs were made by other code, with the make commands."""
+    stale = {d.run.label: d.changes for d in decisions if d.action is RunAction.STALE}
+    if stale:
+        raise ConfigError(Problem(stale_text(stale), next=STALE_ADVICE, code="run.other-code"))
+
+
+STALE_ADVICE = (
+    "type: make ON_STALE=rerun to train them again (old folders are kept), or\n"
+    "        make ON_STALE=keep to keep and mark them (always: ON_STALE_KEEP=y)"
+)
+
+
+def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
+    """Return which runs are stale and what changed since, once for all runs.
+
+    ``changes`` maps run labels to changes.
+    """
+    counts = Counter(change for each in changes.values() for change in each)
+    shown = [
+        change if count == len(changes) else f"{change} ({count} run{'s' * (count > 1)})"
+        for change, count in counts.most_common(_MAX_CHANGES_SHOWN)
+    ]
+    hidden = len(counts) - len(shown)
+    more = f" and {len(changes) - 1} more runs" if len(changes) > 1 else ""
+    text = f"{next(iter(changes))}{more}: changed since: {', '.join(shown)}"
+    return text + (f" and {hidden} more" if hidden else "")
+
+
+def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
+    """Return whether the run directory was made with a different configuration."""
+    try:
+        identity = RunRecord(RunDir(run.path)).config.identity
+    except RecordError:
+        # A run that was killed before it started, or a damaged one: decide() reports its state.
+        return False
+    return canonical_json(identity) != canonical_json(run.config.identity())
+
+
+def archive_run(run: RunDir) -> Path:
+    """Rename the run directory to ``….old-<time>`` and return the new path.
+
+    Results are never deleted.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    target = run.path.with_name(f"{run.path.name}.old-{stamp}")
+    count = 1
+    while target.exists():
+        count += 1
+        target = run.path.with_name(f"{run.path.name}.old-{stamp}-{count}")
+    return run.path.rename(target)
+
+
+# Taking runs from the queue.
+
+
+# Least time between two searches of the queue that find nothing.
+_SEARCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class TakenRun:
+    """A run that this process trains next, under its lease."""
+
+    decision: RunDecision
+    lease: Lease
+
+    @property
+    def run(self) -> PlannedRun[Any]:
+        """Return the run."""
+        return self.decision.run
+
+
+class RunQueue:
+    """Runs of a command that wait, in their order; each is tried once, by whichever command."""
+
+    def __init__(
+        self,
+        todo: Sequence[RunDecision],
+        decide_again: Callable[[PlannedRun[Any]], RunDecision],
+        lease_seconds: int,
+    ) -> None:
+        """Create a queue of ``todo``; ``lease_seconds`` is LEASE_SECONDS."""
+        self._waiting = {decision.run.path: decision for decision in todo}
+        self._decide = decide_again
+        self._lease_seconds = lease_seconds
+        self._observer = LeaseObserver()
+        self._stops = {d.run.path: file_version(RunDir(d.run.path).stop_request) for d in todo}
+        self._search_at = 0.0
+        # Runs in the queue that were not free at the last search, and their leases.
+        self._held: list[tuple[LeaseRecord | None, Observed]] = []
+        # Runs that ended here without training, and those that another process ended.
+        self._ended: list[tuple[PlannedRun[Any], RunStatus]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def holders(self) -> list[str]:
+        """Return the holders of the runs that were not free at the last search."""
+        return sorted({str(lease) for lease, _ in self._held})
+
+    def may_become_free(self) -> bool:
+        """Return whether a run waits whose holder has not been seen alive yet."""
+        return bool(self._waiting) and any(known is Observed.UNKNOWN for _, known in self._held)
+
+    def take(self) -> TakenRun | None:
+        """Take the next run that is free; None if there is none at this moment."""
+        if time.monotonic() < self._search_at:
+            return None
+        started, self._held = time.monotonic(), []
+        for decision in tuple(self._waiting.values()):
+            try:
+                lease = self._take(decision)
+            # A disk that has filled up since preflight fails this run, not the other active runs.
+            except OSError as error:
+                message = f"cannot write: {error.strerror}: {error.filename}"
+                self._end(decision, RunStatus(State.FAILED, EXIT_FAILED, message))
+                continue
+            if lease is not None:
+                return lease
+        self._search_at = time.monotonic() + max(_SEARCH_SECONDS, 10 * (time.monotonic() - started))
+        return None
+
+    def put_back(self, decision: RunDecision) -> None:
+        """Return a run whose lease was lost to the queue."""
+        self._waiting[decision.run.path] = decision
+
+    def ended(self) -> list[tuple[PlannedRun[Any], RunStatus]]:
+        """Return the runs that left the queue without being taken, each once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _take(self, decision: RunDecision) -> TakenRun | None:
+        run = RunDir(decision.run.path)
+        if self._leaves(decision):
+            return None
+        lease, known = self._observer.look(run)
+        if known is not Observed.FREE:
+            self._held.append((lease, known))
+            return None
+        run.path.mkdir(exist_ok=True)
+        taken = Lease.take(run, self._lease_seconds, lease)
+        if taken is None:
+            return None
+        # Another process may have trained the run until now.
+        if self._leaves(decision):
+            taken.release()
+            return None
+        if read_status(run) != decision.status:
+            decision = self._decide(decision.run)
+            if decision.action is RunAction.STALE:
+                text = stale_text({decision.run.label: decision.changes})
+                self._end(decision, RunStatus(State.FAILED, EXIT_FAILED, text))
+                taken.release()
+                return None
+        if decision.action is RunAction.RESTART:
+            archive_run(run)
+            log("RERUN", stale_text({decision.run.label: decision.changes}))
+            run.path.mkdir()
+            taken = Lease.take(run, self._lease_seconds, None)
+            if taken is None:
+                return None
+        del self._waiting[decision.run.path]
+        return TakenRun(decision, taken)
+
+    def _leaves(self, decision: RunDecision) -> bool:
+        """Return whether a run must not be tried any more; it then leaves the queue."""
+        run = RunDir(decision.run.path)
+        status = read_status(run)
+        if status is not None and status != decision.status:
+            tried = status.state in (State.FAILED, State.INVALID, State.DAMAGED)
+            if tried or status.exit_code == EXIT_TIME_LIMIT or status.state is State.SUCCESS:
+                self._end(decision, status)
+                return True
+        if file_version(run.stop_request) not in (None, self._stops[run.path]):
+            message = "stop requested"
+            self._end(decision, RunStatus(State.INTERRUPTED, EXIT_INTERRUPTED, message))
+            return True
+        return False
+
+    def _end(self, decision: RunDecision, status: RunStatus) -> None:
+        del self._waiting[decision.run.path]
+        self._ended.append((decision.run, status))
+
+
+def file_version(path: Path) -> tuple[int, int] | None:
+    """Return a value that differs if ``path`` was written again; None if it does not exist.
+
+    Detects a request since an earlier moment without comparing clocks.
+    """
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns

@@ -1,0 +1,47 @@
+"""Stop signals such as Ctrl-C, counted instead of raised so that work stops at a safe point."""
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Shells report 128 plus the signal number for a process terminated by a signal.
+_SIGNAL_EXIT = 128
+
+
+class SignalCounter:
+    """Counter of SIGINT, SIGTERM and SIGHUP while the context is active."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # 130 after Ctrl-C, 143 after SIGTERM.
+        self.exit_code = 0
+        self._reported = 0
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._count_signal) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether any signal has arrived."""
+        return self.count > 0
+
+    def news(self) -> Iterator[int]:
+        """Yield the ordinal number (from 1) of each signal since the last call."""
+        while self._reported < self.count:
+            self._reported += 1
+            yield self._reported
+
+    def request(self) -> None:
+        """Count a request to stop that did not come as a signal, as a Ctrl-C."""
+        self._count_signal(signal.SIGINT, None)
+
+    def _count_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.exit_code = self.exit_code or _SIGNAL_EXIT + number

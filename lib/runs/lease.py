@@ -1,0 +1,348 @@
+"""Lease of a run: the one process, on any machine that shares the folder, that may write the run.
+
+A lease is the file ``.lease-N`` in the run directory, and the highest N counts. Whoever creates the
+next number exclusively has the lease: no two processes can, also over NFS. The lower files are then
+removed, so a former holder, such as a process that was stopped for minutes, notices before its next
+write. A released lease stays, so that the numbers grow.
+
+The holder renews the time of the file. No clocks are compared: a process takes over a lease that it
+has seen unchanged for the time that the lease states. The lease of a dead process of this machine is
+taken over at once.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from lib.errors import ConfigError, KablateError, Problem
+from lib.files import no_follow
+from lib.json_files import RecordError, read_json_object, typed
+from lib.runs.run_dir import RunDir
+
+SCHEMA_VERSION = 1
+# A lease may be taken over after this time without a renewal, unless LEASE_SECONDS is set.
+DEFAULT_SECONDS = 60
+# Renewals in that time.
+_RENEWALS = 6
+
+
+class LeaseLost(KablateError):
+    """The run has been taken over by another process: this one must not write to it any more."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Content of a lease: the process that starts the run (``runner``), and the one that trains it."""
+
+    # Distinguishes leases with the same number, of run directories that were moved.
+    id: str
+    host: str
+    # Machine and process namespace, inside which a process id and its start time are unique.
+    machine: str
+    seconds: int
+    runner: int
+    runner_start: int
+    worker: int = 0
+    worker_start: int = 0
+    # Job of a batch system; "" outside.
+    job: str = ""
+    free: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the holder is on this machine."""
+        return self.machine == _machine()
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether the holder is on this machine, and none of its processes is alive."""
+        processes = ((self.runner, self.runner_start), (self.worker, self.worker_start))
+        return self.is_local and not any(pid and _start_time(pid) == at for pid, at in processes)
+
+    def __str__(self) -> str:
+        job = f" (job {self.job})" if self.job else ""
+        return f"{self.host} process {self.runner}{job}"
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """The current lease of a run; ``holder`` is None while it is written, or if it is damaged."""
+
+    token: int
+    holder: Holder | None
+    # Modification time in nanoseconds, by the clock of the file server.
+    renewed_at: int
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether the lease has been released, or its holder is known to be dead."""
+        return self.holder is not None and (self.holder.free or self.holder.is_dead)
+
+    def __str__(self) -> str:
+        return "another process" if self.holder is None else str(self.holder)
+
+
+def read_lease(run: RunDir) -> LeaseRecord | None:
+    """Return the current lease of ``run``; None before the first."""
+    token = max(run.leases(), default=0)
+    return _read(run.lease(token), token) if token else None
+
+
+def current_holder(run: RunDir) -> LeaseRecord | None:
+    """Return the lease under which ``run`` is being trained, for display; None if there is none.
+
+    A holder on another machine is judged by this machine's clock.
+    """
+    lease = read_lease(run)
+    if lease is None or lease.is_free:
+        return None
+    holder = lease.holder
+    seconds = holder.seconds if holder else DEFAULT_SECONDS
+    fresh = time.time() - lease.renewed_at / 1e9 < seconds
+    return lease if fresh or (holder is not None and holder.is_local) else None
+
+
+def require_free(run: RunDir) -> None:
+    """Raise ConfigError naming the holder if ``run`` is being trained."""
+    if lease := current_holder(run):
+        what = f"{lease} is training this run"
+        advice = "wait until it ends, or type: make stop"
+        raise ConfigError(Problem(what, str(run.path), advice, code="run.locked"))
+
+
+def no_guard() -> None:
+    """Do nothing: the guard of a process that writes no files of the run, or needs no lease."""
+
+
+@contextmanager
+def take_lease(run: RunDir, seconds: int) -> "Iterator[Callable[[], None]]":
+    """Hold the lease of ``run`` in the context, which gets the guard that raises LeaseLost.
+
+    Raises ConfigError if another process trains the run.
+    """
+    require_free(run)
+    lease = Lease.take(run, seconds, read_lease(run))
+    if lease is None:
+        require_free(run)
+        raise _lost(run)
+    try:
+        with lease.renewing():
+            yield lease.require
+    finally:
+        lease.release()
+
+
+class Observed(Enum):
+    """Knowledge of this process about the lease of a run."""
+
+    # Not held, or not renewed in the time that the lease states.
+    FREE = "free"
+    # Seen renewed.
+    HELD = "held"
+    # Neither, yet.
+    UNKNOWN = "unknown"
+
+
+class LeaseObserver:
+    """Observer of the leases of other processes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns seconds; it must not count the time of a suspended machine."""
+        self._clock = clock
+        # Run → the lease and when it was first seen, and whether it has been renewed since.
+        self._seen: dict[Path, tuple[LeaseRecord, float, bool]] = {}
+
+    def look(self, run: RunDir) -> tuple[LeaseRecord | None, Observed]:
+        """Return the lease of ``run``, and whether another process may take it."""
+        lease, now = read_lease(run), self._clock()
+        if lease is None or lease.is_free:
+            return lease, Observed.FREE
+        before, since, renewed = self._seen.get(run.path, (lease, now, False))
+        if before != lease:
+            renewed, since = renewed or before.token == lease.token, now
+        self._seen[run.path] = lease, since, renewed
+        seconds = lease.holder.seconds if lease.holder else DEFAULT_SECONDS
+        if now - since > seconds:
+            return lease, Observed.FREE
+        return lease, Observed.HELD if renewed else Observed.UNKNOWN
+
+
+class Lease:
+    """Lease that this process holds, or shares with the process that it trains for."""
+
+    def __init__(self, run: RunDir, token: int, holder: Holder) -> None:
+        self._run = run
+        self.token = token
+        self._holder = holder
+        self._renewed_at = time.monotonic()
+        self._stopped = threading.Event()
+
+    @classmethod
+    def take(cls, run: RunDir, seconds: int, expected: LeaseRecord | None) -> "Lease | None":
+        """Take the lease after ``expected``; None if another process was faster.
+
+        The run directory must exist. ``seconds`` is the time after which the lease may be taken over.
+        """
+        token = expected.token + 1 if expected else 1
+        runner = os.getpid()
+        job = _job()
+        start = _start_time(runner)
+        holder = Holder(
+            secrets.token_hex(8), platform.node(), _machine(), seconds, runner, start, job=job
+        )
+        lease = cls(run, token, holder)
+        try:
+            lease._write(os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return None
+        # A directory that changes while it is listed may seem to have no lease.
+        if max(run.leases(), default=token) > token:
+            run.lease(token).unlink(missing_ok=True)
+            return None
+        for lower in run.leases():
+            if lower < token:
+                # A folder in its place, in a damaged run directory.
+                with contextlib.suppress(OSError):
+                    run.lease(lower).unlink()
+        return lease
+
+    @classmethod
+    @contextmanager
+    def adopt(cls, run: RunDir, token: int) -> "Iterator[Lease]":
+        """Share the lease that the runner of this process took, and renew it in the context.
+
+        Raises LeaseLost if the run has been taken over.
+        """
+        record = _read(run.lease(token), token)
+        if record.holder is None:
+            raise _lost(run)
+        pid = os.getpid()
+        holder = replace(record.holder, worker=pid, worker_start=_start_time(pid))
+        lease = cls(run, token, holder)
+        lease.require()
+        lease._write(os.O_TRUNC)
+        with lease.renewing():
+            yield lease
+
+    @contextmanager
+    def renewing(self) -> Iterator[None]:
+        """Renew the lease in the context, from a thread: a step may take minutes."""
+        thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            thread.join()
+
+    def require(self) -> None:
+        """Raise LeaseLost if another process has taken over the run.
+
+        Opens the file, since an NFS client revalidates its cache only then.
+        """
+        path = self._run.lease(self.token)
+        record = _read(path, self.token)
+        holder = record.holder
+        if holder is None or holder.id != self._holder.id or holder.free:
+            raise _lost(self._run)
+        if self._run.lease(self.token + 1).exists():
+            raise _lost(self._run)
+
+    def poll(self) -> None:
+        """Raise LeaseLost as ``require`` does, if this process was stopped for a while."""
+        if time.monotonic() > self._renewed_at + 2 * self._interval:
+            self.require()
+
+    def release(self) -> None:
+        """Free the lease, unless another process has taken it."""
+        with contextlib.suppress(LeaseLost, OSError):
+            self.require()
+            self._holder = replace(self._holder, free=True)
+            self._write(os.O_TRUNC)
+
+    @property
+    def _interval(self) -> float:
+        return self._holder.seconds / _RENEWALS
+
+    def _renew(self) -> None:
+        # Signals are for the main thread, whose system calls they interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not self._stopped.wait(self._interval):
+            # A file system that fails for a moment; ``require`` decides at the next write.
+            with contextlib.suppress(OSError, LeaseLost):
+                self.require()
+                os.utime(self._run.lease(self.token), follow_symlinks=False)
+                self._renewed_at = time.monotonic()
+
+    def _write(self, flags: int) -> None:
+        record = {**asdict(self._holder), "schema_version": SCHEMA_VERSION}
+        content = json.dumps(record, sort_keys=True).encode() + b"\n"
+        descriptor = no_follow(self._run.lease(self.token), os.O_WRONLY | flags)
+        try:
+            os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: Path, token: int) -> LeaseRecord:
+    try:
+        holder = typed(Holder, read_json_object(path), path, ())
+    except RecordError:
+        holder = None
+    try:
+        # After the file was opened: see ``Lease.require``.
+        return LeaseRecord(token, holder, path.lstat().st_mtime_ns)
+    except OSError:
+        return LeaseRecord(token, None, 0)
+
+
+def _lost(run: RunDir) -> LeaseLost:
+    what = f"taken over by {read_lease(run) or 'another process'}; nothing more was written"
+    return LeaseLost(Problem(what, code="run.lease-lost"))
+
+
+@functools.cache
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node()
+
+
+def _start_time(pid: int) -> int:
+    """Return the start of a process in clock ticks since boot; -1 if it has ended.
+
+    Returns 0 on a system without /proc.
+    """
+    if not os.path.exists("/proc/self/stat"):
+        with contextlib.suppress(PermissionError):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return -1
+        return 0
+    try:
+        # Skip the process name, which is in parentheses and may contain any character.
+        content = Path("/proc", str(pid), "stat").read_bytes()
+    except OSError:
+        return -1
+    fields = content.rpartition(b")")[2].split()
+    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _job() -> str:
+    """Return the id of the SLURM job of this process, as squeue shows it; "" outside of SLURM."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")

@@ -1,0 +1,189 @@
+"""Leases: one holder at a time, and a former holder notices before its next write."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.runs.lease import (
+    Lease,
+    LeaseLost,
+    LeaseObserver,
+    Observed,
+    current_holder,
+    read_lease,
+    require_free,
+    take_lease,
+)
+from lib.runs.run_dir import RunDir
+
+SECONDS = 60
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def edit(run: RunDir, **fields: object) -> None:
+    """Change fields of the current lease, as if another machine had written them."""
+    path = run.lease(max(run.leases()))
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_numbers_grow_and_one_file_is_left(run: RunDir) -> None:
+    for token in (1, 2, 3):
+        lease = Lease.take(run, SECONDS, read_lease(run))
+        assert lease is not None and lease.token == token and run.leases() == [token]
+        lease.require()
+        lease.release()
+        assert current_holder(run) is None
+
+
+def test_of_many_that_saw_the_same_lease_one_takes_it(run: RunDir) -> None:
+    Lease.take(run, SECONDS, None)
+    seen, taken = read_lease(run), []
+    barrier = threading.Barrier(8)
+
+    def contend() -> None:
+        barrier.wait()
+        taken.append(Lease.take(run, SECONDS, seen))
+
+    threads = [threading.Thread(target=contend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [lease for lease in taken if lease]
+    winner.require()
+    assert run.leases() == [2]
+
+
+def test_a_former_holder_notices_and_releases_nothing(run: RunDir) -> None:
+    former = Lease.take(run, SECONDS, None)
+    holder = Lease.take(run, SECONDS, read_lease(run))
+    assert former and holder
+    with pytest.raises(LeaseLost) as lost:
+        former.require()
+    assert lost.value.codes == ["run.lease-lost"] and str(os.getpid()) in str(lost.value)
+    former.release()
+    holder.require()
+    # Also while both files exist.
+    run.lease(1).write_bytes(run.lease(2).read_bytes())
+    with pytest.raises(LeaseLost):
+        former.require()
+
+
+def test_a_lease_of_the_same_number_in_a_new_directory_is_another(run: RunDir) -> None:
+    former = Lease.take(run, SECONDS, None)
+    run.lease(1).unlink()
+    assert former and Lease.take(run, SECONDS, None)
+    with pytest.raises(LeaseLost):
+        former.require()
+
+
+def test_a_dead_process_of_this_machine_holds_nothing(run: RunDir) -> None:
+    code = (
+        "import sys; from pathlib import Path; from lib.runs.lease import Lease;"
+        "from lib.runs.run_dir import RunDir; Lease.take(RunDir(Path(sys.argv[1])), 60, None)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run.path)], check=True)
+    assert run.leases() == [1] and current_holder(run) is None
+    assert LeaseObserver().look(run)[1] is Observed.FREE
+    # Another process with the number of the dead one, and a machine that cannot be looked at.
+    edit(run, runner=os.getpid())
+    assert current_holder(run) is None
+    edit(run, machine="another")
+    assert str(current_holder(run))
+
+
+def test_the_worker_keeps_the_lease_of_a_dead_runner(run: RunDir) -> None:
+    assert Lease.take(run, SECONDS, None)
+    with Lease.adopt(run, 1) as lease:
+        edit(run, runner=2**22 + 1)
+        assert current_holder(run) is not None
+        lease.require()
+
+
+def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_not(
+    run: RunDir,
+) -> None:
+    assert Lease.take(run, SECONDS, None)
+    edit(run, machine="another")
+    path, clock = run.lease(1), Clock()
+    # Two hours in the future by this clock, or in the past: only a change counts.
+    observer = LeaseObserver(clock)
+    assert observer.look(run)[1] is Observed.UNKNOWN
+    for hours in (2, -2):
+        clock.now += SECONDS - 1
+        os.utime(path, (3600 * hours + 1e9, 3600 * hours + 1e9))
+        assert observer.look(run)[1] is Observed.HELD
+    clock.now += SECONDS
+    assert observer.look(run)[1] is Observed.HELD
+    clock.now += 1
+    lease, known = observer.look(run)
+    assert known is Observed.FREE
+    assert Lease.take(run, SECONDS, lease)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"free": true}', b"\xff"])
+def test_a_damaged_lease_is_taken_over_after_its_time(run: RunDir, content: bytes) -> None:
+    run.lease(7).write_bytes(content)
+    clock = Clock()
+    observer = LeaseObserver(clock)
+    assert observer.look(run)[1] is Observed.UNKNOWN
+    clock.now += SECONDS + 1
+    lease, known = observer.look(run)
+    assert known is Observed.FREE
+    taken = Lease.take(run, SECONDS, lease)
+    assert taken and taken.token == 8
+
+
+@pytest.mark.parametrize(
+    "plant", [lambda p: p.mkdir(), lambda p: os.mkfifo(p), lambda p: p.symlink_to("/dev/zero")]
+)
+def test_a_folder_pipe_or_link_in_place_of_a_lease_is_no_wait(
+    run: RunDir, plant: Callable[[Path], None]
+) -> None:
+    plant(run.lease(3))
+    taken = Lease.take(run, SECONDS, read_lease(run))
+    assert taken and taken.token == 4
+    taken.require()
+
+
+def test_a_lease_is_renewed_in_its_context(run: RunDir) -> None:
+    with take_lease(run, 1) as guard:
+        before = read_lease(run)
+        edited = threading.Event()
+        edited.wait(0.4)
+        assert before and read_lease(run) != before
+        guard()
+        with pytest.raises(ConfigError) as locked:
+            require_free(run)
+        assert locked.value.codes == ["run.locked"]
+    assert current_holder(run) is None
+
+
+def test_after_a_pause_of_the_process_the_lease_is_verified(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = Lease.take(run, SECONDS, None)
+    assert former and Lease.take(run, SECONDS, read_lease(run))
+    former.poll()
+    monkeypatch.setattr(former, "_renewed_at", former._renewed_at - SECONDS)
+    with pytest.raises(LeaseLost):
+        former.poll()
