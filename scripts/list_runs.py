@@ -20,6 +20,7 @@ from pathlib import Path
 
 import _start
 
+from gpt2.ablation import OWN
 from gpt2.ablation.resolve import resolve_config
 from gpt2.planning.arguments import add_json, add_subcommands, add_variable, add_yes, new_parser
 from gpt2.records import archive
@@ -65,7 +66,10 @@ def main() -> int:
     if args.command == "clean":
         return clean(args, folder)
     if args.command == "archive":
-        return pack(args, select(list_runs(folder), args.where), place.config)
+        listed = select(list_runs(folder), args.where)
+        own = values.get("ABLATION_STUDY") == OWN
+        study_file = args.build_dir / str(values["ABLATION_STUDY_FILE"]) if own else None
+        return pack(args, listed, place.config, study_file)
     if args.command == "unpack":
         return unpack(args, folder, place.config)
     listed = select(list_runs(folder), args.where)
@@ -92,10 +96,13 @@ def clean(args: argparse.Namespace, folder: Path) -> int:
     return _left_out(reasons)
 
 
-def pack(args: argparse.Namespace, listed: RunList, config: Path) -> int:
+def pack(args: argparse.Namespace, listed: RunList, config: Path, study_file: Path | None) -> int:
     """Write an archive of the selected runs."""
     path = Path(require_value(args.out, "OUT", "make archive OUT=study.tar.gz"))
-    packed = archive.write_archive(listed, path, weights=args.weights in ("1", "y"), config=config)
+    weights = args.weights in ("1", "y")
+    packed = archive.write_archive(
+        listed, path, weights=weights, config=config, study_file=study_file
+    )
     kind = "" if not packed.without else ", without weights (WEIGHTS=1 includes them)"
     size = f"{format_size(packed.bytes)}, compressed {format_size(path.stat().st_size)}"
     text = f"{path}: {len(packed.runs)} runs, {len(packed.files)} files, {size}{kind}"

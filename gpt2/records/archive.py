@@ -30,6 +30,7 @@ from lib.units import format_size
 SCHEMA_VERSION = 1
 LISTING = "archive.json"
 CONFIG = ".config"
+STUDY_FILE = "study.toml"
 # Folders that no reader of results needs, beside hidden files.
 _LEFT_OUT = ("checkpoints", "trackers")
 _REMOVED = ".removed-"
@@ -99,10 +100,12 @@ class Archive:
         return sum(file.bytes for file in self.files.values())
 
 
-def write_archive(listed: RunList, path: Path, *, weights: bool, config: Path) -> Archive:
+def write_archive(
+    listed: RunList, path: Path, *, weights: bool, config: Path, study_file: Path | None = None
+) -> Archive:
     """Write the runs, the files of their studies and the configuration to the new file ``path``.
 
-    Raises ConfigError if there is no run to archive, or the file exists.
+    ``study_file`` is the file of an own study, which the configuration needs. Raises ConfigError if there is no run to archive, or the file exists.
     """
     if path.exists():
         raise ConfigError(Problem("exists", str(path), "type another OUT=", code="file.exists"))
@@ -115,6 +118,8 @@ def write_archive(listed: RunList, path: Path, *, weights: bool, config: Path) -
     members = dict(sorted(_members(listed.folder, runs, without, skipped)))
     if config.is_file():
         members[CONFIG] = config
+    if study_file is not None and study_file.is_file():
+        members[STUDY_FILE] = study_file
     files = {name: ArchivedFile(p.stat().st_size, sha256_file(p)) for name, p in members.items()}
     archive = Archive(runs, without, files, skipped)
     record = {"schema_version": SCHEMA_VERSION, **asdict(archive)}
@@ -215,6 +220,9 @@ def unpack(path: Path, folder: Path, config: Path) -> Unpacked:
                 config = folder / f"{path.name.partition('.')[0]}.config"
             if not config.exists():
                 (root / CONFIG).rename(config)
+        study_file = config.parent / STUDY_FILE
+        if STUDY_FILE in archive.files and not study_file.exists():
+            (root / STUDY_FILE).rename(study_file)
             unpacked = Unpacked(unpacked.new, unpacked.same, unpacked.different, config)
     return unpacked
 

@@ -105,6 +105,15 @@ class TestArchive:
         assert added == (set() if weights else {LISTING})
         assert all(not p.name.startswith(".unpacked") for p in there.iterdir())
 
+    def test_the_file_of_an_own_study_comes_along(self, results, tmp_path):
+        config, study = tmp_path / ".config", tmp_path / "mine.toml"
+        config.write_text("SEED=1\n")
+        study.write_text('name = "mine"\n')
+        path, there = tmp_path / "a.tar.gz", tmp_path / "b"
+        write_archive(list_runs(results), path, weights=False, config=config, study_file=study)
+        unpack(path, there / "results", there / ".config")
+        assert (there / "study.toml").read_text() == study.read_text()
+
     def test_equal_runs_give_equal_archives(self, results, tmp_path):
         listed = list_runs(results)
         for name in ("a", "b"):
