@@ -11,7 +11,8 @@ from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast, DesignOptions, contrasts_of
 from lib.report.looks import LookPlan, LookSchedule
-from lib.report.study_verdicts import VerdictPlan, contrast_name, with_record
+from lib.report.study_verdicts import VerdictPlan, contrast_name
+from lib.report.verdict_record import with_record
 
 # The value of SEEDS that trains until every comparison has a word.
 AUTO_SEEDS = "auto"

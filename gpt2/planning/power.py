@@ -22,7 +22,8 @@ from lib.report.power import (
     seeds_for,
     word_probability,
 )
-from lib.report.study_verdicts import VerdictPlan, contrast_name, with_record
+from lib.report.study_verdicts import VerdictPlan
+from lib.report.verdict_record import with_record
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, is_done
 
@@ -117,7 +118,7 @@ def study_power(plan: Plan) -> StudyPower | None:
     options, looks = plan.base.verdicts, planned_looks(plan)
     planned = len({run.seed for run in plan.runs})
     declared = with_record(verdict_plan(plan.base, looks, plan.variants), plan.folder)
-    family = {contrast_name(part, c): c for part, each in declared.declared.items() for c in each}
+    family = declared.contrasts
     n = looks.seeds[-1] if plan.auto is not None else planned
     if not family or n < MIN_SEEDS:
         return None

@@ -38,10 +38,11 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.leaderboard import record_reused_runs
-from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_record
+from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.terminal import table_to_terminal
+from lib.report.verdict_record import verdicts_to_json, with_record
 from lib.report.verdict_text import (
     LINE_WIDTH,
     verdict_line,

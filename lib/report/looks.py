@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.report.contrast_tests import MIN_SEEDS, ContrastTest, VerdictRule
+from lib.report.contrast_tests import MIN_SEEDS
 from lib.report.contrasts import Contrast
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
@@ -87,9 +87,10 @@ class Look:
     seeds: tuple[int, ...] = ()
     # Whether only comparisons were judged that were added after the look before, at the same seeds.
     is_at_added: bool = False
-    # Names of the comparisons that need no further seeds, and of all planned ones.
+    # Names of the comparisons that need no further seeds.
     closed: frozenset[str] = frozenset()
-    family: frozenset[str] = frozenset()
+    # Name → runs of each comparison that was planned.
+    family: Mapping[str, frozenset[str]] = field(default_factory=dict)
     # Name → verdict of each comparison that was judged at this look.
     verdicts: Mapping[str, ContrastVerdict] = field(default_factory=dict)
 
@@ -108,31 +109,9 @@ class Look:
             "added": self.is_at_added,
             "seeds": list(self.seeds),
             "closed": sorted(self.closed),
-            "family": sorted(self.family),
+            "family": {name: sorted(arms) for name, arms in self.family.items()},
             "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
         }
-
-    @classmethod
-    def from_json(
-        cls, record: Mapping[str, Any], rule: VerdictRule, family: Sequence[str]
-    ) -> "Look":
-        """Return the look of a record; its verdicts were given under ``rule``.
-
-        ``family`` is that of a record of version 2, whose looks have none, and added nothing.
-        Raises KeyError, TypeError or ValueError if the record is damaged.
-        """
-        verdicts = record["verdicts"].items()
-        return cls(
-            number=int(record["look"]),
-            n=int(record["n"]),
-            share=float(record["share"]),
-            planned=bool(record["planned"]),
-            seeds=tuple(map(int, record["seeds"])),
-            is_at_added=bool(record.get("added")),
-            closed=frozenset(record["closed"]),
-            family=frozenset(record.get("family", family)),
-            verdicts={name: _verdict_from_json(verdict, rule) for name, verdict in verdicts},
-        )
 
 
 @dataclass(frozen=True)
@@ -169,19 +148,17 @@ class LookSchedule:
         """
         if self.last is None:
             return frozenset()
-        judged, decided = self.standing, self.words.keys()
+        planned, decided = self.last.family, self.words.keys()
         return frozenset(
             name
             for name, contrast in family.items()
-            if name not in decided
-            and (
-                name not in self.last.family
-                or (
-                    name in judged
-                    and judged[name].contrast.weights.keys() != contrast.weights.keys()
-                )
-            )
+            if name not in decided and planned.get(name) != frozenset(contrast.weights)
         )
+
+    def concerns(self, family: Mapping[str, Contrast]) -> bool:
+        """Return whether a look was at runs of ``family``: otherwise, they are another study."""
+        arms = {arm for contrast in family.values() for arm in contrast.weights}
+        return self.last is not None and any(arms & runs for runs in self.last.family.values())
 
     def look_at_added(self) -> Look | None:
         """Return the unplanned look at comparisons added after the last look; None without alpha."""
@@ -191,7 +168,7 @@ class LookSchedule:
 
     def spent(self, alpha: float) -> float:
         """Return the part of ``alpha`` that the looks have spent."""
-        return float(_sum([look.share for look in self.taken]) * Decimal(repr(alpha)))
+        return float(sum_of_shares([look.share for look in self.taken]) * Decimal(repr(alpha)))
 
     def with_look(self, look: Look) -> "LookSchedule":
         """Return the schedule after ``look``, which may be the last one, judged again."""
@@ -238,86 +215,15 @@ class LookSchedule:
 
     def _half_of_reserve(self) -> float:
         unplanned = [look.share for look in self.taken if not look.planned]
-        left = _reserve(self.plan) - _sum(unplanned)
+        left = _reserve(self.plan) - sum_of_shares(unplanned)
         return float(max(Decimal(0), left / 2))
 
 
 def _reserve(plan: LookPlan) -> Decimal:
     """Return the share of alpha that no planned look spends."""
-    return max(Decimal(0), 1 - _sum(plan.shares))
+    return max(Decimal(0), 1 - sum_of_shares(plan.shares))
 
 
-def _sum(shares: Sequence[float]) -> Decimal:
+def sum_of_shares(shares: Sequence[float]) -> Decimal:
     """Return the exact sum of decimal fractions, so that halves of the rest are exact too."""
     return sum((Decimal(repr(share)) for share in shares), Decimal(0))
-
-
-def schedule_from_json(
-    record: Mapping[str, Any], rule: VerdictRule, plan: LookPlan
-) -> LookSchedule:
-    """Return the schedule of a record of verdicts; ``plan`` applies before the first look.
-
-    Raises KeyError, TypeError or ValueError if the record is damaged.
-    """
-    taken = tuple(Look.from_json(look, rule, record["family"]) for look in record["looks"])
-    if not taken:
-        return LookSchedule(plan)
-    planned = record["look_plan"]
-    plan = LookPlan(tuple(map(int, planned["seeds"])), tuple(map(float, planned["shares"])))
-    ascend = (a.n + (not b.is_at_added) <= b.n for a, b in itertools.pairwise(taken))
-    if plan.problems or not all(ascend):
-        raise ValueError("looks that are not planned, or not ascending")
-    if _sum([look.share for look in taken]) > 1 or min(look.share for look in taken) <= 0:
-        raise ValueError("looks that spend more than alpha")
-    return LookSchedule(plan, taken)
-
-
-def _verdict_from_json(record: Mapping[str, Any], rule: VerdictRule) -> ContrastVerdict:
-    """Return the verdict that ``ContrastVerdict.to_json`` recorded."""
-    weights = {arm: float(weight) for arm, weight in record["weights"].items()}
-    word = record["verdict"] or VerdictWord.INCONCLUSIVE
-    return ContrastVerdict(
-        contrast=Contrast(record["step"], record["reference"], record["role"], weights),
-        word=VerdictWord(word),
-        planned=int(record["planned_comparisons"]),
-        rule=rule,
-        reason=record["reason"] or "",
-        remarks=tuple(record["remarks"]),
-        seeds=tuple(map(int, record["seeds"])),
-        values={arm: tuple(map(float, losses)) for arm, losses in record["values"].items()},
-        differences=tuple(map(float, record["differences"])),
-        difference=float(record["difference"]),
-        sd=float(record["sd"]),
-        test=None if record["interval_95"] is None else _test_from_json(record),
-        p_own=_number(record["p_own"]),
-        p_sign_flip=_number(record["p_sign_flip"]),
-        p_smallest=_number(record["p_smallest_sign_flip"]),
-        more_seeds=record["more_seeds"],
-        other=record["other_rule"] or {},
-        excluded=tuple(record["excluded"]),
-        look=record["look"],
-        share=float(record["share"]),
-        interval_of_look=_pair(record["interval_of_look"]),
-    )
-
-
-def _test_from_json(record: Mapping[str, Any]) -> ContrastTest:
-    interval = _pair(record["interval_95"])
-    assert interval is not None
-    return ContrastTest(
-        sd=float(record["sd_of_rule"]),
-        degrees=float(record["degrees_of_freedom"]),
-        interval=interval,
-        p=float(record["p"]),
-        p_adjusted=float(record["p_adjusted"]),
-        p_equivalent=_number(record["p_equivalent"]),
-        p_equivalent_adjusted=_number(record["p_equivalent_adjusted"]),
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _pair(values: Any) -> tuple[float, float] | None:
-    return None if values is None else (float(values[0]), float(values[1]))

@@ -10,14 +10,10 @@ blocks, that is seeds of which every run of an undecided comparison has ended.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from lib.errors import ConfigError, Problem
-from lib.files import write_atomic
-from lib.json_files import RecordError, read_json_object
 from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
 from lib.report.contrasts import (
     AA_ROLE,
@@ -27,14 +23,10 @@ from lib.report.contrasts import (
     DesignEffects,
     DesignOptions,
 )
-from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
-from lib.report.render import json_document
+from lib.report.looks import LASTING_WORDS, Look, LookSchedule
 from lib.report.significance import DriftTest, TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
 
-VERDICTS_FILE = "verdicts.json"
-SCHEMA_VERSION = 3
-_METRIC = "val_loss"
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
 
@@ -65,6 +57,22 @@ class VerdictPlan:
     exploratory: bool = False
     # Whether the record has an A/A step that differs.
     aa_failed: bool = False
+    # Looks of the record at other studies in the folder, such as another sweep.
+    other_looks: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def rule_record(self) -> dict[str, Any]:
+        """Return the declared rule as plain JSON types."""
+        rule = {**asdict(self.rule), "against": self.against}
+        if self.design:
+            rule |= {"interactions": self.design.interactions}
+            rule |= {"simple_effects": self.design.simple_effects}
+        return rule
+
+    @property
+    def contrasts(self) -> dict[str, Contrast]:
+        """Return the declared comparisons by name, with the names of their parts."""
+        return _named_contrasts(self.declared.items())
 
 
 @dataclass(frozen=True)
@@ -114,14 +122,15 @@ def judge_study(
     A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant;
     ``control_parts`` have the comparisons of A/A steps and repeats, ``effects`` those of a factorial design.
     """
+    compared = plan.contrasts | _named_contrasts((part, each) for part, each, _ in parts)
     if not plan.exploratory:
-        every = [*plan.declared.items(), *((part, contrasts) for part, contrasts, _ in parts)]
-        names = {contrast_name(part, c) for part, contrasts in every for c in contrasts}
-        plan = replace(plan, family=plan.family | names)
+        plan = replace(plan, family=plan.family | compared.keys())
     planned = max(len(plan.family), sum(len(contrasts) for _, contrasts, _ in parts))
     seeds = complete_blocks(parts, plan, control_parts)
-    added = _added(parts, plan)
-    look = _look(plan, seeds, added)
+    added = frozenset[str]()
+    if plan.schedule and not plan.exploratory:
+        added = plan.schedule.added(compared)
+    look = _look(plan, seeds, compared, added)
     level, family = _level(plan.schedule, look), planned
     if level and look and look.is_at_added:
         # The comparisons judged at earlier looks are not in the family of this one.
@@ -313,18 +322,12 @@ def complete_blocks(
     return tuple(sorted(set.intersection(*(ended[name] for name in required))))
 
 
-def _added(parts: Sequence[StudyPart], plan: VerdictPlan) -> frozenset[str]:
-    """Return the names of the comparisons that were added after the last look."""
-    if plan.exploratory or plan.schedule is None:
-        return frozenset()
-    every = {part: contrasts for part, contrasts, _ in parts} | dict(plan.declared)
-    named = {
-        contrast_name(part, c): _in_part(part, c) for part, each in every.items() for c in each
-    }
-    return plan.schedule.added(named)
-
-
-def _look(plan: VerdictPlan, seeds: tuple[int, ...], added: frozenset[str]) -> Look | None:
+def _look(
+    plan: VerdictPlan,
+    seeds: tuple[int, ...],
+    contrasts: Mapping[str, Contrast],
+    added: frozenset[str],
+) -> Look | None:
     """Return the look at the complete blocks ``seeds``: a new one, the last one again, or none.
 
     A seed of an earlier look may not be omitted, whatever its outcome.
@@ -339,7 +342,8 @@ def _look(plan: VerdictPlan, seeds: tuple[int, ...], added: frozenset[str]) -> L
         if not added:
             return last
         due = plan.schedule.look_at_added()
-    return due and replace(due, seeds=seeds, family=plan.family)
+    family = {name: frozenset(contrast.weights) for name, contrast in contrasts.items()}
+    return due and replace(due, seeds=seeds, family={**(last.family if last else {}), **family})
 
 
 def _level(schedule: LookSchedule | None, look: Look | None) -> ErrorLevel | None:
@@ -456,24 +460,16 @@ def _named(verdict: ContrastVerdict, part: str) -> ContrastVerdict:
     return replace(verdict, contrast=_in_part(part, verdict.contrast), values=values)
 
 
-# The record.
+# Names and changes.
 
 
 def _changes(plan: VerdictPlan) -> list[str]:
     """Return the remark on settings that differ from the first recorded rule."""
     if not plan.former:
         return []
-    first, now = plan.former[0]["rule"], _rule(plan)
+    first, now = plan.former[0]["rule"], plan.rule_record
     changed = [name for name in now if first.get(name) != now[name]]
     return [f"rule changed after results: {', '.join(changed) or 'now as before'}"]
-
-
-def _rule(plan: VerdictPlan) -> dict[str, Any]:
-    rule = {**asdict(plan.rule), "against": plan.against}
-    if plan.design:
-        rule |= {"interactions": plan.design.interactions}
-        rule |= {"simple_effects": plan.design.simple_effects}
-    return rule
 
 
 def _in_part(part: str, contrast: Contrast) -> Contrast:
@@ -483,89 +479,11 @@ def _in_part(part: str, contrast: Contrast) -> Contrast:
     return Contrast(f"{part}{contrast.step}", reference, contrast.role, weights)
 
 
-def _name(step: str, reference: str) -> str:
-    return Contrast(step, reference, "", {}).name
+def _named_contrasts(parts: Iterable[tuple[str, Sequence[Contrast]]]) -> dict[str, Contrast]:
+    """Return the comparisons of all parts by name."""
+    return {contrast_name(part, c): _in_part(part, c) for part, each in parts for c in each}
 
 
 def contrast_name(part: str, contrast: Contrast) -> str:
     """Return the name of a comparison of the part ``part`` of a study."""
     return _in_part(part, contrast).name
-
-
-def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
-    """Return ``plan`` with the family and the former rules recorded in ``folder``.
-
-    Raises ConfigError if the record cannot be read.
-    """
-    file = folder / VERDICTS_FILE
-    if not file.exists():
-        return plan
-    try:
-        record = read_json_object(file)
-        former = tuple(record["former"])
-        words = {_name(v["step"], v["reference"]): v["verdict"] for v in record["verdicts"]}
-        judged = any(verdict["n"] for verdict in record["verdicts"])
-        family, rule = frozenset(record["family"]), record["rule"]
-        schedule = plan.schedule
-        # Version 1 listed no looks.
-        if schedule is not None and record["schema_version"] > 1:
-            schedule = schedule_from_json(record, plan.rule, schedule.plan)
-    except (RecordError, KeyError, TypeError, ValueError) as error:
-        what = f"damaged record of verdicts: {error!r}"
-        advice = "move it aside: earlier comparisons then no longer count"
-        raise ConfigError(Problem(what, str(file), advice, code="run.damaged")) from None
-    if rule != _rule(plan) and judged:
-        former = (*former, {"rule": rule, "verdicts": words})
-        schedule = schedule and schedule.judged_again()
-    return replace(
-        plan,
-        family=plan.family | family,
-        former=former,
-        schedule=schedule,
-        aa_failed=bool(record.get("aa_failed")),
-        recorded={_name(v["step"], v["reference"]): v for v in record["verdicts"]},
-    )
-
-
-def write_verdicts(study: StudyVerdicts, folder: Path) -> Path:
-    """Write the record of the verdicts into ``folder`` and return its path."""
-    path = folder / VERDICTS_FILE
-    write_atomic(path, verdicts_to_json(study))
-    return path
-
-
-def verdicts_to_json(study: StudyVerdicts) -> str:
-    """Return the verdicts as one JSON document with sorted keys."""
-    return json_document(SCHEMA_VERSION, verdicts_record(study))
-
-
-def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
-    """Return the record of the verdicts as plain JSON types."""
-    shown = {verdict.contrast.name for verdict in study.verdicts}
-    others = [verdict for name, verdict in study.plan.recorded.items() if name not in shown]
-    return {
-        "metric": _METRIC,
-        **_looks_record(study.plan),
-        "rule": _rule(study.plan),
-        "former": list(study.plan.former),
-        "family": sorted(study.plan.family),
-        "planned_comparisons": study.planned,
-        "pairing_gain": study.pairing,
-        "not_estimable": dict(study.effects.not_estimable) if study.effects else None,
-        "inflated_variances": dict(study.effects.inflated) if study.effects else None,
-        "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
-        "aa_failed": study.aa_failed,
-        "repeats": {name: dict(seeds) for name, seeds in study.repeats.items()},
-        "drift": asdict(study.drift) if study.drift else None,
-        "verdicts": [*(verdict.to_json() for verdict in study.verdicts), *others],
-    }
-
-
-def _looks_record(plan: VerdictPlan) -> dict[str, Any]:
-    if plan.schedule is None:
-        return {"looks": [], "look_plan": None, "alpha_spent": None}
-    return {
-        "looks": [look.to_json() for look in plan.schedule.taken],
-        "look_plan": asdict(plan.schedule.plan),
-        "alpha_spent": plan.schedule.spent(plan.rule.alpha),
-    }

@@ -11,8 +11,9 @@ from lib.report.contrasts import EFFECT
 from lib.report.leaderboard import Leaderboard
 from lib.report.render import csv_table, json_document, markdown_table
 from lib.report.run_results import UTILISATION_COLUMNS
-from lib.report.study_verdicts import StudyVerdicts, verdicts_record, write_verdicts
+from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
+from lib.report.verdict_record import verdicts_record, write_verdicts
 from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
 from lib.report.verdicts import ContrastVerdict
 from lib.units import format_difference, format_duration, format_si

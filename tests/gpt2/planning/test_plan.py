@@ -30,7 +30,8 @@ from lib.files import write_json
 from lib.project import ROOT
 from lib.report.contrasts import DesignOptions
 from lib.report.looks import Look, LookPlan, LookSchedule
-from lib.report.study_verdicts import StudyVerdicts, write_verdicts
+from lib.report.study_verdicts import StudyVerdicts
+from lib.report.verdict_record import write_verdicts
 from lib.runs.lease import take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -434,6 +435,7 @@ def looked(plan: Plan, *looks: tuple[int, set[str]]) -> None:
             planned=True,
             seeds=tuple(range(1, n + 1)),
             closed=frozenset(c.name for c in contrasts if c.step not in waiting),
+            family={c.name: frozenset(c.weights) for c in contrasts},
         )
         for number, (n, waiting) in enumerate(looks, 1)
     )

@@ -8,9 +8,10 @@ import pytest
 
 from lib.report.contrast_tests import VerdictRule
 from lib.report.looks import LookPlan, LookSchedule
-from lib.report.study_verdicts import AA_FAILED, VERDICTS_FILE, VerdictPlan, is_failed, with_record
+from lib.report.study_verdicts import AA_FAILED, VerdictPlan, is_failed
 from lib.report.table import build_table
 from lib.report.table_text import table_to_markdown, write_table
+from lib.report.verdict_record import VERDICTS_FILE, with_record
 from lib.report.verdict_text import verdict_lines, verdicts_exit_code
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

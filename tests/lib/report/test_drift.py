@@ -6,7 +6,8 @@ import pytest
 from lib.plan.run import PlannedRun, RunVariant, training_order
 from lib.report.contrasts import Contrast
 from lib.report.significance import TimedValue, drift_test
-from lib.report.study_verdicts import VerdictPlan, judge_study, verdicts_record
+from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.verdict_record import verdicts_record
 from lib.report.verdict_text import verdict_lines
 from lib.report.verdicts import SeedOutcome
 from tests.lib.report.simulated import STEPS, Words

@@ -13,9 +13,10 @@ from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, DesignOptions
 from lib.report.looks import LookPlan, LookSchedule
 from lib.report.report_page import ReportContext, report_page
-from lib.report.study_verdicts import VerdictPlan, judge_study, with_record, write_verdicts
+from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown
+from lib.report.verdict_record import with_record, write_verdicts
 from lib.report.verdict_text import verdict_lines
 from lib.report.verdicts import SeedOutcome, VerdictWord
 

@@ -10,14 +10,8 @@ from lib.errors import ConfigError
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast, plan_contrasts
 from lib.report.looks import Look, LookPlan, LookSchedule
-from lib.report.study_verdicts import (
-    VERDICTS_FILE,
-    VerdictPlan,
-    judge_study,
-    verdicts_to_json,
-    with_record,
-    write_verdicts,
-)
+from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.verdict_record import VERDICTS_FILE, verdicts_to_json, with_record, write_verdicts
 from lib.report.verdict_text import seeds_note, verdict_line, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
@@ -366,6 +360,28 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     assert later.plan.schedule.look_at_added().share == 0.025
 
 
+def test_a_study_without_common_runs_has_looks_of_its_own(tmp_path):
+    """Such as another sweep in the same folder: its comparisons count in the family only."""
+    first = report(tmp_path, 3)
+    renamed = {f"other-{arm}": LOSSES[arm] for arm in ("base", "large")}
+    other = plan_contrasts({"other-base": "", "other-large": "other-base"})
+    plan = VerdictPlan(RULE, schedule=LookSchedule(LookPlan((5,), (0.9,))), declared={"": other})
+    runs = {
+        arm: [SeedOutcome(s, loss) for s, loss in enumerate(losses[:5], 1)]
+        for arm, losses in renamed.items()
+    }
+    for _ in range(2):
+        study = judge_study([("", other, runs)], with_record(plan, tmp_path))
+        write_verdicts(study, tmp_path)
+        assert shares(study) == [0.9] and study.planned == 4
+        assert by_step(study)["other-large"].planned == 4
+    # The first study still has its look, and the next one is at five seeds.
+    again = report(tmp_path, 3)
+    assert again.taken is None and shares(again) == [0.2] and words(again) == words(first)
+    assert shares(report(tmp_path, 5)) == [0.2, 0.3]
+    assert [len(each["looks"]) for each in record(tmp_path)["other_looks"]] == [1]
+
+
 def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_path):
     few = ("base", "large", "small")
     before = report(tmp_path, 3, arms=few, declared=few)
@@ -415,6 +431,8 @@ def test_looks_do_not_depend_on_how_often_the_study_was_reported(tmp_path):
         lambda looks: looks[0].update(share=-0.2),
         lambda looks: looks[0].update(n="three"),
         lambda looks: looks.append(looks[0]),
+        lambda looks: looks[0].update(family=["large vs base"]),
+        lambda looks: looks[0].update(verdicts=[1]),
         lambda looks: looks[0]["verdicts"]["large vs base"].update(verdict="BEST"),
         lambda looks: looks[0]["verdicts"]["large vs base"].pop("differences"),
     ],

@@ -9,9 +9,10 @@ import pytest
 from lib.errors import ConfigError
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast, contrasts_of
-from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, judge_study, with_record
+from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
+from lib.report.verdict_record import VERDICTS_FILE, with_record
 from lib.report.verdict_text import format_p, verdict_lines, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.report import contrast_tests, contrasts, study_verdicts, verdicts
+from lib.report import contrast_tests, contrasts, study_verdicts, verdict_record, verdicts
 from lib.report.contrast_tests import ContrastSample
 from lib.report.contrasts import Contrast
 from lib.report.looks import LookSchedule
@@ -183,10 +183,10 @@ def _any_arm(blocks):
 def _any_seeds(look):
     """Return a look that does not ask whether the seeds of earlier looks are there."""
 
-    def changed(plan, seeds, added):
+    def changed(plan, seeds, *rest):
         schedule = plan.schedule
         taken = tuple(replace(each, seeds=()) for each in schedule.taken)
-        return look(replace(plan, schedule=replace(schedule, taken=taken)), seeds, added)
+        return look(replace(plan, schedule=replace(schedule, taken=taken)), seeds, *rest)
 
     return changed
 
@@ -346,8 +346,8 @@ MUTANTS = [
     EngineMutant(
         "spending reset at each report",
         _function(
-            study_verdicts,
-            "schedule_from_json",
+            verdict_record,
+            "_schedule_from_json",
             lambda f: lambda record, rule, plan: LookSchedule(plan),
         ),
         REPORTS,
