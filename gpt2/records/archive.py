@@ -23,7 +23,7 @@ from gpt2.records.listing import ListedRun, RunList
 from lib.errors import ConfigError, Problem
 from lib.files import no_follow, pretty_json, sha256_file, write_json
 from lib.json_files import DamagedRecord, RecordError, read_json_object, typed
-from lib.runner.locks import acquire_lock
+from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.run_dir import RunDir
 from lib.units import format_size
 
@@ -62,7 +62,7 @@ def remove_runs(runs: Sequence[ListedRun], folder: Path) -> list[str]:
             reasons.append(f"{run.run}: a symbolic link; remove it by hand")
             continue
         try:
-            with acquire_lock(RunDir(path).lock):
+            with take_lease(RunDir(path), DEFAULT_SECONDS):
                 hidden = path.with_name(f"{_REMOVED}{path.name}")
                 path.rename(hidden)
         except ConfigError as error:

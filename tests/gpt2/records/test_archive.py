@@ -12,8 +12,8 @@ import pytest
 from gpt2.records.archive import LISTING, remove_runs, unpack, write_archive
 from gpt2.records.listing import list_runs, select
 from lib.errors import ConfigError
-from lib.runner.locks import acquire_lock
 from lib.runs.audit import artifact_findings
+from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status, write_status
 from tests.lib.fabricated import write_run
 
@@ -61,7 +61,7 @@ class TestRemoval:
         outside = write_run(tmp_path / "elsewhere" / "x-s1-eeeeeeee").path
         (results / "ratio" / "x-s1-eeeeeeee").symlink_to(outside)
         held = results / "ratio" / "ra-s1-bbbbbbbb"
-        with acquire_lock(RunDir(held).lock):
+        with take_lease(RunDir(held), DEFAULT_SECONDS):
             reasons = remove_runs(list_runs(results).runs, results)
         assert [reason.partition(":")[0] for reason in reasons] == [
             "ratio/ra-s1-bbbbbbbb",
@@ -87,7 +87,7 @@ class TestArchive:
     def test_unpacked_runs_have_the_same_files(self, results, tmp_path, weights):
         (tmp_path / ".config").write_text("SEED=1\n")
         path, there = tmp_path / "a.tar.gz", tmp_path / "there"
-        with acquire_lock(RunDir(results / "ratio" / "ra-s3-dddddddd").lock):
+        with take_lease(RunDir(results / "ratio" / "ra-s3-dddddddd"), DEFAULT_SECONDS):
             listed = list_runs(results)
         packed = write_archive(listed, path, weights=weights, config=tmp_path / ".config")
         assert packed.skipped == ["ratio/ra-s3-dddddddd: running"]
