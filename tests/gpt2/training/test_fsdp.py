@@ -166,10 +166,8 @@ def test_every_step_of_a_study_trains_as_with_ddp(
     ranks: Callable, defconfig: str, size: int
 ) -> None:
     cases = [case for case in plan_cases(defconfig_layers(ROOT, defconfig)).every if case.config]
-    form = {
-        **SPLITS[size],
-        **{"GLOBAL_BATCH": 4, "DROPOUT": "0.0", "PRECISION": "fp32", "OOM_FALLBACK": False},
-    }
+    form = {"GLOBAL_BATCH": 4, "DROPOUT": "0.0", "PRECISION": "fp32", "OOM_FALLBACK": False}
+    form |= SPLITS[size]
 
     def both(case: CheckCase, group: ProcessGroup) -> list[dict[str, Any]]:
         configs = [small_config(case.config, **form, DATA_PARALLEL=m) for m in ("ddp", "fsdp")]
