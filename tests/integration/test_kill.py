@@ -1,9 +1,11 @@
 """Kill and resume: a study killed at any moment ends with the same bytes."""
 
+import contextlib
 import json
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -143,3 +145,61 @@ def test_many_kills_leave_the_bytes_of_an_uninterrupted_run(with_write_faults, c
     with capsys.disabled():
         sys.stdout.write(f"{ranks} ranks, {kind}, same bytes: {sum(kills.values())}/{count}\n")
     assert len(kills) == count and all(kills.values()), kills
+
+
+@pytest.mark.long
+def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_path, capsys):
+    """COUNT kills, and as many stops until the lease of the stopped make was taken over."""
+    count, chance = int(os.environ.get("COUNT") or 20), random.Random(
+        int(os.environ.get("SEED") or 1)
+    )
+    folder = build(**{**INTERVALS, "MAX_ITERS": 120}, LEASE_SECONDS=2, JOBS=1)
+    study, steps = folder.path / "results/ratio", {"STEPS": "0-5"}
+    seconds = -time.monotonic()
+    assert folder.start("scripts/run_test_matrix.py", **steps).wait(600) == 0
+    seconds += time.monotonic()
+    whole = outcome(folder.path)
+    kills = stops = lost = rounds = 0
+    while kills < count or stops < count:
+        rounds += 1
+        (folder.path / "results").rename(tmp_path / f"results-{rounds}")
+        makes = [folder.start("scripts/run_test_matrix.py", **steps) for _ in range(4)]
+        ended = []
+        while any(make.poll() is None for make in makes):
+            time.sleep(chance.uniform(0.02, 0.1) * seconds)
+            active = [make for make in makes if make.poll() is None]
+            if not active or len(ended) >= 8:
+                continue
+            victim = chance.choice(active)
+            if len(ended) % 2:
+                victim.kill()
+                kills += 1
+                makes.append(folder.start("scripts/run_test_matrix.py", **steps))
+            else:
+                stopped = victim.processes()
+                signal_all(stopped, signal.SIGSTOP)
+                # Longer than the lease and the time that others need to notice.
+                time.sleep(4.5)
+                signal_all(stopped, signal.SIGCONT)
+                stops += 1
+            ended.append(victim)
+        codes = [make.wait() for make in makes]
+        lost += sum(make.stderr.count("taken over by") for make in makes)
+        assert {code for code in codes if code >= 0} == {0}, [make.stderr for make in makes]
+        assert outcome(folder.path) == whole
+        for run in study.glob("*-s1-*"):
+            attempts = json.loads((run / "manifest.json").read_text())["volatile"]["attempts"]
+            assert [a["state"] for a in attempts].count("SUCCESS") == 1
+    with capsys.disabled():
+        sys.stdout.write(
+            f"four makes, {rounds} studies of {len(whole) // 3} runs: {kills} killed, {stops} stopped "
+            f"and continued, {lost} leases lost; the same bytes in all\n"
+        )
+    assert lost > 0
+
+
+def signal_all(processes: list[int], number: int) -> None:
+    """Send a signal to the processes that are still alive."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
