@@ -17,6 +17,26 @@ _GROUP = re.compile(r"##@ (?P<title>.+)")
 _ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")
 # One column wider than the longest label, defconfig-NAME[+FRAG].
 _COLUMN = 22
+# Target of the earlier system, or of an earlier version -> the present one.
+FORMER_TARGETS = {
+    **dict.fromkeys(("test-matrix", "continue", "train-ra-mla", "memory-comparison"), "all"),
+    **dict.fromkeys(("parallel", "parallel-4", "parallel-8", "parallel-16"), "all"),
+    **dict.fromkeys(("sweep-generate", "sweep-run", "sweep"), "all"),
+    **dict.fromkeys(("estimate", "test-matrix-dry-run"), "plan"),
+    **dict.fromkeys(("summary", "update-graphs", "analyze-gpu"), "report"),
+    **dict.fromkeys(("test-rerun", "parallel-rerun"), "rerun"),
+    **dict.fromkeys(("sweep-monitor", "sweep-watch"), "watch"),
+    "prepare-datasets": "data",
+    "list-all-defconfigs": "list-defconfigs",
+    "deps": "setup",
+    "knobs": "check-symbols",
+    "bench-knobs": "bench-settings",
+    "try": "quick-compare",
+    "needle": "needle-test",
+    "finalists": "verdicts",
+    "significance": "verdicts",
+    "determinism": "reproduce",
+}
 _NO_CONFIG = "No .config yet: make uses gpt2-quickstart; make list-defconfigs lists others"
 
 
@@ -42,7 +62,8 @@ def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
     known = _targets(makefile) if kind == "target" else _settings(makefile)
     lines = []
     for name in names:
-        near = nearest(name, known)
+        former = FORMER_TARGETS.get(name) if kind == "target" else None
+        near = f"; now: make {former} (docs/former-system.md)" if former else nearest(name, known)
         lines.append(f"ERROR   {name}: unknown {kind}{near} [usage.unknown-{kind}]")
     if kind == "variable":
         symbol = names[0] if re.fullmatch("[A-Z][A-Z0-9_]*", names[0]) else "NAME"

@@ -36,6 +36,24 @@ def require_read(reads: Collection[str], command: str = "") -> None:
             log("ENV", f"{name}={os.environ.get(name, '')} (from the environment)")
 
 
+# Beginnings of the names that the earlier systems read.
+_FORMER_PREFIXES = ("GPT2_", "NSA_", "RA_MLA_", "TEST_SPARSITY_")
+# Symbols that are variables of make too.
+_SYMBOLS_OF_MAKE = {"DRY_RUN", "GPUS", "JOBS", "SEED"}
+
+
+def variables_without_effect(symbols: Collection[str], variables: Collection[str]) -> list[str]:
+    """Return the environment variables named like a symbol, or of the earlier systems.
+
+    Nothing reads them: a symbol is set in ``.config`` or by ``SET=``.
+    """
+    return sorted(
+        name
+        for name in variables
+        if name not in _SYMBOLS_OF_MAKE and (name in symbols or name.startswith(_FORMER_PREFIXES))
+    )
+
+
 def require_value(value: str, name: str, example: str) -> str:
     """Return a variable's value. Raises ConfigError with the command ``example`` if it is empty."""
     if not value:

@@ -13,7 +13,7 @@ import pytest
 
 from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
-from lib.make_help import completion, help_text
+from lib.make_help import FORMER_TARGETS, completion, help_text, unknown_words
 from lib.project import ROOT
 from lib.style import check
 
@@ -239,6 +239,15 @@ def test_an_unknown_variable_is_an_error():
     assert make("help", "STEPS=3", "O=/nonexistent").returncode == 0
 
 
+def test_a_former_target_names_the_present_one():
+    targets = re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE)
+    assert not FORMER_TARGETS.keys() & set(targets) and set(FORMER_TARGETS.values()) <= set(targets)
+    for former, now in FORMER_TARGETS.items():
+        assert re.search(
+            rf"\b{former}\b.*make {now}\b", unknown_words(MAKEFILE, "target", [former])
+        )
+
+
 @pytest.mark.parametrize("name", ["DIRTY", "STALE", "TO", "N"])
 def test_a_former_variable_is_an_error(name):
     done = make("help", f"{name}=1")
@@ -249,6 +258,7 @@ def test_a_former_variable_is_an_error(name):
     ("words", "code"),
     [
         (["hlep"], "usage.unknown-target"),
+        (["test-matrix"], "usage.unknown-target"),
         (["plan", "JOBS=2"], "usage.unread-variable"),
         (["list-defconfigs", "SEED=1"], "usage.unread-variable"),
         (["defconfig-gpt2-quickstart", "STEPS=1"], "usage.unread-variable"),

@@ -6,6 +6,7 @@ Imports no torch: the checks of the device do, in a worker.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from lib.env.preflight import (
 )
 from lib.env.snapshot import FOLDER
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
+from lib.make_variables import variables_without_effect
 from lib.runs.code import describe_tree, git_state, head_commit
 from lib.units import format_si
 
@@ -122,6 +124,8 @@ def check_machine(
     problems = [p for condition in conditions(configs, place, jobs) for p in condition.problems]
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
+    if ignored := _variables_without_effect(configs):
+        log("ENV", f"without effect: {', '.join(ignored)}; symbols are set by SET=NAME=VALUE")
     if text := describe_tree(head_commit()):
         log("DIRTY", f"{text}; the diff is saved with each run")
     return _slots(configs)
@@ -178,6 +182,7 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
             "run_profiles": sorted({c.repro.profile for c in configs}),
             "env_policies": sorted({c.environment.policy for c in configs}),
             "snapshot": str(place.build_dir / FOLDER),
+            "variables_without_effect": _variables_without_effect(configs),
         },
         "conditions": [
             {"name": c.name, "problems": [dataclasses.asdict(p) for p in c.problems]}
@@ -190,7 +195,7 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
 def describe_text(report: Mapping[str, Any]) -> str:
     """Format the report of ``describe``: one line per run, fact, problem, and met condition."""
     lines = [f"RUN     {text}" for text in report["runs"]]
-    lines += [f"FACT    {name:18} {_format(value)}" for name, value in report["facts"].items()]
+    lines += [f"FACT    {name:24} {_format(value)}" for name, value in report["facts"].items()]
     for condition in report["conditions"]:
         problems = [Problem(**fields) for fields in condition["problems"]]
         lines += [f"FAIL    {condition['name']:18} {problem}" for problem in problems]
@@ -244,6 +249,11 @@ def bytes_needed(configs: Sequence[Config], jobs: int) -> int:
     largest = sorted(weights)[-jobs:]
     checkpoint_bytes = _CHECKPOINT_COPIES * checkpoints * sum(largest)
     return sum(weights) + checkpoint_bytes + _MARGIN_BYTES * len(configs)
+
+
+def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
+    symbols = {name for config in configs for name in config.values}
+    return variables_without_effect(symbols, os.environ)
 
 
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:

@@ -203,9 +203,13 @@ def test_every_way_to_train_is_checked(
     assert not place.results.exists()
 
 
-def test_what_is_told_has_facts_and_conditions(place: TrainingPlace) -> None:
+def test_what_is_told_has_facts_and_conditions(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", "1")
     told = describe([configured(ENV_PYTHON="2.7")], place)
     assert told["facts"]["run_profiles"] == ["paper_repro"] and told["facts"]["cpu_cores"] >= 1
+    assert told["facts"]["variables_without_effect"] == ["NSA_USE_FA2"]
     assert told["passed"] is False
     text = describe_text(told)
     assert re.search(r"^FACT    python +3\.\d+", text, re.MULTILINE)

@@ -22,6 +22,13 @@ def test_every_variable_that_is_not_read_is_reported(monkeypatch):
     assert [problem.where for problem in caught.value.problems] == ["STPE", "TWICE"]
 
 
+def test_exported_symbols_and_former_names_have_no_effect():
+    exported = ["NSA_USE_FA2", "LEARNING_RATE", "SEED", "PATH", "GPT2_MAX_ITERS"]
+    symbols = {"LEARNING_RATE", "SEED"}
+    ignored = ["GPT2_MAX_ITERS", "LEARNING_RATE", "NSA_USE_FA2"]
+    assert make_variables.variables_without_effect(symbols, exported) == ignored
+
+
 def test_variables_of_every_script_are_read(monkeypatch):
     monkeypatch.setenv(GIVEN, " ".join(make_variables.COMMON))
     require_read(set())
