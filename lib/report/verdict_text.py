@@ -287,6 +287,8 @@ def rule_note(study: StudyVerdicts) -> str:
     if schedule and looks:
         spent = schedule.spent(rule.alpha)
         note += f"Looks at {', '.join(looks)} seeds spent {spent:.3g} of {rule.alpha:g}.\n"
+        if any(look.is_at_added for look in schedule.taken):
+            note += "Comparisons added after a look are corrected for each other.\n"
     if study.pairing is not None:
         change = "removed" if study.pairing >= 0 else "added"
         note += f"Pairing by seed {change} {abs(study.pairing):.0%} of the variance.\n"

@@ -236,12 +236,17 @@ def judge(
 def _with_instability(
     verdict: ContrastVerdict, outcomes: Mapping[str, Sequence[SeedOutcome]]
 ) -> ContrastVerdict:
-    """Return the verdict with a remark on each arm that has runs with unstable steps."""
-    remarks = list(verdict.remarks)
-    for arm in verdict.contrast.weights:
-        if seeds := sorted({run.seed for run in outcomes.get(arm, ()) if run.unstable}):
-            remarks.append(f"UNSTABLE: {arm}, {_seeds(seeds)}")
-    return replace(verdict, remarks=tuple(dict.fromkeys(remarks)))
+    """Return the verdict with a remark on its runs with unstable steps: by arm, or for an effect of
+    a design, whose arms are those of all effects, their number.
+    """
+    arms = {
+        arm: sorted({run.seed for run in outcomes.get(arm, ()) if run.unstable})
+        for arm in verdict.contrast.weights
+    }
+    remarks = [f"UNSTABLE: {arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
+    if remarks and not verdict.contrast.reference:
+        remarks = [f"UNSTABLE: {sum(map(len, arms.values()))} runs"]
+    return replace(verdict, remarks=tuple(dict.fromkeys((*verdict.remarks, *remarks))))
 
 
 def _sample(verdict: ContrastVerdict) -> ContrastSample:
