@@ -250,10 +250,14 @@ def _style(word: VerdictWord) -> str:
 def _verdicts(study: StudyVerdicts, shown: _Figures) -> Html:
     if not study.verdicts:
         return Html()
-    header = ("step", "against", "verdict", "Δ loss", "95 % interval", "n", "p", "remarks")
-    grid = table(
-        header, [_verdict_row(v) for v in (*study.verdicts, *study.aa_steps)], left=(0, 1, 2, 7)
-    )
+    header = ["step", "against", "verdict", "Δ loss", "95 % interval", "n", "p", "remarks"]
+    shown_verdicts = [*study.verdicts, *study.aa_steps]
+    lines = [_verdict_row(verdict) for verdict in shown_verdicts]
+    if not any(verdict.contrast.reference for verdict in shown_verdicts):
+        header = ["effect", *header[2:]]
+        lines = [[line[0], *line[2:]] for line in lines]
+    words = ("step", "effect", "against", "verdict", "remarks")
+    grid = table(header, lines, left=[i for i, title in enumerate(header) if title in words])
     note = (
         f"{rule_note(study)} Negative is better. The losses behind a difference are shown when the "
         "pointer rests on it."

@@ -25,16 +25,18 @@ def results_table(rows: Sequence[RowRuns], flops: Mapping[str, float]) -> Html:
     """Return the losses and costs of every row; each loss is linked to the runs behind it."""
     steps = any(row.row.variant.parent for row in rows)
     pruned = any(row.row.sparsity for row in rows)
+    # The runs of a factorial design are not compared, but its effects.
+    compared = any(row.row.verdict_baseline for row in rows)
     header = ["#", "step" if steps else "run", "seeds", "val loss", "perplexity"]
-    header += ["against baseline"] if len(rows) > 1 else []
+    header += ["against baseline"] * compared
     header += ["parameters", "tokens", "FLOPs", "time"] + ["sparsity"] * pruned + ["state"]
-    lines = [_result_row(row, flops, len(rows) > 1, pruned) for row in rows]
+    lines = [_result_row(row, flops, compared, pruned) for row in rows]
     note = (
         "Loss: nats per token, mean over seeds ± standard deviation. FLOPs and time are those of the "
         "training of one run. The runs behind a loss are shown when the pointer rests on it, and "
         "linked from the number of seeds."
     )
-    left = (1, *((5,) if len(rows) > 1 else ()), len(header) - 1)
+    left = (1, *((5,) if compared else ()), len(header) - 1)
     return joined([table(header, lines, left=left), tag("p", note, class_="note")])
 
 

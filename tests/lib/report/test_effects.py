@@ -318,5 +318,7 @@ def test_the_web_page_has_the_same_words(factorial):
         page = report_page(
             build_table("demo", factorial(missing=left_out), verdict_plan=PLAN), PAGE
         )
+        # Effects have no reference, and runs no verdict.
+        assert ">against<" not in page and "against baseline<" not in page
         section = page.partition("Marginal means")[2]
         assert word in section and "no verdict" not in section
