@@ -11,6 +11,7 @@ SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT WEIGHTS ARCHIVE
+SETTINGS += MINUTES
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -189,7 +190,8 @@ style: setup ## Check formatting, lint, types, and names in documents
 
 ##@ Evaluate
 .PHONY: ls clean-runs archive unpack report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
-	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
+	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine \
+	calibrate gpu-day
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 	$(Q)$(PY) scripts/list_runs.py $(INTO)
 
@@ -255,6 +257,12 @@ needle-test: setup ## Train small models on long-range retrieval
 
 validate-machine: setup ## Validate NSA on this device (FULL=1: long contexts)
 	$(Q)$(PY) scripts/validate_machine.py $(INTO)
+
+calibrate: $(CONFIG_PY) ## Measure this GPU for plan GPU=; compare with predictions
+	$(Q)$(PY) scripts/bench.py calibrate $(INTO)
+
+gpu-day: $(CONFIG_PY) ## Every measurement of this GPU, in MINUTES=; resumable
+	$(Q)$(PY) scripts/bench.py gpu-day $(INTO)
 
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help completion clean mrproper
@@ -322,6 +330,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: DATA=require  For check: missing data is a failure
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24
 ##: GPU=h100  For plan: predict time and memory on this GPU
+##: MINUTES=40  For gpu-day: when to stop
 ##: JOBS=n or -jN  Concurrent runs
 ##: PROMPT="..."  For generate: the text to continue
 ##: TOKENS=n  Tokens to generate; for bench-nsa the longest sequence

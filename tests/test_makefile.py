@@ -93,6 +93,8 @@ def unconfigured(tmp_path):
         ("bench-settings", "scripts/bench.py settings"),
         ("bench-overhead", "scripts/bench.py overhead"),
         ("bench-nsa", "scripts/bench.py nsa"),
+        ("calibrate", "scripts/bench.py calibrate"),
+        ("gpu-day", "scripts/bench.py gpu-day"),
         ("export", "scripts/export.py"),
         ("needle-test", "scripts/needle_test.py"),
         ("validate-machine", "scripts/validate_machine.py"),

@@ -111,12 +111,17 @@ def _flex_kernel(flops: float, *tensors: Tensor) -> Kernel:
     return Kernel(kind, flops, float(sum(t.numel() * t.element_size() for t in tensors)))
 
 
-class MinimalTraining:
-    """Model, optimizer and pruner as built by the trainer, on the CPU, randomly initialized."""
+_CPU = torch.device("cpu")
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.model = GPT(config.model)
+
+class MinimalTraining:
+    """Model, optimizer and pruner as built by the trainer, randomly initialized, without data."""
+
+    def __init__(self, config: Config, device: torch.device = _CPU) -> None:
+        self.config, self.device = config, device
+        self.model = GPT(config.model).to(device)
+        compiles = config.machine.compile
+        self.forward = cast(nn.Module, torch.compile(self.model)) if compiles else self.model
         groups = parameter_groups(self.model, config.optimizer.weight_decay)
         self.optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
         self.pruner = config.pruning.build(self.model)
@@ -127,9 +132,9 @@ class MinimalTraining:
         Each has T + 1 tokens per row.
         """
         session = SimpleNamespace(
-            forward=self.model,
+            forward=self.forward,
             config=self.config,
-            device=torch.device("cpu"),
+            device=self.device,
             group=ProcessGroup(),
             records=NullRecords(RunDir(Path())),
             state=SimpleNamespace(
@@ -316,7 +321,9 @@ class FakeTrainingStep:
         self.config = dataclasses.replace(
             config,
             model=dataclasses.replace(config.model, shape=shape),
-            machine=dataclasses.replace(config.machine, device="cpu", precision=precision),
+            machine=dataclasses.replace(
+                config.machine, device="cpu", precision=precision, compile=False
+            ),
             # The check reads values, and a fake tensor has none.
             numerics=dataclasses.replace(config.numerics, check=False),
         )
