@@ -222,10 +222,11 @@ class ModelConfig:
 class TrainConfig:
     """Options of the training loop: budget, batch size and intervals."""
 
-    # iterations, tokens or time
+    # iterations, tokens, flops or time
     budget: str = kconfig_field("BUDGET")
     max_iters: int = kconfig_field("MAX_ITERS")
     max_tokens: int = kconfig_field("MAX_TOKENS")
+    max_flops: float = kconfig_field("MAX_FLOPS", low=1.0, high=1e30)
     max_time_seconds: int = kconfig_field("GPT2_MAX_TIME")
     # Sequences per optimizer step, all processes together.
     global_batch: int = kconfig_field("GLOBAL_BATCH")
@@ -425,5 +426,8 @@ def _identity(value: Any, *, forms: bool) -> Any:
     if isinstance(value, MachineConfig) and value.data_parallel == "ddp":
         # The hashes of existing runs do not contain it.
         identity.pop("data_parallel", None)
+    if isinstance(value, TrainConfig) and value.budget != "flops":
+        # The hashes of existing runs do not contain it.
+        del identity["max_flops"]
     name = vars(type(value)).get("name")
     return {"name": name, **identity} if isinstance(name, str) else identity

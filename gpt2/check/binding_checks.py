@@ -256,19 +256,21 @@ def _same(value: Any, symbol_value: SymbolValue) -> bool:
 
 
 def _budgets(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the length of each kind of budget: iterations, tokens and seconds."""
+    """Check the length of each kind of budget: iterations, tokens, FLOPs and seconds."""
     small = subject.small
     per_step = int(small.values["GLOBAL_BATCH"]) * int(small.values["BLOCK_SIZE"])
     stretch = small.pruning.stretch
     amounts: dict[str, SymbolValue] = {
         "MAX_ITERS": 70,
         "MAX_TOKENS": 90 * per_step - 1,
+        "MAX_FLOPS": str(79.5 * per_step * small.model.flops_per_token()),
         "GPT2_MAX_TIME": 110,
     }
     findings = []
     for kind, iterations, seconds in (
         ("iterations", 70, 0),
         ("tokens", 90, 0),
+        ("flops", 80, 0),
         ("time", 0, 110),
     ):
         budget = run_budget(with_changes(small, BUDGET=kind, **amounts))

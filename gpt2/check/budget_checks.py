@@ -98,6 +98,10 @@ def _expected_budget(config: Config) -> tuple[int, int, float]:
             # Rounded up to whole iterations.
             full, rest = divmod(_number(values, "MAX_TOKENS"), tokens)
             return tokens, round((full + (1 if rest else 0)) * stretch), 0.0
+        case "flops":
+            flops = tokens * config.model.flops_per_token()
+            steps = math.ceil(float(str(values["MAX_FLOPS"])) / flops)
+            return tokens, round(steps * stretch), 0.0
     return tokens, 0, _number(values, "GPT2_MAX_TIME") * stretch
 
 
@@ -197,6 +201,7 @@ def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFin
         "MAX_ITERS": _STEPS,
         # Half a step more than the steps before the last one.
         "MAX_TOKENS": _STEPS * tokens - tokens // 2,
+        "MAX_FLOPS": str((_STEPS - 0.5) * tokens * subject.small_exact.model.flops_per_token()),
         "GPT2_MAX_TIME": _MAX_SECONDS,
     }
     config = with_changes(subject.small_exact, BUDGET=kind, **(_BATCH | size))

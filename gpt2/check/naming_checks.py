@@ -369,7 +369,15 @@ def _sparsity(subject: StepUnderTest) -> float:
 # Symbols that all steps of a study share, unless a title states the change.
 _SHARED_SYMBOLS = (
     *("LEARNING_RATE", "LR_SCHEDULE", "WARMUP_STEPS", "OPTIMIZER", "WEIGHT_DECAY", "GRAD_CLIP"),
-    *("BUDGET", "MAX_ITERS", "MAX_TOKENS", "GLOBAL_BATCH", "BLOCK_SIZE", "EVAL_TOKENS"),
+    *(
+        "BUDGET",
+        "MAX_ITERS",
+        "MAX_TOKENS",
+        "MAX_FLOPS",
+        "GLOBAL_BATCH",
+        "BLOCK_SIZE",
+        "EVAL_TOKENS",
+    ),
     *("DATASET", "TOKENIZER", "PRECISION", "DROPOUT", "SEED", "INIT_FROM"),
     *("N_LAYER", "N_EMBD", "N_HEAD", "ACTIVATION", "BIAS", "PRUNING"),
 )

@@ -34,6 +34,7 @@ _BASES: Mapping[str, EffectBase] = {
     "BLOCK_SIZE": EffectBase(small={"EVAL_TOKENS": 256}),
     "BUDGET": EffectBase(small={"MAX_TOKENS": 160, "GPT2_MAX_TIME": 1}),
     "MAX_TOKENS": EffectBase(small={"BUDGET": "tokens", "MAX_TOKENS": 320}),
+    "MAX_FLOPS": EffectBase(small={"BUDGET": "flops", "MAX_FLOPS": "1e9"}),
 }
 # Changes of symbols that a rule ties to others, or whose values are lists.
 _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {

@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -46,18 +47,25 @@ class TrainingClock:
 class TrainingBudget:
     """Training budget in iterations or seconds: ``stretch`` times the configured length.
 
-    Progress runs from 0 to 1. For iterations and tokens it is known in advance; for time it is
-    measured after each step and recorded, because results depend on it.
+    Progress runs from 0 to 1. For time it is measured after each step and recorded, because results
+    depend on it; for the other kinds it is known in advance.
     """
 
     def __init__(
-        self, config: TrainConfig, block_size: int, warmup_steps: int, stretch: float = 1.0
+        self,
+        config: TrainConfig,
+        block_size: int,
+        warmup_steps: int,
+        stretch: float = 1.0,
+        flops_per_token: float = 0.0,
     ) -> None:
         self.stretch = stretch
         self.tokens_per_iteration = config.tokens_per_iteration(block_size)
+        flops_per_iteration = flops_per_token * self.tokens_per_iteration
         # 0 for a time budget.
-        self.iterations = round(_iterations(config, self.tokens_per_iteration) * stretch)
-        # 0 for a budget of iterations or tokens.
+        iterations = _iterations(config, self.tokens_per_iteration, flops_per_iteration)
+        self.iterations = round(iterations * stretch)
+        # 0 for any other budget.
         self.seconds = config.max_time_seconds * stretch if config.budget == "time" else 0.0
         self._warmup_steps = warmup_steps
         # Unknown and unused during the warm-up.
@@ -96,7 +104,8 @@ class TrainingBudget:
 def run_budget(config: Config) -> TrainingBudget:
     """Return the budget of a run, stretched by the factor of its pruning options."""
     block_size, warmup_steps = config.model.shape.block_size, config.schedule.warmup_steps
-    return TrainingBudget(config.train, block_size, warmup_steps, config.pruning.stretch)
+    flops = config.model.flops_per_token()
+    return TrainingBudget(config.train, block_size, warmup_steps, config.pruning.stretch, flops)
 
 
 def remaining_seconds(progress: float, seconds: float) -> float | None:
@@ -104,12 +113,14 @@ def remaining_seconds(progress: float, seconds: float) -> float | None:
     return seconds * (1.0 - progress) / progress if progress > 0.0 else None
 
 
-def _iterations(config: TrainConfig, tokens_per_iteration: int) -> int:
+def _iterations(config: TrainConfig, tokens_per_iteration: int, flops_per_iteration: float) -> int:
     match config.budget:
         case "iterations":
             return config.max_iters
         case "tokens":
             return -(-config.max_tokens // tokens_per_iteration)
+        case "flops":
+            return math.ceil(config.max_flops / flops_per_iteration)
         case "time":
             return 0
-    raise ValueError(f"unknown budget {config.budget!r}; known: iterations, tokens, time")
+    raise ValueError(f"unknown budget {config.budget!r}; known: iterations, tokens, flops, time")

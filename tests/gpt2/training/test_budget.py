@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.training.budget import TrainingBudget, TrainingClock, remaining_seconds
+from gpt2.training.budget import TrainingBudget, TrainingClock, remaining_seconds, run_budget
 from gpt2.training.step import optimizer_step
 from lib.runs.run_dir import State
 
@@ -35,6 +35,24 @@ def test_tokens_are_rounded_up_to_whole_iterations(configure: Configure) -> None
     assert budget(configure(MAX_TOKENS=640, **changes)).iterations == 10
     assert budget(configure(MAX_TOKENS=641, **changes)).iterations == 11
     assert budget(configure(MAX_TOKENS=1, **changes)).iterations == 1
+
+
+def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure: Configure) -> None:
+    changes = {"BUDGET_FLOPS": True, "MAX_ITERS": None}
+    base = configure(**changes)
+    # 64 tokens per iteration.
+    flops = 64 * base.model.flops_per_token()
+    amount = {**changes, "MAX_FLOPS": str(10.5 * flops)}
+    wide = configure(**amount, MLP_HIDDEN=1024)
+    assert run_budget(configure(**amount)).iterations == 11
+    assert run_budget(wide).iterations == -(-10.5 * flops // (64 * wide.model.flops_per_token()))
+    assert run_budget(wide).iterations < 11
+
+
+def test_the_budget_of_flops_is_part_of_the_identity_if_it_applies(configure: Configure) -> None:
+    assert "max_flops" not in configure().identity()["train"]
+    changes = {"BUDGET_FLOPS": True, "MAX_ITERS": None}
+    assert configure(**changes, MAX_FLOPS="1e9").identity()["train"]["max_flops"] == 1e9
 
 
 def test_progress_of_iterations_ignores_the_clock(configure: Configure) -> None:
