@@ -239,8 +239,16 @@ def _with_instability(
     """Return the verdict with a remark on its runs with unstable steps: by arm, or for an effect of
     a design, whose arms are those of all effects, their number.
     """
+    # A decision of an earlier look has fewer seeds than its runs.
+    judged = set(verdict.seeds)
     arms = {
-        arm: sorted({run.seed for run in outcomes.get(arm, ()) if run.unstable})
+        arm: sorted(
+            {
+                run.seed
+                for run in outcomes.get(arm, ())
+                if run.unstable and (not judged or run.seed in judged)
+            }
+        )
         for arm in verdict.contrast.weights
     }
     remarks = [f"UNSTABLE: {arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]

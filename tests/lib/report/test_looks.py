@@ -314,6 +314,15 @@ def test_a_word_names_the_runs_that_were_damaged_or_trained_again_since(tmp_path
     assert by_step(report(tmp_path, 5))["large"].remarks[-1].startswith("stopped early")
 
 
+def test_a_word_names_unstable_runs_of_its_own_seeds_once(tmp_path):
+    changes = {("base", s): SeedOutcome(s, LOSSES["base"][s - 1], unstable=True) for s in (1, 5)}
+    for seeds in (3, 5, 5):
+        large = by_step(report(tmp_path, seeds, changes))["large"]
+        assert large.n == 3
+        unstable = [remark for remark in large.remarks if remark.startswith("UNSTABLE")]
+        assert unstable == ["UNSTABLE: base, seed 1"]
+
+
 def test_a_diverged_baseline_ends_the_study(tmp_path):
     report(tmp_path, 3)
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
