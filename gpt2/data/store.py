@@ -7,6 +7,7 @@ the configuration selects. Every evaluation reads the same fixed list of windows
 """
 
 import hashlib
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,8 +43,8 @@ def has_explicit_split(source: TextSource) -> bool:
 
 
 def data_folder(config: DataOptions, build_dir: Path) -> Path:
-    """Return DATA_DIR; a relative path is relative to ``build_dir``."""
-    return build_dir / config.data_dir
+    """Return DATA_DIR; a relative path is relative to ``build_dir``, ``~`` is the home folder."""
+    return build_dir / os.path.expanduser(config.data_dir)
 
 
 def downloads_folder(config: DataOptions, build_dir: Path) -> Path:

@@ -577,6 +577,7 @@ def _with_custom_text(
         if target.exists():
             link.symlink_to(target)
     # Where INIT_FROM=run:NAME looks for the run.
-    folders = {"DATA_DIR": config.data.data_dir, "OUTPUT_DIR": config.study.output_dir}
+    data_dir = os.path.expanduser(config.data.data_dir)
+    folders = {"DATA_DIR": data_dir, "OUTPUT_DIR": config.study.output_dir}
     absolute = {name: str((build_dir / path).absolute()) for name, path in folders.items()}
     return Config.from_values({**config.values, **absolute}), inputs

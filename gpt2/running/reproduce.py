@@ -258,7 +258,7 @@ def _without_outside_folders(config: Config) -> Config:
 
     Data is prepared and downloaded in DATA_DIR, and a run directory must not choose where to write.
     """
-    recorded = Path(config.data.data_dir)
+    recorded = Path(os.path.expanduser(config.data.data_dir))
     if not recorded.is_absolute() and ".." not in recorded.parts:
         return config
     log("DATA", f"DATA_DIR={recorded} of the run is not used; to read it: make reproduce DATA=DIR")

@@ -13,7 +13,7 @@ import pytest
 from gpt2.data import shards
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import dataset_folder, open_dataset
+from gpt2.data.store import data_folder, dataset_folder, open_dataset
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]
@@ -31,6 +31,15 @@ def flip(path: Path, position: int) -> None:
 def folder(config: Settings, tmp_path: Path) -> Path:
     """A prepared data set."""
     return prepare_dataset(config(), tmp_path)
+
+
+def test_the_data_folder_may_be_in_the_home_folder(
+    config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shared = data_folder(config(data_dir="~/.cache/kablate"), tmp_path / "build")
+    assert shared == tmp_path / ".cache/kablate"
+    assert data_folder(config(), tmp_path / "build") == tmp_path / "build/data"
 
 
 FILES = ["train-00000.bin", "train-documents.jsonl", "val-00000.bin", "val-documents.jsonl"]
