@@ -124,10 +124,10 @@ all: $(CONFIG_PY) ## Train the runs of .config, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO)
 
 data: $(CONFIG_PY) ## Prepare the data set
-	$(Q)$(PY) scripts/prepare_data.py $(INTO) > /dev/null
+	$(Q)$(PY) scripts/prepare_data.py $(INTO)
 
 data-verify: $(CONFIG_PY) ## Verify every byte of the data set
-	$(Q)$(PY) scripts/prepare_data.py --verify $(INTO) > /dev/null
+	$(Q)$(PY) scripts/prepare_data.py --verify $(INTO)
 
 plan: $(CONFIG_PY) ## List the runs and their cost; starts nothing
 	$(Q)$(PY) scripts/plan.py $(INTO)

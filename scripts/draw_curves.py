@@ -7,16 +7,20 @@ draw_curves.py --runs 'pruned-*,0'    selected runs, to curves-selection.png
 
 import _start
 
-from gpt2.planning.arguments import add_selection, add_variable, asked_tables, new_parser
+from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_tables, new_parser
 from lib import console
 from lib.console import log
 from lib.report.figures import plot_loss_curves, read_loss_curves
+from lib.report.render import json_document
+
+SCHEMA_VERSION = 1
 
 
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
+    add_json(parser)
     add_variable(parser, "runs", "only the runs that match these patterns")
     args = parser.parse()
     plan, whole, selected = asked_tables(args)
@@ -26,6 +30,8 @@ def main() -> int:
     drawn = (plan if selected else whole).only(args.runs)
     plot_loss_curves(read_loss_curves(drawn.runs), plan.study, path)
     log("CURVES", str(path))
+    if args.json:
+        print(json_document(SCHEMA_VERSION, {"files": [str(path)]}), end="")
     return 0
 
 

@@ -8,24 +8,30 @@ the runs; nothing is trained. Exit code 2 if no run has a result, 3 without matp
 
 import _start
 
-from gpt2.planning.arguments import add_selection, asked_tables, new_parser
+from gpt2.planning.arguments import add_json, add_selection, asked_tables, new_parser
 from gpt2.records.report import SELECTION_FOLDER, draw_figures
 from gpt2.running import launch
 from lib import console
 from lib.console import log
 from lib.report.figures import FIGURES_FOLDER
+from lib.report.render import json_document
+
+SCHEMA_VERSION = 1
 
 
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
+    add_json(parser)
     args = parser.parse()
     plan, whole, selected = asked_tables(args)
     shown = plan if selected else whole
     folder = SELECTION_FOLDER if selected else FIGURES_FOLDER
     paths = draw_figures(shown, launch.result_table(shown), folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
+    if args.json:
+        print(json_document(SCHEMA_VERSION, {"files": [str(path) for path in paths]}), end="")
     return 0
 
 
