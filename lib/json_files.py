@@ -111,10 +111,11 @@ def _read(path: Path, expected: str, max_bytes: int = 0) -> bytes:
                 raise DamagedRecord(path, expected, "not a regular file")
             if max_bytes and info.st_size > max_bytes:
                 raise DamagedRecord(path, expected, f"{info.st_size:,} bytes")
-            pieces = []
-            while piece := os.read(descriptor, info.st_size + 1):
-                pieces.append(piece)
-            return b"".join(pieces)
+            content = os.read(descriptor, info.st_size + 1)
+            # A file that grows, or one beyond the limit of a single read.
+            while len(content) != info.st_size and (piece := os.read(descriptor, 1 << 20)):
+                content += piece
+            return content
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -25,7 +25,7 @@ from lib.json_files import MissingRecord
 from lib.plan.run import PlannedRun
 from lib.runs.record import EvalRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir
-from lib.tracking.stability import unstable_points
+from lib.tracking.stability import unstable_points, unstable_steps
 
 
 def load_pyplot() -> Any:
@@ -253,7 +253,8 @@ def read_loss_curves(runs: Sequence[PlannedRun[Any]]) -> list[LossCurve]:
     for run in runs:
         with contextlib.suppress(MissingRecord):
             record = RunRecord(RunDir(run.path))
-            losses, points = _losses(record), unstable_points(record)
+            losses = _losses(record)
+            points = unstable_points(record, unstable_steps(record))
             by_variant.setdefault(run.variant.slug, []).append(losses)
             spikes.setdefault(run.variant.slug, []).extend(points)
     curves = [

@@ -31,6 +31,7 @@ from lib.report.table import SampleStats
 from lib.report.verdicts import ContrastVerdict, SeedOutcome, judge
 from lib.runs.record import FinalResults, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
+from lib.tracking.stability import unstable_steps
 
 REUSED_RUNS_FILE = "elsewhere.txt"
 # Runs that differ only in the seed form one entry.
@@ -207,7 +208,8 @@ def _read(run: RunDir) -> _FinishedRun | _DivergedRun | str:
             return _DivergedRun(symbols, replace(outcome, seed=int(symbols.get(_SEED, 0))))
         facts = read_run_facts(run)
         summary = facts.record.summary
-        outcome = finished_outcome(int(facts.symbols.get(_SEED, 0)), facts.record)
+        seed, unstable = int(facts.symbols.get(_SEED, 0)), unstable_steps(facts.record)
+        outcome = finished_outcome(seed, facts.record, unstable)
         return _FinishedRun(facts, summary.final, summary.timing.train_seconds, outcome)
     except RecordError as error:
         return f"damaged: {error}"

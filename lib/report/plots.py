@@ -233,7 +233,7 @@ def _losses(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
     spikes = []
     for row, _, _ in drawn:
         for result in row.results:
-            for at, loss in unstable_points(result.facts.record):
+            for at, loss in unstable_points(result.facts.record, result.unstable):
                 axes.plot([at], [loss], "x", color=canvas.colour(role_of(row)), ms=5)
                 spikes.append(loss)
     later = spikes + [

@@ -90,9 +90,9 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
             reason = "identity differs from the planned run"
             return MissingResult(run, "not comparable", reason, ("identity",))
         summary = record.summary
-        outcome = finished_outcome(run.seed, record)
-        machine = run_utilisation(record)
         unstable = unstable_steps(record)
+        outcome = finished_outcome(run.seed, record, unstable)
+        machine = run_utilisation(record)
         return RunResult(run, facts, summary.final, summary.timing, machine, outcome, unstable)
     except RecordError as error:
         return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
@@ -118,8 +118,8 @@ def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
 # Outcomes.
 
 
-def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
-    """Return the outcome of a finished run: its loss, or that it diverged."""
+def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableStep]) -> SeedOutcome:
+    """Return the outcome of a finished run with these steps: its loss, or that it diverged."""
     final = record.summary.final
     items = canonical_json([document.nll_sum for document in record.documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
@@ -131,7 +131,7 @@ def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
         started_at=_started_at(record),
         speed=record.summary.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,
-        unstable=bool(unstable_steps(record)),
+        unstable=bool(unstable),
     )
     first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.

@@ -360,7 +360,8 @@ class RunRecord:
     @cached_property
     def summary(self) -> RunSummary:
         """Return the summary."""
-        return RunSummary(self.run.summary, read_json_object(self.run.summary))
+        path = self.run.summary
+        return RunSummary(path, read_json_object(path))
 
     @cached_property
     def config(self) -> RecordedConfig:
@@ -455,7 +456,8 @@ class RowTail:
 
 def read_manifest(run: RunDir) -> RunManifest:
     """Return the current manifest. Raises MissingRecord or DamagedRecord."""
-    return RunManifest(run.manifest, read_json_object(run.manifest))
+    path = run.manifest
+    return RunManifest(path, read_json_object(path))
 
 
 def parse_metrics(
