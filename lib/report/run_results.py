@@ -121,13 +121,15 @@ def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
 def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableStep]) -> SeedOutcome:
     """Return the outcome of a finished run with these steps: its loss, or that it diverged."""
     final = record.summary.final
-    items = canonical_json([document.nll_sum for document in record.documents])
+    documents = record.documents
+    items = canonical_json([document.nll_sum for document in documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
     hardware = record.manifest.hardware
     outcome = SeedOutcome(
         seed,
         final.val_loss,
         items=digest,
+        documents=tuple(document.nll_mean for document in documents),
         started_at=_started_at(record),
         speed=record.summary.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,

@@ -172,6 +172,7 @@ def _verdict_from_json(record: Mapping[str, Any], rule: VerdictRule) -> Contrast
         differences=tuple(map(float, record["differences"])),
         difference=float(record["difference"]),
         sd=float(record["sd"]),
+        document_error=_number(record.get("document_error")),
         test=None if record["interval_95"] is None else _test_from_json(record),
         p_own=_number(record["p_own"]),
         p_sign_flip=_number(record["p_sign_flip"]),

@@ -79,6 +79,8 @@ class SeedOutcome:
     unstable: bool = False
     # Digest of the losses of all evaluation items; "" if unknown.
     items: str = ""
+    # Loss of each evaluation document, in the order of the evaluation set; empty if unknown.
+    documents: tuple[float, ...] = ()
     # Fields in which the run differs from the study without a declaration.
     undeclared: tuple[str, ...] = ()
     # Seconds since the epoch; None if unknown.
@@ -111,6 +113,8 @@ class ContrastVerdict:
     # Sample standard deviation of the differences.
     sd: float | None = None
     test: ContrastTest | None = None
+    # Standard error of the difference over the documents of the evaluation set; None if unknown.
+    document_error: float | None = None
     # p of the own t-test, exact p of the sign-flip test, and its smallest possible value.
     p_own: float | None = None
     p_sign_flip: float | None = None
@@ -168,6 +172,7 @@ class ContrastVerdict:
             "differences": list(self.differences),
             "difference": self.difference,
             "sd": self.sd,
+            "document_error": self.document_error,
             "interval_95": list(test.interval) if test else None,
             "interval_of_look": list(self.interval_of_look) if self.interval_of_look else None,
             "sd_of_rule": test and test.sd,
@@ -348,6 +353,7 @@ def _blocks(
         verdict,
         difference=mean,
         sd=deviation_of(differences) if n > 1 else None,
+        document_error=_document_error(contrast, by_seed, complete),
         p_smallest=smallest_p(n),
     )
     if n < rule.min_seeds:
@@ -359,6 +365,22 @@ def _blocks(
         reason = "" if equal else "differs by rounding only"
         return replace(verdict, word=word, reason=reason, remarks=("differs by rounding only",))
     return replace(verdict, reason="")
+
+
+def _document_error(
+    contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutcome]], seeds: Sequence[int]
+) -> float | None:
+    """Return the standard error, over documents, of the mean difference of ``seeds``."""
+    losses = {arm: [runs[s].documents for s in seeds] for arm, runs in by_seed.items()}
+    counts = {len(documents) for each in losses.values() for documents in each}
+    if len(counts) != 1 or max(counts) < 2:
+        return None
+    weighted = [
+        [contrast.weights[arm] * mean_of(document) for document in zip(*each, strict=True)]
+        for arm, each in losses.items()
+    ]
+    differences = [math.fsum(document) for document in zip(*weighted, strict=True)]
+    return deviation_of(differences) / math.sqrt(len(differences))
 
 
 def _is_testable(verdict: ContrastVerdict) -> bool:
@@ -478,6 +500,8 @@ def _decided(
         reason = _advice(more)
     other_word = _word(sample, other_test, rule.alpha)
     remarks = [*_remarks(verdict, sample, test, word, level.share), *spread]
+    if (verdict.document_error or 0.0) > sample.sd / math.sqrt(sample.n):
+        remarks.append("limited by the evaluation set, not by seeds")
     if other_word is not word and rule.variance != "factorial":
         remarks.append(f"the rule {alternative} gives {other_word}")
     return replace(

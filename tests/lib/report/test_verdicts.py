@@ -399,6 +399,26 @@ def test_a_noisy_step_and_an_outlying_run_are_remarked():
     assert "mean and median disagree" in opposite.remarks[0]
 
 
+def test_few_documents_limit_a_difference_of_many_seeds():
+    """The differences of the documents are -0.04 to 0.02, those of the seeds all near -0.01."""
+    shifts = (-0.04, 0.02, 0.0, -0.02)
+    outcomes = study((-0.010, -0.012, -0.008, -0.011, -0.009), (0.01, -0.2, 0.1, 0.3, -0.1))
+    for arm, moves in (("base", (0, 0, 0, 0)), ("s1", shifts), ("s2", shifts)):
+        outcomes[arm] = [
+            replace(run, documents=tuple(run.loss + i + move for i, move in enumerate(moves)))
+            for run in outcomes[arm]
+        ]
+    small, noisy = judged(outcomes)
+    error = deviation_of([shift - 0.01 for shift in shifts]) / 2
+    assert small.document_error == pytest.approx(error) and error > small.sd / math.sqrt(5)
+    assert small.to_json()["document_error"] == small.document_error
+    limited = "limited by the evaluation set, not by seeds"
+    assert limited in small.remarks and limited not in noisy.remarks
+    # Another number of documents is another evaluation, and no documents are none.
+    outcomes["s1"][0] = replace(outcomes["s1"][0], documents=(1.0,))
+    assert [verdict.document_error is None for verdict in judged(outcomes)] == [True, False]
+
+
 def test_pairing_is_reported_for_the_study():
     found = judged(study(*FOUR))
     paired = sum(deviation_of(each) ** 2 for each in FOUR)
