@@ -447,3 +447,23 @@ class TestCounts:
 def count(module: torch.nn.Module) -> int:
     """Return the number of elements of all parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "breaks"),
+    [
+        ({}, False),
+        ({"projection": "latent"}, False),
+        ({"mechanisms": (GATE,)}, False),
+        # The row engine computes its own derivatives, outside the compiler.
+        ({"terms": ("reciprocal",)}, True),
+    ],
+)
+def test_the_compiler_sees_one_graph_unless_rows_compute_attention(
+    options: dict[str, Any], breaks: bool
+) -> None:
+    model = GPT(make_model_config(**options, n_layer=1))
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(model)(tokens, tokens)
+    assert (explained.graph_break_count > 0) == breaks
