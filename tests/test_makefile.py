@@ -296,19 +296,6 @@ def test_an_error_is_a_document_with_json(build):
     assert [problem["code"] for problem in document["problems"]] == ["config.unknown-symbol"]
 
 
-def test_prepared_data_is_a_document_with_json(build, tmp_path):
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for i in range(40):
-        (texts / f"{i}.txt").write_text(f"The text number {i}. " * 20)
-    own = f"SET=DATASET_CUSTOM=y CUSTOM_PATH={texts} CUSTOM_FORMAT_TEXT=y DATA_DIR={tmp_path}/data"
-    documents = [
-        json.loads(make(f"O={build}", target, own, "JSON=1").stdout)
-        for target in ("data", "data-verify")
-    ]
-    assert documents[0] == documents[1] and documents[0]["folder"].startswith(f"{tmp_path}/data/")
-
-
 def test_a_dry_run_of_make_starts_nothing(tmp_path):
     python, log = tmp_path / "python", tmp_path / "log"
     python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')

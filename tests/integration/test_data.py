@@ -1,5 +1,6 @@
 """The command line that prepares and verifies data."""
 
+import json
 import shutil
 
 
@@ -8,13 +9,15 @@ def test_prepared_once_verified_and_damage_is_reported(build):
     code, printed, said = folder.command("scripts/prepare_data.py")
     assert code == 0 and said.splitlines()[-1].startswith("DATA ")
     (made,) = (folder.path / "data").glob("custom-byte-*")
-    assert printed == f"{made}\n"
+    assert printed == ""
     code, again, said = folder.command("scripts/prepare_data.py")
     assert (code, again) == (0, printed)
     assert said.startswith(f"DATA    {made} ") and said.count("\n") == 1
 
-    code, _, said = folder.command("scripts/prepare_data.py", "--verify")
-    assert code == 0 and f"{made}: " in said and "digest " in said
+    code, printed, said = folder.command("scripts/prepare_data.py", "--verify", JSON="1")
+    assert code == 0 and f"{made}: " in said
+    document = json.loads(printed)
+    assert document["folder"] == str(made) and f"digest {document['digest']}" in said
     shard = made / "train-00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
