@@ -50,8 +50,9 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RunError
 _WARM_UP, _STEPS = 2, 5
 # Tokens per sequence of the parity check: no multiple of a kernel's tile.
 _PARITY_TOKENS = 200
-# Largest error relative to the norm, by precision: rounding of inputs, weights and outputs.
-_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 4e-2}
+# Largest error relative to the norm, by precision: rounding of inputs, weights and outputs, which may
+# change the order of nearly equal weights in a top-k.
+_TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 4e-2}
 _TOP_KERNELS = 4
 
 
@@ -184,11 +185,11 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
     tokens = torch.randint(shape.vocab_size, (2, _PARITY_TOKENS), device=device)
     expected = _logits_and_gradient(model, tokens)
     state = model.state_dict()
-    options = config.model.attention
-    plain = not (options.terms or options.gates or model.blocks[0].attn.reader)
-    backends = ["rows", *(("flash", "cudnn", "efficient", "math") if plain else ())]
-    if not unsupported_by_flex(options, shape, model.blocks[0].attn.reader is not None, "cuda"):
-        backends.append("joined")
+    options, reads = config.model.attention, model.blocks[0].attn.reader is not None
+    backends = ["flash", "cudnn", "efficient", "math"]
+    if options.terms or options.gates or reads:
+        joins = not unsupported_by_flex(options, shape, reads, device.type)
+        backends = ["rows", *(("joined",) if joins else ())]
     for backend in backends:
         for precision, tolerance in _TOLERANCE.items():
             attention = dataclasses.replace(options, backend=backend)
