@@ -17,6 +17,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import confirm
 from lib.errors import ConfigError, Problem
+from lib.files import regular_file
 from lib.plan.designs import (
     DESIGNS,
     ResolvedSweep,
@@ -60,7 +61,8 @@ class Sweep:
         if "=" in self.text:
             return self.text
         try:
-            lines = Path(self.text).read_text(encoding="utf-8").splitlines()
+            with open(self.text, encoding="utf-8", opener=regular_file) as stream:
+                lines = stream.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             what = f"expected NAME=value,value or a readable file, got {self.text!r}: {error}"
             raise ConfigError(Problem(what, "SWEEP", code="usage.invalid-axis")) from None

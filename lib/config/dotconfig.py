@@ -25,7 +25,7 @@ from lib.config.layers import (
 )
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem, nearest
-from lib.files import sha256_file, write_atomic
+from lib.files import regular_file, sha256_file, write_atomic
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,15 @@ def read_generated(place: ConfigWorkspace) -> tuple[dict[str, SymbolValue], str]
     if not place.config.exists():
         raise _no_configuration(place.config)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8", opener=regular_file) as stream:
+            text = stream.read()
     except FileNotFoundError:
         advice = _regenerate(place)
         problem = Problem("not generated yet", str(path), advice, code="config.missing")
         raise ConfigError(problem) from None
+    except OSError as error:
+        what, advice = f"unreadable: {error.strerror}", _regenerate(place)
+        raise ConfigError(Problem(what, str(path), advice, code="config.unreadable")) from None
     except UnicodeDecodeError:
         raise _damaged(place, 1) from None
     values: dict[str, SymbolValue] = {}

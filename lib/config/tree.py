@@ -115,7 +115,7 @@ def capture_text(write: Callable[[str], str]) -> str:
 
 def save_config(path: Path, text: str) -> bool:
     """Write ``.config``, save a different previous file as ``.old``, return whether it changed."""
-    old = path.read_bytes() if path.exists() else None
+    old = path.read_bytes() if path.is_file() else None
     if old == text.encode():
         return False
     if old is not None:
