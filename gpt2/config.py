@@ -22,6 +22,7 @@ from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
+from lib.env.gpu import usable_cores
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
@@ -290,6 +291,15 @@ class StudyConfig:
     eager_twin: bool = kconfig_field("COMPILE_EAGER_TWIN")
 
 
+def _with_threads(values: Mapping[str, SymbolValue]) -> Mapping[str, SymbolValue]:
+    """Return ``values`` with a number of CPU threads in place of 0."""
+    if values.get("CPU_THREADS") != 0:
+        return values
+    alone = values["RUN_MODE"] == "single_training" and values["DEVICE"] == "cpu"
+    threads = usable_cores() // max(1, int(values["GPUS"])) if alone else 1
+    return {**values, "CPU_THREADS": max(1, threads)}
+
+
 @dataclass(frozen=True)
 class Config:
     """Configuration of one run. ``values`` are the symbol values that it was built from."""
@@ -322,8 +332,10 @@ class Config:
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "Config":
         """Bind symbols to fields and check the rules across them.
 
-        Raises ConfigError with all problems.
+        An automatic number of threads is replaced by the number on this machine. Raises ConfigError
+        with all problems.
         """
+        values = _with_threads(values)
         problems: list[Problem] = []
 
         def part(build: Any) -> Any:

@@ -84,8 +84,24 @@ def test_a_duplicate_seed_is_rejected(planned):
 
 def test_a_step_of_a_study_and_the_same_single_training_are_the_same_configuration(planned):
     step = planned(steps="ra", RA_MLA_ABLATION_MODE=True).runs[0]
-    single = planned(RECIPROCAL=True, RECIPROCAL_WINDOW=64, OUTPUT_DIR="elsewhere").runs[0]
+    changes = {"RECIPROCAL": True, "RECIPROCAL_WINDOW": 64, "CPU_THREADS": 1}
+    single = planned(**changes, OUTPUT_DIR="elsewhere").runs[0]
     assert step.config.hash8 == single.config.hash8
+
+
+def test_only_a_single_training_on_a_cpu_uses_all_cores(planned, monkeypatch):
+    monkeypatch.setattr("gpt2.config.usable_cores", lambda: 7)
+
+    def threads(**changes):
+        config = planned(**{"DEVICE_CPU": True, **changes}).runs[0].config
+        assert config.values["CPU_THREADS"] == config.machine.cpu_threads
+        return config.machine.cpu_threads
+
+    assert threads() == threads(CPU_THREADS=0) == 7
+    assert threads(GPUS=2, BATCH_SIZE=4) == 3
+    assert threads(GPUS=8, BATCH_SIZE=1) == threads(DEVICE_CPU=False, DEVICE_CUDA=True) == 1
+    assert threads(RA_MLA_ABLATION_MODE=True) == threads(TEST_MATRIX_MODE=True) == 1
+    assert threads(CPU_THREADS=4) == threads(CPU_THREADS=4, RA_MLA_ABLATION_MODE=True) == 4
 
 
 def test_a_matrix_is_planned_from_its_axes(planned):

@@ -29,6 +29,7 @@ from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 ITERATIONS = 12
 BASE: dict[str, SymbolValue] = {
+    "CPU_THREADS": 1,
     "SINGLE_TRAINING": True,
     "DEVICE_CPU": True,
     "MODEL_SIZE_CUSTOM": True,
