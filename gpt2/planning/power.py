@@ -284,8 +284,10 @@ def _noise(plan: Plan, declared: VerdictPlan, scale: float) -> NoiseEstimate | N
 def _baseline_losses(plan: Plan) -> list[float]:
     """Return the losses of the finished baseline runs; a damaged run is reported by the plan."""
     losses = []
+    # The combinations of a sweep have no parent: the first one is their baseline.
+    baselines = [run.variant.slug for run in plan.runs if not run.variant.parent][:1]
     for run in plan.runs:
-        if run.variant.parent or not is_done(RunDir(run.path)):
+        if run.variant.slug not in baselines or not is_done(RunDir(run.path)):
             continue
         try:
             losses.append(RunRecord(RunDir(run.path)).summary.final.val_loss)

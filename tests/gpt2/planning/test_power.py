@@ -181,6 +181,10 @@ def test_a_sweep_states_the_power_of_its_table_and_of_its_leaderboard(planned):
     power = study_power(planned(sweep=sweep, VERDICT_NOISE="0.0013"))
     assert (power.comparisons, power.leaderboard.pairs) == (4, 10)
     assert power.effect < power.leaderboard.effect
+    # Its combinations differ in more than their seeds.
+    finished = planned(sweep=sweep)
+    finish_baseline(finished, [3.0, 3.1, 3.2, 3.3, 3.4, 3.5])
+    assert study_power(finished).noise is None
     # Between two looks, the leaderboard has no word.
     plan = planned(seeds="1-4", sweep=sweep, VERDICT_NOISE="0.0013")
     between = study_power(plan)
