@@ -323,8 +323,8 @@ def _marginal_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> s
         )
     return (
         f"\n## Marginal means\n\n{markdown_table(lines[0], lines[1:], left=(0, 1))}\n"
-        "Δ is the mean over pairs of cells that agree in every other factor; the mean val loss is "
-        "over all\ncells of the level, paired or not.\n"
+        "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; the "
+        "mean val\nloss is over all cells of the level, paired or not.\n"
     )
 
 
