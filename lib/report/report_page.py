@@ -28,6 +28,7 @@ from lib.report.study_verdicts import AA_FAILED, StudyVerdicts
 from lib.report.table import ResultTable, TableRow, marginal_effects
 from lib.report.table_text import EFFECTS_NOTE, effect_rows
 from lib.report.verdict_text import (
+    all_remarks,
     design_note,
     drift_note,
     format_p,
@@ -155,6 +156,8 @@ def _question(results: ResultTable, context: ReportContext) -> Html:
             "parent": "each step is compared with its parent",
         }
         compared = questions[study.plan.against]
+        if not any(row.variant.parent for row in results.rows):
+            compared = "each combination is compared with the first one"
         if study.effects is not None:
             compared = "each effect of the design is compared with 0"
         items.append(
@@ -286,7 +289,7 @@ def _verdict_row(verdict: ContrastVerdict) -> list[Cell | str]:
     ]
     seeds = f"seeds {', '.join(map(str, verdict.seeds))}" if verdict.seeds else ""
     word = verdict_word(verdict)
-    remarks = [verdict.reason, *verdict.remarks, *(f"not counted: {e}" for e in verdict.excluded)]
+    remarks = [*all_remarks(verdict), *(f"not counted: {e}" for e in verdict.excluded)]
     return [
         Cell(verdict.contrast.step),
         Cell(verdict.contrast.reference),
@@ -295,7 +298,7 @@ def _verdict_row(verdict: ContrastVerdict) -> list[Cell | str]:
         Cell(interval),
         Cell(str(verdict.n), verdict.n),
         Cell(format_p(verdict.p_of_word), verdict.p_of_word),
-        Cell("; ".join(filter(None, remarks)), class_="wrap muted"),
+        Cell("; ".join(remarks), class_="wrap muted"),
     ]
 
 

@@ -95,15 +95,19 @@ def verdict_table(study: StudyVerdicts) -> TrackerTable:
         if verdict.is_given:
             low, high = verdict.test.interval if verdict.test else (None, None)
             name, word = verdict.contrast.name, verdict_word(verdict)
-            p, remarks = verdict.p_of_word, "; ".join(_all_remarks(verdict))
+            p, remarks = verdict.p_of_word, "; ".join(all_remarks(verdict))
             figures = (verdict.difference, low, high, verdict.n, p, verdict.planned)
             rows.append((name, word, *figures, remarks))
     return TrackerTable(_TRACKED, rows)
 
 
-def _all_remarks(verdict: ContrastVerdict) -> list[str]:
-    """Return the reason, if there is one, and the remarks."""
-    return [*filter(None, [verdict.reason]), *verdict.remarks]
+def all_remarks(verdict: ContrastVerdict) -> list[str]:
+    """Return the reason of the word, if it has one, and the remarks.
+
+    An A/A step needs no reason why it has passed, such as the seeds that would show a difference.
+    """
+    passed = verdict.contrast.role == AA_ROLE and verdict.word is VerdictWord.INCONCLUSIVE
+    return [*([verdict.reason] if verdict.reason and not passed else []), *verdict.remarks]
 
 
 def design_note(study: StudyVerdicts) -> str:

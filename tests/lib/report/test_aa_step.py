@@ -12,7 +12,7 @@ from lib.report.study_verdicts import AA_FAILED, VerdictPlan, is_failed
 from lib.report.table import build_table
 from lib.report.table_text import table_to_markdown, write_table
 from lib.report.verdict_record import VERDICTS_FILE, with_record
-from lib.report.verdict_text import verdict_lines, verdicts_exit_code
+from lib.report.verdict_text import verdict_lines, verdict_table, verdicts_exit_code
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -57,6 +57,21 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     assert record["family"] == ["wide vs base"]
     # A record with an A/A step is read again.
     assert with_record(PLAN, tmp_path).family == {"wide vs base"}
+
+
+def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
+    verdicts = build_table("demo", study(), verdict_plan=VerdictPlan()).verdicts
+    (aa,) = verdicts.aa_steps
+    assert "seeds" in aa.reason
+    table = verdict_table(verdicts)
+    wide, passed = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    (verdict,) = verdicts.verdicts
+    assert (wide["comparison"], wide["verdict"]) == ("wide vs base", "BETTER")
+    assert (wide["low"], wide["high"]) == verdict.test.interval
+    assert (wide["n"], wide["p"], wide["of"]) == (5, verdict.test.p_adjusted, 1)
+    assert passed["verdict"] == "A/A step passed" and "seeds" not in passed["remarks"]
+    few = [run for run in study() if run.seed < 3]
+    assert not verdict_table(build_table("demo", few).verdicts).rows
 
 
 def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):

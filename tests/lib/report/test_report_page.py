@@ -226,6 +226,8 @@ def test_combinations_have_marginal_means_and_no_tree(tmp_path):
     runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
     parsed = Parsed(report_page(build_table("matrix", runs), CONTEXT))
     assert "Marginal means" in parsed.texts and "Steps" not in parsed.texts
+    # There is no parent to compare with.
+    assert any("compared with the first one" in text for text in parsed.texts)
     assert len(parsed.values("data-word")) == len(build_table("matrix", runs).verdicts.verdicts)
 
 
