@@ -30,10 +30,12 @@ from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
 from gpt2.memory.cost import Kernel
+from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
 from gpt2.training.records import NullRecords
 from gpt2.training.session import TrainingSession
+from gpt2.training.setup import place_model
 from gpt2.training.step import optimizer_step
 from lib.env.gpu import Gpu
 from lib.env.machine import grad_scaler
@@ -115,13 +117,17 @@ _CPU = torch.device("cpu")
 
 
 class MinimalTraining:
-    """Model, optimizer and pruner as built by the trainer, randomly initialized, without data."""
+    """Model, optimizer and pruner as built by the trainer, randomly initialized, without data.
 
-    def __init__(self, config: Config, device: torch.device = _CPU) -> None:
-        self.config, self.device = config, device
-        self.model = GPT(config.model).to(device)
-        compiles = config.machine.compile
-        self.forward = cast(nn.Module, torch.compile(self.model)) if compiles else self.model
+    The ranks of a ``group`` share the model as configured.
+    """
+
+    def __init__(
+        self, config: Config, device: torch.device = _CPU, group: ProcessGroup | None = None
+    ) -> None:
+        self.config, self.device, self.group = config, device, group or ProcessGroup()
+        self.model = GPT(config.model)
+        self.forward, _ = place_model(config, self.model, self.group, device)
         groups = parameter_groups(self.model, config.optimizer.weight_decay)
         self.optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
         self.pruner = config.pruning.build(self.model)
@@ -135,7 +141,7 @@ class MinimalTraining:
             forward=self.forward,
             config=self.config,
             device=self.device,
-            group=ProcessGroup(),
+            group=self.group,
             records=NullRecords(RunDir(Path())),
             state=SimpleNamespace(
                 model=self.model,
@@ -143,6 +149,7 @@ class MinimalTraining:
                 scaler=grad_scaler(self.config.machine),
                 pruner=pruner or self.pruner,
                 iteration=0,
+                steps_to_probe=0,
             ),
         )
         micro_batches = [(t[:, :-1], t[:, 1:]) for t in tokens_BT]
@@ -352,13 +359,15 @@ class FakeTrainingStep:
         functions = GpuFunctions(target, backend) if target else nullcontext()
         with self._named_errors(), functions, tracker:
             static = self._track_static(tracker)
-            hooks = self._hooks(tracker)
+            hooks = self.sharded.begin(tracker, self.config.train.grad_accumulation > 1)
+            hooks += self._hooks(tracker)
             if isinstance(functions, GpuFunctions):
                 hooks += functions.hooks(self.model.h, tracker)
             try:
                 tokens = self.config.model.shape.block_size + 1
                 tokens_BT = torch.empty((batch, tokens), dtype=torch.long)
-                self.training.step([tokens_BT], _UpdateStage(self.training.pruner, tracker))
+                pruner = _UpdateStage(self.training.pruner, tracker, self.sharded)
+                self.training.step([tokens_BT], pruner)
             finally:
                 for hook in hooks:
                     hook.remove()
@@ -367,6 +376,9 @@ class FakeTrainingStep:
     def _build(self) -> None:
         self.training = MinimalTraining(self.config)
         self.model = self.training.model
+        shards = self.config.machine.data_parallel == "fsdp"
+        ranks = self.config.train.gpus if shards else 1
+        self.sharded = ShardedParameters(self.model, self.model.h, ranks)
         for name, part in self.model.named_modules():
             part.register_forward_pre_hook(partial(self._forward_of, name))
         # The first update creates the optimizer's state.
@@ -386,7 +398,7 @@ class FakeTrainingStep:
         names = {p: name for name, p in self.model.named_parameters()}
         inner = set(self.model.h[1].parameters()) if self.omitted else set()
         accumulates = self.config.train.grad_accumulation > 1
-        if accumulates:
+        if accumulates and self.sharded.ranks == 1:
             # Gradients exist from the second micro-batch on.
             self._set_gradients()
         static: BytesByCategory = Counter()
@@ -394,11 +406,20 @@ class FakeTrainingStep:
             tensors: list[tuple[str, Tensor]] = [("parameters", p)]
             tensors += [("optimizer", s) for s in state[p].values() if isinstance(s, Tensor)]
             tensors += [("optimizer", masks[name])] if name in masks else []
-            tensors += [("gradients", p.grad)] if accumulates and p.grad is not None else []
-            for category, tensor in tensors:
-                tracker.is_now(tensor, category)
-                if p in inner:
-                    static[category] += tensor.untyped_storage().nbytes()
+            tensors += [("gradients", p.grad)] if p.grad is not None else []
+            sizes = [(category, self.sharded.shard_bytes(tensor)) for category, tensor in tensors]
+            for (category, tensor), (_, size) in zip(tensors, sizes, strict=True):
+                tracker.is_now(tensor, category, size)
+            if accumulates and p.grad is None:
+                # Whole gradients of sharded parameters exist in the backward pass of a block only.
+                sizes.append(("gradients", self.sharded.shard_bytes(p)))
+                tracker.hold(*sizes[-1])
+            if self.config.train.gpus > 1 and self.sharded.ranks == 1:
+                # A copy of the gradient in a bucket of DistributedDataParallel.
+                sizes.append(("temporaries", self.sharded.shard_bytes(p)))
+                tracker.hold(*sizes[-1])
+            for category, size in sizes if p in inner else ():
+                static[category] += size
         return static
 
     def _hooks(self, tracker: StorageTracker) -> list[RemovableHandle]:
@@ -438,7 +459,8 @@ class FakeTrainingStep:
     def _at_full_depth(self, tracker: StorageTracker, static: BytesByCategory) -> StepNeeds:
         """Add the memory of omitted blocks to the peak of each stage."""
         if not self.omitted:
-            return StepNeeds(tracker.peaks, sum(tracker.flops.values()), self._kernels(tracker))
+            peaks = tracker.peaks | self._evaluation(tracker, static)
+            return StepNeeds(peaks, sum(tracker.flops.values()), self._kernels(tracker))
         starts = tracker.starts
         activations = _minus(starts["forward, last block"], starts["forward, inner block"])
         backward_growth = _minus(starts["backward, first block"], starts["backward, inner block"])
@@ -459,9 +481,29 @@ class FakeTrainingStep:
             stage: _minus(peak, extra[stage], -self.omitted)
             for stage, peak in tracker.peaks.items()
         }
+        peaks |= self._evaluation(tracker, static)
         inner = tracker.flops["forward, inner block"] + tracker.flops["backward, inner block"]
         flops = sum(tracker.flops.values()) + self.omitted * inner
         return StepNeeds(peaks, flops, self._kernels(tracker))
+
+    def _evaluation(
+        self, tracker: StorageTracker, static: BytesByCategory
+    ) -> dict[str, BytesByCategory]:
+        """Return the peak of an evaluation of sharded weights, which are gathered in a copy.
+
+        Activations are at most those of the first block of a training step, or of the head.
+        """
+        if self.sharded.ranks == 1:
+            return {}
+        begin, head = tracker.starts["forward, first block"], tracker.starts["head"]
+        first = tracker.peaks["forward, first block"]["activations"]
+        last = _minus(tracker.peaks["head"], head)
+        numbers = {"activations": max(first, last["activations"] + last["temporaries"])}
+        state = {name: begin[name] + self.omitted * static[name] for name in ("optimizer",)}
+        shards = self.sharded.stored_bytes() + self.omitted * static["parameters"]
+        return {
+            "evaluation": Counter(numbers | state | {"parameters": shards + 4 * self.parameters})
+        }
 
     def _kernels(self, tracker: StorageTracker) -> tuple[Counter[Kernel], Counter[Kernel]]:
         """Return the kernels of a micro-batch and of the update, at full depth."""
@@ -495,11 +537,12 @@ class FakeTrainingStep:
 class _UpdateStage:
     """Wrapper of the pruner, whose first call after backward starts the update stage."""
 
-    def __init__(self, pruner: Pruner, tracker: StorageTracker) -> None:
-        self.pruner, self.tracker = pruner, tracker
+    def __init__(self, pruner: Pruner, tracker: StorageTracker, sharded: ShardedParameters) -> None:
+        self.pruner, self.tracker, self.sharded = pruner, tracker, sharded
 
     def mask_gradients(self) -> None:
         """Enter the update stage, then mask gradients."""
+        self.sharded.end(self.tracker)
         self.tracker.enter("update")
         self.pruner.mask_gradients()
 

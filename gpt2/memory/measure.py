@@ -2,8 +2,9 @@
 
      python -m gpt2.memory.measure [CASE ...]
 
-Each case runs the trainer's step in a separate process, started as the trainer's workers are. Real
-peak memory is the maximum resident set minus the resident set before the model is built.
+Each case runs the trainer's step in separate processes, started as the trainer's workers are. Real
+peak memory is the maximum resident set minus the resident set before the model is built, of the
+process in which it is largest.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -25,11 +27,14 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.machine import worker_environment
+from lib.env.process_group import ProcessGroup
+from lib.env.ranks import current_process, rank_environment
 from lib.project import ROOT, python_module_command
 from lib.units import GIB
 
 _ADAMW: dict[str, SymbolValue] = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "PRECISION_FP32": True}
 _BF16: dict[str, SymbolValue | None] = {"PRECISION_FP32": None, "PRECISION_BF16": True}
+_FSDP: dict[str, SymbolValue | None] = {"DATA_PARALLEL_FSDP": True}
 # name → micro-batch, tokens, settings; GPT-2 124M
 CASES: dict[str, tuple[int, int, dict[str, SymbolValue | None]]] = {
     "b1-t64-fp32": (1, 64, {}),
@@ -41,6 +46,11 @@ CASES: dict[str, tuple[int, int, dict[str, SymbolValue | None]]] = {
     "b2-t512-bf16": (2, 512, _BF16),
     "b1-t768-fp32-dropout": (1, 768, {"DROPOUT": "0.1"}),
     "b1-t512-fp32-ra": (1, 512, {"RECIPROCAL": True}),
+    "b1-t512-fp32-ddp2": (1, 512, {"GPUS": 2}),
+    "b1-t512-fp32-fsdp2": (1, 512, {"GPUS": 2, **_FSDP}),
+    "b1-t512-fp32-fsdp4": (1, 512, {"GPUS": 4, **_FSDP}),
+    "b1-t512-bf16-fsdp2": (1, 512, {"GPUS": 2, **_BF16, **_FSDP}),
+    "b1-t512-fp32-again-fsdp4": (1, 512, {"GPUS": 4, "GRAD_CHECKPOINTING": True, **_FSDP}),
 }
 # The first step creates the optimizer's state, so the second is the first complete one.
 _STEPS = 2
@@ -52,7 +62,7 @@ def configuration(case: str) -> Config:
     sizes: dict[str, SymbolValue | None] = {
         "SINGLE_TRAINING": True,
         "BLOCK_SIZE": tokens,
-        "GLOBAL_BATCH": batch,
+        "GLOBAL_BATCH": batch * int(settings.get("GPUS") or 1),
         "BATCH_SIZE": batch,
         "GRAD_ACCUMULATION": 1,
     }
@@ -71,14 +81,14 @@ def real_peak_bytes(config: Config) -> int:
     The process should be a fresh one.
     """
     torch.set_num_threads(config.machine.cpu_threads)
+    group = ProcessGroup.join(current_process())
     before = _resident("VmRSS")
-    training = MinimalTraining(config)
-    training.model.init_weights(config.seed)
+    training = MinimalTraining(config, group=group)
     shape, batch = config.model.shape, config.train.batch_size
     for _ in range(_STEPS):
         tokens = torch.randint(shape.vocab_size, (batch, shape.block_size + 1))
         training.step([tokens])
-    return _resident("VmHWM") - before
+    return int(group.gather(torch.tensor(_resident("VmHWM") - before)).max())
 
 
 def measure(case: str) -> tuple[float, float]:
@@ -86,8 +96,18 @@ def measure(case: str) -> tuple[float, float]:
     config = configuration(case)
     command = python_module_command("gpt2.memory.measure", "--real", case)
     variables = {**os.environ, **worker_environment(config.machine)}
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
-    return estimate(config, "cpu").cpu_peak_bytes / GIB, json.loads(done.stdout) / GIB
+    ranks = config.train.gpus
+    with tempfile.TemporaryDirectory() as folder:
+        environments = [
+            {**variables, **rank_environment(rank, ranks, Path(folder) / "rendezvous")}
+            for rank in range(ranks)
+        ]
+        processes = [
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+            for environment in environments
+        ]
+        real, *_ = [json.loads(process.communicate()[0]) for process in processes]
+    return estimate(config, "cpu").cpu_peak_bytes / GIB, real / GIB
 
 
 def main() -> None:

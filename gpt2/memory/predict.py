@@ -113,7 +113,8 @@ def _largest_micro_batch(
     points = training.needs(gpu, other)
     share = train.global_batch // train.gpus
     # Micro-batches smaller than the whole share accumulate gradients.
-    gradients = 0 if train.grad_accumulation > 1 else 4 * training.parameters
+    ranks = training.sharded.ranks
+    gradients = 0 if train.grad_accumulation > 1 else 4 * training.parameters // ranks
 
     def peak(size: int) -> float:
         at_batch = {stage: bytes_.total() for stage, bytes_ in needs.peaks.items()}

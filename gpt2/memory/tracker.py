@@ -299,9 +299,9 @@ class StorageTracker(TorchDispatchMode):
         # The storage's address → its watcher, bytes and category.
         self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._total = self._highest = 0
-        # Whether bytes of new storages count, the factor on FLOPs, and the number of operations that
-        # one represents.
-        self._bytes_count, self._flops_count, self._repeats = True, 1.0, 1
+        # The factors on bytes of new storages and on FLOPs, and the number of operations that one
+        # represents.
+        self._bytes_count, self._flops_count, self._repeats = 1.0, 1.0, 1
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -338,7 +338,7 @@ class StorageTracker(TorchDispatchMode):
         key = storage._cdata
         if key in self._storages:
             return
-        size = storage.nbytes() if self._bytes_count else 0
+        size = round(storage.nbytes() * self._bytes_count)
         watcher = weakref.ref(storage, partial(self._free, key))
         self._storages[key] = (watcher, size, category)
         self._alive[category] += size
@@ -353,13 +353,15 @@ class StorageTracker(TorchDispatchMode):
         part = Kernel(kernel.kind, kernel.flops * share, kernel.bytes * share)
         self.kernels[self.stage][part] += self._repeats
 
-    def is_now(self, tensor: Tensor, category: str) -> None:
-        """Move the tensor's storage to ``category``."""
+    def is_now(self, tensor: Tensor, category: str, size: int | None = None) -> None:
+        """Move the tensor's storage to ``category``; ``size`` is its number of bytes from now on."""
         self.see(tensor, category)
         key = tensor.untyped_storage()._cdata
-        watcher, size, before = self._storages[key]
-        self._alive[before] -= size
+        watcher, counted, before = self._storages[key]
+        size = counted if size is None else size
+        self._alive[before] -= counted
         self._alive[category] += size
+        self._total += size - counted
         self._storages[key] = (watcher, size, category)
 
     @contextmanager
@@ -369,11 +371,22 @@ class StorageTracker(TorchDispatchMode):
         Use it for one large operation that replaces ``repeats`` small ones, whose memory is measured
         separately.
         """
-        self._bytes_count, self._flops_count, self._repeats = False, share, repeats
+        before = self._bytes_count, self._flops_count, self._repeats
+        self._bytes_count, self._flops_count, self._repeats = 0.0, share, repeats
         try:
             yield
         finally:
-            self._bytes_count, self._flops_count, self._repeats = True, 1.0, 1
+            self._bytes_count, self._flops_count, self._repeats = before
+
+    def divide(self, parts: int) -> None:
+        """Count one of ``parts`` equal parts of each operation from now on."""
+        self._bytes_count, self._flops_count = 1.0 / parts, 1.0 / parts
+
+    def hold(self, category: str, size: int) -> None:
+        """Count ``size`` bytes that no storage represents; release them with a negative size."""
+        self._alive[category] += size
+        self._total += size
+        self._note(0)
 
     def _note(self, scratch: int) -> None:
         """Record the peak of the stage if ``scratch`` additional temporary bytes exceed it."""

@@ -116,11 +116,7 @@ def open_session(
     model.init_weights(config.seed, config.init.init_stream)
     initial = load_initial_weights(model, config, build_dir, records.line)
     init_digests = _check_equal_weights(model, group)
-    blank = None
-    if group.size > 1 and config.machine.data_parallel == "fsdp":
-        # From the CPU: the whole model may not fit into the memory of one GPU.
-        blank = group.shard(model, model.blocks, device)
-    model.to(device)
+    forward, blank = place_model(config, model, group, device)
     state = build_state(config, model, clock, group, device)
     state.blank = blank
     # After initialization, because it has separate generators.
@@ -133,7 +129,7 @@ def open_session(
         dataset=dataset,
         tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
         state=state,
-        forward=model if blank else _data_parallel(config, model, group),
+        forward=forward,
         evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
         heartbeat=Heartbeat(records.run, group.rank, device, records.guard),
@@ -142,9 +138,22 @@ def open_session(
     )
 
 
-def _data_parallel(config: Config, model: GPT, group: ProcessGroup) -> nn.Module:
+def place_model(
+    config: Config, model: GPT, group: ProcessGroup, device: torch.device
+) -> tuple[nn.Module, GPT | None]:
+    """Move ``model`` to ``device``; return it as compiled and shared by the ranks as configured.
+
+    Sharded weights come with a copy of the modules without weights. Optimizers and pruners are
+    built afterwards.
+    """
+    if group.size > 1 and config.machine.data_parallel == "fsdp":
+        # From the CPU: the whole model may not fit into the memory of one GPU.
+        return model, group.shard(model, model.blocks, device)
+    if device.type != "cpu":
+        # Even if nothing moves, a fake tensor cannot be swapped.
+        model.to(device)
     compiled = cast(nn.Module, torch.compile(model)) if config.machine.compile else model
-    return group.share_gradients(compiled, config.machine.ddp_safe)
+    return group.share_gradients(compiled, config.machine.ddp_safe), None
 
 
 def build_state(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from lib.errors import RunError
 
 Configure = Callable[..., Config]
 GPU = find_gpu("a10g")
+MODES = {"ddp": "DATA_PARALLEL_DDP", "fsdp": "DATA_PARALLEL_FSDP"}
 MIXED = ("baseline", "pruned-50", "golden-gate-cross", "ra-mla-golden-mech", "full", "ract-weights")
 
 
@@ -58,6 +60,44 @@ def test_three_blocks_predict_any_depth(
     assert {s: p.total() for s, p in short.peaks.items()} == pytest.approx(
         {s: p.total() for s, p in whole.peaks.items()}, rel=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "accumulation", "again"),
+    [("ddp", 1, False), ("fsdp", 1, False), ("fsdp", 4, False), ("fsdp", 1, True)],
+)
+def test_three_blocks_predict_any_depth_of_a_rank(
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    accumulation: int,
+    again: bool,
+) -> None:
+    batch = {"GLOBAL_BATCH": 8 * accumulation, "GRAD_ACCUMULATION": accumulation}
+    settings = {**batch, "GPUS": 4, "GRAD_CHECKPOINTING": again, MODES[mode]: True}
+    config = configure("pruned-50", **settings)
+    short = totals(config, 2)
+    monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
+    assert short == pytest.approx(totals(config, 2), rel=1e-3)
+
+
+def test_ranks_divide_weights_gradients_and_moments(configure: Configure) -> None:
+    """Closed formulas: between the passes of a step, a rank stores its rows only."""
+
+    def of(**changes: SymbolValue) -> dict[str, Counter[str]]:
+        config = configure("baseline", GLOBAL_BATCH=8, GRAD_ACCUMULATION=1, **changes)
+        return FakeTrainingStep(config).needs(GPU, 2).peaks
+
+    ddp, fsdp = (of(GPUS=4, **{symbol: True}) for symbol in MODES.values())
+    for category in ("parameters", "gradients", "optimizer"):
+        divided = ddp["update"][category] / 4
+        assert fsdp["update"][category] == pytest.approx(divided, rel=0.01), category
+    # An evaluation has all weights beside the rows.
+    weights = ddp["update"]["parameters"]
+    assert fsdp["evaluation"]["parameters"] == pytest.approx(1.25 * weights, rel=0.01)
+    # A bucket of DDP has a copy of each gradient.
+    alone = of(GPUS=1, BATCH_SIZE=8)
+    assert ddp["update"].total() - alone["update"].total() == pytest.approx(weights, rel=0.01)
 
 
 @pytest.mark.slow

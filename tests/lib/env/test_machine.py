@@ -33,6 +33,9 @@ def test_libraries_are_told_before_they_start() -> None:
     on_cpu = worker_environment(replace(CPU, cpu_threads=3))
     assert on_cpu["OMP_NUM_THREADS"] == "3"
     assert on_cpu["MALLOC_MMAP_MAX_"] == "0"
+    # Whole blocks of weights are returned to the kernel.
+    sharded = worker_environment(replace(CPU, data_parallel="fsdp"))
+    assert "MALLOC_MMAP_MAX_" not in sharded and int(sharded["MALLOC_MMAP_THRESHOLD_"]) > 0
     assert worker_environment(replace(GPU, expandable_segments=True)) == {
         "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
