@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
@@ -44,7 +44,7 @@ from lib.config.layers import (
     to_kconfig_text,
 )
 from lib.config.tree import KconfigTree, describe_symbol, typed_value
-from lib.console import log
+from lib.console import confirm, log
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.make_variables import require_value
@@ -160,8 +160,28 @@ def write_config_py(place: ConfigWorkspace) -> None:
 
 
 def menuconfig(place: ConfigWorkspace) -> None:
-    """Edit .config in a menu."""
-    run_menuconfig(KconfigTree(place.root), place.config)
+    """Edit .config in a menu, again if a rule across its values is broken and the user confirms."""
+    tree = KconfigTree(place.root)
+    edit_until_valid(
+        lambda: run_menuconfig(tree, place.config),
+        lambda: place.resolve(tree, [read_config(place.config)]),
+        lambda: confirm("edit again?", yes=False),
+    )
+
+
+def edit_until_valid(
+    edit: Callable[[], object], check: Callable[[], object], again: Callable[[], object]
+) -> None:
+    """Call ``edit`` until ``check`` raises no ConfigError; ``again`` raises one to give up."""
+    while True:
+        edit()
+        try:
+            check()
+            return
+        except ConfigError as error:
+            for problem in error.problems:
+                log("ERROR", str(problem))
+        again()
 
 
 def _count_changed(before: Mapping[str, SymbolValue], after: Mapping[str, SymbolValue]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace, read_constants
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 from lib.project import ROOT
 
 SCRIPT = ROOT / "scripts" / "configure.py"
@@ -244,6 +244,20 @@ def test_menuconfig_without_a_terminal_is_exit_2(place: ConfigWorkspace) -> None
     done = run(place, "menuconfig")
     assert done.returncode == 2 and "[usage.no-terminal]" in done.stderr
     assert list(place.build.iterdir()) == []
+
+
+def test_the_menu_opens_again_while_a_rule_is_broken() -> None:
+    values = [3, 5, 4]
+    edited: list[int] = []
+
+    def check() -> None:
+        if edited[-1] % 2:
+            raise ConfigError(Problem("odd", code="config.conflict"))
+
+    commands.edit_until_valid(lambda: edited.append(values.pop(0)), check, lambda: None)
+    assert edited == [3, 5, 4]
+    with pytest.raises(ConfigError, match="odd"):
+        commands.edit_until_valid(lambda: edited.append(7), check, check)
 
 
 def test_help_is_the_docstring() -> None:
