@@ -144,9 +144,9 @@ class LookSchedule:
     def added(self, family: Mapping[str, Contrast]) -> frozenset[str]:
         """Return the undecided comparisons of ``family`` that were not planned at the last look.
 
-        Among them are those with other runs, such as the effects of a design that was folded since.
+        Empty if that look is to be judged again. Among them are those with other runs, such as the effects of a design that was folded since.
         """
-        if self.last is None:
+        if self.last is None or not self.last.family:
             return frozenset()
         planned, decided = self.last.family, self.words.keys()
         return frozenset(
@@ -178,7 +178,7 @@ class LookSchedule:
     def judged_again(self) -> "LookSchedule":
         """Return the schedule without verdicts, for another rule; the spent alpha remains."""
         looks = [replace(look, verdicts={}) for look in self.taken]
-        looks[-1:] = [replace(look, closed=frozenset()) for look in looks[-1:]]
+        looks[-1:] = [replace(look, closed=frozenset(), family={}) for look in looks[-1:]]
         return LookSchedule(self.plan, tuple(looks))
 
     def next_planned(self) -> int | None:

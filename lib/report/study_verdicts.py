@@ -339,9 +339,7 @@ def _look(
         return None
     due = plan.schedule.due(len(seeds))
     if last is not None and last.n == len(seeds):
-        if not added:
-            return last
-        due = plan.schedule.look_at_added()
+        due = plan.schedule.look_at_added() if added else last
     family = {name: frozenset(contrast.weights) for name, contrast in contrasts.items()}
     return due and replace(due, seeds=seeds, family={**(last.family if last else {}), **family})
 

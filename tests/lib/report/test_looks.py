@@ -369,6 +369,17 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     assert later.plan.schedule.look_at_added().share == 0.025
 
 
+def test_another_rule_with_more_comparisons_is_judged_at_the_same_cost(tmp_path):
+    """Such as VERDICT_AGAINST=both: every verdict is marked, and the last look is judged again."""
+    few = ("base", "large", "small")
+    report(tmp_path, 3, arms=few, declared=few)
+    for _ in range(2):
+        study = report(tmp_path, 3, rule=VerdictRule(band=0.5))
+        assert study.taken is None and shares(study) == [0.2]
+        assert {(v.look, v.planned, v.word) for v in study.verdicts} == {(1, 3, EQUIVALENT)}
+        assert all("rule changed after results: band" in v.remarks for v in study.verdicts)
+
+
 def test_a_study_without_common_runs_has_looks_of_its_own(tmp_path):
     """Such as another sweep in the same folder: its comparisons count in the family only."""
     first = report(tmp_path, 3)
