@@ -25,7 +25,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ def median_seconds(device: torch.device, work: Callable[[], Any], count: int = _
 def device_rates(config: Config, device: torch.device) -> DeviceRates:
     """Measure the rates of products, attention, memory and launches."""
     gpu = device.type == "cuda"
-    rows, batch, elements = (32768, 16, 2**27) if gpu else (1024, 1, 2**24)
+    rows, batch, length, elements = (32768, 16, 1024, 2**27) if gpu else (256, 1, 256, 2**23)
     half = torch.float16 if config.machine.precision == "fp16" else torch.bfloat16
     flops = {}
     for kind, dtype in (("half", half), ("fp32", torch.float32)):
@@ -80,14 +80,17 @@ def device_rates(config: Config, device: torch.device) -> DeviceRates:
             torch.randn(size, device=device, dtype=dtype) for size in ((rows, 768), (768, 3072))
         )
         flops[kind] = 2 * rows * 768 * 3072 / median_seconds(device, partial(torch.mm, x, w))
-        qkv = torch.randn(3, batch, 12, 1024, 64, device=device, dtype=dtype, requires_grad=True)
+        size = (batch, 12, length, 64)
+        q, k, v, gradient = (torch.randn(size, device=device, dtype=dtype) for _ in range(4))
+        leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
 
-        def attend(qkv: Tensor = qkv) -> None:
-            q, k, v = qkv
-            F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+        def attend(leaves: Sequence[Tensor] = leaves, gradient: Tensor = gradient) -> None:
+            q, k, v = leaves
+            context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            torch.autograd.grad(context, leaves, gradient)
 
         # Two products forward and five backward over half of the pairs.
-        products = 14 * batch * 12 * 1024 * 1025 / 2 * 64
+        products = 14 * batch * 12 * length * (length + 1) / 2 * 64
         flops[f"attention-{kind}"] = products / median_seconds(device, attend)
     source, target = (torch.empty(elements, device=device, dtype=half) for _ in range(2))
     copied = 4 * elements / median_seconds(device, lambda: target.copy_(source))

@@ -1,0 +1,104 @@
+"""Calibration and GPU day: rates, factor and margin; parts that stop by the clock and continue."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.bench import gpu_day
+from gpt2.bench.device_worker import device_rates, parity_rows, plain_rows, step_row, variants
+from gpt2.config import Config
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.errors import EXIT_DONE, EXIT_TIME_LIMIT
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """Reciprocal attention, small."""
+    settings = {
+        "SINGLE_TRAINING": True,
+        "DEVICE_CPU": True,
+        "TOKENIZER_BYTE": True,
+        "RECIPROCAL": True,
+        "MODEL_SIZE_CUSTOM": True,
+        "N_LAYER": 2,
+        "N_HEAD": 2,
+        "N_EMBD": 32,
+        "BLOCK_SIZE": 32,
+        "GLOBAL_BATCH": 2,
+        "BATCH_SIZE": 1,
+        "GRAD_ACCUMULATION": 2,
+        "DROPOUT": "0.1",
+    }
+    return resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", settings)])
+
+
+def test_a_step_is_measured_beside_its_prediction(config: Config) -> None:
+    rates = device_rates(config, CPU)
+    assert all(rate > 1e6 for rate in (*rates.flops.values(), rates.bytes_per_second))
+    row = step_row(config, CPU, rates, None)
+    assert row["tokens"] == 32 and row["seconds"] > 0 and row["predicted_seconds"] > 0
+    labels = [label for label, _ in variants("ra", config, first=False)]
+    assert labels == ["ra", "ra, DROPOUT=0, joined"]
+    # The compiled form is not predicted.
+    assert len(list(variants("ra", config, first=True))) == 4
+
+
+def test_every_backend_agrees_with_rows_in_float64(config: Config) -> None:
+    rows = list(parity_rows(config, CPU))
+    assert {(row["backend"], row["precision"]) for row in rows} == {
+        (backend, precision)
+        for backend in ("rows", "joined")
+        for precision in ("fp32", "fp16", "bf16")
+    }
+    assert {row["state"] for row in rows} == {"PASS"}
+
+
+def test_the_plain_loop_trains_the_same_sizes(config: Config) -> None:
+    rows = plain_rows(config, CPU, 1)
+    first, second = next(rows), next(rows)
+    assert (first["loop"], second["loop"]) == ("plain", "trainer")
+    assert first["ms"] > 0 and not first["compiled"]
+
+
+def test_factor_and_margin_are_those_of_the_measured_steps() -> None:
+    head = {"device": "card", "rates": {"factor": 1.0}}
+    rows = [{"seconds": s, "predicted_seconds": 1.0} for s in (1.0, 4.0)]
+    rates = gpu_day.calibrated_rates(head, [*rows, {"error": "out of memory"}])
+    assert (rates["factor"], rates["margin"]) == (2.0, 2.0)
+    assert "2 steps on card" in rates["source"]
+    # Without a predicted step, nothing was compared.
+    assert gpu_day.calibrated_rates(head, [{"error": "out of memory"}]) == {"factor": 1.0}
+
+
+def run(folder: Path, name: str, code: str, seconds: float = 20.0) -> dict[str, Any]:
+    """Run Python code as a part, and keep its result."""
+    result = gpu_day._run_part([sys.executable, "-c", code], seconds, {})
+    (folder / f"{name}.json").write_text(json.dumps(result))
+    return result
+
+
+def test_a_part_stops_by_the_clock_and_runs_again(tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = run(tmp_path, "nsa", "import time; print(1, flush=True); time.sleep(60)", 0.5)
+    assert result["code"] == EXIT_TIME_LIMIT and result["output"] == "1\n"
+    assert time.monotonic() - started < 15
+    assert gpu_day._result(tmp_path, "nsa") is None
+    assert run(tmp_path, "nsa", "print(2)")["code"] == EXIT_DONE
+    assert gpu_day._result(tmp_path, "nsa") is not None
+    assert gpu_day._result(tmp_path, "plain") is None
+
+
+def test_the_report_shows_rows_as_a_table_and_errors(tmp_path: Path) -> None:
+    run(tmp_path, "parity", 'print(\'{"step": "ra", "state": "PASS"}\')')
+    run(tmp_path, "plain", "import sys; sys.exit('no memory')")
+    text = gpu_day._report(tmp_path)
+    assert "| ra   |  PASS |" in text and "no memory" in text and "exit code 1" in text
