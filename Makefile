@@ -11,7 +11,7 @@ SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT WEIGHTS ARCHIVE
-SETTINGS += MINUTES
+SETTINGS += MINUTES SUBMIT
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -119,7 +119,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) $(CHANGED) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
-.PHONY: all data data-verify plan train quick-compare status watch stop rerun prolong
+.PHONY: all data data-verify plan train quick-compare slurm status watch stop rerun prolong
 all: $(CONFIG_PY) ## Train the runs of .config, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO)
 
@@ -146,6 +146,9 @@ train: $(CONFIG_PY) ## Train one run in this process, for debugging
 
 quick-compare: $(CONFIG_PY) ## Train .config with and without SET=, briefly
 	$(Q)$(jobs) $(PY) scripts/quick_compare.py $(INTO)
+
+slurm: $(CONFIG_PY) ## Print a batch script of workers; SUBMIT=y submits it
+	$(Q)$(jobs) $(PY) scripts/slurm.py $(INTO)
 
 rerun: $(CONFIG_PY) ## Train the finished runs that match RUNS= again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO)
@@ -332,6 +335,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: GPU=h100  For plan: predict time and memory on this GPU
 ##: MINUTES=40  For gpu-day: when to stop
 ##: JOBS=n or -jN  Concurrent runs
+##: SUBMIT=y  For slurm: submit the batch script
 ##: PROMPT="..."  For generate: the text to continue
 ##: TOKENS=n  Tokens to generate; for bench-nsa the longest sequence
 ##: TEMPERATURE=x SEED=n  Sampling of generate; also TOP_K=n, TOP_P=x

@@ -31,6 +31,7 @@ from lib.optim.schedule import ScheduleOptions
 from lib.project import ROOT
 from lib.pruning.options import PRUNERS, PrunerOptions
 from lib.report.options import VerdictOptions
+from lib.runner.slurm import SlurmOptions
 from lib.runs.options import ReproConfig
 from lib.tracking.config import TrackingConfig
 from lib.tracking.options import TelemetryOptions, WatchOptions
@@ -320,6 +321,7 @@ class Config:
     lease_seconds: int = kconfig_field("LEASE_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     verdicts: VerdictOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
+    slurm: SlurmOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     watch: WatchOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
@@ -361,6 +363,7 @@ class Config:
             "numerics": part(lambda: from_symbols(NumericsOptions, values)),
             "study": part(lambda: from_symbols(StudyConfig, values)),
             "verdicts": part(lambda: from_symbols(VerdictOptions, values)),
+            "slurm": part(lambda: from_symbols(SlurmOptions, values)),
             "telemetry": part(lambda: from_symbols(TelemetryOptions, values)),
             "watch": part(lambda: from_symbols(WatchOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),

@@ -6,6 +6,7 @@
     run_test_matrix.py --seeds 1-3        every step with three seeds
     run_test_matrix.py --seeds auto       more seeds until every comparison has a word
     run_test_matrix.py --dry-run          check the runs, as make check does
+    run_test_matrix.py --worker           train what nobody trains, without question and table (slurm)
 
 Events go to stderr, the table to stdout. Finished runs are skipped, stopped runs are resumed. Exit
 codes: 0 all done, 1 a run failed, 2 configuration, 3 machine or data (nothing started), 124 time
@@ -42,6 +43,7 @@ def main() -> int:
     add_strict(parser)
     add_variable(parser, "runs", "only the runs that match these patterns")
     add_dry_run(parser)
+    parser.add_argument("--worker", action="store_true", help="train runs until none is free")
     args = parser.parse()
     layers, plan = asked_plan(args)
     plan = plan.only(args.runs)
@@ -52,8 +54,10 @@ def main() -> int:
         code, text = check_and_report(cases, CheckRequest(args.build_dir, json=args.json))
         print(text, end="")
         return code
-    confirm_power(plan, args.yes)
     options = run_options(args, plan.base.study)
+    if args.worker:
+        return launch.train_free_runs(plan, options)
+    confirm_power(plan, args.yes)
     if plan.auto is not None:
         code, text = launch.train_looks(plan, options, layers, json=args.json, strict=args.strict)
     else:

@@ -5,12 +5,16 @@ The remaining time of a running run is its live estimate; of other runs, the one
 """
 
 import sys
+from pathlib import Path
 
 import _start
 
 from gpt2.planning import view
 from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
 from lib import console
+from lib.console import log
+from lib.errors import PreflightError
+from lib.runner import slurm
 
 
 def main() -> int:
@@ -28,7 +32,17 @@ def main() -> int:
         print(view.to_json(plan, views), end="")
     else:
         print(view.status_text(plan, views, console.terminal_columns(sys.stdout)))
+        print("".join(f"{job}\n" for job in _jobs(plan.folder)), end="")
     return 0
+
+
+def _jobs(folder: Path) -> list[slurm.QueuedJob]:
+    """Return the study's SLURM jobs; logs why they are unknown."""
+    try:
+        return slurm.queued_jobs(folder)
+    except PreflightError as error:
+        log("WARN", str(error))
+        return []
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ def unconfigured(tmp_path):
         ("prolong", "scripts/prolong.py"),
         ("watch", "scripts/watch.py"),
         ("stop", "scripts/stop.py"),
+        ("slurm", "scripts/slurm.py"),
         ("tensorboard", "scripts/dashboard.py tensorboard"),
         ("trackio-view", "scripts/dashboard.py trackio"),
         ("quick-compare", "scripts/quick_compare.py"),

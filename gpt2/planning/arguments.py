@@ -301,6 +301,21 @@ def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) 
         raise ConfigError(problem) from None
 
 
+def add_submit(parser: argparse.ArgumentParser) -> None:
+    """Add ``--submit``: submit the script to SLURM."""
+    _add_flag(parser, "submit", "submit the script (SUBMIT=y)")
+
+
+def option_words(arguments: argparse.Namespace, without: Sequence[str]) -> list[str]:
+    """Return the words of a command line that has the options ``arguments``, but those ``without``."""
+    words = []
+    for name, value in vars(arguments).items():
+        if value and name not in without:
+            option = f"--{name.replace('_', '-')}"
+            words.append(option if value is True else f"{option}={value}")
+    return words
+
+
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Add the option ``--name``, set by default if the environment variable is."""
     default = _is_set(name.upper().replace("-", "_"))

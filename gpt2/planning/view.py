@@ -110,6 +110,8 @@ class RunView(ModelSizes):
     changes: Sequence[str]
     # Reason of a damaged state, else "".
     problem: str
+    # Machine, process and SLURM job that train a running run, else "".
+    holder: str
     iteration: int
     iterations: int
 
@@ -190,8 +192,19 @@ def status_text(plan: Plan, views: Sequence[RunView], width: int | None = None) 
             (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
         )
     notes = f"{_damage_note(plan, views)}{_stale_note(views)}{_look_note(plan)}"
-    notes += summary_line(plan, views)
+    notes += f"{_holder_note(views)}{summary_line(plan, views)}"
     return f"{_columns(lines)}\n{folded(notes, width, _INDENT)}"
+
+
+def _holder_note(views: Sequence[RunView]) -> str:
+    """Return who trains which runs, if there is more than one process, else ""."""
+    running: dict[str, list[str]] = {}
+    for view in views:
+        if view.holder:
+            running.setdefault(view.holder, []).append(view.label)
+    if len(running) < 2:
+        return ""
+    return "".join(f"{holder}: {', '.join(labels)}\n" for holder, labels in running.items())
 
 
 def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
@@ -369,6 +382,7 @@ def _view(
         state=state,
         changes=changes,
         problem=status.message if status and state == "damaged" else "",
+        holder=str(current_holder(directory) or "") if state == "running" else "",
         iteration=iteration,
         iterations=budget.iterations,
     )

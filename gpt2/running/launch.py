@@ -215,6 +215,14 @@ def train_plan(
     return code, text
 
 
+def train_free_runs(plan: Plan, options: RunnerOptions) -> int:
+    """Train runs of ``plan`` until each is done or trained by another process; return the exit code.
+
+    Writes no table.
+    """
+    return _train_runs(plan, plan.runs, replace(options, wait=False))
+
+
 def train_looks(
     plan: Plan,
     options: RunnerOptions,

@@ -176,8 +176,9 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use; of a SLURM job, those it was given."""
+    cores, given = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return min(cores, int(given)) if given.isdecimal() and int(given) else cores
 
 
 def gpu_groups(

@@ -196,6 +196,8 @@ class RunQueue:
         self._observer = LeaseObserver()
         self._stops = {d.run.path: file_version(RunDir(d.run.path).stop_request) for d in todo}
         self._search_at = 0.0
+        # Whether the last search found a free run, so that there may be another.
+        self._found = True
         # Runs in the queue that were not free at the last search, and their leases.
         self._held: list[tuple[LeaseRecord | None, Observed]] = []
         # Runs that ended here without training, and those that another process ended.
@@ -210,14 +212,15 @@ class RunQueue:
         return sorted({str(lease) for lease, _ in self._held})
 
     def may_become_free(self) -> bool:
-        """Return whether a run waits whose holder has not been seen alive yet."""
-        return bool(self._waiting) and any(known is Observed.UNKNOWN for _, known in self._held)
+        """Return whether a run waits that is free, or whose holder has not been seen alive yet."""
+        unknown = any(known is Observed.UNKNOWN for _, known in self._held)
+        return bool(self._waiting) and (self._found or unknown)
 
     def take(self) -> TakenRun | None:
         """Take the next run that is free; None if there is none at this moment."""
         if time.monotonic() < self._search_at:
             return None
-        started, self._held = time.monotonic(), []
+        started, self._held, self._found = time.monotonic(), [], True
         for decision in tuple(self._waiting.values()):
             try:
                 lease = self._take(decision)
@@ -228,6 +231,7 @@ class RunQueue:
                 continue
             if lease is not None:
                 return lease
+        self._found = False
         self._search_at = time.monotonic() + max(_SEARCH_SECONDS, 10 * (time.monotonic() - started))
         return None
 

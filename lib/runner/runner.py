@@ -24,6 +24,7 @@ from lib.errors import (
 )
 from lib.files import no_follow, remove_leftovers
 from lib.plan.run import PlannedRun
+from lib.runner import slurm
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
 from lib.runner.hooks import start_command
 from lib.runner.job import DeviceSlot, Executor, Job, JobEvent, JobLimits, JobTimer
@@ -174,8 +175,8 @@ class RunScheduler:
         self._reported: set[str] = set()
         self._progress = SessionProgress([decision.run for decision in todo])
         self._results: dict[str, RunStatus] = {}
-        # Whether the queue has been searched, and the wait for other processes has been logged.
-        self._searched = self._waiting_logged = False
+        # Whether the wait for other processes has been logged.
+        self._waiting_logged = False
         # Final message of each run, printed in the line that reports its outcome.
         self._final_messages: dict[str, str] = {}
 
@@ -203,13 +204,11 @@ class RunScheduler:
 
     def _waits(self) -> bool:
         """Return whether a run of the queue may still become free for this runner."""
-        if not self._searched:
-            return bool(self._queue)
         return bool(self._queue) and (self._options.wait or self._queue.may_become_free())
 
     def _start_next(self) -> bool:
         """Start the next free run of the queue; return whether there was one."""
-        taken, self._searched = self._queue.take(), True
+        taken = self._queue.take()
         for run, status in self._queue.ended():
             self._progress.begin(run)
             self._record_end(run, status, elsewhere=True)
@@ -376,14 +375,17 @@ def request_stop(runs: Sequence[PlannedRun[Any]]) -> int:
 def stop_study(runs: Sequence[PlannedRun[Any]], folder: Path) -> int:
     """Request a stop of every process, on any machine, that trains in the study folder ``folder``.
 
-    Raises ConfigError if none of ``runs`` is active.
+    Cancels its waiting SLURM jobs. Raises ConfigError if none of ``runs`` is active and no job waits.
     """
     active = _active(runs)
-    if not active:
-        raise _not_active("no process is training in this folder", str(folder))
-    _write_request(folder / STOP_FILE)
+    if active:
+        _write_request(folder / STOP_FILE)
     for holder, count in Counter(str(lease) for _, lease in active).items():
         log("STOP", f"{holder} stops after saving {count} runs; make resumes them")
+    if cancelled := slurm.cancel_waiting(folder):
+        log("STOP", f"waiting SLURM jobs cancelled: {cancelled}")
+    elif not active:
+        raise _not_active("no process is training in this folder", str(folder))
     return EXIT_DONE
 
 

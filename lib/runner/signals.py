@@ -43,5 +43,8 @@ class SignalCounter:
         self._count_signal(signal.SIGINT, None)
 
     def _count_signal(self, number: int, frame: FrameType | None) -> None:
+        # A batch system signals the processes of a job, and the script that started them does too.
+        if self.stopped and number != signal.SIGINT:
+            return
         self.count += 1
         self.exit_code = self.exit_code or _SIGNAL_EXIT + number

@@ -233,6 +233,11 @@ def test_a_worker_that_does_not_wait_ends_once_the_others_are_seen_alive(study):
     assert study.finish(first)[0] == 130
 
 
+def test_a_worker_that_does_not_wait_trains_one_run_after_the_other(study):
+    assert study.make(wait=False)[0] == 0
+    assert [study.status(name).state for name in "abc"] == [State.SUCCESS] * 3
+
+
 def test_a_stop_of_the_study_reaches_every_make_and_no_later_one(study):
     makes = [study.start(all=SLOW), study.start(all=SLOW)]
     study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)

@@ -1,0 +1,130 @@
+"""A study on a real SLURM cluster of two nodes, on the loopback interface."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lib.runs.lease import read_lease
+from lib.runs.run_dir import RunDir, State, read_status
+from tests.integration.conftest import Folder
+from tests.integration.test_kill import outcome
+from tests.loopback.slurm import SlurmCluster, is_installed, slurm_cluster
+
+STEPS = "0-3"
+_PATIENCE_SECONDS = 180
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_installed(), reason="requires slurm-wlm: apt-get install slurm-wlm"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as running:
+        yield running
+
+
+@pytest.fixture
+def study(build: Callable[..., Folder], cluster: SlurmCluster) -> Callable[..., "Study"]:
+    return lambda **settings: Study(build(SLURM_CPUS=1, **settings), cluster)
+
+
+class Study:
+    """A study in a folder, and its jobs."""
+
+    def __init__(self, folder: Folder, cluster: SlurmCluster) -> None:
+        self.folder, self.cluster = folder, cluster
+        self.runs = [RunDir(path) for path in folder.runs(STEPS)]
+
+    def command(self, script: str, *words: str) -> tuple[int, str, str]:
+        """Run a script of the tree as a user of the cluster."""
+        variables = {"STEPS": STEPS, "SLURM_CONF": str(self.cluster.conf)}
+        return self.folder.command(f"scripts/{script}.py", *words, **variables)
+
+    def submit(self) -> None:
+        """Submit the study."""
+        code, _, said = self.command("slurm", "--submit")
+        assert code == 0, said
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Poll until ``condition`` is true."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.2)
+
+    def logs(self) -> str:
+        """Return the output of all workers."""
+        logs = self.folder.path.glob("results/ratio/slurm/*.log")
+        return "\n".join(log.read_text() for log in logs)
+
+    def states(self) -> list[State | None]:
+        """Return the state of each run, None before its start."""
+        statuses = [read_status(run) for run in self.runs]
+        return [status.state if status else None for status in statuses]
+
+    def jobs(self) -> list[str]:
+        """Return the members of the array that have not ended."""
+        return self.cluster.command(
+            "squeue", "--noheader", "--array", "--format=%i %T"
+        ).splitlines()
+
+
+def test_workers_train_each_run_once_with_the_bytes_of_make(study, tmp_path) -> None:
+    job = study(SLURM_WORKERS=3)
+    assert job.folder.command("scripts/run_test_matrix.py", STEPS=STEPS)[0] == 0
+    alone = outcome(job.folder.path)
+    (job.folder.path / "results").rename(tmp_path / "alone")
+    code, script, _ = job.command("slurm")
+    assert code == 0 and script.startswith("#!/bin/bash\n") and not job.jobs()
+    job.submit()
+    job.wait_for(lambda: not job.jobs())
+    assert job.states() == [State.SUCCESS] * 4
+    assert outcome(job.folder.path) == alone
+    leases = [read_lease(run) for run in job.runs]
+    assert all(lease and lease.token == 1 and lease.holder and lease.holder.job for lease in leases)
+
+
+def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(study) -> None:
+    job = study(SLURM_WORKERS=1, MAX_ITERS=60, LOG_INTERVAL=1)
+    job.submit()
+    job.wait_for(lambda: any(run.metrics.exists() for run in job.runs))
+    (member,) = [line.split()[0] for line in job.jobs()]
+    # As SLURM sends it before the time limit.
+    job.cluster.command("scancel", "--batch", "--signal=USR1", member)
+    job.wait_for(lambda: State.INTERRUPTED in job.states())
+    job.wait_for(lambda: any(line == f"{member} RUNNING" for line in job.jobs()))
+    job.wait_for(lambda: not job.jobs())
+    assert job.states() == [State.SUCCESS] * 4, job.logs()
+    attempts = [
+        [a["state"] for a in json.loads(run.manifest.read_text())["volatile"]["attempts"]]
+        for run in job.runs
+    ]
+    assert sorted(map(len, attempts)) == [1, 1, 1, 2]
+    assert ["INTERRUPTED", "SUCCESS"] in attempts
+
+
+def test_status_shows_the_queue_and_stop_cancels_what_waits(study) -> None:
+    job = study(SLURM_WORKERS=4, MAX_ITERS=1_000_000, LOG_INTERVAL=1)
+    assert job.command("stop")[0] == 2
+    job.submit()
+    job.wait_for(lambda: job.states().count(State.RUNNING) == 2)
+    code, text, said = job.command("status")
+    assert code == 0, said
+    assert text.count(" running on n") == 2 and " pending: " in text
+    assert all(f"(job {line.split()[0]})" in text for line in job.jobs() if "RUNNING" in line)
+    code, _, said = job.command("stop")
+    assert code == 0, said
+    job.wait_for(lambda: not job.jobs())
+    assert job.states().count(State.INTERRUPTED) == 2 and job.states().count(None) == 2
+
+
+def test_without_slurm_the_script_is_printed_and_not_submitted(study, monkeypatch) -> None:
+    job = study()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert job.command("slurm")[0] == 0
+    code, _, said = job.command("slurm", "--submit")
+    assert code == 3 and "[slurm.missing]" in said
