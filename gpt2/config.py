@@ -62,6 +62,8 @@ def broken_rules(
         problems += _size_problems(model)
     if model and machine:
         problems += _backend_problems(model, machine)
+    if machine:
+        problems += _sharding_problems(machine)
     if machine and repro:
         problems += _profile_problems(repro, machine)
     if attention and repro:
@@ -119,6 +121,21 @@ def _profile_problems(repro: ReproConfig, machine: MachineConfig) -> Iterator[Pr
         what = f"MATMUL_PRECISION: {matmul} {under} requires a reason in MATMUL_WHY"
         advice = "type: SET='MATMUL_WHY=\"the reason\"', or SET=MATMUL_PRECISION_HIGHEST=y"
         yield Problem(what, next=advice, code="config.missing-reason")
+
+
+def _sharding_problems(machine: MachineConfig) -> Iterator[Problem]:
+    """Yield settings under which weights cannot be sharded.
+
+    No dependencies in Kconfig, which would turn sharding off without an error.
+    """
+    if machine.data_parallel != "fsdp":
+        return
+    if machine.compile:
+        what = "COMPILE: y with DATA_PARALLEL_FSDP=y (expected n)"
+        yield Problem(what, next="type: SET=COMPILE=n", code="config.conflict")
+    if machine.precision == "fp16":
+        what = "PRECISION: fp16 with DATA_PARALLEL_FSDP=y (expected bf16 or fp32)"
+        yield Problem(what, next="type: SET=PRECISION_BF16=y", code="config.conflict")
 
 
 def _kernel_problems(repro: ReproConfig, attention: AttentionConfig) -> Iterator[Problem]:

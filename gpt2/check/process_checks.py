@@ -24,9 +24,10 @@ from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler
 from gpt2.data.store import MANIFEST, open_dataset
 from gpt2.model import GPT
-from gpt2.training.setup import resume
+from gpt2.training.setup import place_model, resume
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
+from lib.env.sharded import whole
 from lib.errors import DataError, Problem
 
 _LENGTH = 17
@@ -38,7 +39,8 @@ _RANKS = 2
 def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare gradients averaged over two half batches with the gradients of the whole batch.
 
-    Each half consists of two micro-batches; only the last one synchronizes gradients.
+    Each half consists of two micro-batches; only the last one synchronizes gradients, unless the
+    parameters are sharded.
     """
     config, ids_BT = subject.small_exact, subject.tokens(2 * _RANKS, _LENGTH)
     rendezvous = subject.context.folder / "rendezvous"
@@ -85,13 +87,15 @@ def train_rank(
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     group = ProcessGroup(ProcessRank(rank, _RANKS))
-    shared = group.share_gradients(model)
+    shared, _ = place_model(config, model, group, torch.device("cpu"))
     micro_batches = torch.tensor(rows[rank::_RANKS]).split(1)
     for i, ids_BT in enumerate(micro_batches, 1):
         with group.exchange(shared, now=i == len(micro_batches)):
             (shared(ids_BT[:, :-1], ids_BT[:, 1:]) / len(micro_batches)).backward()
-    gradients = {n: p.grad for n, p in model.named_parameters()}
-    return digest.hexdigest(), {n: g if g is None else g.numpy() for n, g in gradients.items()}
+    gradients = {
+        n: None if p.grad is None else whole(p.grad).numpy() for n, p in model.named_parameters()
+    }
+    return digest.hexdigest(), gradients
 
 
 def _join_group(rank: int, rendezvous: Path) -> None:

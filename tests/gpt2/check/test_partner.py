@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ import torch
 from gpt2.check import model_checks, process_checks
 from gpt2.check.cases import config_layers_to_check, plan_cases
 from gpt2.check.context import CheckContext, ErrorCapture, PeerProcess
+from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
+from lib.env.process_group import ProcessGroup
 from lib.errors import Problem, RunError
 
 
@@ -98,3 +101,16 @@ def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
             process_checks.check_parallel(StepUnderTest(first, context))
         failing.clear()
         assert process_checks.check_parallel(StepUnderTest(second, context)) == []
+
+
+@pytest.mark.slow
+def test_sharded_ranks_have_the_gradients_of_one_process(monkeypatch):
+    case = plan_cases(config_layers_to_check(Path(), "gpt2-mechanisms"), "mla").chosen[0]
+    case = replace(case, config=with_changes(case.config, DATA_PARALLEL="fsdp"))
+    with CheckContext() as context:
+        assert process_checks.check_parallel(StepUnderTest(case, context)) == []
+    # Each rank trains on its share alone.
+    monkeypatch.setattr(ProcessGroup, "shard", lambda self, module, blocks, device: module)
+    with CheckContext() as context:
+        findings = process_checks.check_parallel(StepUnderTest(case, context))
+    assert {finding.property for finding in findings} == {"same-gradient"}

@@ -276,18 +276,21 @@ def test_a_non_finite_loss_on_one_rank_is_located(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "code"),
     [
-        {"GPUS": 1, "GRAD_ACCUMULATION": 2},
-        {"COMPILE": True},
-        {"RUN_PROFILE_MAXOUT_SPEED": True, "OOM_FALLBACK": True},
-        {"DDP_SAFE": True},
+        ({"GPUS": 1, "GRAD_ACCUMULATION": 4}, "config.unmet-dependency"),
+        ({"RUN_PROFILE_MAXOUT_SPEED": True, "OOM_FALLBACK": True}, "config.unmet-dependency"),
+        ({"DDP_SAFE": True}, "config.unmet-dependency"),
+        ({"COMPILE": True}, "config.conflict"),
+        ({"DEVICE_CPU": None, "PRECISION_FP16": True}, "config.conflict"),
     ],
 )
-def test_settings_without_sharding_are_refused(configure: Configure, changes: Changes) -> None:
+def test_settings_that_sharding_does_not_support_are_refused(
+    configure: Configure, changes: Changes, code: str
+) -> None:
     with pytest.raises(ConfigError) as refusal:
         configure(**SPLITS[2] | FSDP | changes)
-    assert "config.unmet-dependency" in refusal.value.codes
+    assert code in refusal.value.codes
 
 
 def test_ddp_leaves_the_identity_of_existing_runs(configure: Configure) -> None:
