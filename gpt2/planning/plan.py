@@ -1,6 +1,6 @@
 """Combinations of settings as runs: test matrices, sweeps, and designs over features."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -170,6 +170,9 @@ class Plan:
     auto: AutoSeeds | None = None
     # The looks at which verdicts are planned; None for one, after the seeds of ``runs``.
     looks: LookPlan | None = None
+    # Every variant that resolves, independent of STEPS, and the seed of these configurations.
+    resolved: Block = ()
+    resolved_seed: int = 0
 
     def only(self, patterns: str) -> "Plan":
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
@@ -223,32 +226,32 @@ def make_plan(
     sweep: Sweep | None = None,
     yes: bool = False,
     optional: bool = False,
+    known: Plan | None = None,
 ) -> Plan:
     """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
 
-    The seeds "auto" are those up to the next look. Raises ConfigError with the problems of the
+    ``known`` is a plan of the same layers and sweep, whose configurations are used again. The seeds
+    "auto" are those up to the next look. Raises ConfigError with the problems of the
     selected steps; if ``optional``, steps that do not resolve are left out. Asks for confirmation of
     a large plan, unless ``yes``. Writes nothing; reads from the results only which runs are done, and
     for "auto" the record of the verdicts.
     """
     tree = KconfigTree()
-    base = resolve_config(tree, layers)
+    base = known.base if known else resolve_config(tree, layers)
     automatic = seeds.strip() == AUTO_SEEDS
     study = _planned_study(base, sweep, build_dir)
     seed_list = _seed_list(base, study, "" if automatic else seeds)
-    if automatic and steps:
-        what = "SEEDS=auto judges the whole study (expected no STEPS=)"
-        advice = "set RA_MLA_ABLATION_STEPS to declare a smaller study"
-        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
-    if steps and (sweep is not None or base.study.mode != "ra_mla_ablation_mode"):
-        what = "STEPS requires an ablation study"
-        advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
-        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
+    if steps:
+        _require_steps(study, automatic)
     has_controls = automatic or len(seed_list) >= base.repro.finalist_min_seeds
-    first = base.seed if automatic else seed_list[0]
-    seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": first})]
-    required = "" if optional else steps or base.study.steps
-    name, every, left_out = _first_block(tree, seeded, base, study, sweep, yes, required)
+    if known is None:
+        first = base.seed if automatic else seed_list[0]
+        seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": first})]
+        required = "" if optional else steps or base.study.steps
+        name, every, left_out = _first_block(tree, seeded, base, study, sweep, yes, required)
+    else:
+        first = known.resolved_seed
+        name, every, left_out = known.study, known.resolved, known.left_out
     chosen = partial(_chosen, every, base, study, sweep, has_controls)
     block = chosen(steps)
     variants = [variant for variant, _ in chosen("")]
@@ -256,7 +259,8 @@ def make_plan(
     auto = auto_seeds(base, output / name, variants) if automatic else None
     if auto is not None:
         seed_list = auto.seeds
-    _require_seeds_in_range(tree, layers, seed_list)
+    checked = {run.seed for run in known.runs} if known else set()
+    _require_seeds_in_range(tree, layers, set(seed_list) - checked)
     planned = {
         seed: [
             # The settings of a variant may fix the seed.
@@ -273,7 +277,23 @@ def make_plan(
     runs = build_runs(name, output, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
     folder = output / name
-    return Plan(name, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks)
+    return Plan(
+        *(name, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks),
+        resolved=every,
+        resolved_seed=first,
+    )
+
+
+def _require_steps(study: Study | None, automatic: bool) -> None:
+    """Raise ConfigError if the steps of a plan cannot be selected."""
+    if automatic:
+        what = "SEEDS=auto judges the whole study (expected no STEPS=)"
+        advice = "set RA_MLA_ABLATION_STEPS to declare a smaller study"
+        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
+    if study is None:
+        what = "STEPS requires an ablation study"
+        advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
+        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
 
 
 def _planned_study(base: Config, sweep: Sweep | None, build_dir: Path) -> Study | None:
@@ -329,10 +349,10 @@ def _chosen(
 
 
 def _require_seeds_in_range(
-    tree: KconfigTree, layers: Sequence[ConfigLayer], seeds: Sequence[int]
+    tree: KconfigTree, layers: Sequence[ConfigLayer], seeds: Set[int]
 ) -> None:
     """Raise ConfigError if SEED does not accept the smallest or the largest seed."""
-    for seed in {min(seeds), max(seeds)}:
+    for seed in {min(seeds), max(seeds)} if seeds else ():
         resolve_config(tree, [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
 
 
@@ -383,15 +403,8 @@ def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
     study = _planned_study(plan.base, plan.sweep, plan.build_dir)
     configured = _seed_list(plan.base, study)
     seeds = list(dict.fromkeys((*configured, *(run.seed for run in plan.runs))))
-    every = partial(
-        make_plan,
-        layers,
-        plan.build_dir,
-        steps="all" if study else "",
-        sweep=plan.sweep,
-        yes=True,
-        optional=True,
-    )
+    steps = "all" if study else ""
+    every = partial(make_plan, layers, plan.build_dir, steps=steps, sweep=plan.sweep, known=plan)
     # The looks of SEEDS=auto determine its seeds.
     if plan.auto is None:
         seeds.sort()

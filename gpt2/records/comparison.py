@@ -143,15 +143,7 @@ def whole_study(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
     is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
     seeds = ",".join(dict.fromkeys(str(run.seed) for run in plan.runs))
     steps = "all" if is_study else ""
-    return make_plan(
-        layers,
-        plan.build_dir,
-        steps=steps,
-        seeds=seeds,
-        sweep=plan.sweep,
-        yes=True,
-        optional=True,
-    )
+    return make_plan(layers, plan.build_dir, steps=steps, seeds=seeds, sweep=plan.sweep, known=plan)
 
 
 def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:

@@ -250,7 +250,7 @@ def train_looks(
         table = _table(shown)
         _log_look(table.verdicts)
         before, sweep = plan.auto, plan.sweep
-        plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, yes=True)
+        plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, known=plan)
         assert before is not None and plan.auto is not None
         if not plan.auto.looks or plan.auto.number == before.number:
             break

@@ -408,6 +408,21 @@ def test_a_run_of_another_seed_is_the_run_that_kconfig_resolves(planned):
     assert caught.value.codes == ["config.out-of-range"]
 
 
+def test_a_plan_of_known_configurations_is_that_of_resolved_ones(configure):
+    build = configure(RA_MLA_ABLATION_MODE=True, RA_MLA_ABLATION_STEPS="0,7")
+    layers = config_layers(build)
+    part = make_plan(layers, build, steps="7", seeds="5")
+    for steps, seeds in (("all", "1-4"), ("", "2,5")):
+        known = make_plan(layers, build, steps=steps, seeds=seeds, known=part)
+        new = make_plan(layers, build, steps=steps, seeds=seeds)
+        assert known.runs == new.runs and known.variants == new.variants
+        assert [run.config.values for run in known.runs] == [r.config.values for r in new.runs]
+        assert known.looks == new.looks and known.folder == new.folder
+    with pytest.raises(ConfigError) as caught:
+        make_plan(layers, build, seeds="5,4294967296", known=part)
+    assert caught.value.codes == ["config.out-of-range"]
+
+
 # A width at which the golden steps have no exact ratio.
 NARROW = {
     "MODEL_SIZE_TINY": None,
