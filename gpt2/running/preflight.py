@@ -18,7 +18,7 @@ from gpt2.data.store import open_dataset
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import log
-from lib.env.gpu import gpu_groups, usable_cores
+from lib.env.gpu import gpu_groups, selected_gpus, usable_cores
 from lib.env.packages import current_interpreter
 from lib.env.preflight import (
     Condition,
@@ -121,18 +121,31 @@ def check_machine(
     0 for as many as fit. Returns the environment variables of each slot, one slot per run that fits
     at a time. Raises PreflightError with all problems.
     """
-    problems = [p for condition in conditions(configs, place, jobs) for p in condition.problems]
+    # Before this process uses a GPU itself.
+    busy = _busy_gpus(configs)
+    checked = conditions(configs, place, jobs, busy)
+    problems = [p for condition in checked for p in condition.problems]
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
     if ignored := _variables_without_effect(configs):
         log("ENV", f"without effect: {', '.join(ignored)}; symbols are set by SET=NAME=VALUE")
     if text := describe_tree(head_commit()):
         log("DIRTY", f"{text}; the diff is saved with each run")
-    return _slots(configs)
+    if busy:
+        log("GPU", f"not used, because other programs use them: {', '.join(busy.values())}")
+    return _slots(configs, busy)
 
 
-def conditions(configs: Sequence[Config], place: TrainingPlace, jobs: int = 0) -> list[Condition]:
-    """Check every condition separately, so that no problem hides another."""
+def conditions(
+    configs: Sequence[Config],
+    place: TrainingPlace,
+    jobs: int = 0,
+    busy: Mapping[int, str] | None = None,
+) -> list[Condition]:
+    """Check every condition separately, so that no problem hides another.
+
+    ``busy`` are the GPUs that other programs use, by their index, with a description.
+    """
     requirements = [
         MachineRequirements(c.environment, c.machine, c.train.gpus, c.repro.profile)
         for c in configs
@@ -148,7 +161,9 @@ def conditions(configs: Sequence[Config], place: TrainingPlace, jobs: int = 0) -
     # Kernels are launched on the device.
     if device_works:
         checked.append(Condition("kernels", _kernel_problems(configs)))
-    jobs = jobs or (len(_slots(configs)) if device_works else 1)
+    slots = _slots(configs, busy or {}) if device_works else [{}]
+    checked.append(Condition("free GPUs", [] if slots else [_no_free_gpu(configs, busy or {})]))
+    jobs = jobs or max(1, len(slots))
     needed = max(0, bytes_needed(configs, jobs) - place.written_bytes)
     output = output_problems(place.results, needed)
     checked.append(Condition("output folder", output))
@@ -164,10 +179,11 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
 
     from lib.env.hardware import describe_hardware
 
+    busy = _busy_gpus(configs)
     here, code = current_interpreter(), git_state()
     on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in configs)
     hardware = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
-    checked = conditions(configs, place)
+    checked = conditions(configs, place, busy=busy)
     return {
         "schema_version": SCHEMA_VERSION,
         "runs": list(dict.fromkeys(intended(c) for c in configs)),
@@ -273,7 +289,48 @@ def _format(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _slots(configs: Sequence[Config]) -> list[dict[str, str]]:
+# A GPU with more memory in use before this program starts is left to the program that uses it. A
+# driver reserves up to about 1 GiB, a desktop uses as much.
+_BUSY_MIB = 2048
+
+
+def _busy_gpus(configs: Sequence[Config]) -> dict[int, str]:
+    """Return the GPUs that other programs use: index → index and memory.
+
+    GPUs that the user or a batch system has selected are not looked at.
+    """
+    if all(config.machine.device == "cpu" for config in configs):
+        return {}
+    import torch
+
+    rocm = torch.version.hip is not None
+    if selected_gpus(rocm) or not torch.cuda.device_count():
+        return {}
+    from lib.tracking.telemetry import gpu_meter
+
+    try:
+        readings = gpu_meter(torch.cuda.device_count(), rocm=rocm).read()
+    except OSError as error:
+        log("WARN", f"unknown whether other programs use the GPUs: {error}")
+        return {}
+    return {r.index: busy for r in readings if (busy := _use_by_others(r.memory_used_mib, r.index))}
+
+
+def _use_by_others(used_mib: float | None, index: int) -> str:
+    """Return a description of a GPU that is in use; "" if it is free or unknown."""
+    if used_mib is None or used_mib <= _BUSY_MIB:
+        return ""
+    return f"GPU {index} ({used_mib / 1024:.1f} GiB)"
+
+
+def _no_free_gpu(configs: Sequence[Config], busy: Mapping[int, str]) -> Problem:
+    size = max(config.train.gpus for config in configs)
+    what = f"no group of GPUS={size} free GPUs (in use: {', '.join(busy.values()) or 'none'})"
+    advice = "wait, or name the GPUs to use: CUDA_VISIBLE_DEVICES=0 make"
+    return Problem(what, "GPUS", advice, code="gpu.busy")
+
+
+def _slots(configs: Sequence[Config], busy: Mapping[int, str]) -> list[dict[str, str]]:
     """Return one slot per group of ``GPUS`` GPUs, or per ``GPUS`` x ``CPU_THREADS`` CPU cores."""
     if all(config.machine.device == "cpu" for config in configs):
         threads = max(config.machine.cpu_threads * config.train.gpus for config in configs)
@@ -281,4 +338,5 @@ def _slots(configs: Sequence[Config]) -> list[dict[str, str]]:
     import torch
 
     size = max(config.train.gpus for config in configs)
-    return gpu_groups(torch.cuda.device_count(), size, rocm=torch.version.hip is not None)
+    rocm = torch.version.hip is not None
+    return gpu_groups(torch.cuda.device_count(), size, rocm, busy=busy)

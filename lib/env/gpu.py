@@ -7,7 +7,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -182,20 +182,30 @@ def usable_cores() -> int:
 
 
 def gpu_groups(
-    count: int, size: int, rocm: bool, variables: Mapping[str, str] = os.environ
+    count: int,
+    size: int,
+    rocm: bool,
+    variables: Mapping[str, str] = os.environ,
+    busy: Collection[int] = (),
 ) -> list[dict[str, str]]:
     """Return one environment per group of ``size`` GPUs that makes only this group visible.
 
     ``count`` is the number of visible GPUs. GPUs hidden by the user stay hidden; GPUs beyond the
-    last full group are unused. ROCm uses HIP_VISIBLE_DEVICES and falls back to
-    CUDA_VISIBLE_DEVICES.
+    last full group are unused, and so are those of ``busy``, by their index for the driver. ROCm
+    uses HIP_VISIBLE_DEVICES and falls back to CUDA_VISIBLE_DEVICES.
     """
-    visible = variables.get(_CUDA, "")
-    if rocm:
-        visible = variables.get(_HIP, "") or visible
-    names = [n.strip() for n in visible.split(",")] if visible else [str(i) for i in range(count)]
-    groups = [names[i : i + size] for i in range(0, count - size + 1, size)]
-    return [{_HIP if rocm else _CUDA: ",".join(group)} for group in groups]
+    visible = selected_gpus(rocm, variables)
+    indices = [str(i) for i in range(count) if i not in busy]
+    names = [n.strip() for n in visible.split(",")][:count] if visible else indices
+    groups = [names[i : i + size] for i in range(0, len(names) - size + 1, size)]
+    # The driver counts the GPUs by their bus, CUDA by their speed unless this variable is set.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if busy and not rocm else {}
+    return [{_HIP if rocm else _CUDA: ",".join(group), **order} for group in groups]
+
+
+def selected_gpus(rocm: bool, variables: Mapping[str, str] = os.environ) -> str:
+    """Return the GPUs that the user or a batch system made visible; "" for all."""
+    return (variables.get(_HIP, "") if rocm else "") or variables.get(_CUDA, "")
 
 
 # Peak memory of this process.

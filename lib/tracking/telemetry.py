@@ -238,12 +238,14 @@ def _sample(meter: GpuMeter, pids: list[int]) -> dict[str, Any]:
 
 
 def _meter(hardware: HardwareRecord, gpus: int) -> GpuMeter:
-    """Return the meter of the GPU vendor; the vendor's library is imported only if needed."""
     if hardware.gpu_name is None:
         return NullGpuMeter()
-    if hardware.hip_version is not None:
-        return AmdGpuMeter(gpus)
-    return NvidiaMeter(gpus)
+    return gpu_meter(gpus, rocm=hardware.hip_version is not None)
+
+
+def gpu_meter(gpus: int, *, rocm: bool) -> GpuMeter:
+    """Return the meter of the first ``gpus`` visible GPUs. Raises OSError if there is no driver."""
+    return AmdGpuMeter(gpus) if rocm else NvidiaMeter(gpus)
 
 
 if __name__ == "__main__":

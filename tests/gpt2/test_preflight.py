@@ -35,6 +35,7 @@ from lib.errors import ConfigError, PreflightError, Problem
 from lib.plan.run import PlannedRun, RunVariant
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
+from lib.tracking.telemetry import GpuReading
 
 SMALL: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
@@ -256,6 +257,30 @@ def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: TrainingPlace
     ]
     assert len(preflight.check_machine([with_processes(config, "cpu", 2, 3)], place)) == 2
     assert len(preflight.check_machine([with_processes(config, "cpu", 16, 1)], place)) == 1
+
+
+def test_a_gpu_in_use_by_another_program_is_left_alone_and_named(
+    monkeypatch: pytest.MonkeyPatch, place: TrainingPlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = [300.0, 40_960.0, 900.0, None]
+    readings = [GpuReading(i, None, mib, 81_920.0, None, None) for i, mib in enumerate(used)]
+    meter = SimpleNamespace(read=lambda: readings)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("lib.env.preflight.machine_problems", lambda machine, gpus: [])
+    monkeypatch.setattr("lib.tracking.telemetry.gpu_meter", lambda gpus, *, rocm: meter)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(readings))
+    config = resolve_config(
+        KconfigTree(), [ConfigLayer.of("test", "test", {"SINGLE_TRAINING": True})]
+    )
+    slots = preflight.check_machine([with_processes(config, "cuda", 1, 1)], place)
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "2", "3"]
+    assert "GPU 1 (40.0 GiB)" in capsys.readouterr().err
+    with pytest.raises(PreflightError) as refused:
+        preflight.check_machine([with_processes(config, "cuda", 4, 1)], place)
+    assert refused.value.codes == ["gpu.busy"] and "GPU 1" in str(refused.value)
+    # A GPU that the user names is used.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert len(preflight.check_machine([with_processes(config, "cuda", 1, 1)], place)) == 4
 
 
 LONG: dict[str, SymbolValue] = {"MAX_ITERS": 50_000, "MODEL_SIZE_TINY": True}

@@ -153,7 +153,7 @@ def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_
     count, chance = int(os.environ.get("COUNT") or 20), random.Random(
         int(os.environ.get("SEED") or 1)
     )
-    folder = build(**{**INTERVALS, "MAX_ITERS": 120}, LEASE_SECONDS=2, JOBS=1)
+    folder = build(**{**INTERVALS, "MAX_ITERS": 60}, LEASE_SECONDS=2, JOBS=1)
     study, steps = folder.path / "results/ratio", {"STEPS": "0-5"}
     seconds = -time.monotonic()
     assert folder.start("scripts/run_test_matrix.py", **steps).wait(600) == 0
@@ -190,6 +190,8 @@ def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_
         for run in study.glob("*-s1-*"):
             attempts = json.loads((run / "manifest.json").read_text())["volatile"]["attempts"]
             assert [a["state"] for a in attempts].count("SUCCESS") == 1
+        with capsys.disabled():
+            sys.stdout.write(f"{kills} killed, {stops} stopped, {lost} leases lost, same bytes\n")
     with capsys.disabled():
         sys.stdout.write(
             f"four makes, {rounds} studies of {len(whole) // 3} runs: {kills} killed, {stops} stopped "

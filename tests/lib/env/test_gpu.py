@@ -131,6 +131,20 @@ def test_each_group_has_gpus_of_its_own() -> None:
     assert gpu_groups(1, 2, rocm=False, variables={}) == []
 
 
+def test_gpus_in_use_by_others_are_left_alone() -> None:
+    groups = gpu_groups(4, 1, rocm=False, variables={}, busy={1})
+    assert [group["CUDA_VISIBLE_DEVICES"] for group in groups] == ["0", "2", "3"]
+    # The index is that of the driver.
+    assert {group["CUDA_DEVICE_ORDER"] for group in groups} == {"PCI_BUS_ID"}
+    assert gpu_groups(4, 2, rocm=True, variables={}, busy={0, 2}) == [
+        {"HIP_VISIBLE_DEVICES": "1,3"}
+    ]
+    assert gpu_groups(1, 1, rocm=False, variables={}, busy={0}) == []
+    # The user has selected this one.
+    chosen = {"CUDA_VISIBLE_DEVICES": "1"}
+    assert gpu_groups(1, 1, rocm=False, variables=chosen) == [chosen]
+
+
 def test_gpus_that_the_user_hid_stay_hidden() -> None:
     visible = {"CUDA_VISIBLE_DEVICES": "3, GPU-8f2a,1"}
     assert gpu_groups(3, 1, rocm=False, variables=visible) == [
