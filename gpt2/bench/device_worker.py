@@ -192,7 +192,7 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
     backends = ["flash", "cudnn", "efficient", "math"]
     if options.terms or options.gates or reads:
         joins = not unsupported_by_flex(options, shape, reads, device.type)
-        backends = ["rows", *(("joined",) if joins else ())]
+        backends = [*(("joined",) if joins else ()), "rows"]
     for backend in backends:
         for precision, tolerance in _TOLERANCE.items():
             attention = dataclasses.replace(options, backend=backend)

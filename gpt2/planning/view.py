@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2.attention.config import gpu_notes
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config, ModelConfig
 from gpt2.memory.cost import StepPrediction, predict_runs, prediction_columns
@@ -42,7 +43,12 @@ from lib.units import format_duration, format_si
 
 def notes(config: Config) -> list[ConfigNote]:
     """Return the notes of one run."""
-    return config.model.attention.pattern.notes(config.model.shape)
+    model = config.model
+    shows = {model.mlp.reads_weights(site) for site in model.sites()}
+    found = list(model.attention.pattern.notes(model.shape))
+    if config.machine.device == "cuda":
+        found += gpu_notes(model.attention, model.shape, shows)
+    return found
 
 
 def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.attention.config import select_backend
+from gpt2.attention.config import gpu_notes, select_backend
 from gpt2.attention.sdpa import check_attention
 from gpt2.model import GPT
 from lib.config.layers import ConfigLayer
@@ -14,7 +14,7 @@ from lib.env.options import MachineConfig
 from lib.errors import ConfigError, PreflightError
 from tests.gpt2.builders import make_model_config
 
-CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, False)
+CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, "ddp", False)
 ENTROPY = {"ra_cross_token": {"mode": "entropy"}}
 RMS = {"ra_cross_token": {"mode": "rms"}}
 TOPK = {"ra_cross_token": {"mode": "topk"}}
@@ -51,6 +51,23 @@ def wide(**given):
 @pytest.mark.parametrize("backend", ["auto", "flash", "efficient", "math"])
 def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(given, expected, device, backend):
     assert form(wide(**given, attention_backend=backend), device) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "notes"),
+    [
+        (RA | {"dropout": 0.1}, 1),
+        (RA, 1),
+        (RA | {"attention_backend": "joined"}, 0),
+        ({"dropout": 0.1}, 0),
+        (gated(TOPK), 0),
+        (RA | {"mechanisms": ("mlp_cross_token",)}, 0),
+    ],
+)
+def test_a_note_states_that_joined_passes_would_be_faster_on_a_gpu(given, notes):
+    model = wide(**given)
+    shows = {model.mlp.reads_weights(site) for site in model.sites()}
+    assert len(gpu_notes(model.attention, model.shape, shows)) == notes
 
 
 @pytest.mark.parametrize("given", [{}, RA | gated(TOPK), {"mechanisms": ("mlp_cross_token",)}])
