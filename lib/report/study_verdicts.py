@@ -133,8 +133,9 @@ def judge_study(
     look = _look(plan, seeds, compared, added)
     level, family = _level(plan.schedule, look), planned
     if level and look and look.is_at_added:
-        # The comparisons judged at earlier looks are not in the family of this one.
-        family, level = len(added), replace(level, differing=0, equivalent=0)
+        # The comparisons judged at earlier looks are not in the family of this one. A run that
+        # arrives after the look is judged among all.
+        family, level = len(added) or planned, replace(level, differing=0, equivalent=0)
     verdicts = []
     for part, contrasts, outcomes in parts:
         standing = _standing_verdicts(plan, seeds, part, contrasts, added)

@@ -369,6 +369,17 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     assert later.plan.schedule.look_at_added().share == 0.025
 
 
+def test_a_run_that_arrives_after_a_look_at_added_comparisons_is_judged_among_all(tmp_path):
+    few = ("base", "large", "small")
+    report(tmp_path, 3, arms=few, declared=few)
+    lost = {("none", 2): SeedOutcome(2, None, reason="out of memory")}
+    study = report(tmp_path, 3, lost)
+    assert shares(study) == [0.2, 0.05] and by_step(study)["none"].n == 2
+    none = by_step(report(tmp_path, 3))["none"]
+    assert (none.n, none.look, none.planned) == (3, 2, 3)
+    assert none.test.p_adjusted == pytest.approx(min(1, 3 * none.test.p / 0.05))
+
+
 def test_another_rule_with_more_comparisons_is_judged_at_the_same_cost(tmp_path):
     """Such as VERDICT_AGAINST=both: every verdict is marked, and the last look is judged again."""
     few = ("base", "large", "small")
