@@ -23,6 +23,7 @@ from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.generate import SamplingOptions, generate
 from gpt2.model import GPT
+from gpt2.records.run_files import write_resolved_config
 from gpt2.training.finish import generate_sample
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter
@@ -123,6 +124,8 @@ def finish(session: TrainingSession, losses: Sequence[float]) -> RunRecord:
         session.records.metrics(kind="eval", **earlier, sparsity=0.0)
         evaluation = session.evaluate(session.state.model)
         assert evaluation is not None
+        # The launcher writes it before training; results are read together with it.
+        write_resolved_config(session.run, session.config)
         train.record_results(session, evaluation, time.monotonic())
     session.records.close()
     return RunRecord(session.run)
@@ -397,8 +400,7 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
     from lib.report.verdicts import SeedOutcome
 
     # Rows of a table name the origin of their runs, which training alone records.
-    for path in (record.run.manifest, record.run.resolved_config):
-        write_json(path, {})
+    write_json(record.run.manifest, {})
     facts, summary = RunFacts(record, {}, {}, {}, {}, {}), record.summary
     variants, results = [], []
     for slug, (parent, figures) in _VARIANTS.items():
