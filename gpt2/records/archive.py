@@ -5,6 +5,7 @@ contains no checkpoints, no files of trackers, and no weights unless they are re
 torch.
 """
 
+import argparse
 import gzip
 import hashlib
 import io
@@ -19,10 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from gpt2.records.listing import ListedRun, RunList
-from lib.errors import ConfigError, Problem
+from gpt2.records.listing import ListedRun, RunList, list_runs, select
+from lib.console import confirm, log
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import no_follow, pretty_json, sha256_file, write_json
 from lib.json_files import DamagedRecord, RecordError, read_json_object, typed
+from lib.make_variables import require_value
+from lib.report.render import json_document
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.run_dir import RunDir
 from lib.units import format_size
@@ -315,3 +319,63 @@ def _same_results(one: RunDir, other: RunDir) -> bool:
 
 def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
+
+
+# The commands of ``make clean-runs``, ``make archive`` and ``make unpack``.
+
+
+def clean_command(args: argparse.Namespace, folder: Path) -> tuple[int, str]:
+    """Log the selected runs with their sizes, and remove them after a confirmation.
+
+    Returns the exit code and the text for stdout, as the other commands.
+    """
+    where = require_value(args.where, "WHERE", 'make clean-runs WHERE="state=failed"')
+    listed = select(list_runs(folder, replaced=True), where)
+    sizes = {run.run: size_bytes(folder / run.run) for run in listed.runs}
+    for run in listed.runs:
+        log("RUN", f"{format_size(sizes[run.run]):>12}  {run.state:11}  {run.run}")
+    total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
+    reasons: list[str] = []
+    if listed.runs:
+        confirm(f"remove {total} below {folder}?", args.yes)
+        reasons = remove_runs(listed.runs, folder)
+    text = f"removed: {total}; left out: {len(reasons)}\n"
+    if args.json:
+        text = json_document(SCHEMA_VERSION, {"runs": sizes, "kept": reasons})
+    return _left_out(reasons), text
+
+
+def archive_command(
+    args: argparse.Namespace, folder: Path, config: Path, study_file: Path | None
+) -> tuple[int, str]:
+    """Write an archive of the selected runs."""
+    path = Path(require_value(args.out, "OUT", "make archive OUT=study.tar.gz"))
+    listed, weights = select(list_runs(folder), args.where), args.weights in ("1", "y")
+    packed = write_archive(listed, path, weights=weights, config=config, study_file=study_file)
+    kind = "" if not packed.without else ", without weights (WEIGHTS=1 includes them)"
+    size = f"{format_size(packed.bytes)}, compressed {format_size(path.stat().st_size)}"
+    text = f"{path}: {len(packed.runs)} runs, {len(packed.files)} files, {size}{kind}\n"
+    if args.json:
+        document = {"file": str(path), "runs": packed.runs, "without": packed.without}
+        text = json_document(SCHEMA_VERSION, document)
+    return _left_out(packed.skipped), text
+
+
+def unpack_command(args: argparse.Namespace, folder: Path, config: Path) -> tuple[int, str]:
+    """Add the runs of an archive."""
+    path = Path(require_value(args.archive, "ARCHIVE", "make unpack ARCHIVE=study.tar.gz"))
+    unpacked = unpack(path, folder, config)
+    text = f"{len(unpacked.new)} runs added below {folder}, {len(unpacked.same)} were there\n"
+    if unpacked.config and unpacked.config != config:
+        text += f"to use its configuration: make KCONFIG_CONFIG={unpacked.config} report\n"
+    if args.json:
+        document = vars(unpacked) | {"config": unpacked.config and str(unpacked.config)}
+        text = json_document(SCHEMA_VERSION, document)
+    reasons = [f"{run}: another run has this name here" for run in unpacked.different]
+    return _left_out(reasons), text
+
+
+def _left_out(reasons: Sequence[str]) -> int:
+    for reason in reasons:
+        log("WARN", f"left out: {reason}")
+    return EXIT_FAILED if reasons else EXIT_DONE
