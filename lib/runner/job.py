@@ -1,8 +1,6 @@
 """Interface of jobs and executors: a function called in one or more processes, here or elsewhere.
 
-``lib.runner.local`` forks the processes on this machine. An executor for torchrun or a cluster
-implements the same two classes: ``submit`` enters the job into the queue, ``cancel`` signals it
-(``scancel``), and ``events`` reads the records in the directory of the run.
+``lib.runner.local`` forks the processes on this machine. Other machines run a runner of their own.
 """
 
 import signal
