@@ -261,15 +261,7 @@ def make_plan(
         seed_list = auto.seeds
     checked = {run.seed for run in known.runs} if known else set()
     _require_seeds_in_range(tree, layers, set(seed_list) - checked)
-    planned = {
-        seed: [
-            # The settings of a variant may fix the seed.
-            (variant, config.with_seed(seed) if config.seed == first else config)
-            for variant, config in block
-            if auto is None or auto.trains(seed, variant)
-        ]
-        for seed in seed_list
-    }
+    planned = _with_seeds(block, seed_list, first, auto)
     if study is not None:
         seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
         assert all(a == b for a, b in seeds_of), "a step without the planned seed"
@@ -282,6 +274,23 @@ def make_plan(
         resolved=every,
         resolved_seed=first,
     )
+
+
+def _with_seeds(
+    block: Sequence[tuple[RunVariant, Config]],
+    seeds: Sequence[int],
+    resolved_seed: int,
+    auto: AutoSeeds | None,
+) -> dict[int, list[tuple[RunVariant, Config]]]:
+    """Return the block with each seed; the settings of a variant may fix its seed."""
+    return {
+        seed: [
+            (variant, config.with_seed(seed) if config.seed == resolved_seed else config)
+            for variant, config in block
+            if auto is None or auto.trains(seed, variant)
+        ]
+        for seed in seeds
+    }
 
 
 def _require_steps(study: Study | None, automatic: bool) -> None:

@@ -54,7 +54,7 @@ class SlurmOptions:
     gres: str = kconfig_field("SLURM_GRES", identity=False)
     cpus: int = kconfig_field("SLURM_CPUS", identity=False)
     constraint: str = kconfig_field("SLURM_CONSTRAINT", identity=False)
-    further: str = kconfig_field("SLURM_OPTIONS", identity=False)
+    options: str = kconfig_field("SLURM_OPTIONS", identity=False)
     setup: str = kconfig_field("SLURM_SETUP", identity=False)
 
 
@@ -102,7 +102,7 @@ def batch_script(folder: Path, options: SlurmOptions, gpus: int, worker: Sequenc
         "signal": f"B:USR1@{options.signal_seconds}",
     }
     words = [f"--{name}={shlex.quote(value)}" for name, value in values.items() if value]
-    words += ["--requeue", "--open-mode=append", *map(shlex.quote, options.further.split())]
+    words += ["--requeue", "--open-mode=append", *map(shlex.quote, options.options.split())]
     return _SCRIPT.format(
         directives="\n".join(f"#SBATCH {word}" for word in words),
         tree=shlex.quote(str(ROOT)),

@@ -59,6 +59,10 @@ def is_installed() -> bool:
     return all(shutil.which(name) for name in PROGRAMS)
 
 
+class ClusterNotStarted(Exception):
+    """The daemons run, but not every node became idle in time."""
+
+
 class SlurmCluster:
     """A running cluster of ``nodes`` nodes, with ``cores`` cores each."""
 
@@ -117,7 +121,9 @@ class SlurmCluster:
             self.start_node(name)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self._idle() < len(self.nodes):
-            assert time.monotonic() < deadline, (self._folder / "slurmctld.log").read_text()
+            if time.monotonic() > deadline:
+                log = self._folder / "slurmctld.log"
+                raise ClusterNotStarted(log.read_text()[-500:] if log.exists() else "no log")
             time.sleep(0.1)
 
     def stop(self) -> None:

@@ -200,8 +200,8 @@ MUTANTS = (
         edited(
             train,
             "train",
-            "session.evaluate(session.state.model, stop)",
-            "(session.state.clock.__enter__(), session.evaluate(session.state.model, stop), "
+            "session.evaluate(session.state.whole_model(), stop)",
+            "(session.state.clock.__enter__(), session.evaluate(session.state.whole_model(), stop), "
             "session.state.clock.__exit__(None, None, None))[1]",
         ),
         settings=_TIME,
