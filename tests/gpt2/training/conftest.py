@@ -28,6 +28,10 @@ from lib.env.ranks import rank_environment
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 ITERATIONS = 12
+# Number of processes → four sequences in all, one in each forward pass.
+SPLITS: dict[int, dict[str, SymbolValue | None]] = {
+    size: {"GPUS": size, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4 // size} for size in (1, 2, 4)
+}
 BASE: dict[str, SymbolValue] = {
     "CPU_THREADS": 1,
     "SINGLE_TRAINING": True,
@@ -249,6 +253,29 @@ class Ranks:
 def ranks(tmp_path: Path) -> Ranks:
     """Run a function in several connected processes."""
     return Ranks(tmp_path)
+
+
+@pytest.fixture
+def together(train: Trainer, ranks: Ranks) -> Callable[..., tuple[Trained, list[Any]]]:
+    """Train one run in ``GPUS`` processes; return rank 0's files and each rank's result."""
+
+    def start(config: Config, name: str = "run", **arguments: Any) -> tuple[Trained, list[Any]]:
+        def body(rank: int) -> list[Any]:
+            status = train(config, name, **arguments).status
+            return [status.state, status.iteration, status.message]
+
+        (train.folder / name).mkdir(exist_ok=True)
+        ended = ranks(config.train.gpus, body)
+        return train.found(name), ended
+
+    return start
+
+
+def losses(trained: Trained) -> torch.Tensor:
+    """Return loss and gradient norm of each iteration."""
+    rows = trained.rows("train")
+    assert [row["iteration"] for row in rows] == list(range(1, ITERATIONS + 1))
+    return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,7 @@ from lib.errors import ConfigError
 from lib.project import ROOT
 from lib.runs.checkpoint import Checkpoint, iter_tensors, load_latest_checkpoint
 from lib.runs.run_dir import RunDir, State, read_status
-from tests.gpt2.training.conftest import SPARSE, Trained, Trainer
+from tests.gpt2.training.conftest import SPARSE, SPLITS, Trained, Trainer, losses
 
 Configure = Callable[..., Config]
 Changes = dict[str, SymbolValue | None]
@@ -42,9 +42,6 @@ FSDP: Changes = {"DATA_PARALLEL_FSDP": True}
 _OTHER_OPTIMIZER: Changes = {"OPTIMIZER_ADAMWSPAM": None}
 # The same kind of model and run in each; twelve iterations of four sequences.
 BARE: Changes = {"DROPOUT": "0.0", "EVAL_INTERVAL": 0, "CHECKPOINT_INTERVAL": 0}
-SPLITS: dict[int, Changes] = {
-    size: {"GPUS": size, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4 // size} for size in (1, 2, 4)
-}
 CASES: dict[str, Changes] = {
     "dropout and SPAM with spikes, clipping and resets": {
         "DROPOUT": "0.2",
@@ -84,28 +81,6 @@ CASES: dict[str, Changes] = {
 _STEPS = 6
 # A loss in bf16 has eight bits of mantissa, and pruning amplifies differences.
 _TOLERANCES = {"bf16": 1e-3}
-
-
-@pytest.fixture
-def together(train: Trainer, ranks: Callable) -> Callable[..., tuple[Trained, list[Any]]]:
-    """Train one run in ``GPUS`` processes; return rank 0's files and each rank's result."""
-
-    def start(config: Config, name: str, **arguments: Any) -> tuple[Trained, list[Any]]:
-        def body(rank: int) -> list[Any]:
-            status = train(config, name, **arguments).status
-            return [status.state, status.iteration, status.message]
-
-        (train.folder / name).mkdir(exist_ok=True)
-        ended = ranks(config.train.gpus, body)
-        return train.found(name), ended
-
-    return start
-
-
-def rows(trained: Trained) -> torch.Tensor:
-    """Return loss and gradient norm of each iteration."""
-    found = trained.rows("train")
-    return torch.tensor([(r["loss"], r["grad_norm"]) for r in found], dtype=torch.float64)
 
 
 def steps(config: Config, build_dir: Path, group: ProcessGroup) -> dict[str, Any]:
@@ -250,7 +225,7 @@ def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(
     sharded, ended = together(split(2, True), moved(ddp, "sharded"), allow_stale=True)
     assert ended == [["SUCCESS", 12, ""]] * 2
     for trained in (one, sharded):
-        torch.testing.assert_close(rows(trained), rows(whole), rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(losses(trained), losses(whole), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.slow

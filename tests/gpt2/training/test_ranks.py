@@ -35,16 +35,12 @@ from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
 from lib.runs.checkpoint import iter_tensors, weights_digest
 from lib.runs.run_dir import RunDir, State, read_status
-from tests.gpt2.training.conftest import SPARSE
+from tests.gpt2.training.conftest import SPARSE, SPLITS, losses
 
 Configure = Callable[..., Config]
 NO_DROPOUT = {"DROPOUT": "0.0"}
 # Training steps only.
 BARE = {**NO_DROPOUT, "EVAL_INTERVAL": 0, "CHECKPOINT_INTERVAL": 0, "SAMPLE_TOKENS": 0}
-# Four sequences in all, one in each forward pass.
-SPLITS = {
-    size: {"GPUS": size, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4 // size} for size in (1, 2, 4)
-}
 
 
 @pytest.fixture
@@ -59,29 +55,6 @@ def open_rank(
         return open_session(configure(**changes), build_dir, records, group=group)
 
     return build
-
-
-@pytest.fixture
-def together(train: Callable, ranks: Callable) -> Callable:
-    """Train one run in ``GPUS`` processes; return rank 0's files and each rank's result."""
-
-    def start(config: Config, name: str = "run", **arguments: Any) -> tuple[Any, list[Any]]:
-        def body(rank: int) -> list[Any]:
-            status = train(config, name, **arguments).status
-            return [status.state, status.iteration, status.message]
-
-        (train.folder / name).mkdir(exist_ok=True)
-        ended = ranks(config.train.gpus, body)
-        return train.found(name), ended
-
-    return start
-
-
-def losses(trained: Any) -> torch.Tensor:
-    """Return loss and gradient norm of each iteration."""
-    rows = trained.rows("train")
-    assert [row["iteration"] for row in rows] == list(range(1, 13))
-    return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
 
 
 def order(trained: Any) -> str:
