@@ -23,7 +23,7 @@ from typing import IO, Any
 from gpt2.records.listing import ListedRun, RunList, list_runs, select
 from lib.console import confirm, log
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
-from lib.files import no_follow, pretty_json, sha256_file, write_json
+from lib.files import no_follow, pretty_json, sha256_file, temporary_path, write_json
 from lib.json_files import DamagedRecord, RecordError, read_json_object, typed
 from lib.make_variables import require_value
 from lib.report.render import json_document
@@ -174,7 +174,7 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that becomes ``path`` at the end of the context without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with open(temporary, "wb", opener=no_follow) as stream:
             yield stream

@@ -154,7 +154,7 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
     """
     paths: dict[Path, None] = {}
     for word in words(named):
-        folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
+        folders = [path for path in map(Path, sorted(glob(word))) if not RunDir(path).is_replaced]
         folders = [path for path in folders if RunDir(path).resolved_config.exists()]
         paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
     planned = [run.path for run in plan.runs if not run.variant.is_repeat]

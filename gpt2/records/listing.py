@@ -32,7 +32,6 @@ from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS
 
 SCHEMA_VERSION = 1
-_REPLACED = ".old-"
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
 # A longer name is cut before the seed in a table that must fit the terminal.
 _MAX_NAME_CHARS = 44
@@ -128,7 +127,7 @@ def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
     """
     studies = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     paths = [path for study in studies for path in study.iterdir() if _is_run(path)]
-    runs = [path for path in paths if replaced or _REPLACED not in path.name]
+    runs = [path for path in paths if replaced or not RunDir(path).is_replaced]
     return RunList(folder, read_runs(runs), len(paths) - len(runs))
 
 
@@ -147,7 +146,9 @@ def other_configurations(plan: Plan) -> TableSection | None:
     """
     planned = {run.path.name for run in plan.runs}
     beside = plan.folder.iterdir() if plan.folder.is_dir() else ()
-    paths = [p for p in beside if p.name not in planned and _is_run(p) and _REPLACED not in p.name]
+    paths = [
+        p for p in beside if p.name not in planned and _is_run(p) and not RunDir(p).is_replaced
+    ]
     if not paths or not plan.runs:
         return None
     values = {run.variant.slug: run.config.values for run in reversed(plan.runs)}
@@ -175,7 +176,7 @@ def _is_run(path: Path) -> bool:
 def _read(path: Path, comparison: SourceComparison) -> ListedRun:
     run, name = RunDir(path), _NAME.fullmatch(path.name)
     status = read_status(run)
-    state = "replaced" if _REPLACED in path.name else run_state(run, status)
+    state = "replaced" if run.is_replaced else run_state(run, status)
     message = status.message.split("\n")[0] if status and state in ("failed", "damaged") else ""
     row = ListedRun(
         run=f"{path.parent.name}/{path.name}",

@@ -79,7 +79,7 @@ def other_folders(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _state(run: RunDir) -> str:
-    if ".old-" in run.path.name:
+    if run.is_replaced:
         return "moved aside, because the run was trained again"
     status = read_status(run)
     try:

@@ -53,7 +53,7 @@ from lib.report.verdict_text import (
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
-from lib.runner.queue import archive_run, belongs_to_different_run, require_matching_directories
+from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker
@@ -467,7 +467,7 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
         question = f"train {len(existing)} of {len(plan.runs)} runs again (old results are kept)?"
         confirm(question, yes)
     for run in existing:
-        log("RERUN", f"{run.label}   old run moved to {archive_run(RunDir(run.path)).name}")
+        log("RERUN", f"{run.label}   old run moved to {set_aside(RunDir(run.path)).name}")
     return replace(plan, runs=runs)
 
 
@@ -520,7 +520,7 @@ def train_scratch(
         if run.path.exists() and (
             anew or is_done(RunDir(run.path)) or belongs_to_different_run(run)
         ):
-            aside = archive_run(RunDir(run.path))
+            aside = set_aside(RunDir(run.path))
             log("RERUN", f"{run.path.name}   old run moved to {aside.name}")
     executor = new_executor(plan)
     # Uncommitted code is allowed: the caller compares every source file with the original run.

@@ -182,7 +182,7 @@ def _waiting(verdict: ContrastVerdict, looks: LookPlan) -> ContrastVerdict:
 
 def _runs(folder: Path) -> list[Path]:
     """Return the run directories of the folder, and reused runs without a copy in the folder."""
-    local = sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name)
+    local = sorted(p for p in folder.glob("*-s*-*") if not RunDir(p).is_replaced)
     identities = {run_key(path) for path in local}
     reused = [folder / path for path in _elsewhere(folder)]
     return local + [path for path in reused if path.exists() and run_key(path) not in identities]

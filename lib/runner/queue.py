@@ -146,17 +146,17 @@ def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
     return canonical_json(identity) != canonical_json(run.config.identity())
 
 
-def archive_run(run: RunDir) -> Path:
-    """Rename the run directory to ``….old-<time>`` and return the new path.
+def set_aside(run: RunDir) -> Path:
+    """Rename the directory of a run to train again to ``….old-<time>`` and return the new path.
 
     Results are never deleted.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    target = run.path.with_name(f"{run.path.name}.old-{stamp}")
+    target = run.replaced(stamp)
     count = 1
     while target.exists():
         count += 1
-        target = run.path.with_name(f"{run.path.name}.old-{stamp}-{count}")
+        target = run.replaced(f"{stamp}-{count}")
     return run.path.rename(target)
 
 
@@ -268,7 +268,7 @@ class RunQueue:
                 taken.release()
                 return None
         if decision.action is RunAction.RESTART:
-            archive_run(run)
+            set_aside(run)
             log("RERUN", stale_text({decision.run.label: decision.changes}))
             run.path.mkdir()
             taken = Lease.take(run, self._lease_seconds, None)

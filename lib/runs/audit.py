@@ -131,8 +131,8 @@ def _artifacts(
     for name, record in tables.items():
         path = run.path / name
         if not path.is_file():
-            # _missing_files has already reported the required files.
-            if path not in required and not (path == run.weights and has_no_weights(run)):
+            # _missing_files has reported the required files; weights may be left out of an archive.
+            if path not in required and path != run.weights:
                 yield AuditFinding(name, "a file", "none")
         elif path == run.logs:
             yield from _log_prefix(path, record)

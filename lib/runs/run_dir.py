@@ -17,11 +17,24 @@ from lib.json_files import DamagedRecord, MissingRecord, read_json_object, typed
 _LEASE = re.compile(r"\.lease-([1-9][0-9]{0,17})")
 
 
+# Part of the name of a directory whose run was trained again: NAME.old-TIME.
+_REPLACED = ".old-"
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of the files below ``path``; creates nothing."""
 
     path: Path
+
+    @property
+    def is_replaced(self) -> bool:
+        """Return whether the run was trained again, in another directory."""
+        return _REPLACED in self.path.name
+
+    def replaced(self, suffix: str) -> Path:
+        """Return the path that the directory gets when the run is trained again."""
+        return self.path.with_name(f"{self.path.name}{_REPLACED}{suffix}")
 
     @property
     def status(self) -> Path:
