@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from gpt2.attention.config import select_backend, unsupported_by_flex
+from gpt2.bench.runner import time_calls
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
 from gpt2.memory.cost import DeviceRates
@@ -58,15 +59,13 @@ _TOP_KERNELS = 4
 
 def median_seconds(device: torch.device, work: Callable[[], Any], count: int = _STEPS) -> float:
     """Return the median time of ``count`` calls after a warm-up, each finished on the device."""
-    seconds = []
-    for index in range(_WARM_UP + count):
-        started = time.perf_counter()
+
+    def finished() -> None:
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if index >= _WARM_UP:
-            seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+
+    return statistics.median(time_calls(finished, count, _WARM_UP))
 
 
 def device_rates(config: Config, device: torch.device) -> DeviceRates:

@@ -52,7 +52,7 @@ def plan_values(args: argparse.Namespace) -> dict[str, dict[str, SymbolValue]]:
     return {slug: dict(config.values) for slug, config in reversed(runs.items())}
 
 
-def stream_rows(
+def measured_rows(
     arguments: Sequence[str], named: Mapping[str, Mapping[str, SymbolValue]]
 ) -> list[dict[str, Any]]:
     """Return the rows that the worker prints for the configurations.
@@ -91,7 +91,7 @@ def calibrated_rates(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
 
 def calibrate(args: argparse.Namespace) -> tuple[int, str]:
     """Time the steps of .config on its device, and store rates, factor and margin."""
-    head, *rows = stream_rows(["steps", str(args.seconds)], plan_values(args))
+    head, *rows = measured_rows(["steps", str(args.seconds)], plan_values(args))
     rates = calibrated_rates(head, rows)
     args.build_dir.mkdir(parents=True, exist_ok=True)
     stored = stored_calibrations(args.build_dir)

@@ -9,6 +9,7 @@ import os
 import re
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -47,6 +48,17 @@ def take_turns(
             figures[name].append(figure)
             report(count, name, figure)
     return figures
+
+
+def time_calls(work: Callable[[], object], count: int, warm_up: int) -> list[float]:
+    """Return the seconds of each of ``count`` calls, after ``warm_up`` other calls."""
+    seconds = []
+    for index in range(warm_up + count):
+        started = time.perf_counter()
+        work()
+        if index >= warm_up:
+            seconds.append(time.perf_counter() - started)
+    return seconds
 
 
 def within_rounds(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, ...]:

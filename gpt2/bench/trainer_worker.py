@@ -22,7 +22,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import torch
 from gpt2 import train
 from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_study
-from gpt2.bench.runner import take_turns, within_rounds
+from gpt2.bench.runner import take_turns, time_calls, within_rounds
 from gpt2.bench.trainer import CASES, case_config
 from gpt2.config import Config
 from gpt2.data.sampler import TrainSampler
@@ -60,17 +60,6 @@ _UPDATES = 10
 _LEARNING_RATE = 1e-4
 
 
-def time_steps(step: Callable[[], None], steps: int) -> list[float]:
-    """Return the seconds of each of ``steps`` calls, after a few warm-up calls."""
-    seconds = []
-    for count in range(_WARM_UP_STEPS + steps):
-        start = time.perf_counter()
-        step()
-        if count >= _WARM_UP_STEPS:
-            seconds.append(time.perf_counter() - start)
-    return seconds
-
-
 def time_trainer(config: Config, build_dir: Path, steps: int) -> list[float]:
     """Return the seconds of the trainer's steps, including data loading and logging."""
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +67,9 @@ def time_trainer(config: Config, build_dir: Path, steps: int) -> list[float]:
         session = open_session(config, build_dir, records)
         session.state.model.train()
         log, batches = MetricsLog(session), session.batches()
-        seconds = time_steps(lambda: train.train_step(session, next(batches), log), steps)
+        seconds = time_calls(
+            lambda: train.train_step(session, next(batches), log), steps, _WARM_UP_STEPS
+        )
         records.close()
     return seconds
 
@@ -131,7 +122,7 @@ def time_plain_loop(config: Config, build_dir: Path, steps: int) -> list[float]:
         adamw.zero_grad()
         loss.item()
 
-    return time_steps(step, steps)
+    return time_calls(step, steps, _WARM_UP_STEPS)
 
 
 def distinct_configs(tokens: int) -> dict[str, Config]:
