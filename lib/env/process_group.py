@@ -67,9 +67,9 @@ class ProcessGroup:
         first.
 
         Modules passed through ``share_gradients`` or ``shard`` must be deleted before. If one of
-        them were the last owner of torch's process group, its destructor would wait for gloo's threads without
-        releasing the GIL, and the threads wait for the GIL to release their last tensor (pytorch
-        issue 56297).
+        them were the last owner of torch's process group, its destructor would wait for gloo's
+        threads without releasing the GIL, and the threads wait for the GIL to release their last
+        tensor (pytorch issue 56297).
         """
         if self.size > 1 and error is None:
             if self._wrapped_modules:

@@ -144,7 +144,8 @@ class LookSchedule:
     def added(self, family: Mapping[str, Contrast]) -> frozenset[str]:
         """Return the undecided comparisons of ``family`` that were not planned at the last look.
 
-        Empty if that look is to be judged again. Among them are those with other runs, such as the effects of a design that was folded since.
+        Empty if that look is to be judged again. Among them are those with other runs, such as the
+        effects of a design that was folded since.
         """
         if self.last is None or not self.last.family:
             return frozenset()

@@ -52,34 +52,24 @@ def send_verdicts(
         return
     run = RunDir(study / VERDICTS_RUN)
     try:
-        _send(run, tracking, symbols, table, warn)
+        run.trackers.mkdir(parents=True, exist_ok=True)
+        write_json(_table(run), {"schema_version": _SCHEMA_VERSION, **asdict(table)})
+        digest = sha256_file(_table(run))
+        waiting = [t.name for t in tracking.trackers if _sent(run, t.name)[1] != digest]
+        if waiting:
+            _metadata(run, tracking, symbols).write(run.tracker_facts)
+        with Sidecars(warn) as sidecars:
+            for name in waiting:
+                sidecars.start(
+                    SidecarCommand(
+                        name,
+                        [_MODULE, str(run.path), name],
+                        run.tracker_log(name),
+                        "it lacks the verdicts; to send them, type: make verdicts",
+                    )
+                )
     except (OSError, RecordError) as error:
         warn(f"the trackers lack the verdicts: {error}; move {run.path} aside")
-
-
-def _send(
-    run: RunDir,
-    tracking: TrackingConfig,
-    symbols: Mapping[str, SymbolValue],
-    table: TrackerTable,
-    warn: Callable[[str], None],
-) -> None:
-    run.trackers.mkdir(parents=True, exist_ok=True)
-    write_json(_table(run), {"schema_version": _SCHEMA_VERSION, **asdict(table)})
-    digest = sha256_file(_table(run))
-    waiting = [t.name for t in tracking.trackers if _sent(run, t.name)[1] != digest]
-    if waiting:
-        _metadata(run, tracking, symbols).write(run.tracker_facts)
-    with Sidecars(warn) as sidecars:
-        for name in waiting:
-            sidecars.start(
-                SidecarCommand(
-                    name,
-                    [_MODULE, str(run.path), name],
-                    run.tracker_log(name),
-                    "it lacks the verdicts; to send them, type: make verdicts",
-                )
-            )
 
 
 def _metadata(
