@@ -42,7 +42,7 @@ from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.terminal import table_to_terminal
-from lib.report.verdict_record import verdicts_to_json, with_record
+from lib.report.verdict_record import verdicts_to_json, with_other_studies, with_record
 from lib.report.verdict_text import (
     LINE_WIDTH,
     verdict_line,
@@ -401,6 +401,7 @@ def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Fals
     skipped = [str(problem) for problem in plan.left_out]
     declared = verdict_plan(plan.base, planned_looks(plan), plan.variants)
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
+    declared = with_other_studies(declared, plan.folder)
     table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
     return replace(table, sections=sections(plan, table.results))
 

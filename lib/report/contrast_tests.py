@@ -14,6 +14,12 @@ from lib.report.significance import bonferroni, holm, t_isf, t_sf
 VARIANCE_RULES = ("shared", "own", "factorial")
 # With fewer seeds, the estimate of a variance is too uncertain.
 MIN_SEEDS = 3
+# Number of seeds, up to the next one → robust standard deviations from the median, beyond which a
+# run is an outlier. 99 % quantiles of the largest of n normal values, from 400,000 samples each
+# (test_simulated.py repeats them): few seeds have a median absolute deviation near 0 by chance.
+_OUTLIERS = {5: 18.8, 6: 10.7, 8: 8.3, 10: 7.0, 12: 6.4, 14: 6.0, 16: 5.7, 20: 5.3, 24: 5.1}
+# Standard deviation of a normal distribution / median absolute deviation.
+_MAD_SCALE = 1.4826
 # Error of the printed interval, and of a contrast's own test under the shared rule.
 INTERVAL_ERROR = 0.05
 # A contrast with a smaller share of the median variance does not lower the mean variance.
@@ -171,6 +177,18 @@ def interval_of_look(
     return _interval(sample, sd, degrees, INTERVAL_ERROR * share)
 
 
+def interval_of_noise(
+    losses: Sequence[float], seeds: int, difference: float
+) -> tuple[float, float]:
+    """Return the 95 % interval of a mean difference over ``seeds`` from the ``losses`` of a pilot.
+
+    Two runs of a seed are taken as independent, each with the variance of the pilot.
+    """
+    deviation = math.sqrt(2) * deviation_of(losses)
+    half = t_isf(INTERVAL_ERROR / 2, len(losses) - 1) * deviation / math.sqrt(seeds)
+    return difference - half, difference + half
+
+
 def _interval(
     sample: ContrastSample, sd: float, degrees: float, error: float
 ) -> tuple[float, float]:
@@ -256,6 +274,22 @@ def more_seeds(
         if rule.band > 0 and reach <= rule.band - distance:
             return n - sample.n
     return None
+
+
+def has_outlier(losses: Sequence[float]) -> bool:
+    """Return whether a loss is far from the median, in robust standard deviations."""
+    centre = statistics.median(losses)
+    distances = [abs(loss - centre) for loss in losses]
+    deviation = _MAD_SCALE * statistics.median(distances)
+    return max(distances) > outlier_limit(len(losses)) * deviation
+
+
+def outlier_limit(seeds: int) -> float:
+    """Return the robust standard deviations beyond which one of ``seeds`` runs is an outlier.
+
+    Too few seeds have none: 1 % of normal samples exceed every limit.
+    """
+    return min((limit for n, limit in _OUTLIERS.items() if n <= seeds), default=math.inf)
 
 
 # Sums that do not depend on the order of the runs.

@@ -29,6 +29,8 @@ from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
 
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
+# Evaluation set of a study whose record cannot be read.
+UNKNOWN_SET = "unknown"
 
 # Name of a part, its planned comparisons, and the outcomes of its runs by variant.
 StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
@@ -59,6 +61,8 @@ class VerdictPlan:
     aa_failed: bool = False
     # Looks of the record at other studies in the folder, such as another sweep.
     other_looks: tuple[Mapping[str, Any], ...] = ()
+    # Other studies with verdicts → digest of their evaluation documents.
+    other_studies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rule_record(self) -> dict[str, Any]:
@@ -98,6 +102,17 @@ class StudyVerdicts:
     repeats: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     # Each A/A step against its parent.
     aa_steps: Sequence[ContrastVerdict] = ()
+    # Digest of the evaluation documents; "" if unknown or not the same for all runs.
+    evaluation_set: str = ""
+
+    @property
+    def on_same_documents(self) -> list[str]:
+        """Return the other studies with verdicts on the same evaluation documents."""
+        if not self.evaluation_set:
+            return []
+        marks = {self.evaluation_set: "", UNKNOWN_SET: " (unreadable record)"}
+        others = sorted(self.plan.other_studies.items())
+        return [f"{name}{marks[other]}" for name, other in others if other in marks]
 
     @property
     def aa_failed(self) -> bool:

@@ -217,10 +217,11 @@ def build_table(
             prefix, outcomes = _prefix(labelled.labels), _outcomes(part)
             judged_parts.append((prefix, contrasts, outcomes))
             control_parts.append((prefix, control_contrasts(variants), outcomes))
-    verdicts = judge_study(judged_parts, plan, control_parts, effects)
-    rows = [_with_verdicts(row, verdicts) for row in rows]
     compared = [item for part in parts for item in part.items]
     results = [item for item in compared if isinstance(item, RunResult)]
+    verdicts = judge_study(judged_parts, plan, control_parts, effects)
+    verdicts = replace(verdicts, evaluation_set=_evaluation_set(results))
+    rows = [_with_verdicts(row, verdicts) for row in rows]
     holes = [item for item in compared if isinstance(item, MissingResult)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
     if stale := [result.run.label for result in results if result.run.label in kept]:
@@ -241,6 +242,12 @@ def build_table(
     return ResultTable(
         study, rows, unigram_entropy, notes, left_out, verdicts=verdicts, parts=parts
     )
+
+
+def _evaluation_set(results: Sequence[RunResult]) -> str:
+    """Return the digest of the evaluation documents of the runs; "" if they differ."""
+    digests = {str(result.facts.observed["documents"]) for result in results}
+    return digests.pop() if len(digests) == 1 else ""
 
 
 def _prefix(labels: Mapping[str, str]) -> str:

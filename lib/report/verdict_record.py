@@ -13,7 +13,7 @@ from lib.report.contrast_tests import ContrastTest, VerdictRule
 from lib.report.contrasts import Contrast
 from lib.report.looks import Look, LookPlan, LookSchedule, sum_of_shares
 from lib.report.render import json_document
-from lib.report.study_verdicts import StudyVerdicts, VerdictPlan
+from lib.report.study_verdicts import UNKNOWN_SET, StudyVerdicts, VerdictPlan
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
 VERDICTS_FILE = "verdicts.json"
@@ -56,6 +56,22 @@ def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
         aa_failed=bool(record.get("aa_failed")),
         recorded={_name(v["step"], v["reference"]): v for v in record["verdicts"]},
     )
+
+
+def with_other_studies(plan: VerdictPlan, folder: Path) -> VerdictPlan:
+    """Return ``plan`` with the evaluation sets that the records beside ``folder`` name.
+
+    A record that cannot be read may be of a study on any set.
+    """
+    others = {}
+    for file in sorted(folder.parent.glob(f"*/{VERDICTS_FILE}")):
+        if file.parent.name != folder.name:
+            try:
+                evaluation_set = read_json_object(file).get("evaluation_set")
+            except RecordError:
+                evaluation_set = UNKNOWN_SET
+            others[file.parent.name] = str(evaluation_set)
+    return replace(plan, other_studies=others)
 
 
 def _schedules(
@@ -112,6 +128,7 @@ def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
         "inflated_variances": dict(study.effects.inflated) if study.effects else None,
         "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
         "aa_failed": study.aa_failed,
+        "evaluation_set": study.evaluation_set or None,
         "repeats": {name: dict(seeds) for name, seeds in study.repeats.items()},
         "drift": asdict(study.drift) if study.drift else None,
         "verdicts": [*(verdict.to_json() for verdict in study.verdicts), *others],

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
-from lib.report.contrast_tests import SPREAD_VARIANCES, mean_of
+from lib.report.contrast_tests import INTERVAL_ERROR, SPREAD_VARIANCES, mean_of
 from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
@@ -19,6 +19,7 @@ _MIN_OTHERS = 3
 # Columns of a terminal, and the indentation of a continued line.
 LINE_WIDTH = 80
 _INDENT = " " * 8
+_MAX_STUDIES_NAMED = 3
 
 
 def seeds_note(study: StudyVerdicts) -> str:
@@ -296,11 +297,44 @@ def rule_note(study: StudyVerdicts) -> str:
     if study.pairing is not None:
         change = "removed" if study.pairing >= 0 else "added"
         note += f"Pairing by seed {change} {abs(study.pairing):.0%} of the variance.\n"
+    note += _stability_note(study) + _selection_note(study)
     note += "".join(_aa_note(verdict) for verdict in study.aa_steps if verdict.is_given)
     note += noise_note(study) + repeat_note(study) + drift_note(study)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"
     return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")
+
+
+def _stability_note(study: StudyVerdicts) -> str:
+    """Return the limit of the rate of divergences that runs without one leave open.
+
+    With probability 0.95, the rate is at most 1 - 0.05^(1/n) if none of n runs diverged.
+    """
+    tested = [verdict for verdict in study.verdicts if verdict.test]
+    if not tested or any(v.word is VerdictWord.DIVERGED for v in study.verdicts):
+        return ""
+    n = min(verdict.n for verdict in tested)
+    rate = 1 - INTERVAL_ERROR ** (1 / n)
+    return f"Diverged: 0 of {n} seeds of each step; its true rate may still be {rate:.0%}.\n"
+
+
+def _selection_note(study: StudyVerdicts) -> str:
+    """Return how many other studies have verdicts on the same documents; "" if none.
+
+    The probability of a false word holds for each study; the best of many is still selected.
+    """
+    others = study.on_same_documents
+    if not others:
+        return ""
+    names = ", ".join(others[:_MAX_STUDIES_NAMED])
+    more = len(others) - _MAX_STUDIES_NAMED
+    names += f" and {more} more" * (more > 0)
+    several = len(others) > 1
+    text = (
+        f"{len(others)} other stud{'ies have' if several else 'y has'} verdicts on these evaluation "
+        f"documents ({names}): the error of {study.plan.rule.alpha:g} is per study."
+    )
+    return "".join(f"{line}\n" for line in wrap(text, LINE_WIDTH))
 
 
 def _remarks(verdicts: list[ContrastVerdict]) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from lib.report.contrast_tests import (
     INTERVAL_ERROR,
+    MIN_SEEDS,
     SPREAD_VARIANCES,
     WHOLE_ALPHA,
     ContrastSample,
@@ -31,7 +32,9 @@ from lib.report.contrast_tests import (
     VerdictRule,
     contrast_tests,
     deviation_of,
+    has_outlier,
     interval_of_look,
+    interval_of_noise,
     mean_of,
     mean_run_sd,
     more_seeds,
@@ -39,19 +42,13 @@ from lib.report.contrast_tests import (
 )
 from lib.report.contrasts import Contrast
 from lib.report.significance import sign_flip_p, smallest_p
-from lib.units import format_difference
+from lib.units import format_difference, format_interval
 
 # Differences below this many nats are rounding; no step is better because of them.
 _ROUNDING_NATS = 1e-5
 _SMALLEST_BAND = 1e-4
 # Differences that agree in all but the last bits of the losses.
 _CONSTANT_ULPS = 8
-# Number of seeds, up to the next one → robust standard deviations from the median, beyond which a
-# run is an outlier. 99 % quantiles of the largest of n normal values, from 400,000 samples each
-# (test_simulated.py repeats them): few seeds have a median absolute deviation near 0 by chance.
-_OUTLIERS = {5: 18.8, 6: 10.7, 8: 8.3, 10: 7.0, 12: 6.4, 14: 6.0, 16: 5.7, 20: 5.3, 24: 5.1}
-# Standard deviation of a normal distribution / median absolute deviation.
-_MAD_SCALE = 1.4826
 
 
 class VerdictWord(StrEnum):
@@ -358,6 +355,7 @@ def _blocks(
     )
     if n < rule.min_seeds:
         reason = f"{n} seed{'s' * (n > 1)}; no verdict below {rule.min_seeds}"
+        reason += _interval_of_reference(contrast, by_seed, n, mean)
         return replace(verdict, reason=reason, more_seeds=rule.min_seeds - n)
     if max(map(abs, differences)) < _ROUNDING_NATS:
         equal = rule.band >= _SMALLEST_BAND
@@ -365,6 +363,18 @@ def _blocks(
         reason = "" if equal else "differs by rounding only"
         return replace(verdict, word=word, reason=reason, remarks=("differs by rounding only",))
     return replace(verdict, reason="")
+
+
+def _interval_of_reference(
+    contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutcome]], seeds: int, mean: float
+) -> str:
+    """Return the interval from the noise of the reference as text; "" below 3 seeds of it."""
+    runs = by_seed.get(contrast.reference, {}).values()
+    losses = [_loss(run) for run in runs if _finished(run)]
+    if len(losses) < MIN_SEEDS or len(by_seed) != 2:
+        return ""
+    interval = interval_of_noise(losses, seeds, mean)
+    return f"; {format_interval(interval)} by {len(losses)} seeds of {contrast.reference}"
 
 
 def _document_error(
@@ -567,20 +577,11 @@ def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) ->
         yield f"SPREAD: differences {shown}{opposite}"
     for arm, losses in verdict.values.items():
         centre = statistics.median(losses)
-        deviation = _MAD_SCALE * statistics.median(abs(loss - centre) for loss in losses)
-        if max(abs(loss - centre) for loss in losses) > outlier_limit(len(losses)) * deviation:
+        if has_outlier(losses):
             yield (
                 f"SPREAD: losses of {arm} {min(losses):.4f}, {centre:.4f}, {max(losses):.4f}"
                 f"{opposite}"
             )
-
-
-def outlier_limit(seeds: int) -> float:
-    """Return the robust standard deviations beyond which one of ``seeds`` runs is an outlier.
-
-    Too few seeds have none: 1 % of normal samples exceed every limit.
-    """
-    return min((limit for n, limit in _OUTLIERS.items() if n <= seeds), default=math.inf)
 
 
 def _rounded(seeds: int | None) -> int | None:

@@ -7,9 +7,9 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from lib.report.contrast_tests import VerdictRule
+from lib.report.contrast_tests import VerdictRule, outlier_limit
 from lib.report.contrasts import Contrast
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge, outlier_limit
+from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, Words, differences
 
 STUDIES = 10_000

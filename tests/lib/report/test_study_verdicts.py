@@ -12,8 +12,8 @@ from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
-from lib.report.verdict_record import VERDICTS_FILE, with_record
-from lib.report.verdict_text import format_p, verdict_lines, verdicts_exit_code
+from lib.report.verdict_record import VERDICTS_FILE, with_other_studies, with_record
+from lib.report.verdict_text import format_p, rule_note, verdict_lines, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -101,6 +101,32 @@ def test_a_changed_rule_is_marked_and_the_former_words_stay(study, tmp_path):
     write_table(table, tmp_path)
     (former,) = json.loads((tmp_path / VERDICTS_FILE).read_text())["former"]
     assert former["rule"]["band"] == 0.05 and former["verdicts"]["wide vs base"] == "BETTER"
+
+
+def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
+    here = tmp_path / "here"
+    table = build_table("demo", study(), verdict_plan=BAND)
+    evaluation_set = table.verdicts.evaluation_set
+    assert len(evaluation_set) == 64 and "other study" not in rule_note(table.verdicts)
+    for name, content in {
+        "same": json.dumps({"evaluation_set": evaluation_set}),
+        "damaged": "{",
+        "elsewhere": json.dumps({"evaluation_set": "0" * 64}),
+        "here": json.dumps({"evaluation_set": evaluation_set}),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / VERDICTS_FILE).write_text(content)
+    table = build_table("demo", study(), verdict_plan=with_other_studies(BAND, here))
+    assert table.verdicts.on_same_documents == ["damaged (unreadable record)", "same"]
+    assert "2 other studies" in rule_note(table.verdicts)
+
+
+def test_runs_without_a_divergence_leave_its_rate_open(study, make_run):
+    table = build_table("demo", study(), verdict_plan=BAND)
+    assert "0 of 5 seeds" in rule_note(table.verdicts) and "45%" in rule_note(table.verdicts)
+    stuck = study()
+    write_status(RunDir(stuck[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
+    assert "0 of" not in rule_note(build_table("demo", stuck, verdict_plan=BAND).verdicts)
 
 
 def test_a_part_of_the_study_is_still_judged_among_all_comparisons(study, tmp_path):
