@@ -1,12 +1,14 @@
 """Unstable steps of a training: jumps of loss or gradient norm, losses worse than guessing.
 
-A monitor reads the steps in order, in the trainer and from the records of a run alike.
+A monitor reads the steps in order, in the trainer and from the records of a run alike. An alarm
+requires more than the scatter of the steps before, so that noise raises none, however long the run is.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lib.runs.record import RunRecord, TrainRow
 
@@ -41,12 +43,17 @@ class StabilityMonitor:
         """Return the next step if it is unstable; ``grad_norm`` is None after an fp16 overflow."""
         reasons = []
         usual_loss, usual_norm = _median(self._losses), _median(self._norms)
-        if iteration > self._warmup_steps and loss > self._uniform:
+        # A loss that still falls towards guessing is no alarm.
+        is_worse = iteration > self._warmup_steps and loss > max(self._uniform, usual_loss)
+        jump = loss - usual_loss
+        if is_worse and _exceeds_noise(loss - self._uniform, self._losses, iteration):
             reasons.append(f"loss {loss:.3f} after the warm-up (guessing {self._uniform:.3f})")
-        elif loss > usual_loss + _LOSS_JUMP_NATS:
+        elif jump > _LOSS_JUMP_NATS and _exceeds_noise(jump, self._losses, iteration):
             reasons.append(f"loss {usual_loss:.3f} to {loss:.3f}")
         if grad_norm is not None:
-            if grad_norm > _NORM_JUMP * usual_norm:
+            if grad_norm > _NORM_JUMP * usual_norm > 0.0 and _exceeds_noise(
+                math.log(grad_norm / usual_norm), list(map(_log, self._norms)), iteration
+            ):
                 reasons.append(f"gradient norm {usual_norm:.3g} to {grad_norm:.3g}")
             self._norms.append(grad_norm)
         self._losses.append(loss)
@@ -60,6 +67,24 @@ def _median(values: Sequence[float]) -> float:
     # A report reads all steps of all runs: statistics.median takes three times as long.
     ordered, middle = sorted(values), len(values) // 2
     return (ordered[middle] + ordered[~middle]) / 2
+
+
+def _log(norm: float) -> float:
+    return math.log(norm) if norm > 0.0 else -math.inf
+
+
+def _exceeds_noise(deviation: float, values: Sequence[float], steps: int) -> bool:
+    """Return whether the noise of ``values`` does not explain a deviation in that many ``steps``.
+
+    The standard deviation is robust and without the trend: the median deviation of the differences of
+    neighbours from their median. The largest of n normal deviations is about √(2 ln n) of them; the
+    factor before it is for heavier tails, and for the uncertain deviation of few values.
+    """
+    differences = [after - before for before, after in pairwise(values)]
+    trend = _median(differences)
+    scatter = 1.4826 / math.sqrt(2) * _median([abs(step - trend) for step in differences])
+    margin = 2.5 + 40.0 / max(1, len(differences))
+    return deviation > margin * math.sqrt(2 * math.log(max(2, steps))) * scatter
 
 
 def unstable_steps(record: RunRecord) -> list[UnstableStep]:

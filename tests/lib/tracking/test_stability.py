@@ -1,6 +1,7 @@
 """Unstable steps: jumps of loss and gradient norm, and losses worse than guessing."""
 
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,11 +59,30 @@ def test_the_former_rate_of_the_quick_start_is_unstable() -> None:
         (4, 9.0, 99.0, False),
         (12, 5.7, 1.0, False),
         (13, 5.7, 1.0, True),
+        # Zero gradients, as of frozen weights, are no base of a jump.
+        (22, 3.5, 0.0, False),
     ],
 )
 def test_limits(iteration: int, loss: float, norm: float, expected: bool) -> None:
     losses, norms = with_value(FALLING, iteration, loss), with_value(STEADY, iteration, norm)
     assert [step.iteration for step in steps(losses, norms)] == [iteration] * expected
+
+
+@pytest.mark.parametrize("mean", [3.0, UNIFORM])
+@pytest.mark.parametrize("deviation", [0.02, 0.5])
+@pytest.mark.parametrize("count", [60, 2000])
+def test_noise_about_a_constant_is_stable(mean: float, deviation: float, count: int) -> None:
+    draw = random.Random(1)
+    losses = [draw.gauss(mean, deviation) for _ in range(count)]
+    norms = [math.exp(draw.gauss(0.0, 0.8)) for _ in range(count)]
+    assert steps(losses, norms) == []
+    # The same noise does not hide a divergence.
+    losses[40] += 20.0 * max(0.2, deviation)
+    assert [step.iteration for step in steps(losses, norms)] == [41]
+
+
+def test_a_loss_that_falls_to_guessing_after_a_short_warm_up_is_stable() -> None:
+    assert steps([7.0 - 0.05 * i for i in range(24)]) == []
 
 
 def test_an_overflow_in_half_precision_is_no_jump() -> None:
