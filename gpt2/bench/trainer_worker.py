@@ -92,7 +92,7 @@ def time_plain_loop(config: Config, build_dir: Path, steps: int) -> list[float]:
             embd_pdrop=shape.dropout,
             attn_pdrop=shape.dropout,
             # Not in the signature, but a documented keyword.
-            attn_implementation="sdpa",  # type: ignore[call-arg]
+            attn_implementation="sdpa",
             bos_token_id=0,
             eos_token_id=0,
         )
