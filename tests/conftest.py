@@ -9,6 +9,7 @@
 """
 
 import fcntl
+import gc
 import multiprocessing.util
 import os
 import shutil
@@ -38,6 +39,15 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 MAX_FAST_CASES = 2
+# Files whose tests take longest, the longest first.
+LONGEST = (
+    "test_worked_examples",
+    "test_slurm",
+    "test_kill",
+    "test_verify_results",
+    "test_looks",
+    "test_write_faults",
+)
 NOT_FAST = "starts a Python interpreter: not in the fast tier"
 # The processes in which a test is running; a child of os.fork() is not one of them.
 _running: set[int] = set()
@@ -68,13 +78,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _running.clear()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without a garbage collection, and traverse what they import in none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect slow tests, and most cases of large parametrized tests, in the fast tier.
 
-    The whole suite starts with its slow tests, so that no worker is left with one at the end.
+    Of the whole suite, each worker starts with slow tests, so that none is left with one at the end.
     """
     if not config.getoption("fast"):
-        items.sort(key=lambda item: not _is_slow(item))
+        items[:] = _deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -88,6 +110,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_slow(item: pytest.Item) -> bool:
     """Return whether a test is marked slow or runs commands."""
     return item.get_closest_marker("slow") is not None or "integration" in item.path.parts
+
+
+def _deal(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the items in the order in which each worker's equal part begins with slow files.
+
+    xdist divides the list into such parts, and a worker without tests takes the end of another's part.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in filter(_is_slow, items):
+        files.setdefault(item.path, []).append(item)
+    longest = [path for name in LONGEST for path in files if path.stem == name]
+    order = [*longest, *(path for path in files if path not in longest)]
+    quick = [item for item in items if not _is_slow(item)]
+    dealt = []
+    for worker in range(workers):
+        part = [item for path in order[worker::workers] for item in files[path]]
+        count = len(items) * (worker + 1) // workers - len(dealt) - len(part)
+        dealt += part + quick[:count]
+        del quick[:count]
+    return dealt
 
 
 def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
