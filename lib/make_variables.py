@@ -6,6 +6,7 @@ environment. A variable that is set and has no effect would be a wrong experimen
 
 import os
 from collections.abc import Collection
+from shlex import quote
 
 from lib.console import log
 from lib.errors import ConfigError, Problem, nearest
@@ -18,14 +19,15 @@ EXPORTED = "KABLATE_EXPORTED"
 COMMON = {"O", "V", "PYTHON", "EXTRAS", "NO_COLOR", "KCONFIG_CONFIG", "MENUCONFIG_STYLE"}
 
 
-def require_read(reads: Collection[str], command: str = "") -> None:
-    """Raise ConfigError if a variable of make's command line is not among those that a script reads.
+def require_read(reads: Collection[str], command: str = "") -> str:
+    """Return the command that trains on: make with its variables if the user typed make alone.
 
+    Raises ConfigError if a variable of make's command line is not among those that a script reads.
     Logs each variable that the script reads from the environment. A ``command`` other than make's
     target is part of another target, as loading and converting ``.config`` are, and does nothing.
     """
     if not os.environ.get(TARGET, "").startswith(command):
-        return
+        return "make"
     # Removed, because they are not about the scripts that this one starts.
     target, given, exported = (os.environ.pop(name, "") for name in (TARGET, GIVEN, EXPORTED))
     unread = [name for name in given.split() if name not in reads and name not in COMMON]
@@ -34,6 +36,8 @@ def require_read(reads: Collection[str], command: str = "") -> None:
     for name in exported.split():
         if name in reads and name not in COMMON:
             log("ENV", f"{name}={os.environ.get(name, '')} (from the environment)")
+    typed = given.split() if target == "all" else []
+    return " ".join(["make", *(f"{name}={quote(os.environ.get(name, ''))}" for name in typed)])
 
 
 # Beginnings of the names that the earlier systems read.

@@ -53,12 +53,13 @@ class CommandParser(CommandLine):
     def parse(self) -> argparse.Namespace:
         """Return the options of the command line and of make's variables.
 
-        Logs the variables that come from the environment. Raises ConfigError if a variable was given
-        to make that the script does not read.
+        The option ``command_line`` is the command that resumes an interrupted make. Logs the variables
+        that come from the environment. Raises ConfigError if a variable was given to make that the
+        script does not read.
         """
         arguments = self.parse_args()
         parser = self._commands.get(vars(arguments).get("command", ""), self)
-        make_variables.require_read(parser._reads)
+        arguments.command_line = make_variables.require_read(parser._reads)
         return arguments
 
 
@@ -188,6 +189,7 @@ def selects_runs(arguments: argparse.Namespace) -> bool:
 
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Add the runner options: ``--jobs``, ``--on-stale``, ``--keep-going``, ``--allow-dirty``."""
+    parser.set_defaults(command_line="make")
     add_variable(parser, "jobs", "concurrent runs; 0 for as many as fit")
     add_variable(parser, "on-stale", "how to treat runs made by other code: stop, rerun or keep")
     add_variable(parser, "keep-going", "y, or n to start no more runs after a failure")
@@ -272,6 +274,7 @@ def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOpti
             State.SUCCESS: command_words(study.on_done_command, "ON_DONE_CMD"),
             State.FAILED: command_words(study.on_fail_command, "ON_FAIL_CMD"),
         },
+        command_line=arguments.command_line,
     )
 
 

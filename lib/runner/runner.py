@@ -69,6 +69,8 @@ class RunnerOptions:
     wait: bool = True
     # Program and arguments to start after a run that ended in a state.
     commands: Mapping[State, Sequence[str]] = field(default_factory=dict)
+    # What to type to resume.
+    command_line: str = "make"
 
 
 class TrainingBackend(Protocol):
@@ -125,7 +127,7 @@ def run_all(
         return scheduler.run(lambda: file_version(folder / STOP_FILE) not in (None, stop))
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
-        advice = "free some space or fix the permissions; to resume, type: make"
+        advice = f"free some space or fix the permissions; to resume, type: {options.command_line}"
         problem = Problem(what, str(error.filename or folder), advice, code="disk.write-failed")
         raise failure(problem) from error
 
@@ -346,7 +348,8 @@ class RunScheduler:
         summary = f"{states.count(State.SUCCESS)} done, {failed} failed, {unfinished} left"
         if unfinished or failed:
             purpose = "to resume" if unfinished else "to retry"
-            log("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: make")
+            command = self._options.command_line
+            log("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: {command}")
         if interrupts.stopped:
             return interrupts.exit_code
         if failed:

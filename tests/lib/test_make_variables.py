@@ -40,6 +40,15 @@ def test_scripts_started_by_a_script_have_other_variables(monkeypatch):
     require_read(set())
 
 
+def test_the_command_that_resumes_has_the_typed_variables(monkeypatch):
+    for name, value in {TARGET: "all", GIVEN: "SEEDS O", "SEEDS": "1-3", "O": "my runs"}.items():
+        monkeypatch.setenv(name, value)
+    assert require_read({"SEEDS"}) == "make SEEDS=1-3 O='my runs'"
+    monkeypatch.setenv(TARGET, "rerun")
+    monkeypatch.setenv(GIVEN, "SEEDS")
+    assert require_read({"SEEDS"}) == "make"
+
+
 def test_variables_of_the_environment_are_logged_if_they_are_read(monkeypatch, capsys):
     monkeypatch.setenv(EXPORTED, "SEED DATA PYTHON")
     monkeypatch.setenv("SEED", "7")
