@@ -57,7 +57,9 @@ class Folder:
 
     def start(self, script: str, *arguments: str, **variables: str) -> Command:
         """Start a script of the tree in a session of its own."""
-        environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "STEPS")}
+        # COUNT and SEED of make test-long are for the tests.
+        outside = ("V", "JSON", "STEPS", "COUNT", "SEED")
+        environment = {k: v for k, v in os.environ.items() if k not in outside}
         command = [str(ROOT / script), "-O", str(self.path), *arguments]
         return self.server.start(command, {**environment, **variables}, self.scratch)
 

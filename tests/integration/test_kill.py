@@ -41,6 +41,7 @@ def kill_when(process: Command, moment: Callable[[], bool]) -> None:
 def outcome(folder: Path) -> dict[str, bytes]:
     """Return every deterministic file of every run."""
     runs = sorted((folder / "results/ratio").glob("*-s1-*"))
+    assert runs, "no run to compare"
     return {
         f"{run.name}/{name}": (run / name).read_bytes() for run in runs for name in DETERMINISTIC
     }
@@ -187,6 +188,7 @@ def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_
         lost += sum(make.stderr.count("taken over by") for make in makes)
         assert {code for code in codes if code >= 0} == {0}, [make.stderr for make in makes]
         assert outcome(folder.path) == whole
+        assert len(list(study.glob("*-s1-*"))) == 6
         for run in study.glob("*-s1-*"):
             attempts = json.loads((run / "manifest.json").read_text())["volatile"]["attempts"]
             assert [a["state"] for a in attempts].count("SUCCESS") == 1
