@@ -47,7 +47,10 @@ class Job(ABC):
 
     @abstractmethod
     def end_overdue(self) -> None:
-        """Write the stacks of all threads to the log, request a stop, and kill after a while."""
+        """Write the stacks of all threads to the log, rank by rank, and request a stop.
+
+        Processes that have not ended after a while are killed.
+        """
 
     @abstractmethod
     def failure_cause(self, status: RunStatus) -> str:
@@ -62,6 +65,16 @@ class JobLimits:
     total_seconds: int = 0
     # STALL_LIMIT_SECONDS: time without an event.
     silent_seconds: int = 0
+
+
+@dataclass(frozen=True)
+class ExceededLimit:
+    """A limit that a job has exceeded."""
+
+    # Text for the status of the run.
+    cause: str
+    # Whether the cause may be gone in a second attempt.
+    stalled: bool
 
 
 # Time that a run has for its last step and its checkpoint after RUN_TIME_LIMIT_SECONDS.
@@ -84,19 +97,21 @@ class JobTimer:
         """Record an event of the job."""
         self._silent = 0.0
 
-    def exceeded(self) -> str:
-        """Return the exceeded limit as the cause of a failure, else ""."""
+    def exceeded(self) -> ExceededLimit | None:
+        """Return the limit that the job has exceeded."""
         now = self._clock()
         passed, self._looked_at = min(now - self._looked_at, _MAX_COUNTED_SECONDS), now
         self._total += passed
         self._silent += passed
         limits = self._limits
         if limits.silent_seconds and self._silent > limits.silent_seconds:
-            return f"no sign of life for STALL_LIMIT_SECONDS={limits.silent_seconds}; ended"
+            cause = f"no sign of life for STALL_LIMIT_SECONDS={limits.silent_seconds}; ended"
+            return ExceededLimit(cause, stalled=True)
         if limits.total_seconds and self._total > limits.total_seconds + LIMIT_GRACE_SECONDS:
             exceeded = f"RUN_TIME_LIMIT_SECONDS={limits.total_seconds} exceeded"
-            return f"{exceeded} by {LIMIT_GRACE_SECONDS} s; ended"
-        return ""
+            cause = f"{exceeded} by {LIMIT_GRACE_SECONDS} s; ended"
+            return ExceededLimit(cause, stalled=False)
+        return None
 
 
 class Executor(ABC):

@@ -35,6 +35,8 @@ EXIT_TIMEOUT_SECONDS = 10.0
 # 0 waits for its sidecar processes (lib.tracking.sidecar), which other ranks do not have.
 MAIN_RANK_EXIT_TIMEOUT_SECONDS = 60.0
 
+# Time in which a worker writes the stacks of its threads.
+_STACKS_SECONDS = 0.1
 # Folders of jobs; the name of each goes on with the id of the process.
 _FOLDERS = "kablate-job-"
 # Exit code that multiprocessing returns for a worker whose fork server has died.
@@ -121,9 +123,11 @@ class LocalJob(Job):
         Loader and sidecar processes end when their worker does.
         """
         # A stopped process handles signals only after it continues; SIGUSR1 is registered by worker.
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
-            for running in self.running:
+        for running in self.running:
+            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
                 running.signal(number)
+            # All ranks write to one log.
+            time.sleep(_STACKS_SECONDS)
         self._deadline = min(self._deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
 
     def add(self, worker: _Worker) -> None:

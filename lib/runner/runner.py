@@ -4,11 +4,12 @@ Several runners may work on the runs of one folder: each trains those that are f
 others.
 """
 
+import contextlib
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,15 @@ from lib.plan.run import PlannedRun
 from lib.runner import slurm
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
 from lib.runner.hooks import start_command
-from lib.runner.job import DeviceSlot, Executor, Job, JobEvent, JobLimits, JobTimer
+from lib.runner.job import (
+    DeviceSlot,
+    ExceededLimit,
+    Executor,
+    Job,
+    JobEvent,
+    JobLimits,
+    JobTimer,
+)
 from lib.runner.queue import (
     RunAction,
     RunDecision,
@@ -172,7 +181,9 @@ class RunScheduler:
         self._active: dict[Job, tuple[TakenRun, DeviceSlot]] = {}
         # Timers of the active jobs within their limits, and the limits that the others exceeded.
         self._timers: dict[Job, JobTimer] = {}
-        self._exceeded: dict[Job, str] = {}
+        self._exceeded: dict[Job, ExceededLimit] = {}
+        # Runs that have stalled once.
+        self._stalled: set[Path] = set()
         # Facts about machine and configuration, which most runs have in common.
         self._reported: set[str] = set()
         self._progress = SessionProgress([decision.run for decision in todo])
@@ -219,12 +230,13 @@ class RunScheduler:
                 self._waiting_logged = True
                 log("WAIT", f"{len(self._queue)} runs of {', '.join(self._queue.holders)}")
             return False
-        self._start(taken)
+        self._progress.begin(taken.run)
+        self._submit(taken)
         return True
 
-    def _start(self, taken: TakenRun) -> None:
+    def _submit(self, taken: TakenRun) -> None:
+        """Start a run, whose lease is held, on a free slot."""
         run = taken.run
-        self._progress.begin(run)
         slot = self._free.pop(0)
         try:
             job = self._backend.submit(run, slot, self._executor, taken.lease.token)
@@ -239,11 +251,16 @@ class RunScheduler:
         self._timers[job] = JobTimer(self._options.limits)
 
     def _end_overdue(self) -> None:
-        """End the jobs that have exceeded a limit; each is a failed run that can be resumed."""
+        """End the jobs that have exceeded a limit, with the reason and all stacks in their logs."""
         for job, timer in tuple(self._timers.items()):
-            if cause := timer.exceeded():
+            if limit := timer.exceeded():
                 del self._timers[job]
-                self._exceeded[job] = cause
+                self._exceeded[job] = limit
+                taken = self._active[job][0]
+                # A disk that is full is no reason to let a job go on.
+                with contextlib.suppress(LeaseLost, OSError):
+                    taken.lease.require()
+                    _append(RunDir(taken.run.path).logs, f"{limit.cause}; stacks from rank 0 on:\n")
                 job.end_overdue()
 
     def _handle(
@@ -282,7 +299,7 @@ class RunScheduler:
         taken, slot = self._active.pop(job)
         self._timers.pop(job, None)
         self._free.append(slot)
-        exceeded = self._exceeded.pop(job, "")
+        exceeded = self._exceeded.pop(job, None)
         run = taken.run
         try:
             taken.lease.require()
@@ -293,11 +310,25 @@ class RunScheduler:
             return
         directory = RunDir(run.path)
         status = read_status(directory) or RunStatus(State.RUNNING)
-        exceeded = "" if status.state is State.SUCCESS else exceeded
-        if cause := exceeded or job.failure_cause(status):
+        if status.state is State.SUCCESS:
+            exceeded = None
+        first = run.path not in self._stalled and not interrupts.stopped
+        if exceeded and exceeded.stalled and first:
+            self._retry(taken, status, exceeded.cause)
+            return
+        if cause := exceeded.cause if exceeded else job.failure_cause(status):
             status = self._status_after_death(directory, status, cause, interrupts)
         taken.lease.release()
         self._record_end(run, status)
+
+    def _retry(self, taken: TakenRun, status: RunStatus, cause: str) -> None:
+        """Continue a run that has stalled from its last checkpoint, under the same lease."""
+        self._stalled.add(taken.run.path)
+        # Not FAILED, with which other processes would give up the run.
+        stalled = replace(status, state=State.INTERRUPTED, exit_code=EXIT_FAILED, message=cause)
+        finalize_run(RunDir(taken.run.path), stalled)
+        log("RETRY", f"{taken.run.label}   {cause}; continued from its last checkpoint")
+        self._submit(taken)
 
     def _record_end(
         self, run: PlannedRun[Any], status: RunStatus, *, elsewhere: bool = False
@@ -399,6 +430,12 @@ def _active(runs: Sequence[PlannedRun[Any]]) -> list[tuple[PlannedRun[Any], Leas
 
 def _not_active(what: str, where: str) -> ConfigError:
     return ConfigError(Problem(what, where, "type: make status", code="run.not-active"))
+
+
+def _append(path: Path, text: str) -> None:
+    descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
 
 
 def _write_request(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Fake trainer: counts steps, resumes, and fails on request."""
 
+import contextlib
 import json
 import os
 import signal
@@ -73,7 +74,8 @@ def misbehave(behaviour: dict[str, Any], step: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "waiting for data":
             # As a file of a server that does not answer.
-            os.mkfifo(behaviour["journal"] + ".fifo")
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(behaviour["journal"] + ".fifo")
             with open(behaviour["journal"] + ".fifo", "rb") as data:
                 data.read()
         case "killing the server":

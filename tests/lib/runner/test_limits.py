@@ -19,8 +19,8 @@ def wait(timer: JobTimer, clock: Clock, seconds: int) -> str:
     """Look every second, as the scheduler does; return the first cause."""
     for _ in range(seconds):
         clock.now += 1.0
-        if cause := timer.exceeded():
-            return cause
+        if limit := timer.exceeded():
+            return limit.cause
     return ""
 
 
@@ -54,4 +54,4 @@ def test_the_time_of_a_suspension_does_not_count(limits: JobLimits) -> None:
     clock = Clock()
     timer = JobTimer(limits, clock)
     clock.now += 100_000.0
-    assert timer.exceeded() == ""
+    assert timer.exceeded() is None

@@ -48,6 +48,11 @@ def test_a_stopped_rank_ends_the_run(study):
     )
     assert code == 1 and time.monotonic() - started < 20
     assert "STALL_LIMIT_SECONDS=1" in study.status("a").message
+    log = (study.path("a") / "logs.txt").read_text()
+    # The stacks of one rank are not mixed with those of the other.
+    assert re.findall(r" in (misbehave|train|other_rank)$", log, re.M) == [
+        *("train", "misbehave", "other_rank", "train") * 2
+    ]
 
 
 def test_the_first_error_is_told_and_not_what_follows_from_it(study):
