@@ -232,6 +232,11 @@ class ModelConfig:
 
     def flops_per_token(self) -> float:
         """Return the training FLOPs per token at full context: forward, plus twice that backward."""
+        return self._flops_per_token
+
+    @cached_property
+    def _flops_per_token(self) -> float:
+        # Once for all seeds of a step.
         attention = self.attention.flops_per_token(self.shape)
         blocks = sum(attention + self.mlp.flops_per_token(site) for site in self.sites())
         return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)
@@ -403,11 +408,17 @@ class Config:
     def _seedless_identity(self) -> dict[str, Any]:
         return _identity(self, forms=True)
 
+    @cached_property
+    def _identity_members(self) -> dict[str, str]:
+        return {name: canonical_json(part) for name, part in self._seedless_identity.items()}
+
     def with_seed(self, seed: int) -> "Config":
         """Return this configuration with another seed, on which no other symbol depends."""
         config = replace(self, seed=seed, values={**self.values, "SEED": seed})
         # A study may have thousands of runs.
-        vars(config)["_seedless_identity"] = self._seedless_identity
+        vars(config).update(
+            _seedless_identity=self._seedless_identity, _identity_members=self._identity_members
+        )
         return config
 
     def function(self) -> dict[str, Any]:
@@ -417,7 +428,9 @@ class Config:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the identity's canonical JSON."""
-        return identity_digest(self.identity())
+        members = {**self._identity_members, "seed": canonical_json(self.seed)}
+        text = ",".join(f'"{name}":{members[name]}' for name in sorted(members))
+        return hashlib.sha256(f"{{{text}}}".encode()).hexdigest()
 
     @property
     def hash8(self) -> str:

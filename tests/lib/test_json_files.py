@@ -14,6 +14,7 @@ DAMAGE = {
     "empty": b"",
     "half": b'{"a": 1',
     "array": b"[]",
+    "two-objects": b'{"a": 1} {"b": 2}',
     "number": b"1",
     "not-a-number": b'{"a": NaN}',
     "infinite": b'{"a": 1e999}',

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.config import identity_digest
 from gpt2.planning.plan import config_layers, make_plan
 from gpt2.planning.view import look
 from lib import json_files
@@ -33,7 +34,8 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     monkeypatch.setattr("lib.json_files._read", counted)
     monkeypatch.setattr("lib.runs.code.changed_since", compare)
     layers = config_layers(tmp_path / "large")
-    views = look(make_plan(layers, tmp_path / "large", steps="all", seeds="1-2"))
+    plan = make_plan(layers, tmp_path / "large", steps="all", seeds="1-2")
+    views = look(plan)
     assert {view.state for view in views} == {"done"}
     assert {view.seconds_from for view in views} == {"measured"}
     counts = Counter(name for _, name in reads)
@@ -41,3 +43,6 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     assert set(reads.values()) == {1}
     # All runs were made by the same code.
     assert len(compared) == 1
+    # The parts of the digest that the seeds share are formatted once.
+    for run in plan.runs:
+        assert run.config.digest == identity_digest(run.config.identity())
