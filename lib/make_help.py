@@ -73,27 +73,34 @@ def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
     return "\n".join([*lines, "EXIT    code 2", ""])
 
 
-# bash splits words at "=", so that a reply to SYM=DR is the name of a symbol alone.
+# bash splits words at "=", so that a reply to SYM=DR is the name of a symbol alone. zsh does not, and
+# cannot omit the space after a single reply.
 _COMPLETION = r"""# Completion of make for this tree, for bash and zsh: source <(make -s completion)
-if [ -n "$ZSH_VERSION" ]; then autoload -Uz bashcompinit && bashcompinit; fi
 _kablate_make() {
-    local typed=${COMP_LINE:0:COMP_POINT} words=
+    local typed=${COMP_LINE:0:$COMP_POINT} words= head=
     typed=${typed##* }
     COMPREPLY=()
     [ -f scripts/run_test_matrix.py ] || return 0
     case $typed in
     SYM=*|SET=*) words=$(sed -nE 's/^(# )?CONFIG_([A-Z0-9_]+)[= ].*/\2/p' .config 2> /dev/null) ;;
-    RUN=*|A=*|B=*|RUNS=*) words=$(ls -d results/*/*-s*/ 2> /dev/null | sed 's:/$::') ;;
+    RUN=*|A=*|B=*|RUNS=*) words=$(find results -mindepth 2 -maxdepth 2 -name '*-s*' 2> /dev/null) ;;
     DEFCONFIG=*) words="@defconfigs@" ;;
     *=*) return 0 ;;
     *) words="@targets@ @variables@" ;;
     esac
     case $typed in defconfig-*+*) words=$(printf "${typed%+*}+%s " @fragments@) ;; esac
-    COMPREPLY=($(compgen -W "$words" -- "${typed#*=}"))
+    [ -z "$ZSH_VERSION" ] || head=${typed%"${typed#*=}"}
+    COMPREPLY=($(compgen -P "$head" -W "$words" -- "${typed#*=}"))
     case "${COMPREPLY[*]}" in *=) type compopt > /dev/null 2>&1 && compopt -o nospace ;; esac
     return 0
 }
-complete -o default -F _kablate_make make
+if [ -n "$ZSH_VERSION" ]; then
+    type compdef > /dev/null || { autoload -Uz compinit && compinit; }
+    autoload -Uz bashcompinit && bashcompinit
+    complete -o default -o nospace -F _kablate_make make
+else
+    complete -o default -F _kablate_make make
+fi
 """
 
 
