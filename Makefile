@@ -11,7 +11,7 @@ SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT WEIGHTS ARCHIVE
-SETTINGS += MINUTES SUBMIT
+SETTINGS += MINUTES SUBMIT VENV
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -46,15 +46,15 @@ KCONFIGS := $(wildcard Kconfig gpt2/Kconfig* gpt2/*/Kconfig* gpt2/*/*/Kconfig* l
 # An active environment is used unchanged. Otherwise make manages a .venv: the tree's or, if the tree
 # is read-only and its .venv was not created here, one in the build folder.
 PLACE := $(call quote,"place": "$(CURDIR)/.venv )
-VENV := $(shell { test -w . || grep -qsF $(PLACE) .venv/kablate-setup.json; } && echo .venv)
-VENV := $(or $(VENV),$(BUILD)/.venv)
-venv = $(call quote,$(VENV))
+MANAGED := $(shell { test -w . || grep -qsF $(PLACE) .venv/kablate-setup.json; } && echo .venv)
+MANAGED := $(or $(MANAGED),$(BUILD)/.venv)
+venv = $(call quote,$(MANAGED))
 ACTIVE := $(or $(PYTHON),$(if $(VIRTUAL_ENV),$(VIRTUAL_ENV)/bin/python))
 ACTIVE := $(or $(ACTIVE),$(if $(CONDA_PREFIX),$(CONDA_PREFIX)/bin/python))
 ifeq ($(ACTIVE),$(CURDIR)/.venv/bin/python)
 ACTIVE :=
 endif
-PY := $(call quote,$(or $(ACTIVE),$(VENV)/bin/python))
+PY := $(call quote,$(or $(ACTIVE),$(MANAGED)/bin/python))
 # PY, or the system's Python if PY cannot run: sufficient for setup and help.
 BOOT := $(shell command -v $(PY) || command -v python3.11 || command -v python3)
 boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
@@ -270,7 +270,7 @@ gpu-day: $(CONFIG_PY) ## Every measurement of this GPU, in MINUTES=; resumable
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help completion clean mrproper
 setup: ## Create the Python environment; EXTRAS= adds packages
-	@$(SETUP) "$$EXTRAS"
+	@$(SETUP) "$$EXTRAS" $(if $(and $(filter setup,$(MAKECMDGOALS)),$(call given,VENV)),--share $(call quote,$(VENV)))
 
 tensorboard: $(CONFIG_PY) ## Serve TensorBoard for the runs, on localhost
 	$(Q)$(PY) scripts/dashboard.py tensorboard $(INTO)
@@ -309,6 +309,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: WEIGHTS=1  For archive: include the final weights; ARCHIVE=FILE
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
+##: VENV=DIR  For setup: share the packages of another .venv
 ##: OUT=DIR  For export: the new folder
 ##: SET="A=1 B=y"  Settings on top of .config, for this command only
 ##: GPUS=n  GPUs of each run

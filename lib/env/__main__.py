@@ -35,16 +35,18 @@ def main() -> int:
     target.add_argument("--venv", type=Path, metavar="DIR", help="the environment make manages")
     target.add_argument("--active", metavar="PYTHON", help="the user's own interpreter")
     parser.add_argument("--extras", default="", help="names of extras in pyproject.toml")
+    parser.add_argument("--share", default="", metavar="DIR", help="an environment to build upon")
     args = parser.parse_args()
     extras = args.extras.replace(",", " ").split()
-    if args.active:
-        _check(args.active, extras)
-        return EXIT_DONE
-    venv = VirtualEnvironment(args.venv.absolute(), ROOT)
-    if not venv.is_ours():
-        _check(str(venv.python), extras)
-    elif not venv.is_current(extras):
-        venv.bring_up(extras)
+    shared = str(Path(args.share).resolve()) if args.share else ""
+    venv = None if args.active else VirtualEnvironment(args.venv.absolute(), ROOT)
+    if venv is None or not venv.is_ours():
+        if shared:
+            what = "make does not manage the environment in use (expected no active environment)"
+            raise ConfigError(Problem(what, "VENV", "deactivate", code="env.not-managed"))
+        _check(args.active or str(args.venv.absolute() / "bin" / "python"), extras)
+    elif not venv.is_current(extras, shared):
+        venv.bring_up(extras, shared)
     return EXIT_DONE
 
 

@@ -215,6 +215,8 @@ class SetupStamp:
     # Folder and Python version; the environment's scripts contain the folder as an absolute path.
     place: str = ""
     extras: Sequence[str] = ()
+    # Another environment, whose packages this one uses; "" if none.
+    shared: str = ""
 
 
 class VirtualEnvironment:
@@ -234,23 +236,39 @@ class VirtualEnvironment:
             return False
         return not self.path.exists() or self._stamp.exists()
 
-    def is_current(self, extras: Sequence[str]) -> bool:
-        """Return whether a finished set-up matches requirements, location and ``extras``."""
+    def is_current(self, extras: Sequence[str], shared: str = "") -> bool:
+        """Return whether a finished set-up matches requirements, location, ``extras`` and ``shared``.
+
+        Without a ``shared`` environment, that of the set-up is used.
+        """
         stamp = self._read()
-        return stamp == SetupStamp(requirements_digest(self._root), self._place, stamp.extras) and (
-            set(extras) <= set(stamp.extras) and self.python.exists()
+        expected = SetupStamp(
+            requirements_digest(self._root), self._place, stamp.extras, shared or stamp.shared
+        )
+        folders = [self.python, *([_site_packages(stamp.shared)] if stamp.shared else [])]
+        return (
+            stamp == expected
+            and set(extras) <= set(stamp.extras)
+            and all(path.exists() for path in folders)
         )
 
-    def bring_up(self, extras: Sequence[str]) -> None:
+    def bring_up(self, extras: Sequence[str], shared: str = "") -> None:
         """Create or repair the environment, install the pinned packages and extras.
 
-        Extras of earlier set-ups are retained. A second process waits for the first and then
-        returns. Raises ConfigError if virtual environments are unsupported, RunError if pip fails.
+        Packages of the ``shared`` environment that meet the requirements are used from there; it is
+        never changed. Extras and the shared environment of earlier set-ups are retained. A second
+        process waits for the first and then returns. Raises ConfigError if virtual environments are
+        unsupported or the shared one is missing, RunError if pip fails.
         """
         _check_base()
+        shared = shared or self._read().shared
+        if shared and (shared == str(self.path) or not _site_packages(shared).is_dir()):
+            what = f"not another environment of {_VERSION} (expected {_site_packages(shared)})"
+            advice = f"make setup VENV=DIR with another one, or rm -r {self.path} for one without"
+            raise ConfigError(Problem(what, "VENV", advice, code="env.no-shared"))
         self.path.mkdir(parents=True, exist_ok=True)
         with self._locked() as stream:
-            if self.is_current(extras):
+            if self.is_current(extras, shared):
                 return
             started = time.monotonic()
             stamp = self._read()
@@ -258,12 +276,18 @@ class VirtualEnvironment:
             earlier = set(stamp.extras) & set(_project(self._root)["optional-dependencies"])
             all_extras = sorted({*earlier, *extras})
             packages = extra_requirements(self._root, all_extras)
-            _write(stream, SetupStamp(extras=all_extras))
-            if not stamp.digest or stamp.place != self._place or not self.python.exists():
+            _write(stream, SetupStamp(extras=all_extras, shared=shared))
+            is_other = (stamp.place, stamp.shared) != (self._place, shared)
+            if not stamp.digest or is_other or not self.python.exists():
                 self._create()
+            if shared:
+                # Python ignores .pth files in this folder, so the other tree is not imported.
+                own = _site_packages(str(self.path)) / "shared.pth"
+                own.write_text(f"{_site_packages(shared)}\n", encoding="utf-8")
             self._install(packages)
             self._verify(all_extras)
-            _write(stream, SetupStamp(requirements_digest(self._root), self._place, all_extras))
+            digest = requirements_digest(self._root)
+            _write(stream, SetupStamp(digest, self._place, all_extras, shared))
             log("SETUP", f"{self.path} is ready, in {time.monotonic() - started:.0f} s")
 
     def _read(self) -> SetupStamp:
@@ -320,6 +344,10 @@ class VirtualEnvironment:
             what = "pip succeeded, but the installation is incomplete or in another location"
             advice = f"{self.python} -m pip config list"
             raise RunError(Problem(what, next=advice, code="env.install-failed"))
+
+
+def _site_packages(environment: str) -> Path:
+    return Path(environment, "lib", _VERSION, "site-packages")
 
 
 def _check_base() -> None:

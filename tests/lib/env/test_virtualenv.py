@@ -96,6 +96,42 @@ def test_it_is_made_used_and_not_made_again(tree):
     assert (again.returncode, again.stderr) == (0, "")
 
 
+@pytest.mark.slow
+def test_packages_of_another_environment_are_shared_and_its_tree_is_not(tree, tmp_path):
+    """The other environment has a package, and is installed for another tree."""
+    packages = tmp_path / "other" / "lib" / python_env._VERSION / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "shared_module.py").touch()
+    (packages / "other.pth").write_text(f"{tmp_path / 'tree'}\n")
+    (tmp_path / "tree" / "lib").mkdir(parents=True)
+    (tmp_path / "tree" / "lib" / "__init__.py").touch()
+    made = set_up(tree, "--share", str(tmp_path / "other"))
+    assert made.returncode == 0, made.stderr
+    code = "import lib, shared_module; print(lib.__file__)"
+    python = tree / ".venv" / "bin" / "python"
+    imported = subprocess.run(
+        [python, "-c", code], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert imported.stdout.strip() == str(tree / "lib" / "__init__.py")
+    assert {path.name for path in packages.iterdir()} - {"__pycache__"} == {
+        "other.pth",
+        "shared_module.py",
+    }
+    assert VirtualEnvironment(tree / ".venv", tree).is_current([])
+    shutil.rmtree(tmp_path / "other")
+    gone = set_up(tree)
+    assert gone.returncode == 2 and "[env.no-shared]" in gone.stderr
+
+
+@pytest.mark.parametrize("target", ["missing", ".venv"])
+def test_an_environment_that_cannot_be_shared_is_refused(venv, target):
+    finish(venv)
+    with pytest.raises(ConfigError) as caught:
+        venv.bring_up([], str(venv.path.parent / target))
+    assert caught.value.codes == ["env.no-shared"]
+    assert venv.is_current(["nothing"])
+
+
 def test_an_interrupted_set_up_is_not_current(venv):
     finish(venv)
     assert venv.is_current(["nothing"]) and not venv.is_current(["more"])
