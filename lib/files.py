@@ -3,6 +3,7 @@
 The folder of a run may be a stranger's: a symbolic link in it could name any file of the user.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -127,6 +128,19 @@ def _is_alive(process: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the bytes of all files below ``folder``; links are not followed.
+
+    Files that another process removes meanwhile do not count.
+    """
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return size
 
 
 def fsync_directory(folder: Path) -> None:

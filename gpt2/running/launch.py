@@ -35,6 +35,7 @@ from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
 from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.leaderboard import record_reused_runs
@@ -109,8 +110,7 @@ class Gpt2Backend:
         resumed = status is not None and status.state in (State.RUNNING, State.INTERRUPTED)
         if not resumed or self.drift(run):
             return 0
-        files = (path for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
-        return sum(path.stat().st_size for path in files)
+        return size_bytes(run.path)
 
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""

@@ -9,7 +9,14 @@ import pytest
 
 from lib.config.layers import read_file
 from lib.errors import ConfigError
-from lib.files import no_follow, remove_leftovers, sha256_file, temporary_path, write_atomic
+from lib.files import (
+    no_follow,
+    remove_leftovers,
+    sha256_file,
+    size_bytes,
+    temporary_path,
+    write_atomic,
+)
 from lib.runner.local import LocalExecutor
 
 
@@ -66,3 +73,12 @@ def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
     temporary_path(path).symlink_to(victim)
     write_atomic(path, "new")
     assert (victim.read_text(), path.read_text()) == ("of another program", "new")
+
+
+def test_files_that_vanish_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("1234")
+    assert size_bytes(tmp_path) == 4
+    found = [(str(tmp_path / "folder"), [], ["vanished", "file"])]
+    monkeypatch.setattr(os, "walk", lambda folder: found)
+    assert size_bytes(tmp_path) == 4
