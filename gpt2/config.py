@@ -63,7 +63,7 @@ def broken_rules(
     if model and machine:
         problems += _backend_problems(model, machine)
     if machine:
-        problems += _sharding_problems(machine)
+        problems += _sharding_problems(machine, int(values["GPUS"]))
     if machine and repro:
         problems += _profile_problems(repro, machine)
     if attention and repro:
@@ -123,13 +123,16 @@ def _profile_problems(repro: ReproConfig, machine: MachineConfig) -> Iterator[Pr
         yield Problem(what, next=advice, code="config.missing-reason")
 
 
-def _sharding_problems(machine: MachineConfig) -> Iterator[Problem]:
+def _sharding_problems(machine: MachineConfig, gpus: int) -> Iterator[Problem]:
     """Yield settings under which weights cannot be sharded.
 
     No dependencies in Kconfig, which would turn sharding off without an error.
     """
     if machine.data_parallel != "fsdp":
         return
+    if gpus == 1:
+        what = "DATA_PARALLEL_FSDP: y with GPUS=1 (expected GPUS of at least 2, or DDP)"
+        yield Problem(what, next="type: SET=DATA_PARALLEL_DDP=y", code="config.conflict")
     if machine.compile:
         what = "COMPILE: y with DATA_PARALLEL_FSDP=y (expected n)"
         yield Problem(what, next="type: SET=COMPILE=n", code="config.conflict")

@@ -6,6 +6,7 @@ B batch, T tokens.
 import contextlib
 import hashlib
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
     Each half consists of two micro-batches; only the last one synchronizes gradients, unless the
     parameters are sharded.
     """
-    config, ids_BT = subject.small_exact, subject.tokens(2 * _RANKS, _LENGTH)
+    config, ids_BT = _on_ranks(subject), subject.tokens(2 * _RANKS, _LENGTH)
     rendezvous = subject.context.folder / "rendezvous"
     # Lists, because tensors would be sent as shared memory, which a forked peer cannot open.
     rows = ids_BT.tolist()
@@ -72,6 +73,12 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
             what = f"the gradient of {name} as in one process"
             findings.append(CheckFinding("same-gradient", what, text))
     return findings
+
+
+def _on_ranks(subject: StepUnderTest) -> Config:
+    """Return the small form, which is of one process, with the step's way to share the weights."""
+    config, how = subject.small_exact, subject.config.machine.data_parallel
+    return replace(config, machine=replace(config.machine, data_parallel=how))
 
 
 def train_rank(

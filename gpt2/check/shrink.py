@@ -45,6 +45,7 @@ _ENVIRONMENT: dict[str, SymbolValue] = {
     "EXPANDABLE_SEGMENTS": False,
     "WARMUP_ITERATIONS": 0,
     "GPUS": 1,
+    "DATA_PARALLEL": "ddp",
     "BUDGET": "iterations",
     "MAX_ITERS": ITERATIONS,
     "GLOBAL_BATCH": 2,

@@ -253,7 +253,7 @@ def test_a_non_finite_loss_on_one_rank_is_located(
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"GPUS": 1, "GRAD_ACCUMULATION": 4}, "config.unmet-dependency"),
+        ({"GPUS": 1, "GRAD_ACCUMULATION": 4}, "config.conflict"),
         ({"RUN_PROFILE_MAXOUT_SPEED": True, "OOM_FALLBACK": True}, "config.unmet-dependency"),
         ({"DDP_SAFE": True}, "config.unmet-dependency"),
         ({"COMPILE": True}, "config.conflict"),
