@@ -47,6 +47,8 @@ def main() -> int:
     if not args.submit:
         print(script, end="")
         return EXIT_DONE
+    if base.slurm.setup:
+        log("SLURM", f"each worker starts with SLURM_SETUP: {base.slurm.setup}")
     job = slurm.submit(script, plan.folder)
     log("SLURM", f"job {job}: {base.slurm.workers} workers for {len(plan.runs)} runs")
     log("NEXT", "make status; make stop; at the end make report")

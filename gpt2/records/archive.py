@@ -23,10 +23,19 @@ from typing import IO, Any
 from gpt2.records.listing import ListedRun, RunList, list_runs, select
 from lib.console import confirm, log
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
-from lib.files import no_follow, pretty_json, sha256_file, temporary_path, write_json
+from lib.files import (
+    no_follow,
+    pretty_json,
+    sha256_file,
+    size_bytes,
+    temporary_path,
+    write_atomic,
+    write_json,
+)
 from lib.json_files import DamagedRecord, RecordError, read_json_object, typed
 from lib.make_variables import require_value
 from lib.report.render import json_document
+from lib.runner.hooks import without_commands
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.run_dir import RunDir
 from lib.units import format_size
@@ -43,12 +52,6 @@ _MAX_LISTING_BYTES = 1 << 26
 
 
 # Removal.
-
-
-def size_bytes(path: Path) -> int:
-    """Return the bytes of all files below ``path``; links are not followed."""
-    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sum(file.lstat().st_size for file in files)
 
 
 def remove_runs(runs: Sequence[ListedRun], folder: Path) -> list[str]:
@@ -223,7 +226,9 @@ def unpack(path: Path, folder: Path, config: Path) -> Unpacked:
             if config.exists():
                 config = folder / f"{path.name.partition('.')[0]}.config"
             if not config.exists():
-                (root / CONFIG).rename(config)
+                text = (root / CONFIG).read_text(encoding="utf-8", errors="surrogateescape")
+                text = without_commands(text)
+                write_atomic(config, text.encode("utf-8", errors="surrogateescape"))
         study_file = config.parent / STUDY_FILE
         if STUDY_FILE in archive.files and not study_file.exists():
             (root / STUDY_FILE).rename(study_file)

@@ -11,6 +11,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.plan.run import RunVariant, build_runs
+from lib.runner.hooks import COMMAND_SYMBOLS
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -45,6 +46,7 @@ def plan_prolonged(
         "MAX_ITERS": iterations,
         "INIT_FROM": _source(run, output),
         "SEED": int(recorded.symbols["SEED"]) + SEED_STEP,
+        **dict.fromkeys(COMMAND_SYMBOLS, ""),
     }
     if recorded.symbols["INIT_STREAM"]:
         changes["INIT_STREAM"] = 0

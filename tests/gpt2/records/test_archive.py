@@ -105,6 +105,15 @@ class TestArchive:
         assert added == (set() if weights else {LISTING})
         assert all(not p.name.startswith(".unpacked") for p in there.iterdir())
 
+    def test_commands_of_an_archive_are_left_out(self, results, tmp_path, capsys):
+        config, path = tmp_path / ".config", tmp_path / "a.tar.gz"
+        text = "CONFIG_SEED=1\nCONFIG_ON_DONE_CMD={}\nCONFIG_SLURM_SETUP={}\n"
+        config.write_text(text.format('"rm x"', '"rm y" '))
+        write_archive(list_runs(results), path, weights=False, config=config)
+        unpack(path, tmp_path / "there", tmp_path / "new.config")
+        assert (tmp_path / "new.config").read_text() == text.format('""', '""')
+        assert capsys.readouterr().err.count("rm ") == 2
+
     def test_the_file_of_an_own_study_comes_along(self, results, tmp_path):
         config, study = tmp_path / ".config", tmp_path / "mine.toml"
         config.write_text("SEED=1\n")

@@ -45,6 +45,15 @@ def test_settings_on_top(run, tmp_path):
     assert caught.value.codes == ["config.unmet-dependency"]
 
 
+def test_a_command_of_the_run_is_not_taken_over(configure, tmp_path):
+    theirs = write_finished(configure(ON_DONE_CMD="rm x", SLURM_SETUP="rm x"), tmp_path / "theirs")
+    plan = plan_prolonged(str(theirs.path), tmp_path, 40, [])
+    assert (plan.base.study.on_done_command, plan.base.slurm.setup) == ("", "")
+    top = [ConfigLayer.of("command line", "SET", {"ON_DONE_CMD": "true"})]
+    plan = plan_prolonged(str(theirs.path), tmp_path, 40, top)
+    assert plan.base.study.on_done_command == "true"
+
+
 def test_a_run_elsewhere_is_named_by_its_path(configure, tmp_path):
     run = write_finished(configure(), tmp_path / "theirs")
     plan = plan_prolonged(str(run.path), tmp_path, 40, [])
