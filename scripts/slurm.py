@@ -19,7 +19,6 @@ from gpt2.planning.arguments import (
     add_variable,
     asked_plan,
     new_parser,
-    option_words,
 )
 from lib import console
 from lib.console import log
@@ -41,7 +40,7 @@ def main() -> int:
     base = plan.base
     command = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "--worker"]
     command += ["-O", str(args.build_dir.absolute())]
-    command += option_words(args, without=("submit", "build_dir"))
+    command += parser.words(args, without=("submit", "build_dir"))
     gpus = 0 if base.machine.device == "cpu" else base.train.gpus
     script = slurm.batch_script(plan.folder, base.slurm, gpus, command)
     if not args.submit:

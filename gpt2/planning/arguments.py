@@ -62,6 +62,15 @@ class CommandParser(CommandLine):
         arguments.command_line = make_variables.require_read(parser._reads)
         return arguments
 
+    def words(self, arguments: argparse.Namespace, without: Sequence[str]) -> list[str]:
+        """Return the words of a command line with the options ``arguments``, but those ``without``."""
+        words = []
+        for name, value in vars(arguments).items():
+            if value and name not in without and name.upper() in self._reads:
+                option = f"--{name.replace('_', '-')}"
+                words.append(option if value is True else f"{option}={value}")
+        return words
+
 
 def new_parser(description: str | None) -> CommandParser:
     """Return a parser with ``-O`` whose help text is the script's docstring."""
@@ -307,16 +316,6 @@ def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) 
 def add_submit(parser: argparse.ArgumentParser) -> None:
     """Add ``--submit``: submit the script to SLURM."""
     _add_flag(parser, "submit", "submit the script (SUBMIT=y)")
-
-
-def option_words(arguments: argparse.Namespace, without: Sequence[str]) -> list[str]:
-    """Return the words of a command line that has the options ``arguments``, but those ``without``."""
-    words = []
-    for name, value in vars(arguments).items():
-        if value and name not in without:
-            option = f"--{name.replace('_', '-')}"
-            words.append(option if value is True else f"{option}={value}")
-    return words
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.planning.arguments import add_selection, asked_plan, new_parser, whole_number
+from gpt2.planning.arguments import (
+    add_running,
+    add_selection,
+    asked_plan,
+    new_parser,
+    whole_number,
+)
 from lib.errors import ConfigError
 from tests.build_folder import write_build
 
@@ -72,3 +78,15 @@ def test_an_invalid_option_is_an_error_of_the_product(words: list[str]) -> None:
         parser.parse_args(words)
     assert caught.value.codes == ["usage.invalid-argument"]
     assert caught.value.exit_code == 2
+
+
+def test_a_worker_gets_the_options_of_the_command_that_starts_it(monkeypatch) -> None:
+    parser = new_parser("a test")
+    add_selection(parser)
+    add_running(parser)
+    monkeypatch.setattr("sys.argv", ["slurm.py", "--steps", "0-3", "--allow-dirty"])
+    monkeypatch.setenv("SEEDS", "1-5")
+    given = parser.parse()
+    monkeypatch.delenv("SEEDS")
+    words = parser.words(given, without=("build_dir",))
+    assert vars(parser.parse_args(words)) == vars(given)
