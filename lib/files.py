@@ -172,8 +172,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def sha256_file(path: Path) -> str:
     """Return the hex SHA-256 of the file's content."""
-    with open(path, "rb", opener=regular_file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    # The buffers of a stream and of hashlib.file_digest take longer than the digest of a small file.
+    with open(path, "rb", buffering=0, opener=regular_file) as stream:
+        size = min(os.fstat(stream.fileno()).st_size + 1, 1 << 20)
+        while piece := stream.read(size):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def sha256_prefix(path: Path, size: int) -> str:

@@ -46,8 +46,8 @@ class Verdict:
 
 def audit(run: RunDir, build_dir: Path) -> Verdict:
     """Audit a run from its directory, and against its data set if the data set is available."""
-    verdict = Verdict(str(run.path), artifact_findings(run, every_byte=True))
     record = RunRecord(run, growing=False)
+    verdict = Verdict(str(run.path), artifact_findings(record, every_byte=True))
     problems = schema_problems(record)
     verdict.findings += [problem for problem in problems if problem not in verdict.findings]
     if problems:

@@ -42,7 +42,7 @@ from lib.report.checklist_rows import (
 )
 from lib.report.run_facts import code_differences
 from lib.runs.audit import artifact_findings
-from lib.runs.record import UNKNOWN
+from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.queries import SOURCES, open_source
 
@@ -390,6 +390,6 @@ def _records_row(runs: Sequence[RunEvidence]) -> CheckRow:
     remarks = [
         CheckRemark(CheckVerdict.FAIL, f"{each.name}: {finding}", each.name)
         for each in runs
-        for finding in artifact_findings(each.run, every_byte=True)
+        for finding in artifact_findings(RunRecord(each.run), every_byte=True)
     ]
     return check_row("records", "all file digests match", remarks, "type: make audit RUNS=NAME")

@@ -23,7 +23,7 @@ from lib.report.table import ResultTable
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 from lib.runs.audit import artifact_findings
 from lib.runs.record import RunRecord, TrainRow
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.run_dir import RunDir, State
 
 _DIGEST_DIGITS = 16
 _MAX_NAMES_SHOWN = 8
@@ -192,12 +192,12 @@ class _Checker:
         """Return the finished runs among ``runs``, with the findings on their files."""
         finished, problems = [], []
         for run in runs:
-            directory = RunDir(run.path)
-            status = read_status(directory)
+            record = RunRecord(RunDir(run.path))
+            status = record.status
             if status is None or status.state not in (State.SUCCESS, State.DAMAGED):
                 continue
             if run.path not in self._findings:
-                findings = artifact_findings(directory, every_byte=True)
+                findings = artifact_findings(record, every_byte=True)
                 self._findings[run.path] = [f"{run.path}: {finding}" for finding in findings]
             problems += [f"damaged run {finding}" for finding in self._findings[run.path]]
             if not self._findings[run.path]:

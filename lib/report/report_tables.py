@@ -240,7 +240,12 @@ def _condition_values(row: RowRuns, shared: Sequence[str]) -> list[list[str]]:
     for field in ("data", "documents", "torch", "device", "knobs.precision_mode", "attention"):
         values = [r.facts.observed.get(field, UNKNOWN) for r in row.results]
         columns.append(list(dict.fromkeys(_short(field, value) for value in values)))
-    codes = (code_digest(r.facts.sources, shared)[:_DIGEST_CHARS] for r in row.results)
+    # A digest takes longer than a comparison, and most seeds have the same code.
+    distinct: list[Mapping[str, str]] = []
+    for result in row.results:
+        if result.facts.sources not in distinct:
+            distinct.append(result.facts.sources)
+    codes = (code_digest(sources, shared)[:_DIGEST_CHARS] for sources in distinct)
     columns.append(list(dict.fromkeys(codes)))
     columns.append([_ranges([r.run.seed for r in row.results])])
     return columns

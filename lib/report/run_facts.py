@@ -115,7 +115,11 @@ def read_run_facts(run: RunDir) -> RunFacts:
 
     Raises ConfigError if a record is missing or unreadable.
     """
-    record = RunRecord(run)
+    return recorded_facts(RunRecord(run))
+
+
+def recorded_facts(record: RunRecord) -> RunFacts:
+    """Return the facts of a run. Raises ConfigError if a record is missing or unreadable."""
     manifest = record.manifest
     observed = {name: manifest.find(*path) for name, path in _OBSERVED.items()}
     observed["documents"] = _documents_digest(record.documents)
@@ -125,7 +129,7 @@ def read_run_facts(run: RunDir) -> RunFacts:
     for name, knob in by_name.items():
         if not isinstance(knob, Mapping) or not knob.keys() >= {"requested", "observed"}:
             expected = f"knobs.{name} with its requested and observed value"
-            raise DamagedRecord(run.manifest, expected, repr(knob)[:60])
+            raise DamagedRecord(manifest.file, expected, repr(knob)[:60])
     speed = {name: manifest.find(*path) for name, path in _SPEED.items()}
     for name, knob in by_name.items():
         table = speed if name in _SPEED_KNOBS else observed
@@ -262,6 +266,8 @@ def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
 
     A file loaded by only one run follows from the settings: a file that both runs share imports it.
     """
+    if a.sources and a.sources == b.sources and _is_digest("".join(a.sources.values())):
+        return
     shared = sorted(a.sources.keys() & b.sources.keys())
     if not shared:
         yield FieldDifference("code", UNKNOWN, UNKNOWN)

@@ -11,11 +11,11 @@ from typing import Any
 from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
-from lib.report.run_facts import RunFacts, read_run_facts
+from lib.report.run_facts import RunFacts, recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.record import EvalRow, FinalResults, RunRecord, RunTiming, TelemetrySample, TrainRow
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
 from lib.tracking.stability import UnstableStep, unstable_steps
 
@@ -75,17 +75,16 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
     """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
     files.
     """
-    directory = RunDir(run.path)
-    status = read_status(directory)
+    record = RunRecord(RunDir(run.path))
+    status = record.status
     if status is None:
         return MissingResult(run, "new")
     if status.state is not State.SUCCESS:
         return MissingResult(run, status.state.word, status.message.split("\n")[0])
-    if findings := artifact_findings(directory, every_byte=False):
+    if findings := artifact_findings(record, every_byte=False):
         return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
     try:
-        facts = read_run_facts(directory)
-        record = facts.record
+        facts = recorded_facts(record)
         if canonical_json(record.config.identity) != canonical_json(run.config.identity()):
             reason = "identity differs from the planned run"
             return MissingResult(run, "not comparable", reason, ("identity",))

@@ -76,9 +76,11 @@ def training_curves(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
 def training_differences(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
     """Return the training loss of each row minus the baseline's, over tokens."""
     width = _bin_width(rows)
-    return [
-        _band([_minus(_binned(a, width), _binned(b, width)) for a, b in row.pairs]) for row in rows
-    ]
+    pairs = [row.pairs for row in rows]
+    # Once, although all rows of a part have the same baseline.
+    runs = {id(run): run for each in pairs for pair in each for run in pair}
+    binned = {key: _binned(run, width) for key, run in runs.items()}
+    return [_band([_minus(binned[id(a)], binned[id(b)]) for a, b in each]) for each in pairs]
 
 
 def evaluation_curves(rows: Sequence[RowRuns]) -> list[SeedBand | None]:

@@ -15,8 +15,8 @@ from lib.files import sha256_file, sha256_prefix
 from lib.json_files import RecordError, read_json_object
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
-from lib.runs.record import JsonRecord, RunRecord, read_manifest
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.record import JsonRecord, RunRecord
+from lib.runs.run_dir import RunDir, State
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,17 @@ def required_files(run: RunDir) -> tuple[Path, ...]:
     return files if has_no_weights(run) else (*files, run.weights)
 
 
-def artifact_findings(run: RunDir, *, every_byte: bool) -> list[AuditFinding]:
+def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFinding]:
     """Return a finding for every missing or empty file and every digest mismatch.
 
     Without ``every_byte`` only the size of the weights file is checked.
     """
-    findings = [*_missing_files(run)]
+    run = record.run
+    findings = [*_missing_files(record)]
     if any(finding.file == run.manifest.name for finding in findings):
         return findings
     try:
-        manifest = read_manifest(run).fields
+        manifest = record.manifest.fields
     except RecordError as error:
         return [*findings, _finding(error)]
     try:
@@ -93,8 +94,8 @@ def artifact_findings(run: RunDir, *, every_byte: bool) -> list[AuditFinding]:
         ]
 
 
-def _missing_files(run: RunDir) -> Iterator[AuditFinding]:
-    status = read_status(run)
+def _missing_files(record: RunRecord) -> Iterator[AuditFinding]:
+    run, status = record.run, record.status
     if status is None or status.state is not State.SUCCESS:
         state = "none" if status is None else str(status.state)
         if status and status.state is State.DAMAGED:

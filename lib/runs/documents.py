@@ -63,7 +63,9 @@ class DocumentResult(DocumentInfo):
 
     def cells(self) -> dict[str, str]:
         """Return column → exact content of the cell; floats in their shortest exact form."""
-        return {name: _cell_text(self, name) for name in COLUMNS}
+        derived = {"nll_mean": self.nll_mean, "bits_per_byte": self.bits_per_byte}
+        values = vars(self) | derived
+        return {name: "" if values[name] is None else str(values[name]) for name in COLUMNS}
 
 
 # Derived columns are placed next to the columns they are computed from.
@@ -139,12 +141,6 @@ def _item(number: int, cells: Sequence[str]) -> DocumentResult:
     if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
         raise InvalidRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])
     return item
-
-
-def _cell_text(item: DocumentResult, name: str) -> str:
-    derived = {"nll_mean": item.nll_mean, "bits_per_byte": item.bits_per_byte}
-    value = derived[name] if name in derived else vars(item)[name]
-    return "" if value is None else str(value)
 
 
 def _duplicates(names: Iterable[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from gpt2.records.listing import list_runs, select
 from lib.errors import ConfigError
 from lib.runs.audit import artifact_findings
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status, write_status
 from tests.lib.fabricated import write_run
 
@@ -135,7 +136,8 @@ class TestArchive:
         run = RunDir(results / "ratio" / "base-s1-aaaaaaaa")
 
         def lacks_weights(run):
-            return run.weights.name in [f.file for f in artifact_findings(run, every_byte=False)]
+            findings = artifact_findings(RunRecord(run), every_byte=False)
+            return run.weights.name in [finding.file for finding in findings]
 
         path = tmp_path / "a.tar.gz"
         write_archive(list_runs(results), path, weights=False, config=tmp_path / "none")
