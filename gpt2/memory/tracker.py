@@ -184,31 +184,36 @@ _MAP_NORESERVE = 0x4000
 _reserved = mmap.mmap(-1, mmap.PAGESIZE)
 _results: dict[Any, Any] = {}
 _META = torch.device("meta")
+_SCALARS = {int, float, bool, type(None), torch.dtype, torch.device}
 
 
-def infer_outputs(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the outputs of ``func`` without computing values.
+def infer_outputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, Kernel | None]:
+    """Return the outputs of ``func`` without computing values, and its kernel, if any.
 
     Raises torch's errors if shapes do not fit. Call it from ``__torch_dispatch__``, after autograd
     and autocast.
     """
     # Profiler marks set by optimizers.
     if func.namespace == "profiler":
-        return func(*args, **kwargs)
+        return func(*args, **kwargs), None
     key = func, *map(_key, args), *map(_key, kwargs.items())
     result = _results.get(key)
     if result is None:
         result = _results[key] = _infer(func, args, kwargs)
     if result is _VIEW:
-        return func(*args, **kwargs)
-    pack, makers = result
+        out = func(*args, **kwargs)
+        return out, kernel(func, args, kwargs, out)
+    pack, makers, launched = result
     tensors = _tensors(args, kwargs)
     outputs = [make(tensors) for make in makers]
-    return pack(outputs) if pack else outputs[0]
+    return pack(outputs) if pack else outputs[0], launched
 
 
 def _infer(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return how to pack the outputs, and a maker for each, inferred by tensors without memory."""
+    """Return how to pack the outputs, a maker for each, and the kernel.
+
+    They are inferred by tensors without memory.
+    """
     if func.is_view:
         return _VIEW
     meta_args, meta_kwargs = _on_meta(args), {k: _on_meta(v) for k, v in kwargs.items()}
@@ -227,7 +232,8 @@ def _infer(func: Any, args: Any, kwargs: Any) -> Any:
         else:
             size = value.untyped_storage().nbytes()
             makers.append(partial(_new, value.shape, value.stride(), value.dtype, size))
-    return type(out) if isinstance(out, tuple | list) else None, makers
+    pack = type(out) if isinstance(out, tuple | list) else None
+    return pack, makers, kernel(func, meta_args, meta_kwargs, out)
 
 
 def _constant(value: Any, tensors: list[Tensor]) -> Any:
@@ -247,20 +253,25 @@ def _new(shape: Any, strides: Any, dtype: torch.dtype, size: int, tensors: list[
 
 def _key(value: Any) -> Any:
     """Return the part of an argument that determines the outputs; 1, 1.0 and True differ."""
+    kind = type(value)
+    # isinstance() of a scalar or a Generator is slower than the rest of this function.
+    if kind in _SCALARS:
+        return kind, value
+    if kind is Generator:
+        return kind
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
-    if isinstance(value, tuple | list):
-        return tuple(map(_key, value))
-    # isinstance() of a Generator is slower than the rest of this function.
-    return Generator if type(value) is Generator else (type(value), value)
+    return tuple(map(_key, value)) if isinstance(value, tuple | list) else (kind, value)
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the arguments that are tensors, including those in lists."""
     tensors = []
     for value in (*args, *kwargs.values()):
-        values = value if isinstance(value, tuple | list) else (value,)
-        tensors += [v for v in values if isinstance(v, Tensor)]
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, tuple | list):
+            tensors += [v for v in value if isinstance(v, Tensor)]
     return tensors
 
 
@@ -310,11 +321,11 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Infer the operation's outputs, then track their new storages."""
-        out = infer_outputs(func, args, kwargs or {})
+        out, launched = infer_outputs(func, args, kwargs or {})
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
                 self.see(tensor, self.making)
-        if launched := kernel(func, args, kwargs or {}, out):
+        if launched:
             self.launch(launched)
         if scratch := temporary_bytes(func, args):
             self._note(scratch)
