@@ -112,7 +112,7 @@ class ShortRun:
 
 # Steps after which every parameter must have received a gradient.
 GRADIENT_STEPS = 3
-CHECKPOINT_STEP = 3
+CHECKPOINT_STEP = 4
 # One vector and one matrix that every model has.
 TRACED_PARAMETERS = ("ln_f.weight", "h.0.attn.c_proj.weight")
 # Elements of each followed tensor: enough to identify an algorithm, few enough for scalar formulas.
@@ -148,7 +148,7 @@ class PrunedStep:
 
 
 class TracedRun:
-    """Training of the whole budget of ``config``, with a checkpoint half way."""
+    """Training of the whole budget of ``config``, with a checkpoint two steps before the end."""
 
     def __init__(self, config: Config, context: CheckContext) -> None:
         self.config = config

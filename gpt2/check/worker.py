@@ -64,6 +64,8 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "data": check_data,
 }
 _COMPLETES = "the check completes"
+# New objects between two garbage collections.
+_GC_THRESHOLD = 10_000
 
 
 def run_in_process(
@@ -104,8 +106,10 @@ def run_jobs(
     local: Gpu | None,
 ) -> Iterator[CaseReport]:
     """Run the jobs that no other worker has taken; yields their reports. Runs in a worker."""
-    # The objects of imported modules remain: a full collection would visit all of them.
+    # The objects of imported modules remain: a full collection would visit all of them. The default
+    # threshold starts a collection in every few operations.
     gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
     with CheckContext(build_dir, gpu, local) as context:
         # Fork before this process loads or computes anything that the peer should not inherit.
         if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):

@@ -76,7 +76,7 @@ MUTANTS = (
         "the data digest of a checkpoint depends on the process",
         "resume",
         "mla",
-        {"reload": _blames_the_product("checkpoint.mismatch", ".*the checkpoint of step 3")},
+        {"reload": _blames_the_product("checkpoint.mismatch", ".*the checkpoint of step 4")},
         then(setup, "run_fingerprint", lambda out, session: {**out, "data": os.getpid()}),
     ),
     Mutant(

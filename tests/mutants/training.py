@@ -389,7 +389,7 @@ MUTANTS = (
         "a resumed run starts over",
         "resume",
         "mla",
-        {"reload": ("resumed-step", "step 3; .*step 0$")},
+        {"reload": ("resumed-step", "step 4; .*step 0$")},
         _restored_without("iteration"),
     ),
     Mutant(
