@@ -27,9 +27,10 @@ from lib.env.sharded import is_sharded, local, sum_over_shards
 from lib.errors import Problem, RunError
 from lib.units import format_size
 
-# Fallbacks when a step runs out of memory: smaller micro-batches, then gradient checkpointing.
+# Fallbacks when a step runs out of memory: smaller micro-batches and gradient checkpointing, as
+# configured.
 #
-# The order is fixed, and every fallback keeps the sequences of a batch. Measures that would change
+# Every fallback keeps the sequences of a batch. Measures that would change
 # the experiment are only logged. Shape suffixes: B micro-batch, T tokens.
 
 
@@ -111,32 +112,53 @@ def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
     return record
 
 
-def _next_fallback(session: TrainingSession) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the name of the next fallback, and its settings before and after."""
+# Name, settings before, settings after.
+_Fallback = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+def _next_fallback(session: TrainingSession) -> _Fallback:
+    """Return the next of the configured fallbacks. Raises RunError if none is left."""
+    train = session.config.train
+    fallbacks = [_smaller_micro_batch(session), _gradient_checkpointing(session)]
+    enabled = [train.oom_micro_batch, train.oom_checkpointing]
+    left = [one for one, on in zip(fallbacks, enabled, strict=True) if one and on]
+    if left:
+        return left[-1 if train.oom_checkpointing_first else 0]
+    state = "not available" if train.oom_checkpointing else "off"
+    if session.state.model.grad_checkpointing:
+        state = "on"
+    for name, reason in UNSUPPORTED_FALLBACKS.items():
+        session.records.line("OOM", f"{name}: not applied ({reason})")
+    what = (
+        f"out of memory at it {session.state.iteration + 1} with BATCH_SIZE={train.batch_size}, "
+        f"gradient checkpointing {state}"
+    )
+    advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
+    raise RunError(Problem(what, str(session.run.logs), advice, code="run.out-of-memory"))
+
+
+def _smaller_micro_batch(session: TrainingSession) -> _Fallback | None:
     train = session.config.train
     size, count = train.batch_size, train.grad_accumulation
-    if size > 1:
-        # The largest proper divisor.
-        smaller = max(n for n in range(1, size // 2 + 1) if size % n == 0)
-        before = {"micro_batch": size, "accumulation": count}
-        return (
-            "micro-batch",
-            before,
-            {"micro_batch": smaller, "accumulation": count * size // smaller},
-        )
+    if size == 1:
+        return None
+    # The largest proper divisor.
+    smaller = max(n for n in range(1, size // 2 + 1) if size % n == 0)
+    before = {"micro_batch": size, "accumulation": count}
+    return (
+        "micro-batch",
+        before,
+        {"micro_batch": smaller, "accumulation": count * size // smaller},
+    )
+
+
+def _gradient_checkpointing(session: TrainingSession) -> _Fallback | None:
     model = session.state.model
     # Compiled blocks would use other dropout masks in the recomputation.
     supported = isinstance(model, SupportsGradCheckpointing) and not session.config.machine.compile
-    if supported and not model.grad_checkpointing:
-        return "gradient checkpointing", {"on": False}, {"on": True}
-    state = "on" if supported else "not available"
-    for name, reason in UNSUPPORTED_FALLBACKS.items():
-        session.records.line("OOM", f"{name}: not applied ({reason})")
-    what = f"out of memory at it {session.state.iteration + 1} with BATCH_SIZE=1, gradient checkpointing"
-    advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
-    raise RunError(
-        Problem(f"{what} {state}", str(session.run.logs), advice, code="run.out-of-memory")
-    )
+    if not supported or model.grad_checkpointing:
+        return None
+    return "gradient checkpointing", {"on": False}, {"on": True}
 
 
 def _format(values: dict[str, Any]) -> str:
