@@ -188,7 +188,8 @@ def _paths(line: str, known: KnownNames) -> Iterator[str]:
 
 
 TOOLS = {
-    "black": ("--check", "--quiet", "--diff", "."),
+    # Without --diff, which ignores the cache.
+    "black": ("--check", "."),
     "ruff": ("check", "--quiet", "--output-format=concise"),
     "mypy": ("--no-error-summary",),
 }

@@ -40,6 +40,12 @@ SMALL: dict[str, SymbolValue] = {
     "SAMPLE_TOKENS": 8,
     "RA_MLA_ABLATION_MODE": True,
 }
+# Two threads take longer for so small a model, and much longer if other processes use the cores.
+SINGLE: dict[str, SymbolValue | None] = {
+    "RA_MLA_ABLATION_MODE": None,
+    "SINGLE_TRAINING": True,
+    "CPU_THREADS": 1,
+}
 
 
 @dataclass

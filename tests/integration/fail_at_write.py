@@ -44,7 +44,7 @@ CASES: dict[str, Case] = {
     "heartbeat": Case(_TRAIN, "*/heartbeat_rank0.jsonl", 2),
     "whole disk": Case(_TRAIN, "*/results/*", 60),
     "broken disk": Case(_TRAIN, "*/results/*", 60, errno.EIO),
-    "read-only run": Case(_TRAIN, f"{_RUN}/*", 40, errno.EROFS),
+    "read-only run": Case(_TRAIN, f"{_RUN}/*", 50, errno.EROFS),
     "read-only results": Case(_TRAIN, "*/results*", 1, errno.EROFS),
     "telemetry": Case(_TRAIN, "*/telemetry.jsonl"),
     "snapshot": Case(_TRAIN, "*/environment/*"),

@@ -21,6 +21,7 @@ from lib.env.ranks import rank_environment
 from tests.build_folder import write_build
 from tests.fuzz.harness import become, load_mains
 from tests.fuzz.study import SETTINGS
+from tests.integration.conftest import SINGLE
 
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors", "summary.json")
 
@@ -35,9 +36,8 @@ class Training:
         (self.tree / "text").mkdir(parents=True)
         for i in range(12):
             (self.tree / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
-        single = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": ranks}
-        batch = {"BATCH_SIZE": 4 // ranks, "OOM_FALLBACK": False}
-        settings = {**SETTINGS, **single, **batch}
+        ranked = {"GPUS": ranks, "BATCH_SIZE": 4 // ranks, "OOM_FALLBACK": False}
+        settings = {**SETTINGS, **SINGLE, **ranked}
         write_build(self.tree, {k: v for k, v in settings.items() if v is not None})
         plan = make_plan(config_layers(self.tree), self.tree)
         (self.run,) = (run.path for run in plan.runs)

@@ -4,12 +4,13 @@ import json
 
 from lib.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INVALID
 from lib.runs.run_dir import RunDir
+from tests.integration.conftest import SINGLE
 
 SCRIPT = "scripts/audit_run.py"
 
 
 def test_a_trained_run_is_judged_by_name_and_by_folder(build):
-    folder = build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
+    folder = build(**SINGLE)
     code, _, said = folder.command(SCRIPT, RUNS="run*")
     assert code == EXIT_CONFIG and "[run.not-found]" in said
     code, _, said = folder.command("scripts/train.py")

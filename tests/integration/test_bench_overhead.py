@@ -11,8 +11,7 @@ from gpt2.bench.settings import WARMUP_ITERATIONS, OverheadFigures
 from gpt2.planning.plan import config_layers
 from lib.config.tree import KconfigTree
 from lib.report.significance import median_interval
-
-SINGLE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
+from tests.integration.conftest import SINGLE
 
 
 def asked(folder, iterations=2):

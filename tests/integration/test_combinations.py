@@ -7,6 +7,7 @@ import pytest
 
 from lib.config.dotconfig import read_config
 from tests.build_folder import write_build
+from tests.integration.conftest import SINGLE
 
 MATRIX = {
     "RA_MLA_ABLATION_MODE": None,
@@ -18,7 +19,6 @@ MATRIX = {
     "MAX_ITERS": 60,
     "TEST_MATRIX_AXES": "OPTIMIZER=sgd,adamwprune PRUNING=magnitude,state LEARNING_RATE=1e-2,10",
 }
-SINGLE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
 SCRIPT = "scripts/run_test_matrix.py"
 
 

@@ -13,6 +13,7 @@ import pytest
 from lib.files import sha256_file
 from lib.project import ROOT
 from tests.integration.command_server import CommandServer
+from tests.integration.conftest import SINGLE
 from tests.integration.tree import commit_copy, git
 
 
@@ -21,7 +22,7 @@ def clone(build: Callable, tmp_path: Path) -> Path:
     """Return a repository with the files of this tree committed, a configuration and data."""
     folder = tmp_path / "clone"
     commit_copy(folder)
-    build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
+    build(**SINGLE)
     for name in (".config", "config.py", "data", "text"):
         (tmp_path / name).rename(folder / name)
     return folder

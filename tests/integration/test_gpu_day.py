@@ -25,6 +25,7 @@ def config() -> Config:
     """Reciprocal attention, small."""
     settings = {
         "SINGLE_TRAINING": True,
+        "CPU_THREADS": 1,
         "DEVICE_CPU": True,
         "TOKENIZER_BYTE": True,
         "RECIPROCAL": True,

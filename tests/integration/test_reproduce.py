@@ -93,7 +93,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configure(folder: Path, **settings: object) -> None:
     given = {**SMALL, "CUSTOM_PATH": str(folder / "text"), **settings}
     del given["RA_MLA_ABLATION_MODE"]
-    write_build(folder, {**given, "SINGLE_TRAINING": True})
+    write_build(folder, {**given, "SINGLE_TRAINING": True, "CPU_THREADS": 1})
 
 
 def trained(tree: Clone, build: Path) -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
+from tests.integration.conftest import SINGLE
 
 # Dropout, two layers, evaluations and checkpoints on the way.
 TINY = {
-    "RA_MLA_ABLATION_MODE": None,
-    "SINGLE_TRAINING": True,
+    **SINGLE,
     "MAX_ITERS": 30,
     "EVAL_INTERVAL": 7,
     "CHECKPOINT_INTERVAL": 8,
@@ -23,7 +23,8 @@ TINY = {
 
 def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, bytes]:
     """Train in ``folder``; return the files that must not depend on the environment."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "ALLOW_DIRTY")}
+    names = ("PATH", "HOME", "ALLOW_DIRTY", "OMP_NUM_THREADS")
+    kept = {name: os.environ[name] for name in names}
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts/train.py"), "-O", str(folder)],
         cwd=cwd,

@@ -6,6 +6,7 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
+# With all cores, as by default.
 ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
 
 

@@ -1,14 +1,18 @@
 """The worked examples of the documents run as written in a fresh clone."""
 
+import contextlib
 import json
 import os
+import pickle
 import re
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from black.cache import CACHE_DIR
 
 from lib.env.python_env import PROJECT, import_path
 from lib.project import ROOT
@@ -28,7 +32,22 @@ def clone(tmp_path: Path) -> Path:
     folder = tmp_path / "clone"
     commit_copy(folder)
     _install(folder, tmp_path / "venv")
+    _copy_caches(folder, tmp_path / "black")
     return folder
+
+
+def _copy_caches(folder: Path, place: Path) -> None:
+    """Copy what black and mypy have recorded about this tree; both compare the contents of files."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copytree(ROOT / ".mypy_cache", folder / ".mypy_cache")
+    for cache in CACHE_DIR.glob("cache.*.pickle"):
+        recorded = {
+            str(folder / Path(path).relative_to(ROOT)): facts
+            for path, facts in pickle.loads(cache.read_bytes()).items()
+            if Path(path).is_relative_to(ROOT)
+        }
+        (place / CACHE_DIR.name).mkdir(parents=True, exist_ok=True)
+        (place / CACHE_DIR.name / cache.name).write_bytes(pickle.dumps(recorded))
 
 
 def _install(folder: Path, place: Path) -> None:
@@ -68,7 +87,12 @@ def _type(clone: Path, commands: str) -> str:
     done = subprocess.run(
         ["bash", "-e", "-c", commands],
         cwd=clone,
-        env=environment | {"VIRTUAL_ENV": str(clone.parent / "venv"), "OMP_NUM_THREADS": "1"},
+        env=environment
+        | {
+            "VIRTUAL_ENV": str(clone.parent / "venv"),
+            "BLACK_CACHE_DIR": str(clone.parent / "black"),
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
