@@ -4,7 +4,6 @@ Shape suffixes: B micro-batch, T tokens.
 """
 
 import itertools
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpt2.data.options import DataOptions
 from gpt2.data.sampler import TrainSampler
+from lib.runner.signals import signals_blocked
 
 # Number of the first sequence, and count of sequences.
 SequenceRange = tuple[int, int]
@@ -45,7 +45,6 @@ def batch_iterable(
         pin_memory=pin,
         persistent_workers=config.persistent_workers,
         prefetch_factor=config.prefetch_factor,
-        worker_init_fn=_ignore_interrupt,
         # Without it, DataLoader draws a seed from torch's global generator.
         generator=torch.Generator().manual_seed(0),
     )
@@ -88,7 +87,9 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[list[Batch]]:
         """Yield a list of this rank's (x [B, T], y [B, T]) for each optimizer step."""
-        stream = iter(self._batches)
+        # Signals reach all processes of a job, but the running step needs the workers' batches.
+        with signals_blocked():
+            stream = iter(self._batches)
         while True:
             placed = [next(stream) for _ in range(self._micro_batches)]
             self._offered(torch.cat([offsets_B for _, _, offsets_B in placed]))
@@ -136,8 +137,3 @@ class _Plan:
         for start in itertools.count(self.first, self.stride):
             for i in range(self.micro_batches):
                 yield start + i * self.micro_batch, self.micro_batch
-
-
-def _ignore_interrupt(worker: int) -> None:
-    """Ignore SIGINT: Ctrl-C reaches all processes, but the running step needs its batches."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

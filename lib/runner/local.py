@@ -24,6 +24,7 @@ from lib.errors import Problem, RunError
 from lib.files import remove_leftovers
 from lib.runner import preload, worker
 from lib.runner.job import Executor, Job, JobEvent, JobState, describe_death
+from lib.runner.signals import signals_blocked
 from lib.runs.run_dir import RunStatus, State
 
 P = ParamSpec("P")
@@ -210,7 +211,7 @@ class LocalExecutor(Executor):
         # Must come first: starting the tracker removes signals from the mask.
         resource_tracker.ensure_running()
         # The server and its children must survive Ctrl-C, which a terminal sends to every process.
-        with worker.signals_blocked():
+        with signals_blocked():
             # The working directory may be another checkout with modules of the same names.
             os.environ.update({**self._environment, "PYTHONSAFEPATH": "1"})
             os.environ[preload.MODULES] = ",".join(self._modules)
@@ -304,7 +305,7 @@ class LocalExecutor(Executor):
             target=worker.run_worker, args=(function, arguments, environment, theirs)
         )
         # A Ctrl-C in between would leave the server with a partial message and print an error.
-        with worker.signals_blocked():
+        with signals_blocked():
             process.start()
             theirs.close()
         return _Worker(process, ours)

@@ -2,12 +2,23 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Shells report 128 plus the signal number for a process terminated by a signal.
 _SIGNAL_EXIT = 128
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Block the stop signals; a process started inside keeps them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SignalCounter:

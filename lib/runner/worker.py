@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,16 +41,6 @@ _ALIVE_SECONDS = 5.0
 TrainFunction = Callable[
     [Path, Callable[[Mapping[str, Any]], None], Callable[[], bool], Callable[[], None]], object
 ]
-
-
-@contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Block the stop signals; a process started inside keeps them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ParentConnection:

@@ -21,6 +21,7 @@ from lib.env.snapshot import RedactingStream
 from lib.files import no_follow
 from lib.project import python_module_command
 from lib.runner.job import describe_death
+from lib.runner.signals import signals_blocked
 from lib.runs.run_dir import RunDir
 
 # Time limit for a sidecar to store or send remaining records after the end of the run.
@@ -113,7 +114,8 @@ class _Sidecar:
         """
         self._job = job
         self._overdue = False
-        with open(job.log, "ab", opener=no_follow) as log:
+        # A batch system signals every process of a job; a sidecar ends after the run.
+        with signals_blocked(), open(job.log, "ab", opener=no_follow) as log:
             self.process = subprocess.Popen(
                 python_module_command(*job.arguments),
                 stdin=subprocess.PIPE,

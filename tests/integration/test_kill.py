@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lib.runs.run_dir import RunDir, State, read_status
 from tests.fuzz.fuzz import temporary_folder
 from tests.integration.command_server import Command
 from tests.integration.conftest import Folder
@@ -123,6 +124,26 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
     with capsys.disabled():
         sys.stdout.write(f"killed and continued, the same bytes: {equal}/{KILLS} {reached}\n")
     assert equal == KILLS
+
+
+def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build) -> None:
+    """As a batch system preempts a job."""
+    folder = build(MAX_ITERS=100_000, LOADER_WORKERS=1, TELEMETRY_INTERVAL=1, LOG_INTERVAL=1)
+    (run,) = map(RunDir, folder.runs("0"))
+    make = folder.start("scripts/run_test_matrix.py", STEPS="0")
+    deadline = time.monotonic() + 60
+    while not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < deadline, make.stderr
+        time.sleep(0.02)
+    everyone = [make.pid]
+    for process in everyone:
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            everyone += map(int, children.read_text().split())
+    signal_all(everyone, signal.SIGTERM)
+    assert make.wait() == 128 + signal.SIGTERM, make.stderr
+    status = read_status(run)
+    assert status and status.state is State.INTERRUPTED, status
+    assert "is lost" not in make.stderr
 
 
 @pytest.mark.slow
