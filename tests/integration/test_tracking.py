@@ -47,6 +47,7 @@ def own_mounts() -> None:
         pytest.param("tensorboard", "{run}/trackers", 4, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, where, size):
     """Fill the tracker's own small file system, then send everything to a larger one."""
     settings = {f"TRACKER_{tracker.upper()}": True, "TRACKER_WANDB_MODE_OFFLINE": True}
