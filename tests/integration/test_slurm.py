@@ -73,6 +73,21 @@ class Study:
         statuses = [read_status(run) for run in self.runs]
         return [status.state if status else None for status in statuses]
 
+    def alone(self) -> dict[str, bytes]:
+        """Return the files of the runs that make trains; they are moved away."""
+        # One by one: the time of a command is limited.
+        for step in self.steps.split(","):
+            make = self.folder.start("scripts/run_test_matrix.py", STEPS=step)
+            assert make.wait() == 0, make.stderr
+        files = outcome(self.folder.path)
+        (self.folder.path / "results").rename(self.folder.path / "alone")
+        return files
+
+    def attempts(self) -> list[list[str]]:
+        """Return the states in which the attempts of each run ended."""
+        records = [json.loads(run.manifest.read_text())["volatile"] for run in self.runs]
+        return [[attempt["state"] for attempt in record["attempts"]] for record in records]
+
     def jobs(self) -> list[str]:
         """Return the members of the array that have not ended."""
         return self.cluster.command(
@@ -80,11 +95,9 @@ class Study:
         ).splitlines()
 
 
-def test_workers_train_each_run_once_with_the_bytes_of_make(study, tmp_path) -> None:
+def test_workers_train_each_run_once_with_the_bytes_of_make(study) -> None:
     job = study(SLURM_WORKERS=3)
-    assert job.folder.command("scripts/run_test_matrix.py", STEPS=STEPS)[0] == 0
-    alone = outcome(job.folder.path)
-    (job.folder.path / "results").rename(tmp_path / "alone")
+    alone = job.alone()
     code, script, _ = job.command("slurm")
     assert code == 0 and script.startswith("#!/bin/bash\n") and not job.jobs()
     job.submit()
@@ -107,12 +120,51 @@ def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(stud
     job.wait_for(lambda: any(line == f"{member} RUNNING" for line in job.jobs()))
     job.wait_for(lambda: not job.jobs())
     assert job.states() == [State.SUCCESS] * 2, job.logs()
-    attempts = [
-        [a["state"] for a in json.loads(run.manifest.read_text())["volatile"]["attempts"]]
-        for run in job.runs
-    ]
+    attempts = job.attempts()
     assert sorted(map(len, attempts)) == [1, 2]
     assert ["INTERRUPTED", "SUCCESS"] in attempts
+
+
+@pytest.mark.long
+def test_a_preempted_worker_is_requeued_and_its_run_ends_with_the_same_bytes(study) -> None:
+    job = study("0,3", SLURM_WORKERS=2, MAX_ITERS=400, LOG_INTERVAL=1)
+    alone = job.alone()
+    job.submit()
+    job.wait_for(lambda: sum(run.metrics.exists() for run in job.runs) == 2)
+    job.cluster.command("sbatch", "--partition=urgent", "--nodes=2", "--wrap=sleep 3")
+    job.wait_for(lambda: job.states().count(State.INTERRUPTED) == 2)
+    job.wait_for(lambda: not job.jobs())
+    assert job.states() == [State.SUCCESS] * 2, job.logs()
+    assert outcome(job.folder.path) == alone
+    assert sum(states == ["INTERRUPTED", "SUCCESS"] for states in job.attempts()) == 2
+
+
+@pytest.mark.long
+def test_workers_whose_time_ends_are_requeued_until_all_is_done(study) -> None:
+    """SLURM looks at time limits every 30 seconds."""
+    limits = {"SLURM_TIME": "1", "SLURM_SIGNAL_SECONDS": 30}
+    job = study("0,3", SLURM_WORKERS=1, **limits, MAX_ITERS=800)
+    alone = job.alone()
+    job.submit()
+    job.wait_for(lambda: not job.jobs())
+    assert job.states() == [State.SUCCESS] * 2, job.logs()
+    assert outcome(job.folder.path) == alone
+    assert any("INTERRUPTED" in states for states in job.attempts()), job.attempts()
+
+
+@pytest.mark.long
+def test_a_killed_controller_costs_no_run(study) -> None:
+    job = study("0,3", SLURM_WORKERS=3, MAX_ITERS=400, LOG_INTERVAL=1)
+    alone = job.alone()
+    job.submit()
+    job.wait_for(lambda: sum(run.metrics.exists() for run in job.runs) == 2)
+    # slurmctld saves its state within five seconds.
+    time.sleep(6)
+    job.cluster.kill("slurmctld")
+    time.sleep(5)
+    job.cluster.start_controller()
+    job.wait_for(lambda: job.states() == [State.SUCCESS] * 2)
+    assert outcome(job.folder.path) == alone
 
 
 def test_status_shows_the_queue_and_stop_cancels_what_waits(study) -> None:
