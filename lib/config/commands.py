@@ -155,7 +155,10 @@ def write_config_py(place: ConfigWorkspace) -> None:
         note = f", {changed} changed since the last write"
     write_constants(resolution, place)
     if new:
-        log("CONFIG", f"{len(new)} new symbols at their defaults (make listnewconfig)")
+        log(
+            "CONFIG",
+            f"{len(new)} new symbol{'s' * (len(new) > 1)} at the default (make listnewconfig)",
+        )
     log("CONFIG", f"{place.config} -> {place.config_py} ({len(resolution.values)} symbols{note})")
 
 

@@ -264,7 +264,7 @@ class VirtualEnvironment:
         shared = shared or self._read().shared
         if shared and (shared == str(self.path) or not _site_packages(shared).is_dir()):
             what = f"not another environment of {_VERSION} (expected {_site_packages(shared)})"
-            advice = f"make setup VENV=DIR with another one, or rm -r {self.path} for one without"
+            advice = f"type: make setup VENV=DIR; without a shared one: rm -r {shlex.quote(str(self.path))}"
             raise ConfigError(Problem(what, "VENV", advice, code="env.no-shared"))
         self.path.mkdir(parents=True, exist_ok=True)
         with self._locked() as stream:
@@ -376,7 +376,7 @@ def _run_pip(command: Sequence[str], root: Path) -> int:
             if large or is_verbose():
                 log("SETUP", large[1] if large else line.rstrip())
             elif line.startswith("Installing collected packages"):
-                log("SETUP", f"unpacking {line.count(',') + 1} packages")
+                log("SETUP", f"packages to unpack: {line.count(',') + 1}")
     return pip.returncode
 
 

@@ -83,7 +83,7 @@ def test_constants_reports_new_symbols(place: ConfigWorkspace, capsys) -> None:
     text = place.config.read_text().replace("CONFIG_N_HEAD=12\n", "")
     place.config.write_text(text)
     commands.write_config_py(place)
-    assert "CONFIG  1 new symbols" in capsys.readouterr().err
+    assert "CONFIG  1 new symbol " in capsys.readouterr().err
     assert commands.new_symbols(place, json=False) == "CONFIG_N_HEAD=12"
     document = json.loads(commands.new_symbols(place, json=True))
     assert document == {"schema_version": 1, "symbols": {"N_HEAD": "12"}}
