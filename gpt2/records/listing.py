@@ -373,11 +373,13 @@ def to_json(listed: RunList) -> str:
 def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> str:
     """Return one line per run, causes of failures, the differing settings and a summary.
 
-    The columns fit the terminal unless ``every_column``; settings named in ``where`` come first.
+    The columns fit the terminal unless ``every_column``; settings named in ``where`` come first, then
+    those with most values.
     """
     width = shutil.get_terminal_size().columns
     differing = listed.differing
-    names = sorted(differing, key=lambda name: name not in re.findall(r"\w+", where))
+    asked = re.findall(r"\w+", where)
+    names = sorted(differing, key=lambda name: (name not in asked, -len(differing[name])))
     fixed = list(FIELDS) if every_column else list(_ALWAYS_SHOWN)
     columns = [_column(name, listed.runs, every_column) for name in [*fixed, *names]]
     if not every_column:

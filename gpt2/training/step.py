@@ -30,8 +30,8 @@ from lib.units import format_size
 # Fallbacks when a step runs out of memory: smaller micro-batches and gradient checkpointing, as
 # configured.
 #
-# Every fallback keeps the sequences of a batch. Measures that would change
-# the experiment are only logged. Shape suffixes: B micro-batch, T tokens.
+# Every fallback keeps the sequences of a batch. Measures that would change the experiment are only
+# logged. Shape suffixes: B micro-batch, T tokens.
 
 
 # Further measures, and the reason why they are not applied.

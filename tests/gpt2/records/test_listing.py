@@ -158,6 +158,15 @@ def test_the_list_fits_80_columns_and_v1_shows_every_setting(listed, monkeypatch
     assert narrow[-1] in ("N_LAYER", "COMPILE")
 
 
+def test_the_setting_with_most_values_is_shown_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for number in range(3):
+        name = f"ratio/base-s{number}-aaaaaaa{number}"
+        add(tmp_path, name, ATTENTION_BACKEND=f"long_name_of_{number % 2}", MAX_ITERS=number)
+    header = to_text(list_runs(tmp_path)).splitlines()[0].split()
+    assert header[5] == "MAX_ITERS"
+
+
 def test_json_lists_the_same_runs(listed):
     document = json.loads(to_json(listed))
     assert [run["run"] for run in document["runs"]] == [run.run for run in listed.runs]
