@@ -44,6 +44,16 @@ def test_libraries_are_told_before_they_start() -> None:
     assert "CUBLAS_WORKSPACE_CONFIG" not in worker_environment(replace(GPU, deterministic="off"))
 
 
+def test_the_users_setting_of_waiting_threads_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert int(worker_environment(CPU)["GOMP_SPINCOUNT"]) > 0
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        with monkeypatch.context() as exported:
+            exported.setenv(name, "7")
+            assert "GOMP_SPINCOUNT" not in worker_environment(CPU)
+
+
 def test_asking_for_the_environment_loads_no_torch() -> None:
     code = "import sys, lib.env.machine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
