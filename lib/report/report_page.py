@@ -223,12 +223,13 @@ def _single(results: ResultTable) -> Html:
 def _sentence(verdict: ContrastVerdict) -> Html:
     word = tag("span", verdict.word.value, class_=_style(verdict.word))
     relation = {"BETTER": " than ", "WORSE": " than ", "EQUIVALENT": " to "}[verdict.word.value]
-    p = p_equation(verdict.p_of_word)
     text = f": {signed(verdict.difference or 0.0)} nats per token"
-    if verdict.test is not None:
+    if verdict.test is None:
+        text += f", which is rounding, n={verdict.n}."
+    else:
         low, high = verdict.test.interval
-        text += f" (95 % interval {signed(low)} to {signed(high)})"
-    text += f", n={verdict.n}, {p}."
+        text += f" (95 % interval {signed(low)} to {signed(high)}), n={verdict.n}, "
+        text += f"{p_equation(verdict.p_of_word)}."
     contrast = verdict.contrast
     if not contrast.reference:
         return joined(["Effect ", tag("b", contrast.step), " ", word, text])

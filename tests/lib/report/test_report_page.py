@@ -202,6 +202,18 @@ def test_without_results_the_report_still_appears(make_run):
     assert "svg" not in parsed.tags and "new" in parsed.texts
 
 
+def test_a_step_that_differs_by_rounding_has_no_p(make_run):
+    losses = {"base": (3.0, 3.1, 3.2), "same": (3.0 + 2e-8, 3.1 - 1e-8, 3.2 + 3e-8)}
+    runs = [
+        make_run(name, loss, seed=seed, parent="base" if number else "", number=number)
+        for number, name in enumerate(losses)
+        for seed, loss in enumerate(losses[name], 1)
+    ]
+    table = build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule(band=0.01)))
+    text = " ".join(Parsed(report_page(table, CONTEXT)).texts)
+    assert "EQUIVALENT" in text and "rounding" in text and "p=-" not in text
+
+
 def test_without_matplotlib_a_line_names_the_command(study, without_matplotlib):
     parsed = Parsed(report_page(study[1], CONTEXT))
     assert "svg" not in parsed.tags and len(parsed.values("data-word")) == 2
