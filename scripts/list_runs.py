@@ -16,13 +16,12 @@ condition or archive, or not confirmed.
 import _start
 
 from gpt2.ablation import OWN
-from gpt2.ablation.resolve import resolve_config
+from gpt2.ablation.resolve import configured_values
 from gpt2.planning.arguments import add_json, add_subcommands, add_variable, add_yes, new_parser
 from gpt2.records import archive
 from gpt2.records.listing import list_runs, select, to_json, to_text
 from lib import console
-from lib.config.dotconfig import ConfigWorkspace, read_constants
-from lib.config.tree import KconfigTree
+from lib.config.dotconfig import ConfigWorkspace
 from lib.errors import EXIT_DONE
 from lib.project import ROOT
 
@@ -49,11 +48,9 @@ def main() -> int:
     for command in commands.values():
         add_json(command)
     args = parser.parse()
-    place = ConfigWorkspace(ROOT, args.build_dir)
     # Runs can be listed without a configuration.
-    values = (
-        read_constants(place) if place.config.exists() else resolve_config(KconfigTree(), []).values
-    )
+    place = ConfigWorkspace(ROOT, args.build_dir)
+    values = configured_values(place)
     folder = args.build_dir / str(values["OUTPUT_DIR"])
     if args.command == "clean":
         code, text = archive.clean_command(args, folder)

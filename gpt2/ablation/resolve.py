@@ -1,14 +1,14 @@
 """Resolution of a study: one Config for each step on top of a base configuration."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpt2.ablation import study_of
 from gpt2.ablation.step import Step, Study
 from gpt2.config import Config, StudyConfig
 from lib.config import dotconfig
-from lib.config.dotconfig import ConfigWorkspace
-from lib.config.field import from_symbols, kconfig_fields
+from lib.config.dotconfig import ConfigWorkspace, read_constants
+from lib.config.field import SymbolValue, from_symbols, kconfig_fields
 from lib.config.layers import (
     Assignment,
     ConfigLayer,
@@ -64,6 +64,13 @@ def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
     Raises ConfigError located at the lines that break a rule.
     """
     return tree.checked(layers, Config.from_values)[1]
+
+
+def configured_values(place: ConfigWorkspace) -> Mapping[str, SymbolValue]:
+    """Return the values of ``.config``, or the defaults if there is none."""
+    if place.config.exists():
+        return read_constants(place)
+    return resolve_config(KconfigTree(), []).values
 
 
 def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[ConfigLayer]:

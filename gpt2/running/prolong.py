@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
-from gpt2.ablation.resolve import resolve_config
+from gpt2.ablation.resolve import configured_values, resolve_config
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.records.run_files import RunLookup, find_finished
+from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.plan.run import RunVariant, build_runs
+from lib.project import ROOT
 from lib.runner.hooks import COMMAND_SYMBOLS
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
@@ -30,8 +32,8 @@ def plan_prolonged(
 ) -> Plan:
     """Plan ``iterations`` more of the finished run ``named``, as a run of its own.
 
-    The run has the recorded settings, except for the budget, the initial weights and the seed, with
-    ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises ConfigError if the
+    The run has the recorded settings, except for the budget, the initial weights, the seed, commands
+    and folders, with ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises ConfigError if the
     run is not finished or a setting has no effect.
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
@@ -39,13 +41,17 @@ def plan_prolonged(
     recorded = record.config
     tree = KconfigTree()
     layer = ConfigLayer.of("constants", str(run.resolved_config), recorded.symbols)
-    output = build_dir / str(recorded.symbols["OUTPUT_DIR"])
+    # A run, which may be a stranger's, must not choose where files are written.
+    own = configured_values(ConfigWorkspace(ROOT, build_dir))
+    folders = {name: own[name] for name in ("OUTPUT_DIR", "DATA_DIR")}
+    output = build_dir / str(own["OUTPUT_DIR"])
     changes: dict[str, SymbolValue] = {
         "SINGLE_TRAINING": True,
         "BUDGET_ITERATIONS": True,
         "MAX_ITERS": iterations,
         "INIT_FROM": _source(run, output),
         "SEED": int(recorded.symbols["SEED"]) + SEED_STEP,
+        **folders,
         **dict.fromkeys(COMMAND_SYMBOLS, ""),
     }
     if recorded.symbols["INIT_STREAM"]:

@@ -54,6 +54,14 @@ def test_a_command_of_the_run_is_not_taken_over(configure, tmp_path):
     assert plan.base.study.on_done_command == "true"
 
 
+def test_a_run_does_not_choose_where_files_are_written(configure, tmp_path):
+    theirs = configure(OUTPUT_DIR=str(tmp_path / "out"), DATA_DIR=str(tmp_path / "data-of-theirs"))
+    run = write_finished(theirs, tmp_path / "theirs")
+    plan = plan_prolonged(str(run.path), tmp_path / "build", 40, [])
+    assert plan.folder == tmp_path / "build" / "results" / "prolonged"
+    assert plan.base.data.data_dir == configure().data.data_dir
+
+
 def test_a_run_elsewhere_is_named_by_its_path(configure, tmp_path):
     run = write_finished(configure(), tmp_path / "theirs")
     plan = plan_prolonged(str(run.path), tmp_path, 40, [])
