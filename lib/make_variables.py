@@ -19,15 +19,23 @@ EXPORTED = "KABLATE_EXPORTED"
 COMMON = {"O", "V", "PYTHON", "EXTRAS", "NO_COLOR", "KCONFIG_CONFIG", "MENUCONFIG_STYLE"}
 
 
-def require_read(reads: Collection[str], command: str = "") -> str:
+def resume_command() -> str:
     """Return the command that trains on: make with its variables if the user typed make alone.
 
-    Raises ConfigError if a variable of make's command line is not among those that a script reads.
+    Call it before ``require_read``, which removes the names of the variables.
+    """
+    typed = os.environ.get(GIVEN, "").split() if os.environ.get(TARGET) == "all" else []
+    return " ".join(["make", *(f"{name}={quote(os.environ.get(name, ''))}" for name in typed)])
+
+
+def require_read(reads: Collection[str], command: str = "") -> None:
+    """Raise ConfigError if a variable of make's command line is not among those that a script reads.
+
     Logs each variable that the script reads from the environment. A ``command`` other than make's
     target is part of another target, as loading and converting ``.config`` are, and does nothing.
     """
     if not os.environ.get(TARGET, "").startswith(command):
-        return "make"
+        return
     # Removed, because they are not about the scripts that this one starts.
     target, given, exported = (os.environ.pop(name, "") for name in (TARGET, GIVEN, EXPORTED))
     unread = [name for name in given.split() if name not in reads and name not in COMMON]
@@ -36,8 +44,6 @@ def require_read(reads: Collection[str], command: str = "") -> str:
     for name in exported.split():
         if name in reads and name not in COMMON:
             log("ENV", f"{name}={os.environ.get(name, '')} (from the environment)")
-    typed = given.split() if target == "all" else []
-    return " ".join(["make", *(f"{name}={quote(os.environ.get(name, ''))}" for name in typed)])
 
 
 # Beginnings of the names that the earlier systems read.

@@ -59,7 +59,8 @@ class CommandParser(CommandLine):
         """
         arguments = self.parse_args()
         parser = self._commands.get(vars(arguments).get("command", ""), self)
-        arguments.command_line = make_variables.require_read(parser._reads)
+        arguments.command_line = make_variables.resume_command()
+        make_variables.require_read(parser._reads)
         return arguments
 
     def words(self, arguments: argparse.Namespace, without: Sequence[str]) -> list[str]:

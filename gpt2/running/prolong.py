@@ -33,8 +33,8 @@ def plan_prolonged(
     """Plan ``iterations`` more of the finished run ``named``, as a run of its own.
 
     The run has the recorded settings, except for the budget, the initial weights, the seed, commands
-    and folders, with ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises ConfigError if the
-    run is not finished or a setting has no effect.
+    and folders, with ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises
+    ConfigError if the run is not finished or a setting has no effect.
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
     record = RunRecord(run)
