@@ -83,6 +83,13 @@ class Study:
         (self.folder.path / "results").rename(self.folder.path / "alone")
         return files
 
+    def submit_both(self) -> dict[str, bytes]:
+        """Return the files of the two runs as make trains them, once both train on the cluster."""
+        alone = self.alone()
+        self.submit()
+        self.wait_for(lambda: sum(run.metrics.exists() for run in self.runs) == 2)
+        return alone
+
     def attempts(self) -> list[list[str]]:
         """Return the states in which the attempts of each run ended."""
         records = [json.loads(run.manifest.read_text())["volatile"] for run in self.runs]
@@ -128,9 +135,7 @@ def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(stud
 @pytest.mark.long
 def test_a_preempted_worker_is_requeued_and_its_run_ends_with_the_same_bytes(study) -> None:
     job = study("0,3", SLURM_WORKERS=2, MAX_ITERS=400, LOG_INTERVAL=1)
-    alone = job.alone()
-    job.submit()
-    job.wait_for(lambda: sum(run.metrics.exists() for run in job.runs) == 2)
+    alone = job.submit_both()
     job.cluster.command("sbatch", "--partition=urgent", "--nodes=2", "--wrap=sleep 3")
     job.wait_for(lambda: job.states().count(State.INTERRUPTED) == 2)
     job.wait_for(lambda: not job.jobs())
@@ -155,9 +160,7 @@ def test_workers_whose_time_ends_are_requeued_until_all_is_done(study) -> None:
 @pytest.mark.long
 def test_a_killed_controller_costs_no_run(study) -> None:
     job = study("0,3", SLURM_WORKERS=3, MAX_ITERS=400, LOG_INTERVAL=1)
-    alone = job.alone()
-    job.submit()
-    job.wait_for(lambda: sum(run.metrics.exists() for run in job.runs) == 2)
+    alone = job.submit_both()
     # slurmctld saves its state within five seconds.
     time.sleep(6)
     job.cluster.kill("slurmctld")
