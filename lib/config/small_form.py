@@ -45,7 +45,7 @@ class EffectBase:
 
     # Text of the value in a configuration file, by symbol.
     settings: Mapping[str, str] = field(default_factory=dict)
-    # Values set after the base was made small.
+    # Values that replace those of the small form.
     small: Mapping[str, SymbolValue] = field(default_factory=dict)
 
 

@@ -58,7 +58,7 @@ class ErrorLevel:
     share_at: Callable[[int], float] = field(default=lambda n: 1.0)
 
 
-# The level of a study that is judged once.
+# Error level of a study with a single look.
 WHOLE_ALPHA = ErrorLevel()
 
 

@@ -110,7 +110,7 @@ def report_page(results: ResultTable, context: ReportContext) -> str:
 
 @dataclass(frozen=True)
 class _Figures:
-    """The drawn figures by kind, or why there are none."""
+    """Drawn figures by kind, or the reason why they are missing."""
 
     figures: Sequence[NamedFigure]
     missing: str
