@@ -257,7 +257,7 @@ class TrainConfig:
     max_time_seconds: int = kconfig_field("GPT2_MAX_TIME")
     # Sequences per optimizer step, all processes together.
     global_batch: int = kconfig_field("GLOBAL_BATCH")
-    # Sequences per forward pass of one process.
+    # Sequences per forward pass of one process; 0 for the largest that fits, before it is planned.
     batch_size: int = kconfig_field("BATCH_SIZE")
     grad_accumulation: int = kconfig_field("GRAD_ACCUMULATION")
     gpus: int = kconfig_field("GPUS")
@@ -277,6 +277,8 @@ class TrainConfig:
     oom_checkpointing_first: bool = kconfig_field("OOM_CHECKPOINTING_FIRST")
 
     def __post_init__(self) -> None:
+        if not self.batch_size:
+            return
         product = self.batch_size * self.grad_accumulation * self.gpus
         if product != self.global_batch:
             what = (

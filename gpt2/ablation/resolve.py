@@ -61,9 +61,18 @@ def resolve_step(
 def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
     """Return the configuration of ``layers``.
 
-    Raises ConfigError located at the lines that break a rule.
+    Raises ConfigError located at the lines that break a rule, or leave the micro-batch open.
     """
-    return tree.checked(layers, Config.from_values)[1]
+    return tree.checked(layers, runnable_config)[1]
+
+
+def runnable_config(values: Mapping[str, SymbolValue]) -> Config:
+    """Return the configuration of ``values``. Raises ConfigError if it cannot be trained as it is."""
+    config = Config.from_values(values)
+    if not config.train.batch_size:
+        what = "BATCH_SIZE: 0 is for the runs of a plan together (expected 1 or more here)"
+        raise ConfigError(Problem(what, code="config.conflict"))
+    return config
 
 
 def configured_values(place: ConfigWorkspace) -> Mapping[str, SymbolValue]:

@@ -15,6 +15,7 @@ from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
 from gpt2.check import Check
 from gpt2.config import Config, refuse_lone_arms, wants_twins
+from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.planning import plan
 from gpt2.planning.plan import STUDY_DEFCONFIG, config_layers
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
@@ -115,6 +116,7 @@ def plan_cases(
     step.
     """
     tree = KconfigTree()
+    layers = with_one_sequence(tree, layers)
     base = resolve_config(tree, layers)
     match base.study.mode:
         case "ra_mla_ablation_mode":

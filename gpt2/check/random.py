@@ -20,6 +20,7 @@ from typing import Any
 
 from kconfiglib import BOOL, INT, STRING, Choice, Symbol
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS, Check, select
 from gpt2.check.cases import CheckCase, CheckJob
 from gpt2.check.command import check_executor, check_in_workers
@@ -77,9 +78,7 @@ def resolve_settings(tree: KconfigTree, settings: Mapping[str, str]) -> Config:
 
     Raises ConfigError if a rule is violated.
     """
-    return Config.from_values(
-        tree.resolve([ConfigLayer.of("defconfig", "random", settings)]).values
-    )
+    return resolve_config(tree, [ConfigLayer.of("defconfig", "random", settings)])
 
 
 def applicable_settings(tree: KconfigTree, settings: Mapping[str, str]) -> Settings:

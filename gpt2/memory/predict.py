@@ -1,28 +1,38 @@
 """Memory, FLOPs and time of a step on a target, predicted before a GPU is used.
 
     python -m gpt2.memory.predict GPU [BUILD_DIR] < VALUES.json
+    python -m gpt2.memory.predict limits < VALUES.json
 
-reads a list of configurations (symbol values) and prints the prediction of a step of each as JSON.
+read configurations (symbol values), and print as JSON the prediction of a step of each, or the largest
+micro-batch of each on this machine's device.
 """
 
+import dataclasses
 import json
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from gpt2.config import Config
 from gpt2.memory.cost import DeviceRates, StepPrediction, predict_step, rates, to_json
 from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
+from gpt2.memory.micro_batch import LIMITS, Limits
 from gpt2.memory.tracker import CATEGORIES, BytesByCategory
-from lib.env.gpu import Gpu, find_gpu
+from lib.env.gpu import CONTEXT_BYTES, Gpu, find_gpu, local_gpu, usable_cores
+from lib.errors import EXIT_DONE, EXIT_PREFLIGHT
 from lib.units import GIB, format_size
 
 # Resident memory of a training process on a CPU relative to its tensors: fragmentation, and buffers
 # of matrix products. 3 to 20 % in five cases (gpt2.memory.measure).
 CPU_OVERHEAD = 0.11
+# A GPU with this much less memory than the others is left to the programs that use it.
+_IN_USE_BYTES = 2 * GIB
 HEADINGS = ("params", "MFLOP/token", "peak of GPU memory", "largest micro-batch", "CPU memory")
 
 
@@ -126,6 +136,40 @@ def _largest_micro_batch(
     return next((size for size in sizes if memory.holds(peak(size))), 0)
 
 
+def largest_that_fits(config: Config, device: Gpu) -> int:
+    """Return the largest micro-batch that fits the memory of ``device``; 0 if no sequence does.
+
+    The kernels are those of the configured device.
+    """
+    gpu = None if config.machine.device == "cpu" else device
+    training = FakeTrainingStep(config)
+    share = config.train.global_batch // config.train.gpus
+    sizes = [size for size in range(1, share + 1) if share % size == 0]
+
+    def exceeds(size: int) -> bool:
+        return not device.holds(_highest(training.needs(gpu, size))[0].total())
+
+    return [0, *sizes][bisect_left(sizes, True, key=exceeds)]
+
+
+def free_memory(config: Config) -> Gpu | None:
+    """Return the memory for one process of a run on this machine's device; None without its GPU.
+
+    On a CPU, processes side by side divide the memory. On GPUs, the least of those that are free.
+    """
+    if config.machine.device == "cpu":
+        memory = _this_machine()
+        processes = max(config.train.gpus, usable_cores() // config.machine.cpu_threads)
+        return dataclasses.replace(memory, memory_gib=memory.memory_gib / processes)
+    gpu = local_gpu()
+    if gpu is None:
+        return None
+    free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+    # Other programs may use some of the GPUs. The context of this process counts as used.
+    least = min(size for size in free if size > max(free) - _IN_USE_BYTES) + CONTEXT_BYTES
+    return dataclasses.replace(gpu, memory_gib=min(gpu.memory_gib, least / GIB))
+
+
 def _highest(needs: StepNeeds) -> tuple[BytesByCategory, str]:
     """Return the bytes of the stage with the highest peak, and the stage's name."""
     stage = max(needs.peaks, key=lambda stage: needs.peaks[stage].total())
@@ -138,14 +182,30 @@ def _this_machine() -> Gpu:
     return Gpu("cpu", memory_bytes / GIB, 0.0, {})
 
 
-def main() -> None:
-    """Predict a step of each configuration on stdin."""
+def micro_batch_limits(configs: Mapping[str, Config]) -> Limits | None:
+    """Predict the limits of this machine; None without the GPU that the configurations require."""
+    device = free_memory(next(iter(configs.values())))
+    if device is None:
+        return None
+    sizes = {name: largest_that_fits(config, device) for name, config in configs.items()}
+    shares = [c.train.global_batch // c.train.gpus for c in configs.values()]
+    return Limits(device.name, device.memory_gib, sizes, shares)
+
+
+def main() -> int:
+    """Predict a step, or the limits, of each configuration on stdin."""
     name, *folder = sys.argv[1:]
+    values = json.load(sys.stdin)
+    if name == LIMITS:
+        limits = micro_batch_limits({run: Config.from_values(each) for run, each in values.items()})
+        sys.stdout.write(json.dumps(limits and dataclasses.asdict(limits)))
+        return EXIT_DONE if limits else EXIT_PREFLIGHT
     build_dir, gpu = (Path(folder[0]) if folder else None), find_gpu(name)
-    configs = [Config.from_values(values) for values in json.load(sys.stdin)]
+    configs = [Config.from_values(each) for each in values]
     predictions = [step_prediction(c, gpu, rates(c, name, build_dir)) for c in configs]
     sys.stdout.write(to_json(predictions))
+    return EXIT_DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

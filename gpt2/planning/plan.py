@@ -9,6 +9,12 @@ from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.ablation.step import Study
 from gpt2.config import Config, refuse_lone_arms, wants_twins
+from gpt2.memory.micro_batch import (
+    MicroBatch,
+    is_automatic,
+    largest_micro_batch,
+    with_one_sequence,
+)
 from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
 from gpt2.training.budget import run_budget
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
@@ -133,7 +139,7 @@ def _resolve(
         return resolve_config(tree, [*layers, layer])
     values = tree.resolve([*layers, layer]).values
     batch, micro, gpus = (int(values[name]) for name in _BATCH)
-    settings = {**each.delta, "GRAD_ACCUMULATION": max(1, batch // (micro * gpus))}
+    settings = {**each.delta, "GRAD_ACCUMULATION": max(1, batch // max(1, micro * gpus))}
     return resolve_config(tree, [*layers, ConfigLayer.of("axis", name, settings)])
 
 
@@ -173,6 +179,8 @@ class Plan:
     # Every variant that resolves, independent of STEPS, and the seed of these configurations.
     resolved: Block = ()
     resolved_seed: int = 0
+    # In place of BATCH_SIZE=0; None if the configuration sets the micro-batch.
+    micro_batch: MicroBatch | None = None
 
     def only(self, patterns: str) -> "Plan":
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
@@ -237,6 +245,8 @@ def make_plan(
     for "auto" the record of the verdicts.
     """
     tree = KconfigTree()
+    micro_batch = known.micro_batch if known else _micro_batch(tree, layers, build_dir, sweep, yes)
+    layers = [*layers, micro_batch.layer] if micro_batch else layers
     base = known.base if known else resolve_config(tree, layers)
     automatic = seeds.strip() == AUTO_SEEDS
     study = _planned_study(base, sweep, build_dir)
@@ -273,7 +283,27 @@ def make_plan(
         *(name, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks),
         resolved=every,
         resolved_seed=first,
+        micro_batch=micro_batch,
     )
+
+
+def _micro_batch(
+    tree: KconfigTree,
+    layers: Sequence[ConfigLayer],
+    build_dir: Path,
+    sweep: Sweep | None,
+    yes: bool,
+) -> MicroBatch | None:
+    """Return the micro-batch of all runs of the configuration, if it is automatic.
+
+    It depends neither on the selected steps nor on the seeds, so that these runs are comparable.
+    """
+    if not is_automatic(layers):
+        return None
+    layers = with_one_sequence(tree, layers)
+    whole = make_plan(layers, build_dir, sweep=sweep, yes=yes, optional=True)
+    configs = {variant.slug: config for variant, config in whole.resolved}
+    return largest_micro_batch(whole.base, configs, build_dir)
 
 
 def _with_seeds(
@@ -382,6 +412,8 @@ def make_trial(
     Raises ConfigError if the change has no effect on the configuration or on the run's identity.
     """
     tree = KconfigTree()
+    if micro_batch := _micro_batch(tree, layers, build_dir, None, True):
+        layers = [*layers, micro_batch.layer]
     base = resolve_config(tree, layers)
     # With a warm-up longer than the run, the learning rate would never reach its maximum.
     warm_up = min(base.schedule.warmup_steps, max(1, iterations // 10))

@@ -182,7 +182,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
         f"{skipped}{_damage_note(plan, views)}{_stale_note(views)}"
         + "".join(f"{line}\n" for line in _pattern_notes(plan))
         + f"{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
-        + f"{_power_note(plan, views)}{summary_line(plan, views)}"
+        + f"{_micro_batch_note(plan)}{_power_note(plan, views)}{summary_line(plan, views)}"
     )
     if hidden := [name for name in columns if name not in headings]:
         notes = f"not shown: {', '.join(hidden)} (V=1 shows all columns)\n{notes}"
@@ -261,6 +261,7 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         "debug_flags": plan.base.numerics.debug_flags,
         "notes": _pattern_notes(plan),
         "left_out": [str(problem) for problem in plan.left_out],
+        "micro_batch": asdict(plan.micro_batch) if plan.micro_batch else None,
         **power_record(*_power_and_cost(plan, views)),
         "looks": None if plan.auto is None else _looks(plan.auto),
         "runs": [
@@ -304,6 +305,10 @@ def _eager_note(plan: Plan, views: Sequence[RunView]) -> str:
         f"{len(eager)} run(s) named *-{EAGER}{time}: the same runs without torch.compile, in "
         "separate table rows;\nSET=COMPILE_EAGER_TWIN=n disables them\n"
     )
+
+
+def _micro_batch_note(plan: Plan) -> str:
+    return f"{plan.micro_batch}\n" if plan.micro_batch else ""
 
 
 def _pattern_notes(plan: Plan) -> list[str]:

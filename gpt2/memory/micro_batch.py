@@ -1,0 +1,156 @@
+"""Automatic micro-batch (``BATCH_SIZE=0``): the largest that fits all runs; imports no torch."""
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpt2.config import Config, identity_digest
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.console import log
+from lib.errors import EXIT_PREFLIGHT, PreflightError, Problem, RunError
+from lib.files import pretty_json, temporary_path, write_atomic
+from lib.json_files import MissingRecord, read_json_object, typed
+from lib.project import python_module_command
+from lib.units import GIB, format_size
+
+# Argument of gpt2.memory.predict.
+LIMITS = "limits"
+# Folder of the build folder with a file for each set of configurations.
+FOLDER = "micro-batch"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Micro-batch that fits every run of a plan in the memory of a process.
+
+    ``run`` is a run that needs more memory than others; "" if all have the same limit.
+    """
+
+    size: int
+    accumulation: int
+    device: str
+    memory_gib: float
+    run: str
+
+    def __str__(self) -> str:
+        memory = format_size(self.memory_gib * GIB)
+        return (
+            f"BATCH_SIZE={self.size} GRAD_ACCUMULATION={self.accumulation}: the largest that is "
+            f"predicted to fit {memory} of {self.device}{self.run and f' (limited by {self.run})'}"
+        )
+
+    @property
+    def layer(self) -> ConfigLayer:
+        """Return the settings that replace ``BATCH_SIZE=0``."""
+        return _layer(self.size, self.accumulation)
+
+
+def is_automatic(layers: Sequence[ConfigLayer]) -> bool:
+    """Return whether the layers set BATCH_SIZE to 0."""
+    values = [a.value for layer in layers for a in layer.assignments if a.name == "BATCH_SIZE"]
+    return values[-1:] == ["0"]
+
+
+def with_one_sequence(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Sequence[ConfigLayer]:
+    """Return the layers with a micro-batch of one sequence in place of BATCH_SIZE=0.
+
+    Every configuration that resolves with another micro-batch resolves with this one.
+    """
+    if not is_automatic(layers):
+        return layers
+    values = tree.resolve(layers).values
+    share = int(values["GLOBAL_BATCH"]) // int(values["GPUS"])
+    return [*layers, _layer(1, max(1, share))]
+
+
+def largest_micro_batch(base: Config, configs: Mapping[str, Config], build_dir: Path) -> MicroBatch:
+    """Return the largest micro-batch with which every configuration fits, by the name of its run.
+
+    All configurations, and their ``base``, have micro-batches of one sequence. The result is stored
+    in the build folder, because the identity of runs depends on it: later commands, also on other
+    machines, read it. Raises PreflightError without the GPU that the configurations require, or if
+    one sequence does not fit.
+    """
+    distinct = {c.with_seed(1).digest: name for name, c in configs.items()}
+    key = identity_digest({"base": base.with_seed(1).digest, "runs": sorted(distinct)})
+    path = build_dir / FOLDER / f"{key[:16]}.json"
+    try:
+        return typed(MicroBatch, read_json_object(path), path, ())
+    except MissingRecord:
+        pass
+    log("MEMORY", f"BATCH_SIZE=0: predicting the memory of {len(distinct)} configurations")
+    chosen = _chosen(base, _predicted({name: configs[name] for name in distinct.values()}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _stored(path, chosen)
+
+
+def _chosen(base: Config, limits: "Limits") -> MicroBatch:
+    """Return the largest micro-batch that divides every share of a process, and exceeds no limit."""
+    run, limit = min(limits.sizes.items(), key=lambda item: item[1])
+    share = math.gcd(base.train.grad_accumulation, *limits.shares)
+    sizes = [size for size in range(1, share + 1) if share % size == 0 and size <= limit]
+    if not sizes:
+        memory = format_size(limits.memory_gib * GIB)
+        what = f"one sequence of {run} does not fit (expected at most {memory} of {limits.device})"
+        advice = "set GRAD_CHECKPOINTING=y, or a smaller model; make check shows the memory"
+        raise PreflightError(Problem(what, "BATCH_SIZE", advice, code="memory.too-small"))
+    size, count = sizes[-1], base.train.grad_accumulation
+    limited_by = run if limit < max(limits.sizes.values()) else ""
+    return MicroBatch(size, count // size, limits.device, limits.memory_gib, limited_by)
+
+
+def _layer(size: int, accumulation: int) -> ConfigLayer:
+    settings = {"BATCH_SIZE": size, "GRAD_ACCUMULATION": accumulation}
+    return ConfigLayer.of("command line", "BATCH_SIZE=0", settings)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest micro-batch of each run by its name, and the shares of GLOBAL_BATCH of a process.
+
+    ``memory_gib`` is the memory of the device for one process.
+    """
+
+    device: str
+    memory_gib: float
+    sizes: Mapping[str, int]
+    shares: Sequence[int]
+
+
+def _predicted(configs: Mapping[str, Config]) -> Limits:
+    """Return the limits of this machine, from a process that imports torch."""
+    done = subprocess.run(
+        python_module_command("gpt2.memory.predict", LIMITS),
+        input=json.dumps({name: dict(config.values) for name, config in configs.items()}),
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
+    )
+    if done.returncode == EXIT_PREFLIGHT:
+        what = "0 requires the GPU whose memory decides (expected a visible GPU, got none)"
+        advice = "type make plan on a machine that has it and shares this folder, or set BATCH_SIZE"
+        raise PreflightError(Problem(what, "BATCH_SIZE", advice, code="gpu.missing"))
+    if done.returncode:
+        what = "the memory of a step could not be predicted"
+        raise RunError(Problem(what, "BATCH_SIZE", code="process.failed"))
+    return Limits(**json.loads(done.stdout))
+
+
+def _stored(path: Path, chosen: MicroBatch) -> MicroBatch:
+    """Write the record and return it, or that of a command that was faster, on any machine."""
+    draft = temporary_path(path).with_suffix(".draft")
+    write_atomic(draft, pretty_json({"schema_version": SCHEMA_VERSION, **asdict(chosen)}))
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return typed(MicroBatch, read_json_object(path), path, ())
+    finally:
+        draft.unlink()
+    log("MEMORY", str(chosen))
+    return chosen
