@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import parse_text, read_file
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
+from lib.runner.slurm import batch_script
 
 RATIO, MECHANISMS, NSA = (STUDIES[name] for name in ("ratio", "mechanisms", "nsa"))
 
@@ -105,6 +107,18 @@ def test_an_environment_changes_no_run(tree, fragment):
         after = Config.from_values(resolved(tree, f"{base}+{fragment.name}"))
         assert before.environment.policy == "any" != after.environment.policy
         assert before.hash8 == after.hash8
+
+
+def test_a_cluster_changes_the_jobs_and_no_run(tree):
+    for base in next(f.bases for f in FRAGMENTS if f.name == "slurm-a100"):
+        before = Config.from_values(resolved(tree, f"{base}+a100"))
+        after = Config.from_values(resolved(tree, f"{base}+a100+slurm-a100"))
+        assert before.hash8 == after.hash8 and before.slurm != after.slurm
+        script = batch_script(Path("results"), after.slurm, after.train.gpus, ["make"]).splitlines()
+        sbatch = {line.removeprefix("#SBATCH ") for line in script if line.startswith("#SBATCH")}
+        assert sbatch >= {"--array=1-10", "--partition=gpu", "--account=my-project", "--mem=64G"}
+        assert sbatch >= {"--time=12:00:00", "--gres=gpu:a100:1", "--constraint=a100-80"}
+        assert "--cpus-per-task=8" in sbatch and script.index("module load cuda/12") > len(sbatch)
 
 
 def test_quick_runs_on_a_cpu_with_a_base_for_a_gpu(tree):
