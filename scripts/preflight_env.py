@@ -6,7 +6,7 @@
 
 Runs all checks that every training command runs before it starts, and writes the environment
 snapshot (the folder "environment" beside .config). Does not train or download anything. Exit codes:
-0 all conditions are met, 2 configuration, 3 a condition is not met.
+0 all conditions are met that can be tested here, 2 configuration, 3 a condition is not met.
 """
 
 import json

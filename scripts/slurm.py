@@ -50,6 +50,8 @@ def main() -> int:
         log("SLURM", f"each worker starts with SLURM_SETUP: {base.slurm.setup}")
     job = slurm.submit(script, plan.folder)
     log("SLURM", f"job {job}: {base.slurm.workers} workers for {len(plan.runs)} runs")
+    if gpus:
+        log("SLURM", "each worker tests the GPU on its node before its first run")
     log("NEXT", "make status; make stop; at the end make report")
     return EXIT_DONE
 

@@ -7,6 +7,7 @@ Imports no torch: the checks of the device do, in a worker.
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +174,8 @@ def conditions(
 def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     """Return the report of ``make preflight``: facts about this machine, and every condition.
 
-    Writes the environment snapshot; does not train or download anything.
+    Writes the environment snapshot; does not train or download anything. On a login node without a
+    GPU, the conditions of the GPU are not tested.
     """
     import torch
 
@@ -184,6 +186,8 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in configs)
     hardware = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
     checked = conditions(configs, place, busy=busy)
+    if _is_login_node():
+        checked = _without_gpu(checked)
     return {
         "schema_version": SCHEMA_VERSION,
         "runs": list(dict.fromkeys(intended(c) for c in configs)),
@@ -201,11 +205,34 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
             "variables_without_effect": _variables_without_effect(configs),
         },
         "conditions": [
-            {"name": c.name, "problems": [dataclasses.asdict(p) for p in c.problems]}
+            {
+                "name": c.name,
+                "problems": [dataclasses.asdict(p) for p in c.problems],
+                "untested": c.untested,
+            }
             for c in checked
         ],
         "passed": not any(c.problems for c in checked),
     }
+
+
+# Conditions that each worker tests on its node, before its first run.
+_OF_GPU = ("device", "kernels", "free GPUs")
+_UNTESTED = "not tested: no GPU here; each worker of make slurm tests it"
+
+
+def _is_login_node() -> bool:
+    """Return whether jobs of SLURM can be submitted from here, and this is not one of them."""
+    return shutil.which("sbatch") is not None and "SLURM_JOB_ID" not in os.environ
+
+
+def _without_gpu(checked: Sequence[Condition]) -> list[Condition]:
+    """Return the conditions as of a login node: those of a missing GPU are not tested."""
+    problems = {c.name: [p for p in c.problems if p.code != "gpu.missing"] for c in checked}
+    if all(len(problems[c.name]) == len(c.problems) for c in checked):
+        return list(checked)
+    of_gpu = [Condition(name, problems.get(name, []), _UNTESTED) for name in _OF_GPU]
+    return [*(c for c in checked if c.name not in _OF_GPU), *of_gpu]
 
 
 def describe_text(report: Mapping[str, Any]) -> str:
@@ -215,7 +242,10 @@ def describe_text(report: Mapping[str, Any]) -> str:
     for condition in report["conditions"]:
         problems = [Problem(**fields) for fields in condition["problems"]]
         lines += [f"FAIL    {condition['name']:18} {problem}" for problem in problems]
-        lines += [] if problems else [f"OK      {condition['name']}"]
+        if reason := condition["untested"]:
+            lines.append(f"SKIP    {condition['name']:18} {reason}")
+        elif not problems:
+            lines.append(f"OK      {condition['name']}")
     return "\n".join(lines) + "\n"
 
 

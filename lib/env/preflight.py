@@ -189,10 +189,14 @@ def pinned_gpu_problems(pinned: bool, processes: int) -> list[Problem]:
 
 @dataclass(frozen=True)
 class Condition:
-    """A requirement for starting the first run, and the problems that violate it."""
+    """A requirement for starting the first run, and the problems that violate it.
+
+    ``untested`` is the reason why this machine cannot test it; "" if it did.
+    """
 
     name: str
     problems: Sequence[Problem]
+    untested: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,7 +289,7 @@ def _no_gpu(torch: Any) -> Problem:
     reason = (
         "no GPU reported by the driver"
         if gpu_build
-        else f"torch {torch.__version__} is gpu_build for the CPU"
+        else f"torch {torch.__version__} is built for the CPU"
     )
     return Problem(
         f"DEVICE=cuda: no GPU available ({reason})",

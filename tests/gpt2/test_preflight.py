@@ -219,6 +219,34 @@ def test_what_is_told_has_facts_and_conditions(
     assert re.search(r"^OK      environment$", text, re.MULTILINE)
 
 
+def test_a_login_node_leaves_the_gpu_to_the_workers(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {"sbatch": ""}
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: programs.get(name, which(name)) or None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+    def report(**changes: SymbolValue) -> dict[str, Any]:
+        return describe([configured(DEVICE_CUDA=True, **changes)], place)
+
+    def untested(told: dict[str, Any]) -> list[str]:
+        return [c["name"] for c in told["conditions"] if c["untested"]]
+
+    assert not report()["passed"] and not untested(report())
+    programs["sbatch"] = "/usr/bin/sbatch"
+    told = report()
+    assert told["passed"] and untested(told) == ["device", "kernels", "free GPUs"]
+    assert len(re.findall("^SKIP ", describe_text(told), re.MULTILINE)) == 3
+    # Of the environment, which the nodes share; a training on this machine is refused.
+    assert not report(ENV_PYTHON="2.7")["passed"]
+    with pytest.raises(PreflightError):
+        check_machine([configured(DEVICE_CUDA=True)], place)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert not report()["passed"] and not untested(report())
+
+
 def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> None:
     _, conditions_table, _ = re.split(r"^(\| condition .*?)\n\n", PAGE, flags=re.M | re.S)
     named = re.findall(r"^\| (\w[\w ]*?) \|", conditions_table, re.MULTILINE)[1:]
