@@ -184,6 +184,11 @@ def _size_problems(model: "ModelConfig") -> Iterator[Problem]:
         model.attention.pattern.check(model.shape)
     except ConfigError as error:
         yield from error.problems
+    try:
+        model.mlp.check_params(model.shape, model.num_params())
+    except ConfigError as error:
+        yield from error.problems
+        return
     for site in model.sites():
         try:
             model.mlp.check_ratio(site)
@@ -209,15 +214,22 @@ class ModelConfig:
         """Return one site per block."""
         return [LayerSpec(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
 
+    def sized(self) -> "ModelConfig":
+        """Return the model with MLPs of the width that its number of parameters determines."""
+        if self.mlp.sizing != "params":
+            return self
+        return replace(self, mlp=self.mlp.with_params(self.sites()[0], self._params_beside_mlps()))
+
     def num_params(self) -> int:
         """Return the number of parameters; the output head is tied to the token embedding."""
+        return self._params_beside_mlps() + sum(map(self.mlp.num_params, self.sites()))
+
+    def _params_beside_mlps(self) -> int:
         shape = self.shape
         norm = shape.n_embd * (2 if shape.bias else 1)
         embeddings = shape.padded_vocab_size * shape.n_embd
         embeddings += self.attention.positions.num_params(shape)
-        attention = self.attention.num_params(shape)
-        blocks = sum(attention + self.mlp.num_params(site) + 2 * norm for site in self.sites())
-        return embeddings + blocks + norm
+        return embeddings + shape.n_layer * (self.attention.num_params(shape) + 2 * norm) + norm
 
     def cached_numbers(self, length: int) -> int:
         """Return the KV cache size of a sequence of ``length`` tokens, in elements."""
@@ -403,6 +415,7 @@ class Config:
         model = None
         if shape and attention and mlp:
             model = from_symbols(ModelConfig, values, shape=shape, attention=attention, mlp=mlp)
+            model = model.sized()
         problems += broken_rules(values, attention, model, parts["machine"], parts["repro"])
         if problems:
             raise ConfigError(*problems)
@@ -473,6 +486,9 @@ def _identity(value: Any, *, forms: bool) -> Any:
         identity["shape"]["activation"] = identity["mlp"]["activation"].pop("name")
         if not identity["mlp"]["activation"]:
             del identity["mlp"]["activation"]
+    if isinstance(value, MlpConfig) and value.sizing != "params":
+        # The hashes of existing runs do not contain it.
+        del identity["model_params"]
     if isinstance(value, InitialWeightsOptions) and not value.init_stream:
         # The hashes of existing runs do not contain it.
         del identity["init_stream"]

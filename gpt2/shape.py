@@ -31,6 +31,14 @@ class ModelShape:
         """Return the rows of the token embedding: ``vocab_size`` padded to ``vocab_multiple``."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
+    @property
+    def gpt2_params(self) -> int:
+        """Return the parameters of GPT-2 with these dimensions."""
+        width, bias = self.n_embd, self.bias
+        block = 12 * width**2 + (2 + 11 * bias) * width
+        embeddings = (self.padded_vocab_size + self.block_size) * width
+        return embeddings + self.n_layer * block + (1 + bias) * width
+
 
 def nearest_multiple(value: float, multiple: int) -> int:
     """Return ``value`` rounded to the nearest positive multiple of ``multiple``."""

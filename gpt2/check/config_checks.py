@@ -12,7 +12,7 @@ from gpt2.check.cases import CheckFinding, few_names
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import HEADINGS, estimate
-from gpt2.mlp.config import RATIO_TOLERANCE
+from gpt2.mlp.config import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.config.field import kconfig_fields
 from lib.errors import RunError
@@ -35,6 +35,10 @@ def _count(config: Config, model: GPT) -> list[CheckFinding]:
     if built != declared:
         expected = f"{declared:,} parameters, as declared"
         findings.append(CheckFinding("parameter-count", expected, f"{built:,} built"))
+    target = config.model.mlp.target_params(config.model.shape)
+    if config.model.mlp.sizing == "params" and abs(built / target - 1) > PARAMS_TOLERANCE:
+        expected = f"{target:,} parameters within 1 %, as MODEL_PARAMS selects"
+        findings.append(CheckFinding("model-params", expected, f"{built:,} built"))
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     if frozen:
         text = f"no gradient for {few_names(frozen)}"

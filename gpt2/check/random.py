@@ -138,7 +138,7 @@ def _random_setting(item: Symbol | Choice, random: Random) -> Settings:
 
 def _random_integer(low: int, high: int, random: Random) -> int:
     """Draw from a log-uniform distribution, with extra weight on the ends."""
-    if random.random() < _EDGE_PROBABILITY:
+    if low == high or random.random() < _EDGE_PROBABILITY:
         return random.choice((low, high))
     return round(math.exp(random.uniform(math.log(max(low, 1)), math.log(high))))
 

@@ -41,6 +41,8 @@ _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {
     "GLOBAL_BATCH": {"GLOBAL_BATCH": 4, "GRAD_ACCUMULATION": 4},
     "BATCH_SIZE": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
     "GRAD_ACCUMULATION": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
+    # Twice the default of the small base.
+    "MODEL_PARAMS": {"MODEL_PARAMS": 740_000},
     "LOADER_WORKERS": {"LOADER_WORKERS": 1, "PREFETCH_FACTOR": 2},
     # Empty if the device determines it.
     "PEAK_TFLOPS": {"PEAK_TFLOPS": "1.5"},

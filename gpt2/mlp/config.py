@@ -2,21 +2,22 @@
 
 The ratio r of a block is (MLP parameters, mechanisms included) / (attention parameters), without
 biases; GPT-2's is 2.0. With ``sizing = ratio`` the hidden width follows from r, from the attention
-parameters and from the share β of the sized mechanisms, so a study applies to every model size.
+parameters and from the share β of the sized mechanisms, so a study applies to every model size. With
+``sizing = params``, r follows from the parameters of the whole model.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpt2.mlp.activations import ACTIVATIONS, ActivationOptions
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import LayerSpec, MlpMechanismOptions
-from gpt2.shape import nearest_multiple
+from gpt2.shape import ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
-from lib.config.small_form import scale_width
+from lib.config.small_form import EffectBase, always, scale_width
 from lib.errors import ConfigError, Problem
 
 # In the order in which the MLP applies them.
@@ -28,6 +29,7 @@ COARSE_ROUNDING_WIDTH = 512
 # Below this n_embd, rounding cannot keep the ratio within 1 %.
 MIN_RATIO_N_EMBD = 96
 RATIO_TOLERANCE = 0.01
+PARAMS_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -44,19 +46,43 @@ class MlpConfig:
 
     mechanisms: tuple[MlpMechanismOptions, ...]
     activation: ActivationOptions = component_field(ACTIVATIONS)
-    # "hidden" or "ratio"
-    sizing: str = kconfig_field("MLP_SIZING")
+    # hidden, ratio or params
+    sizing: str = kconfig_field(
+        "MLP_SIZING",
+        # GPT-2 has its own parameters at its own width.
+        effect=EffectBase({"POSITIONS_ROPE": "y"}),
+    )
     # M; 0 selects GPT-2's 4C.
     hidden: int = kconfig_field("MLP_HIDDEN", small=scale_width(8, 8), draw=(0, 8192))
     # No small width allows a ratio below 0.5.
     ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0, draw=(0.5, 20.0))
     # β, the fraction of MLP parameters for sized mechanisms, split evenly among them.
     share: float = kconfig_field("MLP_SHARE", low=0.0, high=0.9)
+    # Of the whole model; 0 selects GPT-2's. A small form cannot reach a given number.
+    model_params: int = kconfig_field("MODEL_PARAMS", small=always(0), draw=(0, 0))
+    # r with ``sizing = params``.
+    derived_ratio: float = field(default=0.0, metadata={"identity": False})
 
     @classmethod
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "MlpConfig":
         """Build the configured components. Raises ConfigError if a symbol is invalid."""
         return from_symbols(cls, values, mechanisms=MECHANISMS.bind(values))
+
+    def target_params(self, shape: ModelShape) -> int:
+        """Return the parameters that the whole model has with ``sizing = params``."""
+        return self.model_params or shape.gpt2_params
+
+    def with_params(self, site: LayerSpec, others: int) -> "MlpConfig":
+        """Return the configuration with the ratio at which the model has its target size.
+
+        ``others`` are the parameters outside the MLPs.
+        """
+        shape = site.shape
+        each = (self.target_params(shape) - others) / shape.n_layer - shape.n_embd * shape.bias
+        per_unit = self._weights_per_unit(site)
+        biases = self.activation.fc_outputs * shape.bias
+        weights = each * per_unit / (per_unit + biases)
+        return replace(self, derived_ratio=weights / site.attention.weights(shape))
 
     def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
         """Return the mechanisms built in a block."""
@@ -73,14 +99,16 @@ class MlpConfig:
         if self.sizing == "hidden":
             hidden = self.hidden or 4 * n_embd
             return MlpWidths(hidden, {m.name: m.given_width() for m in built})
-        total = self.ratio * site.attention.weights(site.shape)
+        ratio = self.derived_ratio if self.sizing == "params" else self.ratio
+        total = ratio * site.attention.weights(site.shape)
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
         sized = [m for m in built if m.sized]
         # A mechanism without a free width adds parameters to every hidden unit.
         per_unit = self._weights_per_unit(site) + sum(
             m.weights(1, 0, site) for m in built if not m.sized
         )
-        hidden_step, width_step = (64, 8) if n_embd >= COARSE_ROUNDING_WIDTH else (8, 1)
+        coarse = self.sizing == "ratio" and n_embd >= COARSE_ROUNDING_WIDTH
+        hidden_step, width_step = (64, 8) if coarse else (8, 1)
         hidden = nearest_multiple((total - each * len(sized)) / per_unit, hidden_step)
         widths = {m.name: 0 for m in built}
         for mechanism in sized:
@@ -125,6 +153,14 @@ class MlpConfig:
     def built_ratio(self, site: LayerSpec) -> float:
         """Return MLP parameters / attention parameters of a block, without biases."""
         return self.weights(site) / site.attention.weights(site.shape)
+
+    def check_params(self, shape: ModelShape, params: int) -> None:
+        """Raise ConfigError if a model of ``params`` parameters differs from its target size."""
+        target = self.target_params(shape)
+        if self.sizing == "params" and abs(params / target - 1) > PARAMS_TOLERANCE:
+            what = f"MODEL_PARAMS: unreachable (expected {target:,} within 1 %, got {params:,})"
+            advice = "set another MODEL_PARAMS, N_LAYER or N_EMBD"
+            raise ConfigError(Problem(what, next=advice, code="config.params-unreachable"))
 
     def check_ratio(self, site: LayerSpec) -> None:
         """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %."""

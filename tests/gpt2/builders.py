@@ -73,6 +73,7 @@ MLP: dict[str, Any] = {
     "hidden": 0,
     "ratio": 2.5,
     "share": 0.15,
+    "model_params": 0,
 }
 # All mechanisms that one model can combine.
 EVERYTHING: dict[str, Any] = {

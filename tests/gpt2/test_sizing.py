@@ -8,6 +8,7 @@ from gpt2.ablation.resolve import resolve_config
 from gpt2.config import ModelConfig
 from gpt2.shape import ModelShape
 from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
@@ -105,6 +106,44 @@ def test_every_block_has_its_ratio(step: str, n_embd: int) -> None:
     for site in config.sites():
         config.mlp.check_ratio(site)
         assert config.mlp.built_ratio(site) == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("n_embd", HEADS)
+@pytest.mark.parametrize("step", [*STEPS, "rope"])
+def test_every_step_has_the_parameters_of_gpt2(step: str, n_embd: int, bias: bool) -> None:
+    change = {"positions": "rope"} if step == "rope" else STEPS[step]
+    config = at_width(n_embd, **change | {"sizing": "params", "bias": bias}).sized()
+
+    assert config.num_params() == pytest.approx(at_width(n_embd, bias=bias).num_params(), rel=0.005)
+    config.mlp.check_params(config.shape, config.num_params())
+
+
+def test_a_number_of_parameters_selects_the_width() -> None:
+    # 12 layers of 64 units more than the baseline's, with biases.
+    more = at_width(768).num_params() + 12 * 64 * (2 * 768 + 1)
+    sized = at_width(768, sizing="params", model_params=more).sized()
+
+    assert (widths(sized, 0), sized.num_params()) == ({"M": 3136}, more)
+
+
+def test_a_number_of_parameters_that_no_width_reaches_is_refused() -> None:
+    sized = at_width(768, sizing="params", model_params=1_000_000).sized()
+
+    with pytest.raises(ConfigError, match="^MODEL_PARAMS: .*1,000,000") as caught:
+        sized.mlp.check_params(sized.shape, sized.num_params())
+    assert caught.value.codes == ["config.params-unreachable"]
+
+
+def test_the_number_of_parameters_is_in_the_identity_if_it_applies() -> None:
+    tree, base = KconfigTree(), defconfig_layers(ROOT, "gpt2-quickstart")
+    given = resolve_config(tree, base)
+    settings = {"MLP_SIZING_PARAMS": True, "POSITIONS_ROPE": True}
+    sized = resolve_config(tree, [*base, ConfigLayer.of("command line", "SET", settings)])
+
+    assert "model_params" not in given.identity()["model"]["mlp"]
+    assert sized.identity()["model"]["mlp"]["model_params"] == 0
+    assert sized.model.num_params() == pytest.approx(given.model.num_params(), rel=0.001)
 
 
 @pytest.mark.parametrize("tying", ["tied", "untied", "scalar"])

@@ -11,7 +11,17 @@ from gpt2.check import cases
 from gpt2.config import ModelConfig
 from gpt2.mlp.config import MlpConfig
 from gpt2.mlp.options import LayerSpec
-from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, step_sets, then
+from tests.mutants.mutant import (
+    MECHANISMS,
+    Mutant,
+    after_init,
+    nothing,
+    replaced,
+    step_also_sets,
+    step_sets,
+    then,
+    together,
+)
 
 
 def _swapped_weights(right: Any) -> Any:
@@ -143,6 +153,19 @@ MUTANTS = (
                 "MLP_SIZING_HIDDEN": True,
             },
         ),
+    ),
+    Mutant(
+        "the target size and its rule are ignored",
+        "the MLP keeps the ratio of 2.5",
+        "dropped",
+        "rope",
+        {"declared": ("model-params", "^124,475,904 ")},
+        together(
+            step_also_sets("mechanisms", "rope", {"MLP_SIZING_PARAMS": True}),
+            replaced(ModelConfig, "sized", lambda right: lambda self: self),
+            nothing(MlpConfig, "check_params"),
+        ),
+        MECHANISMS,
     ),
     Mutant(
         "matrices of the gate are counted with M and G swapped",
