@@ -87,15 +87,20 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to a temporary file beside ``path``, fsync, rename, fsync the folder."""
+def write_atomic(path: Path, content: bytes | str, mode: int = 0o666) -> None:
+    """Write ``content`` to a temporary file beside ``path``, fsync, rename, fsync the folder.
+
+    ``mode`` are the permissions of a new file, without those of the umask.
+    """
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_path(path)
     with naming(path):
         try:
             # A leftover of a dead process with the same id, or a link.
             temporary.unlink(missing_ok=True)
-            with open(temporary, "xb") as stream:
+            with open(
+                temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)
+            ) as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())

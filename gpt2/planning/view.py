@@ -1,8 +1,9 @@
 """Remarks on a run's attention sizes, shown by the plan, check and watch commands."""
 
+import contextlib
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ from lib.report.render import (
     text_lines,
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
-from lib.runs.code import SourceComparison, run_drift
+from lib.runs.code import SourceComparison, origin_drift, recorded_origin, run_drift
+from lib.runs.index import RunIndex
 from lib.runs.lease import current_holder
-from lib.runs.record import RunRecord, RunTiming, TimingRow
+from lib.runs.record import OriginRecord, RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_duration, format_si
 
@@ -132,16 +134,18 @@ def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunVi
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
-    timings = [_timing(RunDir(run.path)) for run in plan.runs]
+    index = RunIndex(plan.folder, "plan", _to_fields, _from_fields, shared="sources")
+    comparison = SourceComparison()
+    records = [_read_run(run, index, comparison) for run in plan.runs]
+    index.save()
     predictions: Sequence[StepPrediction | None] = [None] * len(plan.runs)
     if gpu:
         predictions = predict_runs([run.config for run in plan.runs], gpu, build_dir)
         estimates = [_predicted_speed(*pair) for pair in zip(predictions, sizes, strict=True)]
     else:
-        estimates = [_flops_per_second(plan, sizes, timings)] * len(plan.runs)
-    views = zip(plan.runs, sizes, timings, estimates, predictions, strict=True)
-    comparison = SourceComparison()
-    return [_view(*view, comparison) for view in views]
+        estimates = [_flops_per_second(plan, sizes, records)] * len(plan.runs)
+    views = zip(plan.runs, sizes, records, estimates, predictions, strict=True)
+    return [_view(*view) for view in views]
 
 
 # Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
@@ -357,19 +361,16 @@ def _model_sizes(model: ModelConfig) -> ModelSizes:
 def _view(
     run: PlannedRun[Config],
     sizes: ModelSizes,
-    timing: RunTiming | None,
+    record: "_RunProgress",
     estimate: "_Speed",
     prediction: StepPrediction | None,
-    comparison: SourceComparison,
 ) -> RunView:
-    config, directory = run.config, RunDir(run.path)
+    config, directory, status, timing = run.config, RunDir(run.path), record.status, record.timing
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
-    status = read_status(directory)
     state = run_state(directory, status)
     done = state == "done"
-    changes = run_drift(directory, _device(config), comparison) if done else []
-    if changes:
+    if record.changes:
         state = "stale"
     flops = sizes.flops_per_token
     seconds, source = timing.train_seconds if timing and done else None, "measured"
@@ -391,11 +392,76 @@ def _view(
         prediction=prediction,
         seconds_left=left,
         state=state,
-        changes=changes,
+        changes=record.changes,
         problem=status.message if status and state == "damaged" else "",
         holder=str(current_holder(directory) or "") if state == "running" else "",
         iteration=iteration,
         iterations=budget.iterations,
+    )
+
+
+@dataclass(frozen=True)
+class _RunFiles:
+    """Content of the files of a run that a plan reads."""
+
+    status: RunStatus | None
+    # None if the file is damaged or missing.
+    timing: RunTiming | None = None
+    # Of a finished run.
+    origin: OriginRecord | None = None
+
+
+@dataclass(frozen=True)
+class _RunProgress:
+    """Status, speed and drift of a run."""
+
+    status: RunStatus | None
+    timing: RunTiming | None
+    changes: Sequence[str]
+
+
+def _read_run(
+    run: PlannedRun[Config], index: RunIndex[_RunFiles], comparison: SourceComparison
+) -> _RunProgress:
+    directory, device = RunDir(run.path), _device(run.config)
+    files = index.read(directory, lambda: _INDEXED_FILES, lambda: _read_files(directory))
+    changes: Sequence[str] = ()
+    if files.origin is not None:
+        changes = origin_drift(files.origin, device, comparison)
+    elif files.status is not None and files.status.state is State.SUCCESS:
+        changes = run_drift(directory, device, comparison)
+    return _RunProgress(files.status, files.timing, changes)
+
+
+_INDEXED_FILES = ("status.json", "summary.json", "manifest.json")
+
+
+def _read_files(run: RunDir) -> tuple[_RunFiles, bool]:
+    """Return the files of a run, and whether the run has finished and all can be read."""
+    status, timing, origin = read_status(run), None, None
+    with contextlib.suppress(RecordError):
+        timing = RunRecord(run).summary.timing
+    if status is not None and status.state is State.SUCCESS:
+        with contextlib.suppress(RecordError):
+            origin = recorded_origin(run)
+    return _RunFiles(status, timing, origin), timing is not None and origin is not None
+
+
+def _to_fields(files: _RunFiles) -> dict[str, Any]:
+    origin = vars(files.origin)
+    return {
+        "status": vars(files.status),
+        "timing": vars(files.timing),
+        "origin": {name: value for name, value in origin.items() if name != "sources"},
+        "sources": origin["sources"],
+    }
+
+
+def _from_fields(fields: Mapping[str, Any]) -> _RunFiles:
+    return _RunFiles(
+        RunStatus(**{**fields["status"], "state": State.SUCCESS}),
+        RunTiming(**fields["timing"]),
+        OriginRecord(**fields["origin"], sources=fields["sources"]),
     )
 
 
@@ -462,26 +528,18 @@ def _predicted_speed(prediction: StepPrediction | None, size: ModelSizes) -> _Sp
 
 
 def _flops_per_second(
-    plan: Plan, sizes: Sequence[ModelSizes], timings: Sequence[RunTiming | None]
+    plan: Plan, sizes: Sequence[ModelSizes], records: Sequence[_RunProgress]
 ) -> _Speed:
     """Return the median speed of the plan's done runs, or else an estimate for the machine."""
     speeds = [
-        timing.tokens_per_second * size.flops_per_token
-        for size, timing in zip(sizes, timings, strict=True)
-        if timing is not None
+        record.timing.tokens_per_second * size.flops_per_token
+        for size, record in zip(sizes, records, strict=True)
+        if record.timing is not None
     ]
     if speeds:
         return _Speed(statistics.median(speeds), "runs")
     guess = speed.flops_per_second(plan.base.machine)
     return _Speed(guess, "unknown" if guess is None else "machine")
-
-
-def _timing(directory: RunDir) -> RunTiming | None:
-    """Return the timing of summary.json; None if there is no readable summary."""
-    try:
-        return RunRecord(directory).summary.timing
-    except RecordError:
-        return None
 
 
 def _seconds_left(

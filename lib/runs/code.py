@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
 from lib.json_files import DamagedRecord, MissingRecord
 from lib.project import ROOT
-from lib.runs.record import read_manifest
+from lib.runs.record import OriginRecord, read_manifest
 from lib.runs.run_dir import RunDir
 
 # Code that only plans and starts runs or reads their results: editing these files does not make a
@@ -47,6 +47,7 @@ NOT_TRAINING = (
     "lib/plan/",
     "lib/report/",
     "lib/runner/",
+    "lib/runs/index.py",
     "lib/style/",
     "lib/tracking/",
 )
@@ -94,7 +95,8 @@ class SourceComparison:
     def changed_since(self, recorded: Mapping[str, str], commit: str | None) -> list[str]:
         """Return the changes; see ``changed_since``."""
         for sources, other_commit, changes in self._known:
-            if commit == other_commit and recorded == sources:
+            # Runs from an index share one object.
+            if commit == other_commit and (recorded is sources or recorded == sources):
                 return changes
         changes = changed_since(recorded, commit)
         self._known.append((recorded, commit, changes))
@@ -282,15 +284,26 @@ def run_drift(
     run that never started.
     """
     try:
-        manifest = read_manifest(run)
-        origin = manifest.origin
-        now = {"torch": installed_torch(), "device": origin.device if device is None else device}
-        commit = origin.commit or manifest.code.git_sha
-        return drift({**vars(origin), "commit": commit}, now, comparison)
+        return origin_drift(recorded_origin(run), device, comparison)
     except MissingRecord:
         return []
     except DamagedRecord:
         return [f"{run.manifest.name}, unreadable"]
+
+
+def recorded_origin(run: RunDir) -> OriginRecord:
+    """Return sources, torch version, device and commit of a run. Raises RecordError."""
+    manifest = read_manifest(run)
+    origin = manifest.origin
+    return replace(origin, commit=origin.commit or manifest.code.git_sha)
+
+
+def origin_drift(
+    origin: OriginRecord, device: str | None, comparison: SourceComparison | None = None
+) -> list[str]:
+    """Return what differs from the recorded origin of a run; see ``run_drift``."""
+    now = {"torch": installed_torch(), "device": origin.device if device is None else device}
+    return drift(vars(origin), now, comparison)
 
 
 def drift(

@@ -7,16 +7,18 @@ alarms. Does not import torch.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
 from lib.console import is_ascii_only
+from lib.files import canonical_json
 from lib.plan.run import PlannedRun
 from lib.report.render import json_document, text_lines
+from lib.runs.index import RunIndex
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
-from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.tracking.options import WatchOptions
 from lib.tracking.stability import UnstableStep, instability_text, unstable_steps
 from lib.units import format_duration
@@ -235,25 +237,36 @@ class RunLine:
 class WatchedRuns:
     """Planned runs whose lines are read repeatedly; the files of a run that has ended, once."""
 
-    def __init__(self, runs: Sequence[PlannedRun[Any]], options: WatchOptions) -> None:
+    def __init__(
+        self, runs: Sequence[PlannedRun[Any]], options: WatchOptions, folder: Path
+    ) -> None:
+        """Watch the runs of the study in ``folder``."""
         self._runs = runs
         self._options = options
-        self._ended: dict[Path, tuple[RunStatus, RunLine]] = {}
+        self._index = RunIndex[RunLine | None](
+            *(folder, "watch", vars, lambda fields: RunLine(**fields)),
+            settings=canonical_json(vars(options)),
+        )
 
     def lines(self, now: float) -> list[RunLine]:
         """Return one line per run that has started."""
-        started = [run for run in self._runs if RunDir(run.path).status.exists()]
-        return [self._read(run, now) for run in started]
+        lines = [
+            replace(line, run=run.label)
+            for run in self._runs
+            if (line := self._read(RunDir(run.path), now)) is not None
+        ]
+        self._index.save()
+        return lines
 
-    def _read(self, run: PlannedRun[Any], now: float) -> RunLine:
-        directory = RunDir(run.path)
-        if run.path in self._ended and self._ended[run.path][0] == read_status(directory):
-            return self._ended[run.path][1]
-        facts = read_watched_records(directory, now)
-        line = _line(run, facts, self._options)
-        if facts.status is not None and not facts.is_running:
-            self._ended[run.path] = facts.status, line
-        return line
+    def _read(self, run: RunDir, now: float) -> RunLine | None:
+        def files() -> list[str]:
+            heartbeats = (path.name for path in run.heartbeats().values())
+            return [
+                *(path.name for path in (run.status, run.metrics, run.resolved_config)),
+                *heartbeats,
+            ]
+
+        return self._index.read(run, files, lambda: _run_line(run, now, self._options))
 
 
 def watch(read: Callable[[], list[RunLine]]) -> None:
@@ -338,16 +351,25 @@ def sparkline(values: Sequence[float], blocks: str) -> str:
     return "".join(blocks[round(top * (min(v, high) - low) / span) if span else 0] for v in values)
 
 
-def _line(run: PlannedRun[Any], facts: WatchedRecords, options: WatchOptions) -> RunLine:
+def _run_line(run: RunDir, now: float, options: WatchOptions) -> tuple[RunLine | None, bool]:
+    """Return the line of a run, None if it was not started, and whether the run has ended."""
+    if not run.status.exists():
+        return None, False
+    facts = read_watched_records(run, now)
+    assert facts.status is not None
+    ended = facts.status.state not in (State.RUNNING, State.DAMAGED)
+    return _line(facts, facts.status, options), ended
+
+
+def _line(facts: WatchedRecords, status: RunStatus, options: WatchOptions) -> RunLine:
+    """Return the line of a run, without its name."""
     # A heartbeat may lack some fields: take the newest value of each.
     newest = {k: v for beat in facts.beats for k, v in vars(beat).items() if v is not None}
-    status = facts.status
-    assert status is not None
     done = max(status.iteration, newest.get("step", 0))
     running = facts.is_running
     reserved = [beats[-1].mem_reserved_mib for beats in facts.heartbeats.values() if beats]
     return RunLine(
-        run=run.label,
+        run="",
         state=status.state.word,
         iteration=done,
         iterations=status.iterations,

@@ -24,7 +24,7 @@ from tests.fuzz.study import trained_study
 
 CASES = ROOT / "tests/fuzz/cases"
 _MAX_SAVED = 40
-_HASH = re.compile("-[0-9a-f]{8}/")
+_HASH = re.compile(r"-[0-9a-f]{8}(?=/)|-[0-9a-f]{16}(?=\.json)")
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
@@ -60,7 +60,7 @@ def save(case: Case, failure: str) -> None:
     """Write a case as a test; a pattern stands for the hashes in the names of runs."""
     number = len(list(CASES.glob("*.json"))) + 1
     path = CASES / f"{number:03d}-{case.command}.json"
-    fields = {**asdict(case), "file": _HASH.sub("-*/", case.file), "failure": failure}
+    fields = {**asdict(case), "file": _HASH.sub("-*", case.file), "failure": failure}
     path.write_text(json.dumps(fields, indent=1) + "\n")
 
 

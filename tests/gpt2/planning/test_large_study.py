@@ -1,23 +1,39 @@
 """Planning a study of many runs: the work for each run is small and does not grow with the others."""
 
+import json
+import random
+import shutil
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from gpt2.config import identity_digest
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.planning.view import look
 from lib import json_files
+from lib.errors import ConfigError
+from lib.runs import index
 from lib.runs.code import changed_since
+from lib.runs.run_dir import RunDir
+from lib.tracking.watch import WatchedRuns
+from tests.fuzz import mutations
 from tests.gpt2.planning.large_study import write_large_study
 
 
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build folder with the finished runs of all steps and two seeds; tests change no file."""
+    folder = tmp_path_factory.mktemp("build") / "large"
+    write_large_study(folder, 2, iterations=2, documents=1)
+    return folder
+
+
 def test_a_plan_reads_three_files_of_each_finished_run_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_large_study(tmp_path / "large", 2, iterations=2, documents=1)
     reads: Counter[tuple[Path, str]] = Counter()
     read = json_files._read
 
@@ -33,8 +49,7 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
 
     monkeypatch.setattr("lib.json_files._read", counted)
     monkeypatch.setattr("lib.runs.code.changed_since", compare)
-    layers = config_layers(tmp_path / "large")
-    plan = make_plan(layers, tmp_path / "large", steps="all", seeds="1-2")
+    plan = make_plan(config_layers(build), build, steps="all", seeds="1-2")
     views = look(plan)
     assert {view.state for view in views} == {"done"}
     assert {view.seconds_from for view in views} == {"measured"}
@@ -46,3 +61,69 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     # The parts of the digest that the seeds share are formatted once.
     for run in plan.runs:
         assert run.config.digest == identity_digest(run.config.identity())
+
+
+# Changed files are stored as soon as the clock of the file system has advanced.
+_TICK_SECONDS = 0.012
+_FILES = (
+    *("status.json", "summary.json", "manifest.json", "metrics.jsonl", "resolved_config.yaml"),
+    "heartbeat_rank0.jsonl",
+)
+
+
+@pytest.fixture(scope="module")
+def small_plan(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
+    """Three finished runs, whose commands use an index from the first run on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "MIN_NEW_ENTRIES", 1)
+        patch.setattr(index, "RACY_NS", 8_000_000)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        layers = config_layers(build)
+        plan = make_plan(layers, build, steps="0,1,7", seeds="1").only("baseline,ra*")
+        for run in plan.runs:
+            beats = [{"ts": float(i), "step": i, "mem_reserved_mib": 5.0} for i in range(3)]
+            text = "".join(f"{json.dumps(beat)}\n" for beat in beats)
+            RunDir(run.path).heartbeat(0).write_text(text)
+        yield plan
+
+
+def shown(plan: Plan) -> list[object]:
+    """Return what plan and watch show, each with the index of the command before it."""
+    lines: object
+    try:
+        lines = WatchedRuns(plan.runs, plan.base.watch, plan.folder).lines(9.0)
+    except ConfigError as error:
+        lines = str(error)
+    return [look(plan), lines]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_indexed_run_is_shown_as_its_files_are(small_plan: Plan, seed: int) -> None:
+    """Random damage of random files: with the index of the last command, and without one."""
+    chance = random.Random(seed)
+    for _ in range(8):
+        run = chance.choice(small_plan.runs)
+        intact = run.path.with_name(".intact")
+        shutil.copytree(run.path, intact)
+        try:
+            for _ in range(chance.randrange(1, 4)):
+                path = run.path / chance.choice(_FILES)
+                operations = mutations.draw(chance, intact / path.name)
+                mutations.apply(path, operations, intact / "status.json")
+                time.sleep(_TICK_SECONDS * chance.randrange(2))
+                indexed = shown(small_plan)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setenv("XDG_CACHE_HOME", "none")
+                    assert indexed == shown(small_plan)
+        finally:
+            shutil.rmtree(run.path)
+            intact.rename(run.path)
+
+
+def test_a_second_look_reads_no_file_of_a_finished_run(
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time.sleep(_TICK_SECONDS)
+    first = shown(small_plan)
+    monkeypatch.setattr("lib.json_files._read", None)
+    assert shown(small_plan) == first

@@ -155,12 +155,17 @@ def planned(path: Path) -> PlannedRun[Any]:
     return PlannedRun("demo", RunVariant("base"), 1, None, path)
 
 
-def test_the_files_of_a_run_that_has_ended_are_read_once(tmp_path) -> None:
+def test_the_files_of_a_run_that_has_ended_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lib.runs.index.RACY_NS", -(10**12))
     run = write_run(tmp_path / "base-s1-00000000", losses=(3.0, 2.0))
-    watched = WatchedRuns([planned(run.path)], OPTIONS)
+    watched = WatchedRuns([planned(run.path)], OPTIONS, run.path.parent)
     (line,) = watched.lines(now=4.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("lib.json_files._read", None)
+        assert line.loss == 2.0 and watched.lines(now=5.0) == [line]
     run.metrics.write_text("")
-    assert line.loss == 2.0 and watched.lines(now=5.0) == [line]
     # Continued, such as after an interruption.
     write_status(run, RunStatus(State.RUNNING, 0, "", 1, 100))
     assert watched.lines(now=6.0)[0].loss is None
@@ -177,7 +182,7 @@ def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path)
     ]
     text = "".join(json.dumps(beat) + "\n" for beat in beats)
     RunDir(path).heartbeat(0).write_text(text)
-    (line,) = WatchedRuns([planned(path)], OPTIONS).lines(now=4.0)
+    (line,) = WatchedRuns([planned(path)], OPTIONS, path.parent).lines(now=4.0)
     assert (line.tokens_per_second, line.eta_seconds, line.iteration) == (200.0, 8.0, 20)
     assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
 
