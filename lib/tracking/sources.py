@@ -184,6 +184,10 @@ def _readable(run: RunDir) -> Iterator[None]:
         raise PreflightError(Problem(what, where, advice, code="run.damaged")) from error
 
 
+# Path of a W&B file, and its records of the run and its configuration.
+_WandbFile = tuple[Path, list[dict[str, Any]]]
+
+
 class WandbOfflineSource:
     """Implementation of ``lib.tracking.sources.RunSource`` for W&B offline files.
 
@@ -199,26 +203,29 @@ class WandbOfflineSource:
 
     def names(self, project: str) -> Sequence[RunRef]:
         """Return the runs of ``project``, or all runs."""
-        paths_by_run: dict[tuple[str, str, str], list[Path]] = {}
+        # config() does not read the files again: each time starts a process.
+        files_by_run: dict[tuple[str, str, str], list[_WandbFile]] = {}
         for path in sorted(self._folder.glob("**/offline-run-*/*.wandb")):
             records, warning = _read(path)
             if warning:
                 log("WARN", f"{path}: {warning}")
-            run_record = next((r["run"] for r in records if r["type"] == "run"), None)
+            settings = [record for record in records if record["type"] in ("run", "config")]
+            run_record = next((r["run"] for r in settings if r["type"] == "run"), None)
             if run_record and project in ("", run_record["project"]):
                 name = run_record.get("display_name", run_record["run_id"])
-                paths_by_run.setdefault(
+                files_by_run.setdefault(
                     (run_record["project"], name, run_record["run_id"]), []
-                ).append(path)
-        return [RunRef(*names, key=paths) for names, paths in paths_by_run.items()]
+                ).append((path, settings))
+        return [RunRef(*names, key=files) for names, files in files_by_run.items()]
 
     def config(self, run: RunRef) -> dict[str, Any]:
         """Return the configuration, including later updates."""
         config: dict[str, Any] = {}
-        for record in self._all(run):
-            change = record["run"].get("config", {}) if record["type"] == "run" else {}
-            change = record["config"] if record["type"] == "config" else change
-            config.update(change.get("update", {}))
+        for _, settings in run.key:
+            for record in settings:
+                change = record["run"].get("config", {}) if record["type"] == "run" else {}
+                change = record["config"] if record["type"] == "config" else change
+                config.update(change.get("update", {}))
         return without_internal_fields(config)
 
     def history(self, run: RunRef) -> History:
@@ -231,7 +238,7 @@ class WandbOfflineSource:
         return [record["stats"]["item"] for record in self._all(run) if record["type"] == "stats"]
 
     def _all(self, run: RunRef) -> Iterator[dict[str, Any]]:
-        for path in run.key:
+        for path, _ in run.key:
             yield from _read(path)[0]
 
 

@@ -27,6 +27,7 @@ from tests.integration.conftest import SMALL
 SETTINGS: dict[str, SymbolValue] = {
     **SMALL,
     "DROPOUT": "0.0",
+    "TELEMETRY_INTERVAL": 10,
     "EVAL_INTERVAL": 4,
     "CHECKPOINT_INTERVAL": 2,
     "BATCH_SIZE": 4,

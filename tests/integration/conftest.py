@@ -38,6 +38,8 @@ SMALL: dict[str, SymbolValue] = {
     "WARMUP_STEPS": 1,
     "DROPOUT": "0.1",
     "SAMPLE_TOKENS": 8,
+    # An interpreter for each run; tests of its files or its process set an interval.
+    "TELEMETRY_INTERVAL": 0,
     "RA_MLA_ABLATION_MODE": True,
 }
 # Two threads take longer for so small a model, and much longer if other processes use the cores.

@@ -19,7 +19,7 @@ def asked(folder, iterations=2):
 
 
 def test_sides_differ_in_records_and_trackers_alone(build):
-    machinery, trackers = asked(build(**SINGLE).path, 7)
+    machinery, trackers = asked(build(**SINGLE, TELEMETRY_INTERVAL=10).path, 7)
     assert machinery.on.config is machinery.off.config
     assert (machinery.on.loop, machinery.off.loop) == ("recorded", "bare")
     assert trackers.on.config.hash8 == trackers.off.config.hash8

@@ -38,7 +38,7 @@ def lines(path):
 
 
 def test_every_file_and_field_of_a_run_is_in_the_page(build):
-    folder = build(OPTIMIZER_ADAMWSPAM=True)
+    folder = build(OPTIMIZER_ADAMWSPAM=True, TELEMETRY_INTERVAL=10)
     code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
     assert code == 0, said
     (run,) = folder.runs("0")

@@ -28,7 +28,8 @@ def forms(secret: str) -> list[bytes]:
 
 
 def test_no_file_and_no_word_has_a_secret(build):
-    folder = build(TRACKER_WANDB=True, TRACKER_TRACKIO=True, TRACKER_TENSORBOARD=True)
+    trackers = ("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD")
+    folder = build(**dict.fromkeys(trackers, True), TELEMETRY_INTERVAL=10)
     with serving() as server:
         code, stdout, stderr = folder.command(
             "scripts/run_test_matrix.py",
