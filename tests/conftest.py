@@ -64,8 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one worker more than there are cores: a test that runs commands mostly waits."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Return one worker for each core, and one more if tests run commands, for which they wait."""
+    return len(os.sched_getaffinity(0)) + (not config.getoption("fast"))
 
 
 @pytest.hookimpl(wrapper=True)

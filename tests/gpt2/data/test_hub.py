@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -149,6 +148,8 @@ def test_files_determine_the_folder_name(streamed: Settings, pages: Pages, tmp_p
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list[dict[str, Any]]:
     """Replace the repository by ``folder`` at ``commit``; return the recorded calls."""
+    import datasets
+
     calls: list[dict[str, Any]] = []
     load = datasets.load_dataset
 
@@ -164,7 +165,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list
 def stand_for(monkeypatch: pytest.MonkeyPatch, commit: str) -> None:
     """Make every revision of the repository resolve to ``commit``."""
     found = SimpleNamespace(hash=commit)
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *place, **given: found)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *place, **given: found)
 
 
 def test_the_hubs_commit_is_recorded_and_used_on_resume(
@@ -209,7 +210,7 @@ def test_queries_of_signed_urls_are_not_shown(
     def refuse(*place: str, **given: Any) -> Any:
         raise ConnectionError("403 for url: https://cdn.example/x.parquet?Signature=s3cr3t (x)")
 
-    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
+    monkeypatch.setattr("datasets.load_dataset_builder", refuse)
     with pytest.raises(DataError) as caught:
         prepare_dataset(streamed(dataset_path=""), tmp_path)
     assert caught.value.codes == ["data.unreadable"]

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,7 +48,7 @@ BASE: dict[str, SymbolValue] = {
     "DATASET_CUSTOM": True,
     "CUSTOM_PATH": "texts",
     "VAL_FRACTION": "0.3",
-    "EVAL_TOKENS": 300,
+    "EVAL_TOKENS": 144,
     "GLOBAL_BATCH": 4,
     "BATCH_SIZE": 2,
     "GRAD_ACCUMULATION": 2,
@@ -183,12 +185,45 @@ def train(build_dir: Path, tmp_path: Path) -> Trainer:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(
+def trained(
     configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """Results of an uninterrupted run of the base configuration."""
+) -> Trained:
+    """An uninterrupted run of the base configuration, for tests that only read it."""
     torch.set_num_threads(1)
-    return Trainer(build_dir, tmp_path_factory.mktemp("uninterrupted"))(configure()).core()
+    return Trainer(build_dir, tmp_path_factory.mktemp("trained"))(configure())
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(trained: Trained) -> dict[str, Any]:
+    """Results of an uninterrupted run of the base configuration."""
+    return trained.core()
+
+
+@pytest.fixture(scope="session")
+def interrupted(
+    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Trained]:
+    """Return a function that trains the base configuration up to an iteration, once for all tests."""
+
+    @cache
+    def start(iteration: int) -> Trained:
+        torch.set_num_threads(1)
+        folder = tmp_path_factory.mktemp(f"interrupted-at-{iteration}")
+        return Trainer(build_dir, folder)(configure(), stop_at=iteration)
+
+    return start
+
+
+@pytest.fixture
+def stopped_at(interrupted: Callable[[int], Trained], tmp_path: Path) -> Callable[[int], Trained]:
+    """Return a function that copies the run interrupted at an iteration into the test's folder."""
+
+    def copied(iteration: int) -> Trained:
+        original = interrupted(iteration)
+        shutil.copytree(original.files.path, tmp_path / "run")
+        return replace(original, files=RunDir(tmp_path / "run"))
+
+    return copied
 
 
 @pytest.fixture

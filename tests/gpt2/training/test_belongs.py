@@ -35,9 +35,9 @@ def brought_elsewhere(run: RunDir) -> RunDir:
     ],
 )
 def test_another_configuration_is_rejected_by_name(
-    configure: Configure, train: Callable, changes: dict, named: str
+    configure: Configure, train: Callable, stopped_at: Callable, changes: dict, named: str
 ) -> None:
-    elsewhere = brought_elsewhere(train(configure(), stop_at=5).files)
+    elsewhere = brought_elsewhere(stopped_at(5).files)
     before = elsewhere.metrics.read_bytes()
     for allow_stale in (False, True):
         with pytest.raises(RunError) as refusal:
@@ -47,9 +47,11 @@ def test_another_configuration_is_rejected_by_name(
     assert elsewhere.metrics.read_bytes() == before
 
 
-def test_edited_text_is_rejected(configure: Configure, train: Callable, build_dir: Path) -> None:
+def test_edited_text_is_rejected(
+    configure: Configure, train: Callable, stopped_at: Callable, build_dir: Path
+) -> None:
     """Neither configuration nor run directory contains the text."""
-    stopped = train(configure(), stop_at=5)
+    stopped = stopped_at(5)
     added = build_dir / "texts" / "added.txt"
     added.write_text("One more document. " * 9)
     try:
@@ -78,9 +80,9 @@ def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) ->
 
 
 def test_another_division_of_the_batch_resumes_with_allow_stale(
-    configure: Configure, train: Callable
+    configure: Configure, train: Callable, stopped_at: Callable
 ) -> None:
-    brought_elsewhere(train(configure(), stop_at=5).files)
+    brought_elsewhere(stopped_at(5).files)
     whole = configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1)
     with pytest.raises(RunError) as refusal:
         train(whole, "elsewhere")

@@ -22,7 +22,7 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
     found = opened.evaluate(opened.state.model)
     split, model = opened.dataset.val, opened.state.model.eval()
     expected: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
-    for window in evaluation_windows(split, 16, 300):
+    for window in evaluation_windows(split, 16, opened.config.data.eval_tokens):
         tokens = torch.from_numpy(split.window(window.offset, window.length).astype("int64"))
         with torch.no_grad():
             logits = model(tokens[None, :-1])[0].double()
@@ -52,7 +52,7 @@ def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
     calibration = opened.evaluate(opened.state.model).calibration
     split, model = opened.dataset.val, opened.state.model.eval()
     bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
-    for window in evaluation_windows(split, 16, 300):
+    for window in evaluation_windows(split, 16, opened.config.data.eval_tokens):
         tokens = torch.from_numpy(split.window(window.offset, window.length).astype("int64"))
         with torch.no_grad():
             probabilities = torch.softmax(model(tokens[None, :-1])[0].double(), -1)

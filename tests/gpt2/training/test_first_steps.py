@@ -12,6 +12,7 @@ from gpt2.training.metrics import evaluate_criteria
 from lib.runs.record import HeartbeatRow, TrainRow
 from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import WatchedRecords
+from tests.gpt2.training.conftest import Trained
 
 Configure = Callable[..., Config]
 UNIFORM = math.log(257)
@@ -123,10 +124,9 @@ def test_the_check_does_not_change_results(configure: Configure, train: Callable
     assert looked.core() == blind.core()
 
 
-def test_a_shorter_run_is_not_checked(configure: Configure, train: Callable) -> None:
-    done = train(configure())
-    assert done.summary()["timing"]["first_steps"] is None
-    assert not any("first " in event.get("text", "") for event in done.events)
+def test_a_shorter_run_is_not_checked(trained: Trained) -> None:
+    assert trained.summary()["timing"]["first_steps"] is None
+    assert not any("first " in event.get("text", "") for event in trained.events)
 
 
 def test_sparse_attention_logs_its_pairs(configure: Configure, train: Callable) -> None:

@@ -142,9 +142,9 @@ def test_a_run_taken_over_is_not_written_any_more(
 
 
 def test_a_truncated_last_line_is_removed(
-    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+    configure: Configure, train: Callable, stopped_at: Callable, uninterrupted: dict[str, Any]
 ) -> None:
-    stopped = train(configure(), stop_at=6)
+    stopped = stopped_at(6)
     for path in (stopped.files.metrics, stopped.files.timing):
         with open(path, "a") as stream:
             stream.write('{"kind":"train","iter')
@@ -155,9 +155,13 @@ def test_a_truncated_last_line_is_removed(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
-    configure: Configure, train: Callable, uninterrupted: dict[str, Any], name: str
+    configure: Configure,
+    train: Callable,
+    stopped_at: Callable,
+    uninterrupted: dict[str, Any],
+    name: str,
 ) -> None:
-    stopped = train(configure(), stop_at=9)
+    stopped = stopped_at(9)
     flip_a_byte(stopped.files.checkpoints / "step-00000009" / name)
     resumed = train(configure())
     assert "WARN checkpoint step-00000009 is damaged" in resumed.lines()
@@ -167,9 +171,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
 
 
 def test_a_truncated_newest_checkpoint_is_skipped(
-    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+    configure: Configure, train: Callable, stopped_at: Callable, uninterrupted: dict[str, Any]
 ) -> None:
-    stopped = train(configure(), stop_at=9)
+    stopped = stopped_at(9)
     state = stopped.files.checkpoints / "step-00000009" / "state.pt"
     os.truncate(state, state.stat().st_size - 100)
     resumed = train(configure())
@@ -178,9 +182,9 @@ def test_a_truncated_newest_checkpoint_is_skipped(
 
 
 def test_without_a_good_checkpoint_a_run_starts_over(
-    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+    configure: Configure, train: Callable, stopped_at: Callable, uninterrupted: dict[str, Any]
 ) -> None:
-    stopped = train(configure(), stop_at=3)
+    stopped = stopped_at(3)
     flip_a_byte(stopped.files.checkpoints / "step-00000003" / "state.pt")
     resumed = train(configure())
     assert "resumes at" not in resumed.lines()
@@ -219,8 +223,8 @@ def test_a_checkpoint_of_other_code_is_rejected(
     assert "WARN the checkpoint of step 6 " in resumed.lines()
 
 
-def test_a_checkpoint_records_the_code_that_trains(configure: Configure, train: Callable) -> None:
-    stopped = train(configure(), stop_at=6)
+def test_a_checkpoint_records_the_code_that_trains(stopped_at: Callable) -> None:
+    stopped = stopped_at(6)
     found = checkpoint.load_latest_checkpoint(stopped.files.checkpoints, print)
     sources = found.state["origin"]["sources"]
     assert {"gpt2/model.py", "gpt2/train.py", "lib/optim/spam.py"} <= set(sources)
@@ -228,9 +232,9 @@ def test_a_checkpoint_records_the_code_that_trains(configure: Configure, train: 
 
 
 def test_records_shorter_than_the_checkpoint_are_an_error(
-    configure: Configure, train: Callable
+    configure: Configure, train: Callable, stopped_at: Callable
 ) -> None:
-    stopped = train(configure(), stop_at=6)
+    stopped = stopped_at(6)
     stopped.files.metrics.write_text("")
     with pytest.raises(RunError) as caught:
         train(configure())
@@ -241,9 +245,9 @@ def test_records_shorter_than_the_checkpoint_are_an_error(
 
 @pytest.mark.parametrize("name", ["metrics", "timing"])
 def test_records_that_changed_since_the_checkpoint_are_an_error(
-    configure: Configure, train: Callable, name: str
+    configure: Configure, train: Callable, stopped_at: Callable, name: str
 ) -> None:
-    stopped = train(configure(), stop_at=6)
+    stopped = stopped_at(6)
     path = stopped.files.path / f"{name}.jsonl"
     content = path.read_bytes()
     flipped = content.replace(b"1", b"2", 1)
@@ -258,9 +262,13 @@ def test_records_that_changed_since_the_checkpoint_are_an_error(
 
 @pytest.mark.parametrize("change", ["no session", "other weights", "other optimizer"])
 def test_a_checkpoint_of_other_content_is_set_aside(
-    configure: Configure, train: Callable, uninterrupted: dict[str, Any], change: str
+    configure: Configure,
+    train: Callable,
+    stopped_at: Callable,
+    uninterrupted: dict[str, Any],
+    change: str,
 ) -> None:
-    stopped = train(configure(), stop_at=6)
+    stopped = stopped_at(6)
     folder = stopped.files.checkpoints
     before = sorted(path.name for path in folder.iterdir())
     found = checkpoint.load_latest_checkpoint(folder, print)
@@ -284,9 +292,9 @@ def test_a_checkpoint_of_other_content_is_set_aside(
     "name", ["metrics.jsonl", "timing.jsonl", "logs.txt", "heartbeat_rank0.jsonl", "checkpoints"]
 )
 def test_nothing_is_written_through_a_symbolic_link(
-    configure: Configure, train: Callable, tmp_path: Path, name: str
+    configure: Configure, train: Callable, stopped_at: Callable, tmp_path: Path, name: str
 ) -> None:
-    stopped = train(configure(), stop_at=2)
+    stopped = stopped_at(2)
     victim = tmp_path / "victim"
     path = stopped.files.path / name
     if name == "checkpoints":
@@ -309,10 +317,11 @@ def test_nothing_is_written_through_a_symbolic_link(
 def test_a_full_disk_fails_the_run_and_loses_nothing(
     configure: Configure,
     train: Callable,
+    stopped_at: Callable,
     uninterrupted: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    train(configure(), stop_at=5)
+    stopped_at(5)
     with monkeypatch.context() as patch:
         patch.setattr("torch.save", _fails(RuntimeError("unexpected pos 64 vs 0")))
         failed = train(configure())
@@ -363,11 +372,12 @@ def test_a_clock_that_is_set_back_changes_no_result(
 def test_a_lost_gpu_fails_the_run_which_goes_on_later(
     configure: Configure,
     train: Callable,
+    stopped_at: Callable,
     uninterrupted: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a worker, as under make: the error of the driver is the cause."""
-    train(configure(), stop_at=5)
+    stopped_at(5)
     _ours, theirs = multiprocessing.Pipe()
     if (child := os.fork()) == 0:
         # As torch raises for an error of the driver.

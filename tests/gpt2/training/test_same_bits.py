@@ -11,6 +11,7 @@ from gpt2.config import Config
 from gpt2.training.session import TrainingSession
 from gpt2.training.step import optimizer_step
 from lib.files import sha256_file
+from tests.gpt2.training.conftest import Trained
 
 Configure = Callable[..., Config]
 
@@ -36,9 +37,9 @@ def test_manifests_differ_in_volatile_fields_only(
     ids=["evaluation", "workers"],
 )
 def test_evaluation_tokens_and_workers_do_not_change_training(
-    configure: Configure, train: Callable, changes: dict
+    configure: Configure, train: Callable, trained: Trained, changes: dict
 ) -> None:
-    plain, other = train(configure(), "plain"), train(configure(**changes), "other")
+    plain, other = trained, train(configure(**changes))
     assert plain.rows("train") == other.rows("train")
     assert sha256_file(plain.files.weights) == sha256_file(other.files.weights)
     less = "EVAL_TOKENS" in changes
@@ -58,9 +59,9 @@ def test_frozen_weights_evaluate_equally_at_any_step(
 
 
 def test_the_default_seed_is_recorded_and_determines_results(
-    configure: Configure, train: Callable
+    configure: Configure, train: Callable, trained: Trained
 ) -> None:
-    runs = {1: train(configure(), "default"), 7: train(configure(SEED=7), "seven")}
+    runs = {1: trained, 7: train(configure(SEED=7))}
     for seed, done in runs.items():
         assert done.manifest()["seeds"]["seed"] == seed
         assert done.summary()["seed"] == seed

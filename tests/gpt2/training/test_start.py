@@ -20,6 +20,7 @@ from lib.runs.checkpoint import weights_digest
 from lib.runs.rng import rng_digests, seed_all
 from lib.runs.run_dir import RunDir
 from lib.runs.seeds import stream_seed
+from tests.gpt2.training.conftest import Trained
 
 Configure = Callable[..., Config]
 
@@ -80,11 +81,10 @@ def test_the_manifest_describes_the_run(
 
 
 def test_the_manifest_has_the_digests_of_weights_and_generators(
-    configure: Configure, train: Callable
+    configure: Configure, trained: Trained
 ) -> None:
     """Recompute seeds, weights and generator states."""
-    config = configure()
-    done = train(config)
+    config, done = configure(), trained
     manifest = json.loads(done.files.manifest.read_text())
     weights = safetensors.torch.load_file(done.files.weights)
     model = GPT(config.model)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt2.config import Config
 from gpt2.running.preflight import TrainingPlace, check_machine
@@ -180,6 +179,8 @@ def trackio_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str,
 
 def tensorboard_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
     """Return history and configuration from event files, which store fp32 values."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found = EventAccumulator(str(run.trackers / "tensorboard")).Reload()
     scalars = {
         name: {event.step: event.value for event in found.Scalars(name)}

@@ -17,6 +17,7 @@ from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT
 from lib.files import sha256_file
 from lib.optim.schedule import learning_rate_at
 from lib.runs.run_dir import State, read_status
+from tests.gpt2.training.conftest import Trained
 
 Configure = Callable[..., Config]
 Open = Callable[..., TrainingSession]
@@ -24,10 +25,9 @@ NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 
 
 def test_a_run_leaves_results_that_agree_with_each_other(
-    configure: Configure, train: Callable
+    configure: Configure, trained: Trained
 ) -> None:
-    config = configure()
-    done = train(config)
+    config, done = configure(), trained
     final = done.summary()["final"]
     weights = safetensors.torch.load_file(done.files.weights)
     with open(done.files.per_query, newline="") as stream:
@@ -57,9 +57,9 @@ def test_pruned_weights_are_zero_in_the_file(configure: Configure, train: Callab
     assert done.summary()["final"]["sparsity"] == pytest.approx(zeros)
 
 
-def test_every_iteration_has_a_row(configure: Configure, train: Callable) -> None:
+def test_every_iteration_has_a_row(configure: Configure, trained: Trained) -> None:
     config = configure()
-    rows = train(config).rows("train")
+    rows = trained.rows("train")
     assert [row["iteration"] for row in rows] == list(range(1, 13))
     assert [row["progress"] for row in rows] == [i / 12 for i in range(1, 13)]
     assert [row["tokens"] for row in rows] == [i * 64 for i in range(1, 13)]
@@ -69,12 +69,11 @@ def test_every_iteration_has_a_row(configure: Configure, train: Callable) -> Non
 
 
 def test_evaluations_are_recorded_at_their_intervals_and_at_the_end(
-    configure: Configure, train: Callable
+    configure: Configure, train: Callable, trained: Trained
 ) -> None:
-    done = train(configure())
-    rows = done.rows("eval")
+    rows = trained.rows("eval")
     assert [row["iteration"] for row in rows] == [5, 10, 12]
-    assert rows[-1]["val_loss"] == done.summary()["final"]["val_loss"]
+    assert rows[-1]["val_loss"] == trained.summary()["final"]["val_loss"]
     # An interval that ends with the run yields one row, not two.
     assert [r["iteration"] for r in train(configure(EVAL_INTERVAL=6), "six").rows("eval")] == [
         6,
@@ -82,11 +81,12 @@ def test_evaluations_are_recorded_at_their_intervals_and_at_the_end(
     ]
 
 
-def test_intervals_and_warm_up_change_no_result(configure: Configure, train: Callable) -> None:
-    config = configure()
+def test_intervals_and_warm_up_change_no_result(
+    configure: Configure, train: Callable, trained: Trained
+) -> None:
     other = configure(LOG_INTERVAL=5, EVAL_INTERVAL=0, CHECKPOINT_INTERVAL=0, WARMUP_ITERATIONS=3)
-    assert config.hash8 == other.hash8
-    first, second = train(config, "first"), train(other, "second")
+    assert configure().hash8 == other.hash8
+    first, second = trained, train(other)
     assert first.rows("train") == second.rows("train")
     assert sha256_file(first.files.weights) == sha256_file(second.files.weights)
     assert sha256_file(first.files.per_query) == sha256_file(second.files.per_query)
@@ -103,9 +103,10 @@ def test_the_same_configuration_gives_the_same_bytes(configure: Configure, train
     assert first.core() != train(configure(SEED=2), "third").core()
 
 
-def test_loader_processes_change_no_result(configure: Configure, train: Callable) -> None:
-    plain = train(configure(), "plain")
-    assert plain.core() == train(configure(LOADER_WORKERS=1), "workers").core()
+def test_loader_processes_change_no_result(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    assert uninterrupted == train(configure(LOADER_WORKERS=1), "workers").core()
 
 
 def test_the_split_of_a_batch_changes_only_rounding(session: Open) -> None:
@@ -139,8 +140,8 @@ def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(sessio
     torch.testing.assert_close(after, torch.tensor(0.001), rtol=1e-3, atol=0)
 
 
-def test_progress_is_reported(configure: Configure, train: Callable) -> None:
-    done = train(configure())
+def test_progress_is_reported(trained: Trained) -> None:
+    done = trained
     events = [event for event in done.events if event["kind"] == "progress"]
     assert [event["iteration"] for event in events] == [3, 6, 9, 12]
     assert all(event["iterations"] == 12 for event in events)
@@ -150,8 +151,8 @@ def test_progress_is_reported(configure: Configure, train: Callable) -> None:
     assert "TRAIN paper_repro | cpu " in done.lines() and "DONE val loss" in done.lines()
 
 
-def test_volatile_values_are_recorded_separately(configure: Configure, train: Callable) -> None:
-    done = train(configure())
+def test_volatile_values_are_recorded_separately(trained: Trained) -> None:
+    done = trained
     timing = [json.loads(line) for line in done.files.timing.read_text().splitlines()]
     assert [row["iteration"] for row in timing] == [3, 6, 9, 12]
     assert "seconds" not in done.files.metrics.read_text()

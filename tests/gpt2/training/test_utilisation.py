@@ -12,6 +12,7 @@ from gpt2.training.session import TrainingSession
 from lib.errors import ConfigError
 from lib.json_files import read_json_lines
 from lib.tracking.reader import ReadCursor, RecordReader
+from tests.gpt2.training.conftest import Trained
 
 Configure = Callable[..., Config]
 
@@ -34,8 +35,8 @@ def test_mfu_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: C
     assert [told[row["iteration"]]["mfu"] for row in rows] == [row["mfu"] for row in rows]
 
 
-def test_a_cpu_has_no_mfu_and_one_line_reports_it(configure: Configure, train: Callable) -> None:
-    done = train(configure())
+def test_a_cpu_has_no_mfu_and_one_line_reports_it(trained: Trained) -> None:
+    done = trained
     assert {row["mfu"] for row in read_json_lines(done.files.timing)} == {None}
     (line,) = [text for text in done.files.logs.read_text().splitlines() if "MFU" in text]
     assert "fp32" in line and "PEAK_TFLOPS" in line

@@ -42,6 +42,13 @@ def configure(tree: KconfigTree) -> Callable[..., Config]:
     return build
 
 
+def export(run: RunDir, out: Path, build_dir: Path) -> None:
+    """Export a run; import the exporter here, because transformers takes seconds."""
+    from gpt2.weights.export import export as write_export
+
+    write_export(run, out, build_dir)
+
+
 def random_gpt2(**settings: Any) -> Any:
     """Build a GPT2LMHeadModel with large random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -15,7 +15,6 @@ from gpt2.model import GPT
 from gpt2.planning.arguments import RunLookup
 from gpt2.records.run_files import find_finished
 from gpt2.weights.convert import load_initial_weights
-from gpt2.weights.export import export
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
 from lib.json_files import read_json_object
@@ -23,7 +22,7 @@ from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 from tests.gpt2.data.conftest import downloads
-from tests.gpt2.weights.conftest import greedy, random_gpt2, random_weights, write_finished
+from tests.gpt2.weights.conftest import export, greedy, random_gpt2, random_weights, write_finished
 
 Configure = Callable[..., Config]
 Finished = Callable[..., RunDir]

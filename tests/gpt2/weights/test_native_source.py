@@ -8,11 +8,10 @@ import torch
 
 from gpt2.model import GPT
 from gpt2.weights.convert import load_initial_weights
-from gpt2.weights.export import export
 from gpt2.weights.source import weight_mismatches, weights_folder
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunStatus, State, write_status
-from tests.gpt2.weights.conftest import random_weights, write_finished
+from tests.gpt2.weights.conftest import export, random_weights, write_finished
 
 RA = {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}
 LATENT = {"ATTENTION_PROJECTION_LATENT": True, "MLP_LATENT": True}

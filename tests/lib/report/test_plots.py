@@ -5,7 +5,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from matplotlib.figure import Figure
 
 from lib.plan.run import RunVariant
 from lib.report.figures import PALETTE, svg_element, write_figures
@@ -121,6 +120,8 @@ def test_a_large_sweep_has_every_comparison_and_a_limited_number_of_panels(tmp_p
 
 def test_points_that_overlap_share_a_label_above_them():
     """A label that moved aside would name a place without a point."""
+    from matplotlib.figure import Figure
+
     axes = Figure().add_subplot()
     axes.set(xlim=(0, 100), ylim=(2, 3))
     points = [(50 + i / 10, 2.5, str(number), "k") for i, number in enumerate((13, 2, 0, 5, 20))]

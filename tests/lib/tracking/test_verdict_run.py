@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib.runs.run_dir import RunDir
 from lib.tracking.config import TrackingConfig
@@ -58,6 +57,8 @@ def test_tensorboard_has_the_newest_table_only(tmp_path):
     study.send(BETTER, DIVERGED)
     assert [first] == [*(study.trackers / "tensorboard").iterdir()]
     study.send(("wide vs base", "UNFAIR", None, "torch"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(study.trackers / "tensorboard")).Reload()
     (event,) = events.Tensors("verdicts")
     text = event.tensor_proto.string_val[0].decode()
