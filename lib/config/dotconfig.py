@@ -69,7 +69,14 @@ def resolve_config(tree: KconfigTree, path: Path, *layers: ConfigLayer) -> Resol
 
     A line of the file that was changed since ``.config`` was written has the label "edited".
     """
-    return with_origins(tree, tree.resolve([read_config(path), *layers]), path)
+    config = dataclasses.replace(read_config(path), defaults=_recorded_defaults(path))
+    return with_origins(tree, tree.resolve([config, *layers]), path)
+
+
+def _recorded_defaults(config: Path) -> frozenset[str]:
+    """Return the symbols and choices that were at their defaults when ``config`` was written."""
+    records = read_origins(config) or {}
+    return frozenset(name for name, record in records.items() if record["label"] == "default")
 
 
 def with_origins(tree: KconfigTree, resolution: ResolvedConfig, path: Path) -> ResolvedConfig:
@@ -195,7 +202,7 @@ def constants_layer(place: ConfigWorkspace) -> ConfigLayer:
         line = lines.get(name) or lines.get(_member(name, value)) or lines.get(str(value).upper())
         where = f"{place.config}:{line}" if line else str(place.config)
         assignments.append(Assignment(name, to_kconfig_text(value), where))
-    return ConfigLayer("constants", tuple(assignments))
+    return ConfigLayer("constants", tuple(assignments), (), _recorded_defaults(place.config))
 
 
 def _literal(text: str, place: ConfigWorkspace, line: int) -> SymbolValue:

@@ -42,12 +42,19 @@ class ConfigLayer:
 
     ``label`` is one of defconfig, fragment, config (a full ``.config``), constants (a generated
     ``config.py``, in which a choice is set to its member's name), command line, step, menuconfig.
-    ``problems`` are the unreadable lines; resolving the layer raises them.
+    ``problems`` are the unreadable lines; resolving the layer raises them. ``defaults`` are the
+    symbols and choices of a full layer that were recorded as defaults.
     """
 
     label: str
     assignments: tuple[Assignment, ...]
     problems: tuple[Problem, ...] = ()
+    defaults: frozenset[str] = frozenset()
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether the layer is that of ``SET``."""
+        return any(assignment.where == "SET" for assignment in self.assignments)
 
     @property
     def is_full(self) -> bool:

@@ -246,12 +246,15 @@ class KconfigTree:
     def __init__(self, root: Path = ROOT) -> None:
         self.kconf = load_kconfig(root)
         self._touched: set[Symbol] = set()
+        self._default_items: dict[ConfigLayer, list[Symbol | Choice]] = {}
 
     def resolve(self, layers: Sequence[ConfigLayer]) -> ResolvedConfig:
         """Apply the layers in order; a later layer overrides an earlier one.
 
         Every assignment must take effect when its layer is applied, and remain in effect until a
         later layer assigns the symbol (or another member of its choice) or makes it unavailable.
+        The defaults of a full layer follow ``SET``, as if ``SET`` had been typed when the
+        configuration was loaded, and stay as they are in the layers after it.
         Raises ConfigError with all problems of all layers.
         """
         return self.checked(layers, dict)[0]
@@ -385,16 +388,44 @@ class KconfigTree:
         self.kconf.warnings.clear()
         findings: list[AssignmentFailure] = []
         effective: dict[str, ValueOrigin] = {}
+        defaults: list[Symbol | Choice] = []
         for layer in layers:
             if layer.label == "constants":
                 layer = self._select_members(layer)
             valid, failed = validate_syntax(self.kconf, layer)
+            if layer.is_set:
+                defaults = [item for item in defaults if effective.pop(item.name, None)]
+                for item in defaults:
+                    item.unset_value()
             for assignment in valid:
                 self._set(assignment)
             failed += validate_effect(self.kconf, layer, valid)
             findings += sorted(failed, key=lambda f: layer.assignments.index(f.assignment))
             self._record_effective(effective, layer, valid, {f.assignment.name for f in failed})
+            if layer.is_set:
+                self._keep_values(item for item in defaults if item.name not in effective)
+            elif layer.defaults and any(other.is_set for other in layers):
+                defaults = self._defaults(layer)
+            else:
+                assigned = {self._key(assignment.name) for assignment in layer.assignments}
+                defaults = [item for item in defaults if item.name not in assigned]
         return findings, effective
+
+    def _defaults(self, layer: ConfigLayer) -> list[Symbol | Choice]:
+        """Return the items that ``layer``, applied last, sets to their present defaults."""
+        if layer not in self._default_items:
+            items = (self.find(name) for name in layer.defaults)
+            self._default_items[layer] = [
+                item for item in items if item and value_text(item) == self.default(item)
+            ]
+        return self._default_items[layer]
+
+    def _keep_values(self, items: Iterable[Symbol | Choice]) -> None:
+        """Assign each of ``items`` its value, on which layers to come then have no effect."""
+        for item in items:
+            symbol = item.selection if isinstance(item, Choice) else item
+            if symbol and symbol.visibility:
+                self._set(Assignment(symbol.name, symbol.str_value, ""))
 
     def _select_members(self, layer: ConfigLayer) -> ConfigLayer:
         """Return a layer of constants with each choice replaced by its selected member."""

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.planning.plan import config_layers, make_plan
 from lib.config.commands import write_config_py
-from lib.config.dotconfig import ConfigWorkspace
+from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
+from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.tree import KconfigTree
 from lib.errors import EXIT_CONFIG, ConfigError
 from lib.project import ROOT
 from tests.build_folder import write_build
@@ -103,3 +106,43 @@ def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path: Path) ->
         make_plan(config_layers(tmp_path), tmp_path)
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("config.not-divisible", f"{tmp_path}/.config:{line}")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the build folder of a defconfig with an explicit default, a precision."""
+    folder = tmp_path_factory.mktemp("loaded")
+    explicit = parse_command_line_settings("MATMUL_PRECISION_HIGHEST=y")
+    write_build(folder, {}, *defconfig_layers(ROOT, "gpt2-quickstart"), explicit)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ("DROPOUT=0.1", ("ATTENTION_BACKEND", "flash", "rows")),
+        ("DROPOUT=0.1 ATTENTION_BACKEND_MATH=y", ("ATTENTION_BACKEND", "flash", "math")),
+        ("RUN_PROFILE_MAXOUT_SPEED=y", ("DETERMINISTIC", "strict", "off")),
+        ("RUN_PROFILE_MAXOUT_SPEED=y", ("MATMUL_PRECISION", "highest", "highest")),
+    ],
+)
+def test_settings_on_a_config_are_those_on_its_defconfig(
+    loaded: Path, settings: str, change: tuple[str, str, str]
+) -> None:
+    tree, layer = KconfigTree(), parse_command_line_settings(settings)
+    name, before, after = change
+    base = config_layers(loaded)
+    assert resolve_config(tree, base).values[name] == before
+    found = resolve_config(tree, [*base, layer])
+    given = defconfig_layers(ROOT, "gpt2-quickstart", f"{settings} MATMUL_PRECISION_HIGHEST=y")
+
+    assert found.values[name] == after
+    assert found.identity() == resolve_config(tree, given).identity()
+
+
+def test_a_step_changes_no_default_of_the_configuration(loaded: Path) -> None:
+    step = ConfigLayer.of("step", "s", {"DROPOUT": "0.0"})
+    layers = [*config_layers(loaded), parse_command_line_settings("DROPOUT=0.1"), step]
+    found = resolve_config(KconfigTree(), layers)
+
+    assert (found.values["DROPOUT"], found.values["ATTENTION_BACKEND"]) == ("0.0", "rows")

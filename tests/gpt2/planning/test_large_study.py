@@ -47,9 +47,10 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
         compared.append(recorded)
         return changed_since(recorded, commit)
 
+    layers = config_layers(build)
     monkeypatch.setattr("lib.json_files._read", counted)
     monkeypatch.setattr("lib.runs.code.changed_since", compare)
-    plan = make_plan(config_layers(build), build, steps="all", seeds="1-2")
+    plan = make_plan(layers, build, steps="all", seeds="1-2")
     views = look(plan)
     assert {view.state for view in views} == {"done"}
     assert {view.seconds_from for view in views} == {"measured"}
