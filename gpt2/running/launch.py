@@ -320,7 +320,7 @@ def report(
     """
     table, path = _written(plan, whole, label_by)
     shown = result_table(plan, label_by) if selected else table
-    return _shown(shown, path, json)
+    return _shown(plan, shown, path, json)
 
 
 def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:
@@ -334,29 +334,33 @@ def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTa
 
 
 def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
-    """Write the report. Return the table as text, whose last line names the report."""
-    return _shown(table, _published(plan, table), json)
+    """Write the report. Return the table as text, which names the report below it."""
+    return _shown(plan, table, _published(plan, table), json)
 
 
 def _published(plan: Plan, table: ResultTable) -> Path:
     """Write the report and return its path; send the verdicts of the record to the trackers."""
     path = write_study_report(plan, table)
-    log("REPORT", str(path))
     if not table.verdicts.plan.exploratory:
         shown, base = verdict_table(table.verdicts), plan.base
         send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))
     return path
 
 
-def _shown(table: ResultTable, report: Path, json: bool) -> str:
+def _shown(plan: Plan, table: ResultTable, report: Path, json: bool) -> str:
     """Return the table as JSON, for the columns of a terminal, or else as Markdown."""
     if json:
+        log("REPORT", str(report))
         return table_to_json(table)
+    files = f"Report: {report}\n"
+    sample = RunDir(plan.runs[0].path).sample
+    if len(plan.runs) == 1 and sample.exists():
+        files += f"Sample: {sample}\n"
     columns = terminal_columns(sys.stdout)
     if columns is None or is_verbose():
-        return f"{table_to_markdown(table)}\nReport: {report}\n"
+        return f"{table_to_markdown(table)}\n{files}"
     text = table_to_terminal(table, columns, colour=use_colour(sys.stdout))
-    return f"{text}Report: {report}\nV=1 shows all columns and sections, as in table.md\n"
+    return f"{text}{files}V=1 shows all columns and sections, as in table.md\n"
 
 
 def verdicts(
@@ -366,7 +370,8 @@ def verdicts(
 
     If ``selected``, these are the verdicts on ``plan``, a part of ``whole``.
     """
-    table, _ = _written(plan, whole, ())
+    table, path = _written(plan, whole, ())
+    log("REPORT", str(path))
     if selected:
         table = result_table(plan)
     # Such as a damaged run, whose seed then has no result.

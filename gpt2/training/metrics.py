@@ -262,7 +262,7 @@ def _speed(beats: Sequence[HeartbeatRow], percent: int) -> tuple[bool, str] | No
         return None
     typical = median(speeds[_STARTUP_INTERVALS:])
     deviation = max(abs(speed / typical - 1) for speed in speeds[_STARTUP_INTERVALS:])
-    text = f"speed within {100 * deviation:.0f} % of {typical:,.0f} tok/s"
+    text = f"speed up to {100 * deviation:.0f} % off the median of {typical:,.0f} tok/s"
     return 100 * deviation <= percent, text
 
 

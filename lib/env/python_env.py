@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -206,6 +207,9 @@ _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # pip's log line of a large download (10 MB or more).
 _LARGE_DOWNLOAD = re.compile(r"\s*(Downloading .*\((?:[0-9.]+ GB|[0-9]{2,}\.[0-9] MB)\))")
 
+# Messages of pip that are shown if it fails.
+_SHOWN_MESSAGES = 40
+
 
 @dataclass(frozen=True)
 class SetupStamp:
@@ -366,17 +370,35 @@ def _base_python() -> str:
 
 
 def _run_pip(command: Sequence[str], root: Path) -> int:
-    """Run pip, log its large downloads (every line with ``V=1``), return its exit status."""
+    """Run pip, log its large downloads (every line with ``V=1``), return its exit status.
+
+    If it fails, its last messages are written to stderr.
+    """
+    messages: deque[str] = deque(maxlen=_SHOWN_MESSAGES)
+    warnings = 0
     with subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        command,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
     ) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
+            messages.append(line)
+            warnings += line.startswith("WARNING: ")
             large = _LARGE_DOWNLOAD.match(line)
             if large or is_verbose():
                 log("SETUP", large[1] if large else line.rstrip())
             elif line.startswith("Installing collected packages"):
                 log("SETUP", f"packages to unpack: {line.count(',') + 1}")
+    if is_verbose():
+        return pip.returncode
+    if pip.returncode:
+        sys.stderr.writelines(messages)
+    elif warnings:
+        log("SETUP", f"warnings of pip: {warnings}; V=1 shows them")
     return pip.returncode
 
 

@@ -146,7 +146,11 @@ MUTANTS = (
         "tokens are counted as iterations",
         "MAX_TOKENS iterations",
         "binding",
-        replaced(budget, "_iterations", lambda right: lambda config, tokens: right(config, 1)),
+        replaced(
+            budget,
+            "_iterations",
+            lambda right: lambda config, tokens, flops: right(config, 1, flops),
+        ),
         "budget-length",
         "^a budget of tokens",
     ),

@@ -231,3 +231,12 @@ def test_large_downloads_are_shown(shown, capsys, tmp_path):
     code = [sys.executable, "-c", f"print({lines!r}, end='')"]
     assert python_env._run_pip(code, tmp_path) == 0
     assert capsys.readouterr().err == f"SETUP   {shown}\n"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_warnings_of_pip_are_shown_only_if_it_fails(status, capsys, tmp_path):
+    lines = "WARNING: Location 'a' is ignored\n" * 3
+    code = f"import sys; sys.stderr.write({lines!r}); sys.exit({status})"
+    assert python_env._run_pip([sys.executable, "-c", code], tmp_path) == status
+    shown = capsys.readouterr().err
+    assert shown == lines if status else "3" in shown and "Location" not in shown
