@@ -15,6 +15,7 @@ from lib.files import write_json
 from lib.json_files import DamagedRecord, MissingRecord, read_json_object, typed
 
 _LEASE = re.compile(r"\.lease-([1-9][0-9]{0,17})")
+_HEARTBEAT = re.compile(r"heartbeat_rank(0|[1-9][0-9]{0,5})\.jsonl")
 
 
 # Part of the name of a directory whose run was trained again: NAME.old-TIME.
@@ -92,8 +93,7 @@ class RunDir:
 
     def heartbeats(self) -> dict[int, Path]:
         """Return the existing heartbeat files by rank."""
-        paths = self.path.glob("heartbeat_rank*.jsonl")
-        return {int(path.stem.removeprefix("heartbeat_rank")): path for path in sorted(paths)}
+        return {rank: self.heartbeat(rank) for rank in sorted(self._numbers(_HEARTBEAT))}
 
     @property
     def logs(self) -> Path:
@@ -164,11 +164,15 @@ class RunDir:
 
     def leases(self) -> list[int]:
         """Return the numbers of the existing leases."""
+        return self._numbers(_LEASE)
+
+    def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
+        """Return the numbers in the names that match ``pattern``."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [int(match[1]) for name in names if (match := _LEASE.fullmatch(name))]
+        return [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
 
 
 SCHEMA_VERSION = 1

@@ -42,29 +42,43 @@ class StabilityMonitor:
     def check(self, iteration: int, loss: float, grad_norm: float | None) -> UnstableStep | None:
         """Return the next step if it is unstable; ``grad_norm`` is None after an fp16 overflow."""
         reasons = []
-        usual_loss, usual_norm = _median(self._losses), _median(self._norms)
-        # A loss that still falls towards guessing is no alarm.
-        is_worse = iteration > self._warmup_steps and loss > max(self._uniform, usual_loss)
-        jump = loss - usual_loss
-        if is_worse and _exceeds_noise(loss - self._uniform, self._losses, iteration):
-            reasons.append(f"loss {loss:.3f} after the warm-up (guessing {self._uniform:.3f})")
-        elif jump > _LOSS_JUMP_NATS and _exceeds_noise(jump, self._losses, iteration):
-            reasons.append(f"loss {usual_loss:.3f} to {loss:.3f}")
+        # No jump is below this, because no median is below the smallest value: the medians of most
+        # steps need not be computed. A report reads all steps. Half, to be above any rounding.
+        lowest = min(self._losses, default=math.inf)
+        if loss > min(self._uniform, lowest + _LOSS_JUMP_NATS / 2):
+            reasons += self._loss_reasons(iteration, loss)
         if grad_norm is not None:
-            if grad_norm > _NORM_JUMP * usual_norm > 0.0 and _exceeds_noise(
-                math.log(grad_norm / usual_norm), list(map(_log, self._norms)), iteration
-            ):
-                reasons.append(f"gradient norm {usual_norm:.3g} to {grad_norm:.3g}")
+            if grad_norm > _NORM_JUMP / 2 * min(self._norms, default=math.inf):
+                reasons += self._norm_reasons(iteration, grad_norm)
             self._norms.append(grad_norm)
         self._losses.append(loss)
         return UnstableStep(iteration, loss, ", ".join(reasons)) if reasons else None
+
+    def _loss_reasons(self, iteration: int, loss: float) -> list[str]:
+        usual = _median(self._losses)
+        # A loss that still falls towards guessing is no alarm.
+        is_worse = iteration > self._warmup_steps and loss > max(self._uniform, usual)
+        jump = loss - usual
+        if is_worse and _exceeds_noise(loss - self._uniform, self._losses, iteration):
+            return [f"loss {loss:.3f} after the warm-up (guessing {self._uniform:.3f})"]
+        if jump > _LOSS_JUMP_NATS and _exceeds_noise(jump, self._losses, iteration):
+            return [f"loss {usual:.3f} to {loss:.3f}"]
+        return []
+
+    def _norm_reasons(self, iteration: int, norm: float) -> list[str]:
+        usual = _median(self._norms)
+        if norm > _NORM_JUMP * usual > 0.0 and _exceeds_noise(
+            math.log(norm / usual), list(map(_log, self._norms)), iteration
+        ):
+            return [f"gradient norm {usual:.3g} to {norm:.3g}"]
+        return []
 
 
 def _median(values: Sequence[float]) -> float:
     """Return the median, infinity of too few values: then nothing is a jump."""
     if len(values) < _MIN_STEPS:
         return math.inf
-    # A report reads all steps of all runs: statistics.median takes three times as long.
+    # statistics.median takes three times as long.
     ordered, middle = sorted(values), len(values) // 2
     return (ordered[middle] + ordered[~middle]) / 2
 

@@ -101,3 +101,30 @@ def test_a_field_of_another_type_is_named(tmp_path: Path, change: dict[str, obje
     for fields in ([], None, {k: v for k, v in SAMPLE.items() if k != "count"}):
         with pytest.raises(DamagedRecord):
             typed(Sample, fields, tmp_path, ())
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('{"a": 1}\n{"b": [2.5]}\n', 0),
+        (' {"a": 1}\t\r\n{"b": 2}\n', 0),
+        ('{"a": 1}\n{"b":\n2}\n', 2),
+        ('{"a": 1}\n{"b":\n2}{"c": 3}\n', 2),
+        ('{"a": 1}{"b": 2}\n', 1),
+        ('{"a": [1\n{"b": 2}]}\n', 1),
+        ('{"a": 1}\n\n{"b": 2}\n', 2),
+        ('{"a": 1}\n[2]\n', 2),
+        ('{"a": 1}\n{"b": NaN}\n', 2),
+        ('{"a": 1}\n{"b": 1e999}\n', 2),
+        ('{"a": 1}\n{"b": "\u2028"}\n', 0),
+    ],
+)
+def test_every_line_is_one_object(tmp_path: Path, content: str, line: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content.encode())
+    if line:
+        with pytest.raises(DamagedRecord) as raised:
+            read_json_lines(path)
+        assert raised.value.line == line
+    else:
+        assert read_json_lines(path) == [json.loads(text) for text in content.strip().split("\n")]
