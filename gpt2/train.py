@@ -89,7 +89,8 @@ def train_run(
             config = read_resolved_config(files)
             stop_requested = _or_stop_file(stop, files)
             stopping = StopCondition(stop_requested, config.run_time_limit_seconds, group.agree)
-            records = RecordWriter(files, report, guard) if group.is_main else NullRecords(files)
+            main = group.is_main
+            records = RecordWriter(files, report, guard) if main else NullRecords(files, guard)
             opened.callback(records.close)
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(

@@ -52,14 +52,14 @@ from lib.report.verdict_text import (
     verdicts_exit_code,
 )
 from lib.runner.display import RunProgress
-from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
+from lib.runner.job import DeviceSlot, Executor, Job, JobLimits, watchdog
 from lib.runner.local import LocalExecutor
 from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker
 from lib.runs.code import SourceComparison, run_drift
-from lib.runs.lease import no_guard, require_free, take_lease
+from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.options import TRACKERS
 from lib.tracking.verdict_run import send_verdicts
@@ -436,8 +436,15 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
     require_world_size(process, run.config.train.gpus)
     if process.is_main:
         check_machine([run.config], TrainingPlace(plan.build_dir, plan.folder, dirty), jobs=1)
-    with SignalCounter() as interrupts, ExitStack() as stack:
-        guard = no_guard
+    # A single process may be one in a debugger, which stops it.
+    limit = plan.base.stall_limit_seconds if process.world_size > 1 else 0
+    with SignalCounter() as interrupts, watchdog(limit) as alive, ExitStack() as stack:
+        guard = guard_of_other_ranks(RunDir(run.path))
+
+        def stopped() -> bool:
+            alive()
+            return interrupts.stopped
+
         if process.is_main:
             check_weights([run.config], plan.build_dir)
             check_data([run.config], plan.build_dir)
@@ -448,7 +455,7 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
             run.path,
             plan.build_dir,
             lambda event: _log_event(run, event),
-            lambda: interrupts.stopped,
+            stopped,
             guard,
         )
     if status.state is not State.SUCCESS:

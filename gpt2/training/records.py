@@ -127,9 +127,9 @@ class RecordWriter:
 class NullRecords(RecordWriter):
     """Null object with the interface of ``Records``, for ranks other than 0."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, guard: Callable[[], None] = no_guard) -> None:
         self.run = run
-        self.guard = no_guard
+        self.guard = guard
 
     def metrics(self, **record: Any) -> None:
         """Do nothing."""

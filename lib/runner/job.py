@@ -3,10 +3,12 @@
 ``lib.runner.local`` forks the processes on this machine. Other machines run a runner of their own.
 """
 
+import faulthandler
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -112,6 +114,25 @@ class JobTimer:
             cause = f"{exceeded} by {LIMIT_GRACE_SECONDS} s; ended"
             return ExceededLimit(cause, stalled=False)
         return None
+
+
+@contextmanager
+def watchdog(seconds: float) -> Iterator[Callable[[], None]]:
+    """End this process unless it calls the function of the context every ``seconds`` (0: no limit).
+
+    The stacks of its threads are written to stderr. For a process that no runner watches.
+    """
+
+    def alive() -> None:
+        if seconds:
+            # A thread of its own, which needs no lock of a hanging interpreter.
+            faulthandler.dump_traceback_later(seconds, exit=True)
+
+    alive()
+    try:
+        yield alive
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Executor(ABC):

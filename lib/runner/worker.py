@@ -28,7 +28,7 @@ from lib.errors import EXIT_FAILED, KablateError
 from lib.files import no_follow, remove_leftovers
 from lib.runner.signals import SIGNALS
 from lib.runs.finalize import finalize_run
-from lib.runs.lease import Lease, LeaseLost
+from lib.runs.lease import Lease, LeaseLost, guard_of_other_ranks
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # Least time between an event ``alive`` and the event before it.
@@ -110,7 +110,9 @@ def train_worker(
     run = RunDir(run_dir)
     if not current_process().is_main:
         # Other ranks wait for rank 0, which has the lease.
-        _train(function, run, parent, parent.stop_requested, lambda: None)
+        guard = guard_of_other_ranks(run, token)
+        with contextlib.suppress(LeaseLost):
+            _train(function, run, parent, parent.stop_requested, guard)
         return
     with contextlib.suppress(LeaseLost), Lease.adopt(run, token) as lease:
 

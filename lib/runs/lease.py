@@ -143,6 +143,19 @@ def take_lease(run: RunDir, seconds: int) -> "Iterator[Callable[[], None]]":
         lease.release()
 
 
+def guard_of_other_ranks(run: RunDir, token: int = 0) -> Callable[[], None]:
+    """Return the guard of a process that writes under the lease of rank 0, and does not renew it.
+
+    The lease is that of ``token``, or the current one, at the first call: rank 0 then has it.
+    """
+
+    @functools.cache
+    def shared() -> Lease:
+        return Lease.shared(run, token or max(run.leases(), default=0))
+
+    return lambda: shared().require()
+
+
 class Observed(Enum):
     """Knowledge of this process about the lease of a run."""
 
@@ -218,19 +231,27 @@ class Lease:
         return lease
 
     @classmethod
-    @contextmanager
-    def adopt(cls, run: RunDir, token: int) -> "Iterator[Lease]":
-        """Share the lease that the runner of this process took, and renew it in the context.
+    def shared(cls, run: RunDir, token: int) -> "Lease":
+        """Return the lease that another process took for this one.
 
         Raises LeaseLost if the run has been taken over.
         """
         record = _read(run.lease(token), token)
         if record.holder is None:
             raise _lost(run)
-        pid = os.getpid()
-        holder = replace(record.holder, worker=pid, worker_start=_start_time(pid))
-        lease = cls(run, token, holder)
+        lease = cls(run, token, record.holder)
         lease.require()
+        return lease
+
+    @classmethod
+    @contextmanager
+    def adopt(cls, run: RunDir, token: int) -> "Iterator[Lease]":
+        """Share the lease that the runner of this process took, and renew it in the context.
+
+        Raises LeaseLost if the run has been taken over.
+        """
+        lease, pid = cls.shared(run, token), os.getpid()
+        lease._holder = replace(lease._holder, worker=pid, worker_start=_start_time(pid))
         lease._write(os.O_TRUNC)
         with lease.renewing():
             yield lease

@@ -162,8 +162,8 @@ def test_every_step_of_a_study_trains_as_with_ddp(
             by_rank = ranks(size, body)
             assert isinstance(by_rank[0], dict), by_rank[0]
             for name, (ddp, fsdp) in by_rank[0].items():
-                pairs = zip(sum(ddp["losses"], []), sum(fsdp["losses"], []), strict=True)
-                worst = max(abs(b / a - 1) for a, b in pairs)
+                values = [torch.tensor(facts["losses"]) for facts in (ddp, fsdp)]
+                worst = (values[1] / values[0] - 1).abs().max().item()
                 losses = [facts["losses"][i][0] for i, facts in ((0, ddp), (-1, ddp), (-1, fsdp))]
                 numbers = " ".join(f"{loss:.7f}" for loss in losses)
                 print(f"{defconfig} on {size} ranks: {name:30} {numbers} {worst:.1e}")

@@ -1,8 +1,19 @@
-"""Limits of a job that are enforced from outside, by a fake clock."""
+"""Limits of a job and of its processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lib.env.ranks import ProcessRank
+from lib.project import ROOT
+from lib.runner import worker
 from lib.runner.job import LIMIT_GRACE_SECONDS, JobLimits, JobTimer
+from lib.runs.lease import Lease, LeaseLost, read_lease
+from lib.runs.run_dir import RunDir
 
 
 class Clock:
@@ -55,3 +66,43 @@ def test_the_time_of_a_suspension_does_not_count(limits: JobLimits) -> None:
     timer = JobTimer(limits, clock)
     clock.now += 100_000.0
     assert timer.exceeded() is None
+
+
+def test_a_watchdog_ends_a_process_that_hangs_with_its_stacks() -> None:
+    script = """if True:
+        import time
+        from lib.runner.job import watchdog
+
+        def blocked_loader():
+            time.sleep(60)
+
+        with watchdog(0):
+            time.sleep(0.1)
+        with watchdog(0.4) as alive:
+            for _ in range(12):
+                time.sleep(0.05)
+                alive()
+            print("alive", flush=True)
+            blocked_loader()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=30
+    )
+    assert (done.returncode, done.stdout) == (1, "alive\n")
+    assert "Timeout" in done.stderr and "in blocked_loader" in done.stderr
+
+
+def test_no_rank_writes_to_a_run_that_was_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, guards = RunDir(tmp_path), []
+    Lease.take(run, 60, None)
+    monkeypatch.setattr(worker, "_train", lambda *arguments: guards.append(arguments[-1]))
+    monkeypatch.setattr(worker, "current_process", lambda: ProcessRank(1, 2, "file"))
+    parent: Any = SimpleNamespace(stop_requested=bool)
+    worker.train_worker(lambda *arguments: None, tmp_path, 1, parent)
+    (guard,) = guards
+    guard()
+    Lease.take(run, 60, read_lease(run))
+    with pytest.raises(LeaseLost):
+        guard()

@@ -17,6 +17,7 @@ from lib.runs.lease import (
     LeaseObserver,
     Observed,
     current_holder,
+    guard_of_other_ranks,
     read_lease,
     require_free,
     take_lease,
@@ -86,6 +87,21 @@ def test_a_former_holder_notices_and_releases_nothing(run: RunDir) -> None:
     run.lease(1).write_bytes(run.lease(2).read_bytes())
     with pytest.raises(LeaseLost):
         former.require()
+
+
+@pytest.mark.parametrize("token", [0, 3])
+def test_another_rank_writes_while_rank_0_has_the_lease(run: RunDir, token: int) -> None:
+    for _ in range(2):
+        Lease.take(run, SECONDS, read_lease(run))
+    # Made before rank 0 takes the lease.
+    guard = guard_of_other_ranks(run, token)
+    Lease.take(run, SECONDS, read_lease(run))
+    guard()
+    with Lease.adopt(run, 3):
+        guard()
+    Lease.take(run, SECONDS, read_lease(run))
+    with pytest.raises(LeaseLost):
+        guard()
 
 
 def test_a_lease_of_the_same_number_in_a_new_directory_is_another(run: RunDir) -> None:
