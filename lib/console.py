@@ -4,6 +4,7 @@ import argparse
 import gc
 import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,6 +26,10 @@ from lib.files import pretty_json
 TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
 
+# The blank between a number and its unit.
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:ms|s|h|it|tok/s|[kMG]i?B)(?!\w)))")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
 
 def use_colour(stream: TextIO | None = None) -> bool:
     """Return whether to colour a stream, by default stderr.
@@ -43,15 +48,17 @@ def terminal_columns(stream: TextIO) -> int | None:
 def folded(text: str, columns: int | None, indent: str = "") -> str:
     """Return ``text`` with lines of at most ``columns`` characters, broken between words.
 
-    ``indent`` begins the continuation of a line. A longer word, such as a path, stays whole.
+    ``indent`` begins the continuation of a line. A longer word, such as a path, stays whole, and so
+    does a number with its unit.
     """
     if columns is None:
         return text
     wrapper = TextWrapper(
         columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    lines = text.split("\n")
-    return "\n".join("\n".join(wrapper.wrap(x)) if len(x) > columns else x for x in lines)
+    lines = _UNIT.sub(_NO_BREAK, text).split("\n")
+    shown = ("\n".join(wrapper.wrap(x)) if len(x) > columns else x for x in lines)
+    return "\n".join(shown).replace(_NO_BREAK, " ")
 
 
 def is_ascii_only() -> bool:

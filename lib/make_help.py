@@ -67,9 +67,9 @@ def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
         lines.append(f"ERROR   {name}: unknown {kind}{near} [usage.unknown-{kind}]")
     if kind == "variable":
         symbol = names[0] if re.fullmatch("[A-Z][A-Z0-9_]*", names[0]) else "NAME"
-        lines.append(f'        type make help; a symbol of .config is set by SET="{symbol}=VALUE"')
+        lines.append(f'        type: make help; a symbol of .config is set by SET="{symbol}=VALUE"')
     else:
-        lines.append("        type make help")
+        lines.append("        type: make help")
     return "\n".join([*lines, "EXIT    code 2", ""])
 
 

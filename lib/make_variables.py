@@ -68,10 +68,10 @@ def require_value(value: str, name: str, example: str) -> str:
     """Return a variable's value. Raises ConfigError with the command ``example`` if it is empty."""
     if not value:
         what = "missing (expected a value)"
-        raise ConfigError(Problem(what, name, f"type {example}", code="usage.missing-argument"))
+        raise ConfigError(Problem(what, name, f"type: {example}", code="usage.missing-argument"))
     return value
 
 
 def _unread(name: str, target: str, reads: Collection[str]) -> Problem:
     what = f"make {target} does not read this variable{nearest(name, reads)}"
-    return Problem(what, name, "type make help", code="usage.unread-variable")
+    return Problem(what, name, "type: make help", code="usage.unread-variable")

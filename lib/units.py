@@ -4,6 +4,8 @@ The one place of these forms, for terminal, Markdown, web page and figures. JSON
 numbers.
 """
 
+from collections.abc import Sequence
+
 MIB = 2**20
 GIB = 2**30
 
@@ -50,3 +52,8 @@ def format_interval(interval: tuple[float, float]) -> str:
 def signed(nats: float) -> str:
     """Return a difference of losses with a typographic minus sign, as wide as a plus sign."""
     return format_difference(nats).replace("-", "−")
+
+
+def format_runs(labels: Sequence[str]) -> str:
+    """Return the first of ``labels`` and the number of further runs."""
+    return labels[0] + (f" and {len(labels) - 1} more runs" if labels[1:] else "")

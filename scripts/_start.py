@@ -26,7 +26,7 @@ def advice() -> str:
     python = os.path.join(ROOT, ".venv", "bin", "python")
     if os.access(python, os.X_OK) and not os.path.samefile(sys.prefix, os.path.join(ROOT, ".venv")):
         return "type " + " ".join(map(shlex.quote, [python, *sys.argv]))
-    return "type make -C " + shlex.quote(ROOT) + " setup"
+    return "type: make -C " + shlex.quote(ROOT) + " setup"
 
 
 def interrupted(number: int, frame: object) -> None:

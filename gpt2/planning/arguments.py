@@ -166,9 +166,7 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
     if arguments.sweep:
         sweep = Sweep(arguments.sweep, samples)
     elif samples:
-        raise ConfigError(
-            Problem("SAMPLES requires SWEEP", "SAMPLES", code="usage.missing-argument")
-        )
+        raise ConfigError(Problem("requires SWEEP", "SAMPLES", code="usage.missing-argument"))
     plan = make_plan(
         layers,
         arguments.build_dir,

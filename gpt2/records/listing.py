@@ -98,7 +98,7 @@ FIELDS: Mapping[str, str] = {
 # Fields that are compared as text, the last three by their beginning.
 _TEXTS = ("run", "study", "step", "state", "finished", "commit", "hash")
 _BY_BEGINNING = ("finished", "commit", "hash")
-_ALWAYS_SHOWN = ("run", "state", "val_loss", "finished")
+_ALWAYS_SHOWN = ("run", "state", "val_loss")
 _LEFT_ALIGNED = ("run", "study", "step", "state", "finished", "commit", "hash")
 
 
@@ -381,7 +381,8 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     asked = re.findall(r"\w+", where)
     names = sorted(differing, key=lambda name: (name not in asked, -len(differing[name])))
     fixed = list(FIELDS) if every_column else list(_ALWAYS_SHOWN)
-    columns = [_column(name, listed.runs, every_column) for name in [*fixed, *names]]
+    last = [] if every_column else ["finished"]
+    columns = [_column(name, listed.runs, every_column) for name in [*fixed, *names, *last]]
     if not every_column:
         columns = _fitting(columns, width, len(fixed))
     right = [i for i, (heading, *_) in enumerate(columns) if heading in _RIGHT_ALIGNED]

@@ -380,7 +380,9 @@ def diff_config_files(place: ConfigWorkspace, a: str, b: str, json: bool) -> str
     old = place.config.with_name(place.config.name + ".old")
     if not a and not old.exists():
         what = "no previous configuration to compare with"
-        raise ConfigError(Problem(what, str(old), "make diffconfig A=NAME", code="config.missing"))
+        raise ConfigError(
+            Problem(what, str(old), "type: make diffconfig A=NAME", code="config.missing")
+        )
     result = diff_configs(
         _assignments(place, a or str(old)), _assignments(place, b or str(place.config))
     )

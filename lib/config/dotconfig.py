@@ -60,7 +60,7 @@ def read_config(path: Path) -> ConfigLayer:
 
 
 def _no_configuration(path: Path) -> ConfigError:
-    advice = "make list-defconfigs, then make defconfig-NAME; or make menuconfig"
+    advice = "type: make list-defconfigs, then make defconfig-NAME; or make menuconfig"
     return ConfigError(Problem("no configuration", str(path), advice, code="config.missing"))
 
 
@@ -309,7 +309,7 @@ def _unknown(kind: str, name: str, names: dict[str, Path], others: dict[str, Pat
         what += f"; {name} is a defconfig, put it first: make defconfig-{name}"
     else:
         what += nearest(name, names)
-    return Problem(what, next="make list-defconfigs", code=f"config.unknown-{kind}")
+    return Problem(what, next="type: make list-defconfigs", code=f"config.unknown-{kind}")
 
 
 # Explicit settings of a run's configuration: every non-default value with its source.

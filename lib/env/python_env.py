@@ -324,7 +324,7 @@ class VirtualEnvironment:
         command = [base, "-I", "-m", "venv", str(self.path)]
         if subprocess.run(command, check=False).returncode:
             what = f"{shlex.join(command)} failed"
-            raise RunError(Problem(what, next="make setup", code="env.install-failed"))
+            raise RunError(Problem(what, next="type: make setup", code="env.install-failed"))
 
     def _install(self, packages: Sequence[Requirement]) -> None:
         """Install everything in one pip command, so that pip resolves all requirements together."""
@@ -334,7 +334,7 @@ class VirtualEnvironment:
         log("SETUP", f"installing {PINS} with pip; torch alone is 0.2 to 3 GB, once")
         if _run_pip(command, self._root):
             what = f"pip failed, see its messages above: {shlex.join(command)}"
-            raise RunError(Problem(what, next="make setup", code="env.install-failed"))
+            raise RunError(Problem(what, next="type: make setup", code="env.install-failed"))
 
     def _verify(self, extras: Sequence[str]) -> None:
         """Raise RunError if the environment is incomplete although pip succeeded.

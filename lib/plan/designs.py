@@ -157,7 +157,7 @@ def _axis(tree: KconfigTree, word: str) -> SweepAxis:
         raise ConfigError(Problem(what, code="design.malformed-axis"))
     if name == "SEED":
         what = "SEED: not supported as an axis"
-        raise ConfigError(Problem(what, next="make SEEDS=1,2,3", code="design.seed-axis"))
+        raise ConfigError(Problem(what, next="type: make SEEDS=1,2,3", code="design.seed-axis"))
     info = find_symbol(tree, name)
     if info.type == "choice":
         return SweepAxis(

@@ -34,6 +34,7 @@ from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
 from lib.runs.record import UNKNOWN
 from lib.tracking.stability import instability_text
+from lib.units import format_runs
 
 
 @dataclass(frozen=True)
@@ -225,12 +226,10 @@ def build_table(
     holes = [item for item in compared if isinstance(item, MissingResult)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
     if stale := [result.run.label for result in results if result.run.label in kept]:
-        others = f" and {len(stale) - 1} more runs" if stale[1:] else ""
-        notes.append(f"{stale[0]}{others}: stale, made by other code")
+        notes.append(f"{format_runs(stale)}: stale, made by other code")
     if unstable := [result for result in results if result.unstable]:
-        others = f" and {len(unstable) - 1} more runs" if unstable[1:] else ""
-        first = unstable[0]
-        notes.append(f"{first.run.label}{others}: {instability_text(first.unstable)}")
+        labels = format_runs([result.run.label for result in unstable])
+        notes.append(f"{labels}: {instability_text(unstable[0].unstable)}")
     notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
     reused = [
         r.run

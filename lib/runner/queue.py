@@ -21,6 +21,7 @@ from lib.plan.run import PlannedRun
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.units import format_runs
 
 # Decide what to do with each planned run, based only on the contents of its run directory.
 
@@ -131,8 +132,7 @@ def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
         for change, count in counts.most_common(_MAX_CHANGES_SHOWN)
     ]
     hidden = len(counts) - len(shown)
-    more = f" and {len(changes) - 1} more runs" if len(changes) > 1 else ""
-    text = f"{next(iter(changes))}{more}: changed since: {', '.join(shown)}"
+    text = f"{format_runs(list(changes))}: changed since: {', '.join(shown)}"
     return text + (f" and {hidden} more" if hidden else "")
 
 

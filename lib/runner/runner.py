@@ -52,6 +52,7 @@ from lib.runner.signals import SignalCounter
 from lib.runs.finalize import finalize_run
 from lib.runs.lease import DEFAULT_SECONDS, LeaseLost, LeaseRecord, current_holder
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.units import format_runs
 
 # Interval between checks for Ctrl-C.
 _TICK_SECONDS = 0.2
@@ -148,11 +149,9 @@ def _decide(
     require_matching_directories(runs)
     decisions = [decide(run, backend.drift, options.stale) for run in runs]
     require_fresh(decisions)
-    for decision in decisions:
-        if decision.action is RunAction.SKIP:
-            log("SKIP", f"{decision.run.label}   done")
-        elif decision.action is RunAction.KEEP:
-            log("SKIP", f"{decision.run.label}   stale, kept")
+    for action, state in ((RunAction.SKIP, "done"), (RunAction.KEEP, "stale, kept")):
+        if labels := [d.run.label for d in decisions if d.action is action]:
+            log("SKIP", f"{format_runs(labels)}   {state}")
     kept = {d.run.label: d.changes for d in decisions if d.action is RunAction.KEEP}
     if kept:
         log("STALE", stale_text(kept))

@@ -30,6 +30,11 @@ def test_lines_that_fit_are_left_alone() -> None:
     assert console.folded(text, 8) == text and console.folded(LONG, None) == LONG
 
 
+def test_a_number_stays_with_its_unit() -> None:
+    assert console.folded("in 127.5 s of it", 9) == "in\n127.5 s\nof it"
+    assert console.folded("in 3 small steps", 9) == "in 3\nsmall\nsteps"
+
+
 def test_misuse_of_an_option_is_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         console.CommandLine().parse_args(["--nonesuch"])
