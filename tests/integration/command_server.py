@@ -116,9 +116,10 @@ class Command:
 
 
 class CommandServer:
-    """Client of a server process, which starts with the first command."""
+    """Client of a server process, which starts with the first command, under a preloaded library."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Path | None = None) -> None:
+        self._library = library
         self._started: subprocess.Popen[str] | None = None
         self._numbers = count()
 
@@ -130,6 +131,8 @@ class CommandServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                # A command has the variables of its request instead.
+                env={**os.environ, **({"LD_PRELOAD": str(self._library)} if self._library else {})},
             )
         return self._started
 
@@ -139,13 +142,15 @@ class CommandServer:
         environment: Mapping[str, str],
         scratch: Path,
         cwd: Path | None = None,
+        seconds: int = TIMEOUT_SECONDS,
     ) -> Command:
-        """Start a script with its arguments in a session of its own."""
+        """Start a script with its arguments in a session of its own, which ends after ``seconds``."""
         number = next(self._numbers)
         request = {
             "command": list(command),
             "environment": dict(environment),
             "cwd": str(cwd or Path.cwd()),
+            "seconds": seconds,
             "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
             "out": str(scratch / f"stdout-{number}"),
             "err": str(scratch / f"stderr-{number}"),
@@ -203,7 +208,7 @@ def become(request: Mapping[str, Any]) -> str:
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
-    signal.alarm(TIMEOUT_SECONDS)
+    signal.alarm(request["seconds"])
     sys.argv = request["command"]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[0:1] = paths
@@ -228,7 +233,8 @@ def fork_interpreter(
     """Fork the fork server of multiprocessing instead of starting an interpreter for it.
 
     Like ``multiprocessing.util.spawnv_passfds``, return the process id. The child loses everything
-    that a new interpreter would not have: modules of the tree, signal handlers, other descriptors.
+    that a new interpreter would not have: modules of the tree, signal handlers, other descriptors,
+    streams with a buffer.
     """
     code = arguments[-1]
     if not code.startswith("from multiprocessing.forkserver import main;"):
@@ -248,6 +254,7 @@ def fork_interpreter(
     # Held by the caller.
     multiprocessing.forkserver._forkserver._lock._at_fork_reinit()
     sys.argv, sys.path[:] = ["-c"], search
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     try:
         exec(code, {"__name__": "__main__"})
     except SystemExit:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +77,22 @@ class Folder:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[CommandServer]:
+def write_faults(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """Compile write_faults.c, which does nothing unless a command has its variables."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    source = Path(__file__).with_name("write_faults.c")
+    library = tmp_path_factory.mktemp("library") / "write_faults.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def server(write_faults: Path | None) -> Iterator[CommandServer]:
     """Return the process that forks the commands of all tests."""
-    server = CommandServer()
+    server = CommandServer(write_faults)
     yield server
     server.close()
 
@@ -102,26 +114,21 @@ def build(
     return make
 
 
-@pytest.fixture(scope="session")
-def with_write_faults(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+@pytest.fixture
+def with_write_faults(
+    write_faults: Path | None, server: CommandServer, tmp_path: Path
+) -> Callable[..., Any]:
     """Return a function that runs a module under write_faults.c, and returns its last line, JSON."""
-    compiler = shutil.which("cc")
-    if compiler is None:
+    if write_faults is None:
         pytest.skip("requires a C compiler")
-    source = Path(__file__).with_name("write_faults.c")
-    library = tmp_path_factory.mktemp("library") / "write_faults.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True)
 
     def run(module: str, *arguments: object) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-m", f"tests.integration.{module}", *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+        command = [str(Path(__file__).with_name(f"{module}.py")), *map(str, arguments)]
+        # For the processes that the module starts.
+        variables = {"LD_PRELOAD": str(write_faults), "PYTHONPATH": str(ROOT)}
+        # COUNT cases take hours.
+        done = server.start(command, {**os.environ, **variables}, tmp_path, ROOT, 24 * 3600)
+        assert done.wait(24 * 3600) == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
     return run

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpt2.data.prepare import prepare_dataset
 from gpt2.planning.plan import config_layers, make_plan
+from lib.config.field import SymbolValue
 from lib.env.ranks import rank_environment
 from tests.build_folder import write_build
 from tests.fuzz.harness import become, load_mains
@@ -29,7 +30,7 @@ DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors", "summary
 class Training:
     """One small training that is started again and again."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
+    def __init__(self, folder: Path, ranks: int, **changes: SymbolValue) -> None:
         self.folder, self.ranks = folder, ranks
         self.tree, self.counter = folder / "build", folder / "counter"
         self.mains = load_mains()
@@ -37,7 +38,7 @@ class Training:
         for i in range(12):
             (self.tree / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
         ranked = {"GPUS": ranks, "BATCH_SIZE": 4 // ranks, "OOM_FALLBACK": False}
-        settings = {**SETTINGS, **SINGLE, **ranked}
+        settings = {**SETTINGS, **SINGLE, **ranked, **changes}
         write_build(self.tree, {k: v for k, v in settings.items() if v is not None})
         plan = make_plan(config_layers(self.tree), self.tree)
         (self.run,) = (run.path for run in plan.runs)
@@ -108,7 +109,7 @@ def main() -> None:
     """Run the command line."""
     folder, ranks, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     count, seed = map(int, sys.argv[4:])
-    training = Training(folder, ranks)
+    training = Training(folder, ranks, MAX_ITERS=8)
     began = time.monotonic()
     calls = training.train()
     seconds = time.monotonic() - began

@@ -3,15 +3,12 @@
 import csv
 import json
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
 
 from gpt2.bench import nsa_worker
 from gpt2.bench.nsa import to_markdown
-from lib.project import ROOT
 from tests.lib.terminal import unaligned
 
 
@@ -41,23 +38,23 @@ def test_the_command_line(build):
     assert (folder.path / "bench_nsa.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_keeps_what_is_measured(tmp_path):
-    table = tmp_path / "bench_nsa.csv"
-    command = [sys.executable, str(ROOT / "scripts/bench.py"), "nsa", "-O", str(tmp_path)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as bench:
-        deadline = time.monotonic() + 60
-        while not table.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        bench.send_signal(signal.SIGINT)
-        # The process that measures holds stderr too, so it has ended.
-        out, said = bench.communicate(timeout=60)
-    assert bench.returncode == 130, said
+def test_ctrl_c_keeps_what_is_measured(build):
+    folder = build()
+    table = folder.path / "bench_nsa.csv"
+    bench = folder.start("scripts/bench.py", "nsa")
+    deadline = time.monotonic() + 60
+    while not table.exists():
+        assert bench.poll() is None and time.monotonic() < deadline, bench.stderr
+        time.sleep(0.02)
+    bench.signal(signal.SIGINT)
+    assert bench.wait(60) == 130, bench.stderr
+    # The process that measures has ended too.
+    assert bench.processes() == []
     with table.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert rows and f"{len(rows)} of 40" in said
-    assert unaligned(out).count("| n=16, w=512 | forward ") == len(rows)
-    assert (tmp_path / "bench_nsa.png").exists() and "Traceback" not in said
+    assert rows and f"{len(rows)} of 40" in bench.stderr
+    assert unaligned(bench.stdout).count("| n=16, w=512 | forward ") == len(rows)
+    assert (folder.path / "bench_nsa.png").exists() and "Traceback" not in bench.stderr
 
 
 def test_what_is_too_short_is_refused(build):

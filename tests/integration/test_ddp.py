@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from tests.integration.command_server import Command
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
 RUNNER = "scripts/run_test_matrix.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2"]
 _PATIENCE_SECONDS = 30.0
 
 
@@ -62,17 +62,10 @@ def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
     made = core(run)
     run.path.rename(run.path.with_name("made"))
 
-    done = subprocess.run(
-        [*TORCHRUN, str(ROOT / "scripts/train.py"), "-O", str(folder.path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    said = done.stdout
-    assert done.returncode == 0, said
-    assert said.count("DONE") == 1, "one rank speaks"
+    words = [*TORCHRUN, ROOT / "scripts/train.py", "-O", folder.path]
+    code, said, more = folder.server.run([str(word) for word in words], os.environ, folder.scratch)
+    assert code == 0, said + more
+    assert (said + more).count("DONE") == 1, "one rank speaks"
     assert core(run) == made
 
 

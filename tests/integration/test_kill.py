@@ -20,7 +20,7 @@ from tests.integration.conftest import Folder
 
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
-INTERVALS = {"MAX_ITERS": 24, "CHECKPOINT_INTERVAL": 2, "EVAL_INTERVAL": 4, "EVAL_TOKENS": 512}
+INTERVALS = {"MAX_ITERS": 12, "CHECKPOINT_INTERVAL": 2, "EVAL_INTERVAL": 4, "EVAL_TOKENS": 256}
 KILLS = 20
 
 
@@ -87,7 +87,7 @@ def last_rows(study: Path) -> Iterator[dict]:
 @pytest.mark.long
 def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
     """One third of the kills while saving, one third in evaluations, the others anywhere."""
-    folder = build(**INTERVALS)
+    folder = build(**{**INTERVALS, "MAX_ITERS": 24})
     study = folder.path / "results/ratio"
     began = time.monotonic()
     assert start(folder, 2).wait() == 0

@@ -64,7 +64,7 @@ def test_a_step_by_number_is_the_same_run_as_makes(build):
 def test_a_dry_run_needs_no_data_and_writes_nothing(build):
     folder = build(DRY_RUN=True)
     (folder.path / "data").rename(folder.path / "gone")
-    code, table, said = folder.command("scripts/run_test_matrix.py", STEPS="1,17")
+    code, table, said = folder.command("scripts/run_test_matrix.py", STEPS="17")
     assert code == 0, said
     assert table.endswith("passed, 0 failed\n") and "ratio/17-ract-weights" in table
     assert not (folder.path / "results").exists()

@@ -14,10 +14,10 @@ from tests.integration.conftest import SINGLE
 # Dropout, two layers, evaluations and checkpoints on the way.
 TINY = {
     **SINGLE,
-    "MAX_ITERS": 30,
-    "EVAL_INTERVAL": 7,
-    "CHECKPOINT_INTERVAL": 8,
-    "EVAL_TOKENS": 300,
+    "MAX_ITERS": 12,
+    "EVAL_INTERVAL": 5,
+    "CHECKPOINT_INTERVAL": 4,
+    "EVAL_TOKENS": 100,
 }
 
 

@@ -103,21 +103,21 @@ class Study:
 
 
 def test_workers_train_each_run_once_with_the_bytes_of_make(study) -> None:
-    job = study(SLURM_WORKERS=3)
+    job = study("0-2", SLURM_WORKERS=2)
     alone = job.alone()
     code, script, _ = job.command("slurm")
     assert code == 0 and script.startswith("#!/bin/bash\n") and not job.jobs()
     job.submit()
     job.wait_for(lambda: not job.jobs())
-    assert job.states() == [State.SUCCESS] * 4
+    assert job.states() == [State.SUCCESS] * 3
     assert outcome(job.folder.path) == alone
     leases = [read_lease(run) for run in job.runs]
     assert all(lease and lease.token == 1 and lease.holder and lease.holder.job for lease in leases)
 
 
 def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(study) -> None:
-    # The first run must last until the signal arrives.
-    job = study("0-1", SLURM_WORKERS=1, MAX_ITERS=400, LOG_INTERVAL=1)
+    # The run must last until the signal arrives.
+    job = study("0", SLURM_WORKERS=1, MAX_ITERS=400, LOG_INTERVAL=1)
     job.submit()
     job.wait_for(lambda: any(run.metrics.exists() for run in job.runs))
     (member,) = [line.split()[0] for line in job.jobs()]
@@ -126,10 +126,8 @@ def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(stud
     job.wait_for(lambda: State.INTERRUPTED in job.states())
     job.wait_for(lambda: any(line == f"{member} RUNNING" for line in job.jobs()))
     job.wait_for(lambda: not job.jobs())
-    assert job.states() == [State.SUCCESS] * 2, job.logs()
-    attempts = job.attempts()
-    assert sorted(map(len, attempts)) == [1, 2]
-    assert ["INTERRUPTED", "SUCCESS"] in attempts
+    assert job.states() == [State.SUCCESS], job.logs()
+    assert job.attempts() == [["INTERRUPTED", "SUCCESS"]]
 
 
 @pytest.mark.long

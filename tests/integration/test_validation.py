@@ -1,23 +1,19 @@
 """Machine validation and the retrieval task, from the command line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from lib.project import ROOT
 
-
-def test_machine_validation_as_json() -> None:
-    command = [sys.executable, str(ROOT / "scripts/validate_machine.py"), "--json"]
-    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_machine_validation_as_json(build) -> None:
+    script = "scripts/validate_machine.py"
+    code, text, said = build().command(script, "--device", "cpu", JSON="1")
+    assert code == 0, said
+    document = json.loads(text)
     assert document["schema_version"] == 1
     states = {(row["backend"], row["state"]) for row in document["rows"]}
     assert states == {("blocks", "PASS"), ("gather", "PASS"), ("triton", "ABSENT")}
-    assert done.stderr.startswith("CHECK   ")
+    assert said.startswith("CHECK   ")
 
 
 def test_the_needle_s_table_and_progress(build) -> None:

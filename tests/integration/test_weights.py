@@ -6,17 +6,18 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
-# With all cores, as by default.
-ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
+ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "MAX_ITERS": 2, "SAMPLE_TOKENS": 0}
 
 
 def configure(folder, **changes):
     """Write another configuration into an existing folder."""
-    symbols = {k: v for k, v in {**SMALL, **ONE, **changes}.items() if v is not None}
+    ready = {**SMALL, **ONE, "CPU_THREADS": 1, **changes}
+    symbols = {k: v for k, v in ready.items() if v is not None}
     write_build(folder.path, symbols)
 
 
 def test_export_import_and_modified_weights(build):
+    # With all cores, as by default.
     folder = build(**ONE)
     code, _, stderr = folder.command("scripts/export.py", "run")
     assert code == 2 and "[run.not-found]" in stderr
