@@ -98,7 +98,7 @@ def test_no_rank_writes_to_a_run_that_was_taken_over(
     run, guards = RunDir(tmp_path), []
     Lease.take(run, 60, None)
     monkeypatch.setattr(worker, "_train", lambda *arguments: guards.append(arguments[-1]))
-    monkeypatch.setattr(worker, "current_process", lambda: ProcessRank(1, 2, "file"))
+    monkeypatch.setattr(worker, "current_process", lambda: ProcessRank(1, 2))
     parent: Any = SimpleNamespace(stop_requested=bool)
     worker.train_worker(lambda *arguments: None, tmp_path, 1, parent)
     (guard,) = guards
