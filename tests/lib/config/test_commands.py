@@ -154,7 +154,7 @@ def test_diffconfig_compares_with_the_config_before(place: ConfigWorkspace) -> N
     with pytest.raises(ConfigError) as caught:
         commands.diff_config_files(place, "", "", json=False)
     assert caught.value.codes == ["config.missing"]
-    assert caught.value.problems[0].next == "make diffconfig A=NAME"
+    assert caught.value.problems[0].next == "type: make diffconfig A=NAME"
     commands.defconfig(place, "plain", "N_LAYER=4")
     assert run(place, "diffconfig").stdout == " N_LAYER 12 -> 4\n"
     with pytest.raises(ConfigError) as caught:
