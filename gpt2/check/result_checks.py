@@ -29,7 +29,7 @@ from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
 from lib.files import write_json
-from lib.runs.record import EvalRow, RunRecord
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 END_OF_TEXT = 256
@@ -354,7 +354,7 @@ def _summary(
         what = f"{texts} and the order of the data {state.order.digest} in summary.json"
         findings.append(CheckFinding("final-result", what, f"{found}, {order}"))
     total = math.fsum(row.nll_sum for row in record.documents) / expected["eval_tokens"]
-    last = [row.val_loss for row in record.metrics if isinstance(row, EvalRow)][-1]
+    last = record.eval_rows[-1].val_loss
     pairs = {"the results table": record.summary.final.val_loss, "the last evaluation row": last}
     findings += [
         CheckFinding(

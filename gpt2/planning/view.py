@@ -38,7 +38,7 @@ from lib.runner.queue import STALE_ADVICE, stale_text
 from lib.runs.code import SourceComparison, origin_drift, recorded_origin, run_drift
 from lib.runs.index import RunIndex
 from lib.runs.lease import current_holder
-from lib.runs.record import OriginRecord, RunRecord, RunTiming, TimingRow
+from lib.runs.record import OriginRecord, RunRecord, RunTiming, TimingRow, read_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_duration, format_si
 
@@ -443,7 +443,7 @@ def _read_files(run: RunDir) -> tuple[_RunFiles, bool]:
         timing = RunRecord(run).summary.timing
     if status is not None and status.state is State.SUCCESS:
         with contextlib.suppress(RecordError):
-            origin = recorded_origin(run)
+            origin = recorded_origin(read_manifest(run))
     return _RunFiles(status, timing, origin), timing is not None and origin is not None
 
 

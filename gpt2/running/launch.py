@@ -39,6 +39,7 @@ from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.leaderboard import record_reused_runs
+from lib.report.run_results import RunResult
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
@@ -58,7 +59,7 @@ from lib.runner.queue import belongs_to_different_run, require_matching_director
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker
-from lib.runs.code import SourceComparison, run_drift
+from lib.runs.code import SourceComparison, manifest_drift, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.options import TRACKERS
@@ -115,6 +116,10 @@ class Gpt2Backend:
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
         return run_drift(run, self._device, self._comparison)
+
+    def is_stale(self, result: RunResult) -> bool:
+        """Return whether other code, torch or device made a result whose manifest has been read."""
+        return bool(manifest_drift(result.facts.record.manifest, self._device, self._comparison))
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
@@ -401,13 +406,11 @@ def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Fals
     Without ``looks``, the verdicts are those of the recorded looks.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
-    started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
-    stale = [run.label for run in started if backend.drift(RunDir(run.path))]
     skipped = [str(problem) for problem in plan.left_out]
     declared = verdict_plan(plan.base, planned_looks(plan), plan.variants)
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     declared = with_other_studies(declared, plan.folder)
-    table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
+    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
     return replace(table, sections=sections(plan, table.results))
 
 

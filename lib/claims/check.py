@@ -22,7 +22,7 @@ from lib.plan.run import PlannedRun
 from lib.report.table import ResultTable
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 from lib.runs.audit import artifact_findings
-from lib.runs.record import RunRecord, TrainRow
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State
 
 _DIGEST_DIGITS = 16
@@ -246,8 +246,7 @@ def _figure(record: RunRecord, cell: ClaimedCell) -> float:
     final, timing = record.summary.final, record.summary.timing
     if cell.iterations is not None:
         first, last = cell.iterations
-        rows = [row for row in record.metrics if isinstance(row, TrainRow)]
-        losses = [row.loss for row in rows if first <= row.iteration <= last]
+        losses = [row.loss for row in record.train_rows if first <= row.iteration <= last]
         if len(losses) < last - first + 1:
             what = f"iterations {first} to {last} (the run has {final.iterations})"
             raise ConfigError(Problem(f"cell: no {what}", code="claims.unknown-iteration"))

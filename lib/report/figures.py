@@ -23,7 +23,7 @@ from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import write_atomic
 from lib.json_files import MissingRecord
 from lib.plan.run import PlannedRun
-from lib.runs.record import EvalRow, RunRecord, TrainRow
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from lib.tracking.stability import unstable_points, unstable_steps
 
@@ -328,8 +328,8 @@ def loss_axis_limits(
 
 def _losses(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
     """Return training and validation loss by training tokens."""
-    train = {row.tokens: row.loss for row in record.metrics if isinstance(row, TrainRow)}
-    val = {row.tokens: row.val_loss for row in record.metrics if isinstance(row, EvalRow)}
+    train = {row.tokens: row.loss for row in record.train_rows}
+    val = {row.tokens: row.val_loss for row in record.eval_rows}
     return train, val
 
 

@@ -18,6 +18,7 @@ from lib.report.figures import NamedFigure, svg_element
 _HERE = Path(__file__).parent
 # Characters that no document may contain, and that could hide or reorder text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_SPECIAL = re.compile(f"{_CONTROL.pattern}|[<>&\"']")
 _VOID = {"meta"}
 
 
@@ -31,6 +32,9 @@ def escape(text: str) -> Html:
     """Return ``text`` as markup; control characters become U+FFFD."""
     if isinstance(text, Html):
         return text
+    # The cells of a large study are plain.
+    if not _SPECIAL.search(text):
+        return Html(text)
     return Html(html.escape(_CONTROL.sub("\ufffd", text), quote=True))
 
 

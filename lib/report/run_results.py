@@ -14,7 +14,7 @@ from lib.plan.run import PlannedRun
 from lib.report.run_facts import RunFacts, recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
-from lib.runs.record import EvalRow, FinalResults, RunRecord, RunTiming, TelemetrySample, TrainRow
+from lib.runs.record import FinalResults, RunRecord, RunTiming, TelemetrySample
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
 from lib.tracking.stability import UnstableStep, unstable_steps
@@ -134,14 +134,13 @@ def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableSt
         device=hardware.gpu_name or hardware.cpu_model,
         unstable=bool(unstable),
     )
-    first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
+    first = next((row.loss for row in record.train_rows), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.
     untrained = first is not None and first > final.unigram_entropy
     if first is not None and untrained and final.val_loss >= first - _UNTRAINED_NATS:
         reason = f"diverged: final loss {final.val_loss:.4f}, first loss {first:.4f}"
         return replace(outcome, diverged=True, reason=reason)
-    evaluations = [row for row in record.metrics if isinstance(row, EvalRow)]
-    early = [row for row in evaluations if row.iteration >= _EARLY_SHARE * final.iterations]
+    early = [row for row in record.eval_rows if row.iteration >= _EARLY_SHARE * final.iterations]
     if early and early[0].iteration < final.iterations and final.val_loss > early[0].val_loss:
         reason = (
             f"diverged: final loss {final.val_loss:.4f}, loss {early[0].val_loss:.4f} at iteration "

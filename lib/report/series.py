@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from lib.report.run_results import RunResult
 from lib.report.table import ResultTable, TableRow
-from lib.runs.record import EvalRow, StatisticsRow, TrainRow
+from lib.runs.record import StatisticsRow
 from lib.tracking.reader import present_values, reduce_over_layers
 
 K = TypeVar("K")
@@ -143,8 +143,7 @@ def _layer_means(by_seed: Sequence[Sequence[float | None]]) -> list[float | None
 
 
 def _evaluations(result: RunResult) -> dict[float, float]:
-    metrics = result.facts.record.metrics
-    return {row.tokens: row.val_loss for row in metrics if isinstance(row, EvalRow)}
+    return {row.tokens: row.val_loss for row in result.facts.record.eval_rows}
 
 
 def _bin_width(rows: Sequence[RowRuns]) -> float:
@@ -156,10 +155,9 @@ def _bin_width(rows: Sequence[RowRuns]) -> float:
 def _binned(result: RunResult, width: float) -> dict[float, float]:
     """Return the mean training loss of each bin of tokens, at the end of the bin."""
     bins: dict[float, list[float]] = {}
-    for row in result.facts.record.metrics:
-        if isinstance(row, TrainRow):
-            bins.setdefault(-(-row.tokens // width) * width, []).append(row.loss)
-    return {at: fmean(losses) for at, losses in bins.items()}
+    for row in result.facts.record.train_rows:
+        bins.setdefault(-(-row.tokens // width) * width, []).append(row.loss)
+    return {at: fmean(losses) if losses[1:] else losses[0] for at, losses in bins.items()}
 
 
 def _minus(a: Mapping[K, float], b: Mapping[K, float]) -> dict[K, float]:

@@ -14,7 +14,7 @@ level without any such pair has no difference.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -187,20 +187,21 @@ class ResultTable:
 def build_table(
     study: str,
     runs: Sequence[PlannedRun[Any]],
-    kept: Collection[str] = (),
+    is_stale: Callable[[RunResult], bool] = lambda result: False,
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
     verdict_plan: VerdictPlan | None = None,
 ) -> ResultTable:
     """Read the directories of ``runs`` and return the table of their results.
 
-    ``kept`` lists the labels of runs made by different code, ``left_out`` the unplanned
+    ``is_stale`` tells the runs made by different code, ``left_out`` lists the unplanned
     combinations with reasons. A run that differs from the baseline in more than its variant's
     settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
     gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
     All comparisons of the table form one family under the rule of ``verdict_plan``. Raises ConfigError if ``label_by`` contains an unknown field.
     """
     items = [read_run_result(run) for run in runs]
+    kept = {item.run.label for item in items if isinstance(item, RunResult) and is_stale(item)}
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
     parts: list[ComparableGroup] = []

@@ -64,7 +64,8 @@ def required_files(run: RunDir) -> tuple[Path, ...]:
         run.logs,
         run.timing,
     )
-    return files if has_no_weights(run) else (*files, run.weights)
+    left_out = not run.weights.exists() and has_no_weights(run)
+    return files if left_out else (*files, run.weights)
 
 
 def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFinding]:
@@ -73,7 +74,8 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
     Without ``every_byte`` only the size of the weights file is checked.
     """
     run = record.run
-    findings = [*_missing_files(record)]
+    required = required_files(run)
+    findings = [*_missing_files(record, required)]
     if any(finding.file == run.manifest.name for finding in findings):
         return findings
     try:
@@ -84,7 +86,7 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
         return [
             *findings,
             *_manifest_digests(run, manifest),
-            *_artifacts(run, manifest, every_byte),
+            *_artifacts(run, manifest, required, every_byte),
         ]
     except (KeyError, TypeError, AttributeError) as error:
         error_text = f"{type(error).__name__}: {error}"
@@ -94,14 +96,14 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
         ]
 
 
-def _missing_files(record: RunRecord) -> Iterator[AuditFinding]:
+def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[AuditFinding]:
     run, status = record.run, record.status
     if status is None or status.state is not State.SUCCESS:
         state = "none" if status is None else str(status.state)
         if status and status.state is State.DAMAGED:
             state = status.message
         yield AuditFinding(run.status.name, "state SUCCESS", state)
-    for path in required_files(run):
+    for path in required:
         if not path.is_file():
             yield AuditFinding(path.name, "a file", "none")
         elif not path.stat().st_size:
@@ -121,11 +123,11 @@ def _manifest_digests(run: RunDir, manifest: Mapping[str, Any]) -> Iterator[Audi
 
 
 def _artifacts(
-    run: RunDir, manifest: Mapping[str, Any], every_byte: bool
+    run: RunDir, manifest: Mapping[str, Any], required: Sequence[Path], every_byte: bool
 ) -> Iterator[AuditFinding]:
     volatile = manifest["volatile"]
     tables = manifest["artifacts"] | volatile["artifacts"]
-    required = required_files(run)
+    logs, weights = run.logs.name, run.weights.name
     for path in required:
         if path != run.manifest and path.name not in tables:
             yield AuditFinding(run.manifest.name, f"a digest of {path.name}", "none")
@@ -133,11 +135,11 @@ def _artifacts(
         path = run.path / name
         if not path.is_file():
             # _missing_files has reported the required files; weights may be left out of an archive.
-            if path not in required and path != run.weights:
+            if path not in required and name != weights:
                 yield AuditFinding(name, "a file", "none")
-        elif path == run.logs:
+        elif name == logs:
             yield from _log_prefix(path, record)
-        elif path == run.weights and not every_byte:
+        elif name == weights and not every_byte:
             yield from mismatch(name, "bytes", record["bytes"], path.stat().st_size)
         else:
             yield from mismatch(name, "SHA-256", record["sha256"], sha256_file(path))

@@ -26,7 +26,7 @@ from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
 from lib.json_files import DamagedRecord, MissingRecord
 from lib.project import ROOT
-from lib.runs.record import OriginRecord, read_manifest
+from lib.runs.record import OriginRecord, RunManifest, read_manifest
 from lib.runs.run_dir import RunDir
 
 # Code that only plans and starts runs or reads their results: editing these files does not make a
@@ -284,16 +284,26 @@ def run_drift(
     run that never started.
     """
     try:
-        return origin_drift(recorded_origin(run), device, comparison)
+        manifest = read_manifest(run)
     except MissingRecord:
         return []
     except DamagedRecord:
         return [f"{run.manifest.name}, unreadable"]
+    return manifest_drift(manifest, device, comparison)
 
 
-def recorded_origin(run: RunDir) -> OriginRecord:
-    """Return sources, torch version, device and commit of a run. Raises RecordError."""
-    manifest = read_manifest(run)
+def manifest_drift(
+    manifest: RunManifest, device: str | None, comparison: SourceComparison | None = None
+) -> list[str]:
+    """Return what differs from a manifest that has been read; see ``run_drift``."""
+    try:
+        return origin_drift(recorded_origin(manifest), device, comparison)
+    except DamagedRecord:
+        return [f"{manifest.file.name}, unreadable"]
+
+
+def recorded_origin(manifest: RunManifest) -> OriginRecord:
+    """Return sources, torch version, device and commit of a run. Raises DamagedRecord."""
     origin = manifest.origin
     return replace(origin, commit=origin.commit or manifest.code.git_sha)
 

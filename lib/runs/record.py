@@ -6,6 +6,7 @@ the file and the field: runs of older code, and runs that have not ended, may la
 caller does not use. Imports no torch.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +38,8 @@ T = TypeVar("T")
 def lookup(record: Any, place: Sequence[str]) -> Any:
     """Return the value at the key path ``place`` of a record; UNKNOWN if it is missing."""
     for key in place:
-        if not isinstance(record, Mapping) or key not in record:
+        # A dictionary: isinstance of an abstract class takes ten times as long.
+        if not isinstance(record, dict) or key not in record:
             return UNKNOWN
         record = record[key]
     return record
@@ -395,7 +397,19 @@ class RunRecord:
     @cached_property
     def metrics(self) -> Sequence[MetricsRow]:
         """Return every row of metrics.jsonl."""
-        return parse_metrics(self.run.metrics, self.metrics_fields)
+        # Not metrics_fields, which would stay in memory.
+        file = self.run.metrics
+        return parse_metrics(file, read_json_lines(file, growing=self.growing))
+
+    @cached_property
+    def train_rows(self) -> Sequence[TrainRow]:
+        """Return the optimizer steps of metrics.jsonl."""
+        return [row for row in self.metrics if isinstance(row, TrainRow)]
+
+    @cached_property
+    def eval_rows(self) -> Sequence[EvalRow]:
+        """Return the evaluations of metrics.jsonl."""
+        return [row for row in self.metrics if isinstance(row, EvalRow)]
 
     @cached_property
     def timings(self) -> Sequence[TimingRow]:
@@ -457,7 +471,27 @@ class RowTail:
 def read_manifest(run: RunDir) -> RunManifest:
     """Return the current manifest. Raises MissingRecord or DamagedRecord."""
     path = run.manifest
-    return RunManifest(path, read_json_object(path))
+    fields = read_json_object(path)
+    origin = fields.get("origin")
+    if isinstance(origin, dict) and "sources" in origin:
+        origin["sources"] = _shared(origin["sources"])
+    return RunManifest(path, fields)
+
+
+# Sources of the last distinct manifests: the runs of a study record the same hundreds of digests.
+_known_sources: deque[Mapping[str, str]] = deque(maxlen=8)
+
+
+def _shared(sources: Any) -> Any:
+    """Return the equal object of an earlier manifest, if there is one."""
+    # Numbers of other types may be equal: 1 and True.
+    if not isinstance(sources, dict) or not set(map(type, sources.values())) <= {str}:
+        return sources
+    for known in _known_sources:
+        if known == sources:
+            return known
+    _known_sources.append(sources)
+    return sources
 
 
 def parse_metrics(

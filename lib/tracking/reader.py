@@ -231,7 +231,7 @@ class RecordReader:
 
 def best_validation_metrics(run: RunDir) -> dict[str, float]:
     """Return the best validation loss and perplexity of a finished run."""
-    best = min(row.val_loss for row in RunRecord(run).metrics if isinstance(row, EvalRow))
+    best = min(row.val_loss for row in RunRecord(run).eval_rows)
     return {"final/best_val_loss": best, **_perplexity("final/best_val_perplexity", best)}
 
 

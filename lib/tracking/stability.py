@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lib.runs.record import RunRecord, TrainRow
+from lib.runs.record import RunRecord
 
 # A loss this far above, or a gradient norm this many times, the median of the steps before is a jump.
 _LOSS_JUMP_NATS = 1.0
@@ -103,12 +103,11 @@ def _exceeds_noise(deviation: float, values: Sequence[float], steps: int) -> boo
 
 def unstable_steps(record: RunRecord) -> list[UnstableStep]:
     """Return the unstable steps of a recorded run. Raises RecordError if it cannot be read."""
-    rows = [row for row in record.metrics if isinstance(row, TrainRow)]
     monitor = StabilityMonitor(
         record.config.value(int, "identity", "schedule", "warmup_steps"),
         record.config.value(int, "identity", "model", "shape", "vocab_size"),
     )
-    steps = (monitor.check(row.iteration, row.loss, row.grad_norm) for row in rows)
+    steps = (monitor.check(row.iteration, row.loss, row.grad_norm) for row in record.train_rows)
     return [step for step in steps if step]
 
 
@@ -116,7 +115,7 @@ def unstable_points(record: RunRecord, steps: Sequence[UnstableStep]) -> list[tu
     """Return the training tokens and the loss of each of a run's unstable ``steps``."""
     if not steps:
         return []
-    tokens = {row.iteration: row.tokens for row in record.metrics if isinstance(row, TrainRow)}
+    tokens = {row.iteration: row.tokens for row in record.train_rows}
     return [(tokens[step.iteration], step.loss) for step in steps]
 
 

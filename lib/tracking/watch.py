@@ -59,8 +59,8 @@ def read_watched_records(run: RunDir, now: float) -> WatchedRecords:
         status=record.status,
         now=now,
         heartbeats=record.heartbeats,
-        train=[row for row in rows if isinstance(row, TrainRow)],
-        evals=[row for row in rows if isinstance(row, EvalRow)],
+        train=record.train_rows if rows else (),
+        evals=record.eval_rows if rows else (),
         unstable=unstable_steps(record) if rows else (),
     )
 

@@ -13,6 +13,7 @@ import pytest
 from gpt2.config import identity_digest
 from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.planning.view import look
+from gpt2.running.launch import result_table
 from lib import json_files
 from lib.errors import ConfigError
 from lib.runs import index
@@ -128,3 +129,21 @@ def test_a_second_look_reads_no_file_of_a_finished_run(
     first = shown(small_plan)
     monkeypatch.setattr("lib.json_files._read", None)
     assert shown(small_plan) == first
+
+
+def test_a_result_table_reads_each_record_of_a_run_once(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: Counter[Path] = Counter()
+    read = json_files._read
+
+    def counted(path: Path, *arguments: object) -> bytes:
+        reads[path] += 1
+        return read(path, *arguments)
+
+    plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
+    monkeypatch.setattr("lib.json_files._read", counted)
+    result_table(plan)
+    of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
+    assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}
+    assert set(of_runs.values()) == {1}

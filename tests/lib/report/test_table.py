@@ -212,7 +212,7 @@ def test_a_summary_of_other_fields_is_no_result(make_run):
 
 def test_runs_of_other_code_are_marked(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    table = build_table("demo", runs, kept=["demo/00-wide s1"])
+    table = build_table("demo", runs, is_stale=lambda result: result.run.label == "demo/00-wide s1")
     assert _row(table, "wide").state == "stale" and _row(table, "base").state == "done"
     (note,) = table.notes
     assert note.startswith("demo/00-wide s1: ")

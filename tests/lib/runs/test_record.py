@@ -7,7 +7,15 @@ import pytest
 
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord, MissingRecord, read_json_lines
-from lib.runs.record import UNKNOWN, EvalRow, RowTail, RunRecord, StatisticsRow, TrainRow
+from lib.runs.record import (
+    UNKNOWN,
+    EvalRow,
+    RowTail,
+    RunRecord,
+    StatisticsRow,
+    TrainRow,
+    read_manifest,
+)
 from lib.runs.run_dir import RunDir, State
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
@@ -138,3 +146,27 @@ def test_sources_are_digests(tmp_path: Path, digest: object) -> None:
     write_run(tmp_path / "run", manifest=changed(MANIFEST, origin__sources=sources))
     with pytest.raises(DamagedRecord, match=r"origin\.sources"):
         _ = RunRecord(RunDir(tmp_path / "run")).manifest.origin
+
+
+def test_equal_sources_of_manifests_are_one_object(tmp_path: Path) -> None:
+    """Hundreds of digests per run: a report of thousands of runs keeps them once."""
+
+    def read(name: str, origin: object) -> object:
+        run = RunDir(tmp_path / name)
+        run.path.mkdir()
+        run.manifest.write_text(json.dumps({"origin": origin}))
+        return read_manifest(run).fields["origin"]
+
+    first, again, one, true = (
+        read(name, {"sources": sources})
+        for name, sources in (
+            ("a", {"f": "x"}),
+            ("b", {"f": "x"}),
+            ("c", {"f": 1}),
+            ("d", {"f": True}),
+        )
+    )
+    assert first["sources"] is again["sources"]
+    # Equal in Python, but not in JSON: the digest of the manifest would change.
+    assert one["sources"]["f"] is not true["sources"]["f"]
+    assert read("e", {}) == {} and read("f", []) == []
