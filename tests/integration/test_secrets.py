@@ -33,7 +33,7 @@ def test_no_file_and_no_word_has_a_secret(build):
     with serving() as server:
         code, stdout, stderr = folder.command(
             "scripts/run_test_matrix.py",
-            STEPS="0,2",
+            STEPS="0",
             V="1",
             ALLOW_DIRTY="y",
             WANDB_BASE_URL=server.url.replace("//", f"//me:{PASSWORD}@"),
@@ -42,7 +42,7 @@ def test_no_file_and_no_word_has_a_secret(build):
     assert code == 0, stderr
     assert "WARN" not in stderr
     # The trackers were active, and the key was used.
-    assert [run.finished for run in server.runs.values()] == [True, True]
+    assert [run.finished for run in server.runs.values()] == [True]
     files = [path for path in folder.path.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert {"manifest.json", "facts.json", "packages.txt", "kablate-ratio.db", "logs.txt"} <= names
