@@ -25,6 +25,7 @@ from lib.style.check import style_problems, text_files
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
 TYPICAL_LINES = 400
+CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 # Small modules that stay separate although only one module imports them, with the reason.
 SEPARATE = {
     "gpt2.check.binding_checks": "checks are grouped by what they examine",
@@ -279,6 +280,20 @@ def test_i11_functions_are_not_named_in_strings():
     assert offenders(rules.function_strings) == []
 
 
+def test_i15_every_code_is_well_formed():
+    """Most problems are raised in few of the tests, so that an assertion is not enough."""
+    codes = [
+        (path, word.value.value)
+        for path, tree in modules().items()
+        for call in rules.calls(tree)
+        if isinstance(call.func, ast.Name) and call.func.id == "Problem"
+        for word in call.keywords
+        if word.arg == "code" and isinstance(word.value, ast.Constant)
+    ]
+    malformed = [f"{path}: {code}" for path, code in codes if not CODE.fullmatch(str(code))]
+    assert len(codes) > 150 and malformed == []
+
+
 def test_i15_every_problem_has_a_code():
     without = [o for o in offenders(rules.uncoded_problems) if not o.startswith("lib/errors.py")]
     assert without == []
@@ -306,9 +321,5 @@ def test_no_two_tests_share_a_name():
     """A second function with the same name would silently replace the first."""
     for path, text in texts().items():
         if path.startswith("tests/") and path.endswith(".py"):
-            names = Counter(
-                node.name
-                for node in ast.parse(text).body
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-            )
+            names = Counter(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
             assert [name for name, count in names.items() if count > 1] == [], path

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -16,7 +17,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def long_functions(tree: ast.Module) -> Iterator[str]:
     """Yield functions of more than ``MAX_FUNCTION_LINES`` lines, docstring included."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, _FUNCTIONS):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
@@ -25,7 +26,7 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
 
 def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
     """Yield ``hasattr`` and ``getattr`` with a default: a missing attribute should be an error."""
-    for call in _calls(tree):
+    for call in calls(tree):
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         if name == "hasattr" or (name == "getattr" and len(call.args) > 2):
             yield f"{call.lineno}: {name}"
@@ -33,7 +34,7 @@ def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
 
 def sys_path_edits(tree: ast.Module) -> Iterator[str]:
     """Yield statements that change ``sys.path``."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         target: ast.expr | None = None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             target = node.func.value
@@ -46,7 +47,7 @@ def sys_path_edits(tree: ast.Module) -> Iterator[str]:
 
 def module_commands(tree: ast.Module) -> Iterator[str]:
     """Yield commands that run a module with this interpreter, reserved for ``lib.project``."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.List):
             words = [ast.unparse(word) for word in node.elts]
             if words[:1] == ["sys.executable"] and "'-m'" in words:
@@ -55,7 +56,7 @@ def module_commands(tree: ast.Module) -> Iterator[str]:
 
 def unsafe_loading(tree: ast.Module) -> Iterator[str]:
     """Yield calls that execute or unpickle data."""
-    for call in _calls(tree):
+    for call in calls(tree):
         name = ast.unparse(call.func)
         if name in ("eval", "exec", "pickle.load", "pickle.loads", "os.system"):
             yield f"{call.lineno}: {name}"
@@ -65,7 +66,7 @@ def unsafe_loading(tree: ast.Module) -> Iterator[str]:
 
 def uncoded_problems(tree: ast.Module) -> Iterator[str]:
     """Yield calls of ``Problem`` without an error code."""
-    for call in _calls(tree):
+    for call in calls(tree):
         is_problem = isinstance(call.func, ast.Name) and call.func.id == "Problem"
         # **fields contains the code.
         if is_problem and not {keyword.arg for keyword in call.keywords} & {"code", None}:
@@ -74,7 +75,7 @@ def uncoded_problems(tree: ast.Module) -> Iterator[str]:
 
 def locale_encodings(tree: ast.Module) -> Iterator[str]:
     """Yield text files and pipes whose encoding depends on the locale."""
-    for call in _calls(tree):
+    for call in calls(tree):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
         named = {keyword.arg: keyword.value for keyword in call.keywords}
         is_method = isinstance(call.func, ast.Attribute)
@@ -90,7 +91,7 @@ def locale_encodings(tree: ast.Module) -> Iterator[str]:
 
 def function_strings(tree: ast.Module) -> Iterator[str]:
     """Yield strings of the form ``package.module:function``, which no tool can follow."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
@@ -116,7 +117,7 @@ def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     """
     graph: dict[str, set[str]] = {}
     for name, tree in trees.items():
-        nodes = _statements(tree) if name.endswith(".options") else ast.walk(tree)
+        nodes = _statements(tree) if name.endswith(".options") else _nodes(tree)
         imported: set[str] = set()
         for node in nodes:
             if isinstance(node, ast.Import):
@@ -149,7 +150,7 @@ def imports(tree: ast.Module, *, at_import: bool = False) -> set[str]:
     ``a.b.c``, because c may be a module.
     """
     names: set[str] = set()
-    for node in _statements(tree) if at_import else ast.walk(tree):
+    for node in _statements(tree) if at_import else _nodes(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -184,5 +185,12 @@ def _undocumented_function(node: ast.AST, owner: str) -> Iterator[str]:
         yield f"{node.lineno}: {name} is not typed: {', '.join(untyped) or 'return'}"
 
 
-def _calls(tree: ast.Module) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+@cache
+def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Return every node of a module; cached, because walking takes longer than the rules."""
+    return tuple(ast.walk(tree))
+
+
+def calls(tree: ast.Module) -> Iterator[ast.Call]:
+    """Yield every call of a module."""
+    return (node for node in _nodes(tree) if isinstance(node, ast.Call))
