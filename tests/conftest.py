@@ -2,7 +2,7 @@
 
 ``--fast`` (make test FAST=1) leaves out
 
-* the tests marked slow,
+* the tests marked slow, and those of whole commands in tests/integration,
 * of a parametrized test, all but a few cases, spread evenly,
 * each test from the moment at which it starts a Python interpreter or make: importing torch anew
   takes longer than a hundred other tests.
@@ -14,11 +14,12 @@ import multiprocessing.util
 import os
 import shutil
 import signal
-import sys
+import subprocess
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from multiprocessing.util import spawnv_passfds
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,13 +60,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("fast"):
-        sys.addaudithook(_skip_at_interpreter)
+        # An audit hook would be called for each opened file as well.
+        subprocess.Popen.__init__ = partialmethod(_skip_at_interpreter, subprocess.Popen.__init__)
         multiprocessing.util.spawnv_passfds = partial(_skip_at_spawn, spawnv_passfds)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one worker for each core, and one more if tests run commands, for which they wait."""
-    return len(os.sched_getaffinity(0)) + (not config.getoption("fast"))
+    """Return one worker for each core, and two more if tests run commands, for which they wait."""
+    return len(os.sched_getaffinity(0)) + (0 if config.getoption("fast") else 2)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not item.get_closest_marker("slow"):
+        if not _is_slow(item):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     selected = {item for group in cases.values() for item in _spread(group)}
     config.hook.pytest_deselected(items=[item for item in items if item not in selected])
@@ -140,18 +142,19 @@ def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [cases[round(i * last / (MAX_FAST_CASES - 1))] for i in range(MAX_FAST_CASES)]
 
 
-def _skip_at_interpreter(event: str, arguments: tuple[object, ...]) -> None:
+def _skip_at_interpreter(
+    process: subprocess.Popen, start: Callable[..., None], args: Any, *rest: Any, **named: Any
+) -> None:
     """Skip the running test if it starts a Python interpreter, or make other than for a dry run.
 
     A child of os.fork() is left alone: skipping there would run the rest of the tests twice.
     """
-    if event != "subprocess.Popen" or os.getpid() not in _running:
-        return
-    executable, words = arguments[:2]
-    command = [str(w) for w in words] if isinstance(words, Sequence) else []
-    name = Path(str(executable)).name
-    if name.startswith("python") or (name == "make" and command[1:2] != ["-n"]):
+    words = [str(args)] if isinstance(args, str | Path) else [str(w) for w in args]
+    name = Path(words[0]).name
+    dry = name == "make" and words[1:2] == ["-n"]
+    if os.getpid() in _running and (name.startswith("python") or (name == "make" and not dry)):
         pytest.skip(NOT_FAST)
+    start(process, args, *rest, **named)
 
 
 def _skip_at_spawn(spawn: Callable[..., int], *arguments: object) -> int:

@@ -117,6 +117,7 @@ def test_however_the_tokens_are_split(name: str, calls: tuple[int, ...]) -> None
     assert deviation(make_model_config(n_layer=3, **EVERY[name]), calls) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_study() -> None:
     found = {slug: decoding.max_deviation(config) for slug, config in decoding.steps().items()}
     assert (
@@ -229,6 +230,7 @@ def test_a_term_that_reads_more_than_its_declared_reach_fails() -> None:
         model.decode(tokens(config, length=2), cache)
 
 
+@pytest.mark.slow
 def test_the_table_has_every_combination_and_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"none": {}, "latent coupling, tied": {"MLP_LATENT": True}}
     monkeypatch.setattr(decoding, "_MECHANISMS", kept)

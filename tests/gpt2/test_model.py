@@ -449,6 +449,7 @@ def count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "breaks"),
     [

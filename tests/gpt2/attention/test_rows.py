@@ -68,6 +68,7 @@ def test_saves_inputs_and_a_few_numbers_per_row(build, gate, apply):
     assert sum(saved.values()) <= 3 * case.x_BTC.nbytes + per_row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apply", ["output", "weights"])
 def test_dropout_in_backward_is_that_of_forward(build, gate, thin_chunks, apply):
     parts = dict(terms=(TERM,), gates=(gate("rms", apply),))

@@ -129,6 +129,7 @@ def test_correct_code_passes(name):
     assert {check: result.findings for check, result in results.items() if result.findings} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", ["pruned-50", "full"])
 def test_a_step_of_a_study_passes(slug):
     cases = plan_cases(config_layers_to_check(Path(), "gpt2-ratio-ablation"), slug)

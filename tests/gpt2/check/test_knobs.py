@@ -49,6 +49,7 @@ def test_a_symbol_that_acts_as_declared_passes(tree, effects, name):
     assert check_symbol(tree, name, effects) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cls", "field", "value"),
     [

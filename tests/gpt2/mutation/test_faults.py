@@ -34,6 +34,7 @@ def test_every_area_has_files_and_no_file_of_the_checks_is_changed(tree):
     assert not [p for p in tree.paths if re.search(r"gpt2/(check|mutation)/|reference|report/", p)]
 
 
+@pytest.mark.slow
 def test_a_fault_changes_the_code_and_no_file(tree, faults):
     before = (ROOT / SCHEDULE).read_bytes()
     for fault in draw(faults, 40, seed=1):

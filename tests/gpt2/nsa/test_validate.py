@@ -18,6 +18,7 @@ def states(monkeypatch, *names):
     return {row.check: row for row in validate.validate_device(CPU, False) if row.check in names}
 
 
+@pytest.mark.slow
 def test_passes_without_a_fault():
     rows = validate.validate_device(CPU, False)
     found = {(row.backend, row.state) for row in rows}

@@ -121,6 +121,7 @@ def test_a_study_without_verdicts_has_no_power(planned):
     assert power_text(None, study_cost(planned(seeds="1"), [])) == ""
 
 
+@pytest.mark.slow
 def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
     settings = {"VERDICT_NOISE": "0.0013", "VERDICT_EFFECT": "0.003"}
     plan = planned(**settings)

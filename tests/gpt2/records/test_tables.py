@@ -80,6 +80,7 @@ def test_runs_of_another_configuration_stay_in_the_table(build):
     assert "new" in files["table.csv"]
 
 
+@pytest.mark.slow
 def test_the_seeds_of_a_folder_are_no_declared_look(build):
     """A look spends alpha, so the folder's seeds do not start one."""
     report(build)

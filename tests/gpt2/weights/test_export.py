@@ -156,6 +156,7 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
     assert theirs.encode("!~\n ") == [0, 93, 198, 220]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documents_runs(
     configure: Configure, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

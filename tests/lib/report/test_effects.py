@@ -312,6 +312,7 @@ def test_false_words_of_a_fraction(noise, n):
     assert false / studies <= 0.05
 
 
+@pytest.mark.slow
 def test_the_web_page_has_the_same_words(factorial):
     missing = [cell for cell in full_design(3) if cell[1] and not cell[0]]
     for left_out, word in (((), "BETTER"), (missing, "not estimable")):

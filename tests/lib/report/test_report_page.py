@@ -118,6 +118,7 @@ def test_nothing_is_loaded_from_elsewhere(parsed):
     assert "@import" not in parsed.text and "url(" not in parsed.text
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(study, tmp_path):
     runs, _ = study
     first = report_page(build_table("demo", runs), CONTEXT)
