@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from gpt2.planning.arguments import (
     settings_layers,
 )
 from lib.config.layers import ConfigLayer
+from lib.console import is_verbose, terminal_columns
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_atomic, write_json
@@ -172,7 +174,8 @@ def check_and_report(cases: CheckPlan, request: CheckRequest) -> tuple[int, str]
     code = EXIT_FAILED if record["failed"] else EXIT_DONE
     if request.json:
         return code, json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
-    return code, to_text(cases, checks, reports, command, seconds)
+    columns = None if is_verbose() else terminal_columns(sys.stdout)
+    return code, to_text(cases, checks, reports, command, seconds, columns)
 
 
 def _require_data(report: CaseReport) -> CaseReport:

@@ -14,8 +14,9 @@ from gpt2.check import Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, few_names
 from gpt2.check.distinct import Fingerprint
 from gpt2.planning.view import note_lines
+from lib.console import folded
 from lib.errors import printable
-from lib.report.render import text_lines
+from lib.report.render import fitting_columns, text_lines
 
 SCHEMA_VERSION = 1
 # Findings shown for one check of one step; a wrong logit makes every gradient wrong.
@@ -126,23 +127,44 @@ def to_text(
     reports: Sequence[CaseReport],
     command: str,
     seconds: float,
+    columns: int | None = None,
 ) -> str:
-    """Return a table of seconds, a line for each finding, and the totals as the last line."""
+    """Return a table of seconds, a line for each finding, and the totals as the last line.
+
+    If the table is wider than ``columns``, it counts the checks of each step instead.
+    """
     names = [check.name for check in checks]
     width = max(len(case.label) for case in cases.chosen)
-    lines = ["  ".join([f"{'step':<{width}}", *(f"{name:>6}" for name in names)])]
+    table = ["  ".join([f"{'step':<{width}}", *(f"{name:>6}" for name in names)])]
     for case, report in zip(cases.chosen, reports, strict=True):
         cells = [_cell(report.results.get(name), max(6, len(name))) for name in names]
-        lines.append("  ".join([f"{case.label:<{width}}", *cells]))
-    lines += _full_size(cases, reports, width)
-    lines += [*_notes(cases), *_titles(cases, reports)]
-    lines += _failures(cases, reports, command)
+        table.append("  ".join([f"{case.label:<{width}}", *cells]))
+    unit = "seconds of each check"
+    if columns is not None and len(table[0]) > columns:
+        table, unit = _counts(cases, reports), f"V=1 shows the {unit}"
+    notes = [*_notes(cases), *_titles(cases, reports), *_failures(cases, reports, command)]
     passed, failed = totals(reports)
-    lines += [f"seconds of each check; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
-    return "\n".join(lines) + "\n"
+    notes += [f"{unit}; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
+    table += _full_size(cases, reports, width, columns)
+    return "\n".join([*table, folded("\n".join(notes), columns, "        ")]) + "\n"
 
 
-def _full_size(cases: CheckPlan, reports: Sequence[CaseReport], width: int) -> list[str]:
+def _counts(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:
+    """Return the table of passed, failed and absent checks of each step."""
+    states = ("passed", "failed", "absent")
+    rows: list[tuple[str, ...]] = [("step", *states, "seconds", "slowest check")]
+    for case, report in zip(cases.chosen, reports, strict=True):
+        found = [result.state for result in report.results.values()]
+        seconds = {name: result.seconds for name, result in report.results.items()}
+        slowest = max(seconds, key=seconds.__getitem__, default="-")
+        counts = (str(found.count(state)) for state in states)
+        rows.append((case.label, *counts, f"{sum(seconds.values()):.1f}", slowest))
+    return text_lines(rows, right=range(1, 5))
+
+
+def _full_size(
+    cases: CheckPlan, reports: Sequence[CaseReport], width: int, columns: int | None
+) -> list[str]:
     """Return the table of full-size predictions; steps with equal rows share a line."""
     labels_by_row: dict[tuple[str, ...], list[str]] = {}
     heading: tuple[str, ...] = ()
@@ -155,8 +177,12 @@ def _full_size(cases: CheckPlan, reports: Sequence[CaseReport], width: int) -> l
     suffixes = {
         row: f" +{len(labels) - 1}" if labels[1:] else "" for row, labels in labels_by_row.items()
     }
-    rows = [heading, *((labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items())]
-    return ["", *text_lines(rows, right=range(1, len(heading)), min_width=width), ""]
+    rows = [(labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items()]
+    table = dict(zip(heading, zip(*rows, strict=True), strict=True))
+    shown = fitting_columns(table, heading, columns)
+    lines = [shown, *zip(*(table[name] for name in shown), strict=True)]
+    width = width if columns is None else 0
+    return ["", *text_lines(lines, right=range(1, len(shown)), min_width=width), ""]
 
 
 def _titles(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:

@@ -1,8 +1,8 @@
 """Notes of make check on configured sizes, which the small forms do not show."""
 
 from gpt2.check import CHECKS
-from gpt2.check.cases import plan_cases
-from gpt2.check.report import CaseReport, to_json, to_text
+from gpt2.check.cases import CheckFinding, plan_cases
+from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
 from gpt2.check.worker import run_in_process
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
@@ -28,3 +28,17 @@ def test_a_setting_of_the_baseline_that_a_step_cannot_have_is_noted_and_no_failu
     for case in others.values():
         result = run_in_process(case, [CHECKS["named"]], others)["named"]
         assert result.state == "passed" and result.facts["uncompared"] == ["positions"]
+
+
+def test_a_table_wider_than_the_terminal_counts_the_checks_of_a_step() -> None:
+    cases = plan_cases(defconfig_layers(ROOT, "gpt2-quickstart"), steps="0,12")
+    failed = CheckResult([CheckFinding("a-property", "a", "b")], 0.25)
+    results = {name: CheckResult([], 0.5) for name in CHECKS} | {"causal": failed}
+    reports = [CaseReport(case.slug, results) for case in cases.chosen]
+    checks = list(CHECKS.values())
+    narrow = to_text(cases, checks, reports, "make check", 1.0, 80).splitlines()
+
+    assert max(map(len, narrow)) <= 80
+    assert narrow[2].split()[1:4] == [str(len(CHECKS) - 1), "1", "0"]
+    assert narrow[-1].split()[:3] == [str(2 * len(CHECKS) - 2), "passed,", "2"]
+    assert "causal" in to_text(cases, checks, reports, "make check", 1.0).splitlines()[0]
