@@ -20,9 +20,11 @@ from lib.units import GIB, format_size
 
 # Argument of gpt2.memory.predict.
 LIMITS = "limits"
-# Folder of the build folder with a file for each set of configurations.
-FOLDER = "micro-batch"
+# File of the study's folder, which archives contain, for a set of configurations.
+FILE = "micro-batch-{key}.json"
 SCHEMA_VERSION = 1
+# Parts of a configuration that decide the memory of a step, beside its numbers of sequences.
+_MEMORY_PARTS = ("model", "machine", "numerics", "optimizer", "pruning")
 
 
 @dataclass(frozen=True)
@@ -69,25 +71,33 @@ def with_one_sequence(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Seque
     return [*layers, _layer(1, max(1, share))]
 
 
-def largest_micro_batch(base: Config, configs: Mapping[str, Config], build_dir: Path) -> MicroBatch:
+def largest_micro_batch(base: Config, configs: Mapping[str, Config], folder: Path) -> MicroBatch:
     """Return the largest micro-batch with which every configuration fits, by the name of its run.
 
     All configurations, and their ``base``, have micro-batches of one sequence. The result is stored
-    in the build folder, because the identity of runs depends on it: later commands, also on other
-    machines, read it. Raises PreflightError without the GPU that the configurations require, or if
-    one sequence does not fit.
+    in ``folder``, that of the study, because the identity of runs depends on it: later commands,
+    also on other machines, read it. Raises PreflightError without the GPU that the configurations
+    require, or if one sequence does not fit.
     """
-    distinct = {c.with_seed(1).digest: name for name, c in configs.items()}
-    key = identity_digest({"base": base.with_seed(1).digest, "runs": sorted(distinct)})
-    path = build_dir / FOLDER / f"{key[:16]}.json"
+    distinct = {_digest(config): name for name, config in configs.items()}
+    key = identity_digest({"base": _digest(base), "runs": sorted(distinct)})
+    path = folder / FILE.format(key=key[:8])
     try:
         return typed(MicroBatch, read_json_object(path), path, ())
     except MissingRecord:
         pass
     log("MEMORY", f"BATCH_SIZE=0: predicting the memory of {len(distinct)} configurations")
     chosen = _chosen(base, _predicted({name: configs[name] for name in distinct.values()}))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return _stored(path, chosen)
+
+
+def _digest(config: Config) -> str:
+    """Return the digest of the settings that the memory of a step depends on."""
+    identity, train = config.identity(), config.train
+    parts = {name: identity[name] for name in _MEMORY_PARTS}
+    batch = [train.global_batch, train.batch_size, train.gpus]
+    return identity_digest({**parts, "batch": batch})
 
 
 def _chosen(base: Config, limits: "Limits") -> MicroBatch:

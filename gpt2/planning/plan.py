@@ -303,7 +303,7 @@ def _micro_batch(
     layers = with_one_sequence(tree, layers)
     whole = make_plan(layers, build_dir, sweep=sweep, yes=yes, optional=True)
     configs = {variant.slug: config for variant, config in whole.resolved}
-    return largest_micro_batch(whole.base, configs, build_dir)
+    return largest_micro_batch(whole.base, configs, whole.folder)
 
 
 def _with_seeds(

@@ -9,7 +9,7 @@ import pytest
 from gpt2.check.cases import plan_cases
 from gpt2.config import Config
 from gpt2.memory import micro_batch, predict
-from gpt2.memory.micro_batch import FOLDER, Limits
+from gpt2.memory.micro_batch import Limits
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.env.gpu import GPUS, gpu_with_memory
@@ -48,6 +48,11 @@ def planned(folder: Path, steps: str = "", sweep: str = "", **settings: SymbolVa
     return make_plan(config_layers(build), build, steps=steps, sweep=axes)
 
 
+def records(folder: Path) -> list[Path]:
+    """Return the stored micro-batches of the study, and what was left beside them."""
+    return list((folder / "results/ratio").glob("*micro-batch*"))
+
+
 def batches(plan: Plan) -> list[tuple[int, int]]:
     return [(r.config.train.batch_size, r.config.train.grad_accumulation) for r in plan.runs]
 
@@ -68,7 +73,8 @@ def test_a_plan_keeps_its_micro_batch_on_any_machine_and_for_any_selection(
 ) -> None:
     first = planned(tmp_path)
     machine |= dict.fromkeys(("baseline", "golden"), 1)
-    for later in (planned(tmp_path), planned(tmp_path, SEED_LIST="4,5"), planned(tmp_path, "1")):
+    others = [{}, {"SEED_LIST": "4,5"}, {"LEARNING_RATE": "1e-4", "MAX_ITERS": 9}]
+    for later in (*(planned(tmp_path, **settings) for settings in others), planned(tmp_path, "1")):
         assert set(batches(later)) == {(24, 1)} and later.micro_batch == first.micro_batch
     assert set(batches(planned(tmp_path, GLOBAL_BATCH=48))) == {(1, 48)}
 
@@ -85,10 +91,10 @@ def test_no_micro_batch_without_memory_or_a_readable_record(machine, tmp_path) -
     machine["golden"] = 0
     with pytest.raises(PreflightError) as caught:
         planned(tmp_path)
-    assert caught.value.codes == ["memory.too-small"] and not (tmp_path / FOLDER).exists()
+    assert caught.value.codes == ["memory.too-small"] and not records(tmp_path)
     machine.clear()
     planned(tmp_path)
-    (record,) = (tmp_path / FOLDER).iterdir()
+    (record,) = records(tmp_path)
     record.write_text("{")
     with pytest.raises(DamagedRecord):
         planned(tmp_path)
@@ -96,9 +102,9 @@ def test_no_micro_batch_without_memory_or_a_readable_record(machine, tmp_path) -
 
 def test_the_faster_of_two_machines_decides(machine, tmp_path, monkeypatch) -> None:
     chosen = planned(tmp_path).micro_batch
-    (record,) = (tmp_path / FOLDER).iterdir()
+    (record,) = records(tmp_path)
     assert micro_batch._stored(record, replace(chosen, size=1)) == chosen
-    assert list((tmp_path / FOLDER).iterdir()) == [record]
+    assert records(tmp_path) == [record]
 
 
 def test_check_tests_one_sequence(tmp_path) -> None:
