@@ -27,7 +27,6 @@ from gpt2.running.preflight import (
     gpu_name,
 )
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
-from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.console import confirm, is_verbose, log, terminal_columns, use_colour
 from lib.env.gpu import cpu_model
@@ -62,7 +61,6 @@ from lib.runner.worker import train_worker
 from lib.runs.code import SourceComparison, manifest_drift, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.run_dir import RunDir, State, is_done, read_status
-from lib.tracking.options import TRACKERS
 from lib.tracking.verdict_run import send_verdicts
 from lib.units import format_duration
 
@@ -510,10 +508,6 @@ def _log_event(run: PlannedRun[Config], event: dict[str, Any]) -> None:
 # Standalone training: runs outside any plan of ``.config``, used to repeat and compare runs.
 
 
-# Symbols whose values are paths, relative to the build folder unless absolute.
-_PATH_SYMBOLS = ("CUSTOM_PATH", "DATASET_PATH", "INIT_FROM")
-
-
 def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: Path) -> Plan:
     """Return a plan that trains ``config`` once for each of ``names``, below ``folder``."""
     runs = [
@@ -543,65 +537,3 @@ def train_scratch(
     backend = Gpt2Backend(plan, executor, dirty=True, settings=settings or {})
     options = _limited(RunnerOptions(stale="rerun"), plan)
     return run_all(plan.runs, plan.folder, backend, executor, options)
-
-
-def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
-    """Return ``values`` without trackers and time limit, which cannot change a bit of the result."""
-    trackers_off = dict.fromkeys(TRACKERS.symbols(), False)
-    return {**values, **trackers_off, "RUN_TIME_LIMIT_SECONDS": 0}
-
-
-def with_data(config: Config, data: str, folder: Path, build_dir: Path) -> tuple[Config, Path]:
-    """Return ``config`` adapted to the data at ``data``, and the build folder to train it in.
-
-    ``data`` is a data folder (as in DATA_DIR) or the text of a custom data set (as in CUSTOM_PATH);
-    "" changes nothing. Raises ConfigError if ``data`` is missing or does not match the run.
-    """
-    if not data:
-        return config, build_dir
-    path = Path(data).absolute()
-    if not path.exists():
-        what, advice = "no such file or folder", "type: make reproduce DATA=DIR"
-        raise ConfigError(Problem(what, data, advice, code="data.missing"))
-    custom = config.data.dataset == "custom"
-    if custom and _is_data_folder(path) and not (build_dir / config.data.custom_path).exists():
-        # The name of a custom data set is derived from its text, so the text is required.
-        what = f"missing text {config.data.custom_path} of the run (expected a text, got a folder)"
-        advice = "type: make reproduce DATA=THE_TEXT"
-        raise ConfigError(Problem(what, str(path), advice, code="data.missing"))
-    if not custom or _is_data_folder(path):
-        return Config.from_values({**config.values, "DATA_DIR": str(path)}), build_dir
-    return _with_custom_text(config, path, folder, build_dir)
-
-
-def _is_data_folder(path: Path) -> bool:
-    return (path / "downloads").is_dir() or any(path.glob("*/dataset.json"))
-
-
-def _with_custom_text(
-    config: Config, text: Path, folder: Path, build_dir: Path
-) -> tuple[Config, Path]:
-    """Create a build folder in which CUSTOM_PATH links to ``text``, and other paths still resolve."""
-    custom_path = config.data.custom_path
-    if Path(custom_path).is_absolute():
-        what = f"the run requires its text at the absolute path {custom_path}"
-        advice = f"copy {text} to {custom_path}"
-        raise ConfigError(Problem(what, "DATA", advice, code="data.absolute-path"))
-    inputs = folder / "inputs"
-    for name in _PATH_SYMBOLS:
-        path = str(config.values[name])
-        if name == "INIT_FROM":
-            path = config.init.name if config.init.is_path else ""
-        if not path or Path(path).is_absolute():
-            continue
-        target = text if name == "CUSTOM_PATH" else (build_dir / path).absolute()
-        link = inputs / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        if target.exists():
-            link.symlink_to(target)
-    # Where INIT_FROM=run:NAME looks for the run.
-    data_dir = os.path.expanduser(config.data.data_dir)
-    folders = {"DATA_DIR": data_dir, "OUTPUT_DIR": config.study.output_dir}
-    absolute = {name: str((build_dir / path).absolute()) for name, path in folders.items()}
-    return Config.from_values({**config.values, **absolute}), inputs

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +23,9 @@ from gpt2.running.launch import (
     new_executor,
     scratch_plan,
     train_scratch,
-    unobserved,
-    with_data,
 )
 from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
 from lib.console import confirm, log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.project import ROOT
@@ -41,6 +41,7 @@ from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
 from lib.runs.code import checkout_commit, describe_patch, has_commit, mismatched_files
 from lib.runs.record import CodeRecord, RunRecord
 from lib.runs.run_dir import RunDir
+from lib.tracking.options import TRACKERS
 
 FOLDER = "reproduced"
 # Below the build folder, as DATA_DIR by default.
@@ -278,3 +279,72 @@ def _restore_tree(tree: Path, sha: str, edits: Path, original: RunFacts) -> list
 def _formatted(request: Request, comparison: RunComparison) -> tuple[int, str]:
     text = comparison_to_json(comparison) if request.json else comparison_to_text(comparison)
     return comparison.exit_code, text
+
+
+# Inputs of a repeated run.
+
+
+# Symbols whose values are paths, relative to the build folder unless absolute.
+_PATH_SYMBOLS = ("CUSTOM_PATH", "DATASET_PATH", "INIT_FROM")
+
+
+def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
+    """Return ``values`` without trackers and time limit, which cannot change a bit of the result."""
+    trackers_off = dict.fromkeys(TRACKERS.symbols(), False)
+    return {**values, **trackers_off, "RUN_TIME_LIMIT_SECONDS": 0}
+
+
+def with_data(config: Config, data: str, folder: Path, build_dir: Path) -> tuple[Config, Path]:
+    """Return ``config`` adapted to the data at ``data``, and the build folder to train it in.
+
+    ``data`` is a data folder (as in DATA_DIR) or the text of a custom data set (as in CUSTOM_PATH);
+    "" changes nothing. Raises ConfigError if ``data`` is missing or does not match the run.
+    """
+    if not data:
+        return config, build_dir
+    path = Path(data).absolute()
+    if not path.exists():
+        what, advice = "no such file or folder", "type: make reproduce DATA=DIR"
+        raise ConfigError(Problem(what, data, advice, code="data.missing"))
+    custom = config.data.dataset == "custom"
+    if custom and _is_data_folder(path) and not (build_dir / config.data.custom_path).exists():
+        # The name of a custom data set is derived from its text, so the text is required.
+        what = f"missing text {config.data.custom_path} of the run (expected a text, got a folder)"
+        advice = "type: make reproduce DATA=THE_TEXT"
+        raise ConfigError(Problem(what, str(path), advice, code="data.missing"))
+    if not custom or _is_data_folder(path):
+        return Config.from_values({**config.values, "DATA_DIR": str(path)}), build_dir
+    return _with_custom_text(config, path, folder, build_dir)
+
+
+def _is_data_folder(path: Path) -> bool:
+    return (path / "downloads").is_dir() or any(path.glob("*/dataset.json"))
+
+
+def _with_custom_text(
+    config: Config, text: Path, folder: Path, build_dir: Path
+) -> tuple[Config, Path]:
+    """Create a build folder in which CUSTOM_PATH links to ``text``, and other paths still resolve."""
+    custom_path = config.data.custom_path
+    if Path(custom_path).is_absolute():
+        what = f"the run requires its text at the absolute path {custom_path}"
+        advice = f"copy {text} to {custom_path}"
+        raise ConfigError(Problem(what, "DATA", advice, code="data.absolute-path"))
+    inputs = folder / "inputs"
+    for name in _PATH_SYMBOLS:
+        path = str(config.values[name])
+        if name == "INIT_FROM":
+            path = config.init.name if config.init.is_path else ""
+        if not path or Path(path).is_absolute():
+            continue
+        target = text if name == "CUSTOM_PATH" else (build_dir / path).absolute()
+        link = inputs / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        if target.exists():
+            link.symlink_to(target)
+    # Where INIT_FROM=run:NAME looks for the run.
+    data_dir = os.path.expanduser(config.data.data_dir)
+    folders = {"DATA_DIR": data_dir, "OUTPUT_DIR": config.study.output_dir}
+    absolute = {name: str((build_dir / path).absolute()) for name, path in folders.items()}
+    return Config.from_values({**config.values, **absolute}), inputs
