@@ -11,6 +11,7 @@ import _start
 from gpt2.ablation.resolve import resolve_config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import dataset_folder, open_dataset
+from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.planning.arguments import add_json, add_settings, new_parser, settings_layers
 from gpt2.planning.plan import config_layers
 from lib.config.tree import KconfigTree
@@ -27,8 +28,8 @@ def main() -> int:
     add_json(parser)
     parser.add_argument("--verify", action="store_true", help="check every byte")
     args = parser.parse()
-    layers = [*config_layers(args.build_dir), *settings_layers(args)]
-    config = resolve_config(KconfigTree(), layers).data
+    tree, layers = KconfigTree(), [*config_layers(args.build_dir), *settings_layers(args)]
+    config = resolve_config(tree, with_one_sequence(tree, layers)).data
     if args.verify:
         folder = dataset_folder(config, args.build_dir)
         dataset = open_dataset(config, args.build_dir)

@@ -71,7 +71,8 @@ def runnable_config(values: Mapping[str, SymbolValue]) -> Config:
     config = Config.from_values(values)
     if not config.train.batch_size:
         what = "BATCH_SIZE: 0 is for the runs of a plan together (expected 1 or more here)"
-        raise ConfigError(Problem(what, code="config.conflict"))
+        advice = "type: make plan, to see the number; then add SET=BATCH_SIZE=n"
+        raise ConfigError(Problem(what, next=advice, code="config.conflict"))
     return config
 
 
