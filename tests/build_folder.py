@@ -1,6 +1,7 @@
 """Configured build folders for tests, as make leaves them: ``.config`` and ``config.py``."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from lib.config.dotconfig import ConfigWorkspace, write_constants
@@ -10,9 +11,15 @@ from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
 
+@cache
+def _tree() -> KconfigTree:
+    """Return the Kconfig tree, parsed once."""
+    return KconfigTree()
+
+
 def write_build(folder: Path, settings: Mapping[str, SymbolValue], *below: ConfigLayer) -> Path:
     """Write a configuration of ``settings`` on top of the layers ``below``; return ``folder``."""
     layers = [*below, ConfigLayer.of("defconfig", "test", settings)]
     place = ConfigWorkspace(ROOT, folder)
-    write_constants(KconfigTree().write_config(layers, place.config), place)
+    write_constants(_tree().write_config(layers, place.config), place)
     return folder

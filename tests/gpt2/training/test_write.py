@@ -1,6 +1,7 @@
 """Text generation from a finished run: selection, errors, partial characters, end of text."""
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,15 +26,15 @@ from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.gpt2.nsa.sizes import seen
-from tests.gpt2.training.conftest import BASE, SPARSE, Trainer
+from tests.gpt2.training.conftest import BASE, SPARSE, Trained, Trainer
 
 QUICK: dict[str, SymbolValue] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
 
 
 @pytest.fixture
-def run(train: Trainer, configure: Callable[..., Config]) -> RunDir:
-    """A finished run."""
-    return train(configure(**QUICK)).files
+def run(trained: Trained) -> RunDir:
+    """A finished run, which tests only read."""
+    return trained.files
 
 
 def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[GeneratedText]]:
@@ -110,10 +111,13 @@ def test_invalid_arguments_are_rejected(
         assert str(problem).startswith(f"{name}: ")
 
 
-def test_unfinished_and_damaged_runs_are_rejected(run: RunDir, build_dir: Path) -> None:
+def test_unfinished_and_damaged_runs_are_rejected(
+    trained: Trained, build_dir: Path, tmp_path: Path
+) -> None:
+    run = RunDir(shutil.copytree(trained.files.path, tmp_path / "run"))
     status = run.status.read_text()
     run.status.write_text(status.replace("SUCCESS", "INTERRUPTED"))
-    with pytest.raises(ConfigError, match=r"INTERRUPTED at iteration 2 \[run.not-finished\]"):
+    with pytest.raises(ConfigError, match=r"INTERRUPTED at iteration 12 \[run.not-finished\]"):
         written(run, build_dir)
     run.status.write_text(status)
     run.weights.write_bytes(run.weights.read_bytes()[:-40])
