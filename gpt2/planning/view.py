@@ -59,8 +59,13 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
     ``+7`` counts the other runs with the same note.
     """
     labels_by_note: dict[ConfigNote, list[str]] = {}
+    # The runs of a variant share one model for all seeds.
+    known: dict[tuple[int, str], list[ConfigNote]] = {}
     for label, config in runs:
-        for note in notes(config):
+        key = id(config.model), config.machine.device
+        if key not in known:
+            known[key] = notes(config)
+        for note in known[key]:
             labels_by_note.setdefault(note, []).append(label)
     return [
         f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"
@@ -130,7 +135,6 @@ def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunVi
     With the name of a ``gpu``, the time of runs that are not done is predicted for it, by its
     calibration in ``build_dir`` if there is one. Raises ConfigError if the GPU is unknown.
     """
-    # The runs of a variant share one model for all seeds.
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]

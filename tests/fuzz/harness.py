@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "status": ("status", "--steps", STEPS, "--seeds", "1-3"),
     "status-json": ("status", "--steps", STEPS, "--seeds", "1-3", "--json"),
     "watch": ("watch", "--steps", STEPS, "--seeds", "1-3"),
+    # No run is running, so no text depends on the time.
+    "watch-done": ("watch", *_STUDY),
     "report": ("report", *_STUDY),
     "report-json": ("report", *_STUDY, "--json"),
     "verdicts-json": ("verdicts", *_STUDY, "--json"),
@@ -59,7 +61,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 # Commands that read the files of a place.
 _BUILD_COMMANDS = ("plan", "status", "why", "olddefconfig", "data-verify", "report")
 _DATA_COMMANDS = ("data", "data-verify", "evaluate", "train", "make", "plan")
-_INDEX_COMMANDS = {"plan": ("plan", "status", "status-json"), "watch": ("watch",)}
+_INDEX_COMMANDS = {"plan": ("plan", "status", "status-json"), "watch": ("watch-done",)}
 # Folder of the indexes of runs, below the build folder.
 CACHE = "cache"
 _UNFINISHED_COMMANDS = ("train", "train", "status", "status-json", "watch", "audit", "ls", "plan")
