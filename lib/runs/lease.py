@@ -153,7 +153,8 @@ def guard_of_other_ranks(run: RunDir, token: int = 0) -> Callable[[], None]:
     def shared() -> Lease:
         return Lease.shared(run, token or max(run.leases(), default=0))
 
-    return lambda: shared().require()
+    # Rank 0 may end, and release the lease, while another rank writes its last line.
+    return lambda: shared().require(or_released=True)
 
 
 class Observed(Enum):
@@ -267,15 +268,16 @@ class Lease:
             self._stopped.set()
             thread.join()
 
-    def require(self) -> None:
-        """Raise LeaseLost if another process has taken over the run.
+    def require(self, *, or_released: bool = False) -> None:
+        """Raise LeaseLost if another process has taken over the run, or the lease was released.
 
-        Opens the file, since an NFS client revalidates its cache only then.
+        ``or_released`` accepts a released one that nobody has taken. Opens the file, since an NFS
+        client revalidates its cache only then.
         """
         path = self._run.lease(self.token)
         record = _read(path, self.token)
         holder = record.holder
-        if holder is None or holder.id != self._holder.id or holder.free:
+        if holder is None or holder.id != self._holder.id or (holder.free and not or_released):
             raise _lost(self._run)
         if self._run.lease(self.token + 1).exists():
             raise _lost(self._run)

@@ -97,8 +97,10 @@ def test_another_rank_writes_while_rank_0_has_the_lease(run: RunDir, token: int)
     guard = guard_of_other_ranks(run, token)
     Lease.take(run, SECONDS, read_lease(run))
     guard()
-    with Lease.adopt(run, 3):
+    with Lease.adopt(run, 3) as lease:
         guard()
+    lease.release()
+    guard()
     Lease.take(run, SECONDS, read_lease(run))
     with pytest.raises(LeaseLost):
         guard()
