@@ -56,4 +56,5 @@ def signed(nats: float) -> str:
 
 def format_runs(labels: Sequence[str]) -> str:
     """Return the first of ``labels`` and the number of further runs."""
-    return labels[0] + (f" and {len(labels) - 1} more runs" if labels[1:] else "")
+    more = len(labels) - 1
+    return f"{labels[0]} and {more} more run{'s' * (more > 1)}" if more else labels[0]

@@ -142,9 +142,12 @@ def selected_sdpa_backend(
     """
     batch, heads, length, width = q_BNTH.shape
     k, v = (q_BNTH.new_empty(batch, kv_heads, length, width).requires_grad_() for _ in "kv")
-    choice = torch._fused_sdp_choice(
-        q_BNTH, k, v, dropout_p=dropout, enable_gqa=kv_heads < heads, **seen
-    )
+    with warnings.catch_warnings():
+        # torch warns about each kernel that it cannot select.
+        warnings.simplefilter("ignore")
+        choice = torch._fused_sdp_choice(
+            q_BNTH, k, v, dropout_p=dropout, enable_gqa=kv_heads < heads, **seen
+        )
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 

@@ -12,6 +12,7 @@ import pytest
 from lib.errors import ConfigError
 from lib.report.table import build_table
 from lib.report.table_text import table_to_csv, table_to_json, table_to_markdown, write_table
+from lib.report.terminal import table_to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
 
@@ -228,9 +229,10 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
     table = build_table("demo", runs)
     assert [_row(table, slug).state for slug in ("base", "wide")] == ["done", "done, UNSTABLE"]
     (note,) = table.notes
-    assert note.startswith("demo/00-wide s1 and 1 more runs: UNSTABLE") and "it 7" in note
+    assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
     (verdict,) = table.verdicts.verdicts
     assert verdict.remarks == ("UNSTABLE: wide, seeds 1, 2",)
+    assert table_to_terminal(table, 80, colour=False).count("UNSTABLE") == 2
 
 
 def test_sparsity_is_a_column_where_something_is_pruned(make_run):
