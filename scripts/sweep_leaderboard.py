@@ -7,6 +7,8 @@ pair, at the numbers of seeds in VERDICT_LOOKS. Runs that a sweep reused from an
 evaluated on other documents are skipped and listed.
 """
 
+import sys
+
 import _start
 
 from gpt2.config import load_config
@@ -14,7 +16,7 @@ from gpt2.planning.arguments import add_json, new_parser
 from gpt2.planning.looks import verdict_plan
 from lib import console
 from lib.report.leaderboard import read_leaderboard
-from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
+from lib.report.table_text import leaderboard_to_json, leaderboard_to_text
 
 
 def main() -> int:
@@ -26,7 +28,9 @@ def main() -> int:
     folder = args.build_dir / config.study.output_dir / "sweep"
     looks = config.verdicts.look_plan
     board = read_leaderboard(folder, looks, rule=verdict_plan(config, looks).rule)
-    print(leaderboard_to_json(board) if args.json else leaderboard_to_markdown(board), end="")
+    columns = None if console.is_verbose() else console.terminal_columns(sys.stdout)
+    text = leaderboard_to_json(board) if args.json else leaderboard_to_text(board, columns)
+    print(text, end="")
     return 0
 
 

@@ -5,11 +5,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lib.console import folded
 from lib.files import write_atomic
 from lib.plan.designs import ON
 from lib.report.contrasts import EFFECT
 from lib.report.leaderboard import Leaderboard
-from lib.report.render import csv_table, json_document, markdown_table
+from lib.report.render import (
+    csv_table,
+    fitting_columns,
+    json_document,
+    markdown_table,
+    text_lines,
+)
 from lib.report.run_results import UTILISATION_COLUMNS
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
@@ -92,9 +99,9 @@ def table_to_markdown(table: ResultTable) -> str:
     return text + (f"\n## Notes\n\n{notes}" if notes else "")
 
 
-def leaderboard_to_markdown(board: Leaderboard) -> str:
-    """Return the leaderboard as Markdown, lowest loss first: loss, differing settings, parameters,
-    tokens and time; then the runs left out.
+def leaderboard_to_text(board: Leaderboard, width: int | None = None) -> str:
+    """Return the leaderboard, lowest loss first: loss, differing settings, parameters, tokens and
+    time; and the runs left out. Markdown, or below the notes the columns that fit ``width``.
     """
     names = list(board.entries[0].settings)
     columns = ["settings", "val loss", "Δ ± 95 %", "n", "p", "verdict"]
@@ -110,22 +117,40 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
         cells = verdict_cells(entry.verdict) if entry.verdict else ["", "", "", "reference"]
         loss = "-" if entry.diverged else format_loss(entry.val_loss)
         lines.append([runs, loss, *cells, *values, *size])
-    notes = "".join(f"- {note}\n" for note in board.left_out)
-    text = markdown_table(lines[0], lines[1:], left=(0, 5))
+    notes = _leaderboard_notes(board)
+    left_out = "".join(f"- {note}\n" for note in board.left_out)
+    if width is None:
+        text = markdown_table(lines[0], lines[1:], left=(0, 5))
+        return text + "".join(f"\n{note}" for note in notes) + (f"\n{left_out}" if left_out else "")
+    table = dict(zip(lines[0], zip(*lines[1:], strict=True), strict=True))
+    # The name of a run repeats its settings.
+    first = names or ["settings"]
+    priority = [*first, "val loss", "Δ ± 95 %", "verdict", "n", "p", "time", "params", "tokens"]
+    shown = fitting_columns({name: table[name] for name in priority}, priority, width)
+    rows = [shown, *zip(*(table[name] for name in shown), strict=True)]
+    right = [i for i, name in enumerate(shown) if name not in (*first, "verdict")]
+    grid = "\n".join(text_lines(rows, right=right))
+    return f"{folded(left_out + ''.join(notes), width, '  ')}\n{grid}\n"
+
+
+def _leaderboard_notes(board: Leaderboard) -> list[str]:
+    """Return the conditions of the verdicts, one line each."""
+    notes = []
     verdicts = [entry.verdict for entry in board.entries if entry.verdict]
     waiting = [verdict for verdict in verdicts if not verdict.is_given]
     few = [verdict for verdict in waiting if verdict.n < verdict.rule.min_seeds]
     if few:
         least = few[0].rule.min_seeds
-        text += f"\nn=1 and n=2 give no verdict: a verdict needs at least {least} seeds; use SEEDS=1,2,3.\n"
+        need = f"a verdict needs at least {least} seeds; use SEEDS=1,2,3."
+        notes.append(f"n=1 and n=2 give no verdict: {need}\n")
     for n, reason in sorted({(v.n, v.reason) for v in waiting if v not in few}):
-        text += f"\nn={n}: {reason} (VERDICT_LOOKS); the difference is no result yet.\n"
+        notes.append(f"n={n}: {reason} (VERDICT_LOOKS); the difference is no result yet.\n")
     if len(waiting) < len(verdicts):
-        text += (
-            f"\nSorted by loss, not ranked. p: corrected for all {verdicts[0].planned} pairs, because the "
-            "reference is\nselected by its loss, and for the looks at other numbers of seeds.\n"
+        notes.append(
+            f"Sorted by loss, not ranked. p: corrected for all {verdicts[0].planned} pairs, because "
+            "the reference is selected by its loss, and for the looks at other numbers of seeds.\n"
         )
-    return text + (f"\n{notes}" if notes else "")
+    return notes
 
 
 def leaderboard_to_json(board: Leaderboard) -> str:

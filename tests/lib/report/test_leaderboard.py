@@ -8,7 +8,7 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_reused_runs
 from lib.report.looks import LookPlan
-from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
+from lib.report.table_text import leaderboard_to_json, leaderboard_to_text
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import WARMUP
 
@@ -42,7 +42,7 @@ def test_best_first_with_the_symbols_that_differ_and_seeds_together(swept):
         {"LEARNING_RATE": "1e-4"},
     ]
     assert board.entries[1].val_loss.mean == pytest.approx(3.3) and board.entries[1].val_loss.n == 2
-    text = leaderboard_to_markdown(board)
+    text = leaderboard_to_text(board)
     assert text.index("1e-3") < text.index("3.3000") and "N_LAYER" not in text
     assert json.loads(leaderboard_to_json(board))["entries"][0]["tokens"] == 2048
 
@@ -58,15 +58,18 @@ def test_combinations_have_verdicts_against_the_lowest_and_no_rank(swept):
     assert lowest is None and middle.word == "INCONCLUSIVE" and highest.word == "WORSE"
     # Every pair of three combinations.
     assert middle.planned == highest.planned == 3
-    text = leaderboard_to_markdown(board)
+    text = leaderboard_to_text(board)
     assert "| reference" in text and "3 pairs" in text and "rank |" not in text
+    narrow = leaderboard_to_text(board, 60)
+    assert "|" not in narrow and max(map(len, narrow.splitlines())) <= 60
+    assert narrow.splitlines()[-3].split()[0] == "b" and "3 pairs" in narrow
     document = json.loads(leaderboard_to_json(board))
     assert document["entries"][2]["verdict"]["verdict"] == "WORSE"
     run = RunDir(next(folder.glob("a-s2-*")))
     write_status(run, RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
     *_, last = read_leaderboard(folder, LOOKS).entries
     assert (last.verdict.word, last.verdict.reason) == ("DIVERGED", "1/3 (seed 2)")
-    assert "DIVERGED 1/3" in leaderboard_to_markdown(read_leaderboard(folder, LOOKS))
+    assert "DIVERGED 1/3" in leaderboard_to_text(read_leaderboard(folder, LOOKS))
 
 
 def test_pairs_are_judged_at_the_planned_numbers_of_seeds_only(swept):
@@ -80,7 +83,7 @@ def test_pairs_are_judged_at_the_planned_numbers_of_seeds_only(swept):
         assert entry.verdict.n == seed
         seen[seed] = entry.verdict.word if entry.verdict.is_given else ""
         if seed == 4:
-            assert "n=4: judged at 3, 5 seeds" in leaderboard_to_markdown(
+            assert "n=4: judged at 3, 5 seeds" in leaderboard_to_text(
                 read_leaderboard(folder, LOOKS)
             )
     assert seen == {1: "", 2: "", 3: "WORSE", 4: "", 5: "WORSE", 6: "WORSE", 7: "WORSE"}
