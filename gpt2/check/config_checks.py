@@ -22,8 +22,6 @@ from lib.units import GIB, format_size
 def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     """Build the step at its full size on the meta device and check it."""
     model = subject.full_model
-    # Steps whose parent is this one compare with it.
-    subject.context.built_params[subject.case.slug] = model.num_params()
     findings = _count(subject.config, model) + _ratio(subject.config, model)
     return findings + _bound(subject, model) + _delta(subject)
 
@@ -74,10 +72,7 @@ def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
     if subject.case.params is None or parent is None or parent.config is None:
         return []
     low, high = subject.case.params
-    built_params = subject.context.built_params
-    if parent.slug not in built_params:
-        built_params[parent.slug] = subject.for_case(parent).full_model.num_params()
-    change = model.num_params() / built_params[parent.slug] - 1
+    change = model.num_params() / subject.for_case(parent).full_model.num_params() - 1
     if low <= change <= high:
         return []
     expected = f"{low:+.1%} to {high:+.1%} parameters against {subject.case.parent}"

@@ -23,9 +23,10 @@ import numpy as np
 import torch.distributed as dist
 
 from gpt2.check.cases import CheckFinding
-from gpt2.config import Config
+from gpt2.config import Config, ModelConfig
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
+from gpt2.model import GPT
 from lib.env.gpu import GPUS, Gpu
 from lib.errors import KablateError, Problem, RunError
 
@@ -180,8 +181,8 @@ class CheckContext:
         self._local = local
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
-        # Parameter counts of full-size steps by slug, for comparison with other steps.
-        self.built_params: dict[str, int] = {}
+        # Models at full size without values, which steps share.
+        self.full_models: dict[ModelConfig, GPT] = {}
         # Digests of initial matrices of small steps by slug, each by name and shape.
         self.initial_digests: dict[str, Mapping[InitialMatrix, str]] = {}
         # Facts of full-size models by slug, for comparison with their steps' names.

@@ -47,6 +47,7 @@ _OTHER_SETTINGS: Mapping[str, SymbolValue] = {
     "DATA_PARALLEL": "ddp",
     # With one micro-batch per rank, the parts of ranks and micro-batches coincide.
     "GLOBAL_BATCH": 4,
+    "BATCH_SIZE": 1,
     "GRAD_ACCUMULATION": 2,
     "EVAL_TOKENS": 128,
     "LOG_INTERVAL": 3,

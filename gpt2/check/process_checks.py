@@ -16,8 +16,9 @@ import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
 
+from gpt2 import train
 from gpt2.check.cases import CheckFinding
-from gpt2.check.short_run import CHECKPOINT_STEP, ShortRun
+from gpt2.check.short_run import CHECKPOINT_STEP, ShortRun, TracedRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.data import store
@@ -167,7 +168,26 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     if order != traced.data_order:
         expected = "the same digest of the order of the data"
         findings.append(CheckFinding("resumed-data-order", expected, "another one after a resume"))
-    return findings
+    shared = subject.context.shared_findings
+    # Saving does not depend on the model.
+    if _CHECKPOINTS not in shared:
+        shared[_CHECKPOINTS] = _saved_again(traced)
+    return [*findings, *shared[_CHECKPOINTS]]
+
+
+_CHECKPOINTS = "reload/checkpoints"
+
+
+def _saved_again(traced: TracedRun) -> list[CheckFinding]:
+    """Save a second checkpoint, and check that both remain: at least two are kept."""
+    session = traced.run.session
+    train.save_checkpoint(session)
+    names = sorted(path.name for path in session.run.checkpoints.iterdir())
+    expected = [f"step-{step:08d}" for step in (CHECKPOINT_STEP, session.state.iteration)]
+    if names == expected:
+        return []
+    what = f"the checkpoints {', '.join(expected)} after the second one"
+    return [CheckFinding("checkpoints", what, ", ".join(names))]
 
 
 def resume_and_finish(

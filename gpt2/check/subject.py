@@ -145,11 +145,14 @@ class StepUnderTest:
         """Return the exact step in float64, in eval mode, with every parameter filled."""
         return self.build(self.small_exact)
 
-    @cached_property
+    @property
     def full_model(self) -> GPT:
         """Return the model at its configured size on the meta device, without values."""
-        with torch.device("meta"):
-            return GPT(self.config.model)
+        models, config = self.context.full_models, self.config.model
+        if config not in models:
+            with torch.device("meta"):
+                models[config] = GPT(config)
+        return models[config]
 
     @cached_property
     def traced_run(self) -> TracedRun:

@@ -38,9 +38,9 @@ _BASES: Mapping[str, EffectBase] = {
 }
 # Changes of symbols that a rule ties to others, or whose values are lists.
 _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {
-    "GLOBAL_BATCH": {"GLOBAL_BATCH": 4, "GRAD_ACCUMULATION": 4},
-    "BATCH_SIZE": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
-    "GRAD_ACCUMULATION": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
+    "GLOBAL_BATCH": {"GLOBAL_BATCH": 4, "GRAD_ACCUMULATION": 2},
+    "BATCH_SIZE": {"BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2},
+    "GRAD_ACCUMULATION": {"BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2},
     # Twice the default of the small base.
     "MODEL_PARAMS": {"MODEL_PARAMS": 740_000},
     "LOADER_WORKERS": {"LOADER_WORKERS": 1, "PREFETCH_FACTOR": 2},

@@ -84,11 +84,7 @@ def _sequences(session: TrainingSession) -> list[CheckFinding]:
     """Check that steps read the run's sequences in order, once each, on one rank or two."""
     small = session.config.train
     # Four micro-batches: with one per rank, the parts of ranks and micro-batches coincide.
-    train = replace(
-        small,
-        global_batch=2 * small.global_batch,
-        grad_accumulation=2 * small.grad_accumulation,
-    )
+    train = replace(small, global_batch=4, batch_size=1, grad_accumulation=4)
     config = replace(session.config, train=train)
     sampler = TrainSampler(session.dataset.train, config.model.shape.block_size, config.seed)
     steps = {}

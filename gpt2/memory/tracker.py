@@ -154,7 +154,7 @@ def kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel | None:
 
     Operations on lists of tensors count as one kernel.
     """
-    if func.is_view or func.overloadpacket in _ALLOCATIONS or func.namespace == "profiler":
+    if func.overloadpacket in _ALLOCATIONS:
         return None
     inputs = _tensors(args, kwargs)
     outputs = _tensors(out if isinstance(out, tuple | list) else (out,), {})
@@ -193,8 +193,8 @@ def infer_outputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, Kernel | None
     Raises torch's errors if shapes do not fit. Call it from ``__torch_dispatch__``, after autograd
     and autocast.
     """
-    # Profiler marks set by optimizers.
-    if func.namespace == "profiler":
+    # Views, and profiler marks set by optimizers.
+    if func.is_view or func.namespace == "profiler":
         return func(*args, **kwargs), None
     key = func, *map(_key, args), *map(_key, kwargs.items())
     result = _results.get(key)
@@ -203,19 +203,17 @@ def infer_outputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, Kernel | None
     if result is _VIEW:
         out = func(*args, **kwargs)
         return out, kernel(func, args, kwargs, out)
-    pack, makers, launched = result
-    tensors = _tensors(args, kwargs)
+    pack, makers, launched, in_place = result
+    tensors = _tensors(args, kwargs) if in_place else []
     outputs = [make(tensors) for make in makers]
     return pack(outputs) if pack else outputs[0], launched
 
 
 def _infer(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return how to pack the outputs, a maker for each, and the kernel.
+    """Return how to pack the outputs, a maker for each, the kernel, and whether an output is an input.
 
     They are inferred by tensors without memory.
     """
-    if func.is_view:
-        return _VIEW
     meta_args, meta_kwargs = _on_meta(args), {k: _on_meta(v) for k, v in kwargs.items()}
     out = func(*meta_args, **meta_kwargs)
     tensors = _tensors(meta_args, meta_kwargs)
@@ -233,7 +231,8 @@ def _infer(func: Any, args: Any, kwargs: Any) -> Any:
             size = value.untyped_storage().nbytes()
             makers.append(partial(_new, value.shape, value.stride(), value.dtype, size))
     pack = type(out) if isinstance(out, tuple | list) else None
-    return pack, makers, kernel(func, meta_args, meta_kwargs, out)
+    in_place = any(isinstance(maker, itemgetter) for maker in makers)
+    return pack, makers, kernel(func, meta_args, meta_kwargs, out), in_place
 
 
 def _constant(value: Any, tensors: list[Tensor]) -> Any:
@@ -255,6 +254,8 @@ def _key(value: Any) -> Any:
     """Return the part of an argument that determines the outputs; 1, 1.0 and True differ."""
     kind = type(value)
     # isinstance() of a scalar or a Generator is slower than the rest of this function.
+    if kind is Tensor:
+        return value.shape, value.stride(), value.dtype
     if kind in _SCALARS:
         return kind, value
     if kind is Generator:
@@ -327,8 +328,8 @@ class StorageTracker(TorchDispatchMode):
                 self.see(tensor, self.making)
         if launched:
             self.launch(launched)
-        if scratch := temporary_bytes(func, args):
-            self._note(scratch)
+            if scratch := temporary_bytes(func, args):
+                self._note(scratch)
         return out
 
     @property

@@ -52,6 +52,8 @@ NOT_TRAINING = (
     "lib/tracking/",
 )
 _PACKAGES = ("gpt2", "lib")
+# A module that is run by ``python -m`` has another name.
+_MODULES = ("__main__", "__mp_main__", *_PACKAGES)
 # Time at which this process, or the server it was forked from, started to import the tree.
 _LOADED_NS = time.time_ns()
 # Placeholder for a digest that can no longer be computed; equals no digest, so the run is stale.
@@ -66,7 +68,9 @@ def loaded_source() -> dict[str, str]:
     # Strings instead of Path objects: a training process has loaded two thousand modules.
     root = f"{ROOT}/"
     roots = tuple(f"{root}{package}/" for package in _PACKAGES)
-    files = [vars(module).get("__file__") or "" for module in list(sys.modules.values())]
+    # Most modules are those of torch, which the name excludes.
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_MODULES)]
+    files = [vars(module).get("__file__") or "" for module in modules]
     names = {file.removeprefix(root) for file in files if file.startswith(roots)}
     return {name: _loaded_digest(name) for name in sorted(names) if _makes_results(name)}
 

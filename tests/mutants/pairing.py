@@ -241,7 +241,7 @@ MUTANTS = (
         "stream",
         replaced(short_run, "open_session", _optimizer_enters_seed),
         _INIT,
-        r"SEED=\d+ and the name alone",
+        r"SEED=\d+, INIT_STREAM=0 and the name alone",
     ),
     _mutant(
         "EVAL_TOKENS enters the seed of the data",
