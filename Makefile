@@ -173,7 +173,7 @@ check-symbols: setup ## Verify that every symbol (or SYM=) has an effect
 mutation-test: setup ## Plant COUNT= faults, and count those that check catches
 	$(Q)$(PY) scripts/mutation_test.py $(INTO)
 
-reproduce: setup $(if $(TWICE),$(ANY_CONFIG_PY)) ## Train RUN= again from its directory, compare every byte
+reproduce: setup $(ANY_CONFIG_PY) ## Train RUN= again from its directory, compare every byte
 	$(Q)$(PY) scripts/reproduce.py $(INTO)
 
 # The tests read parquet files, log to every tracker, and plot.
@@ -216,10 +216,10 @@ verdicts: $(CONFIG_PY) ## Which steps are better, worse or equivalent, over SEED
 claims: $(CONFIG_PY) ## Check CLAIMS=; write LaTeX and Markdown if all hold
 	$(Q)$(PY) scripts/claims.py $(INTO)
 
-audit: setup ## Check the files of RUNS=: VALID, or INVALID with reasons
+audit: setup $(ANY_CONFIG_PY) ## Check the files of RUNS=: VALID, or INVALID with reasons
 	$(Q)$(PY) scripts/audit_run.py $(INTO)
 
-compare: setup ## Compare runs A= and B= (A=ra B=baseline)
+compare: setup $(ANY_CONFIG_PY) ## Compare runs A= and B= (A=ra B=baseline)
 	$(Q)$(PY) scripts/compare_runs.py $(INTO)
 
 verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together
@@ -234,10 +234,10 @@ curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=
 sweep-leaderboard: $(CONFIG_PY) ## Compare the runs of all sweeps
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
 
-evaluate: setup ## Evaluate RUN= again; QUANT=int8 quantizes its weights
+evaluate: setup $(ANY_CONFIG_PY) ## Evaluate RUN= again; QUANT=int8 quantizes its weights
 	$(Q)$(PY) scripts/evaluate.py $(INTO)
 
-generate: setup ## Generate text with the finished run RUN=, after PROMPT=
+generate: setup $(ANY_CONFIG_PY) ## Generate text with the finished run RUN=, after PROMPT=
 	$(Q)$(PY) scripts/generate.py $(INTO)
 
 export: $(CONFIG_PY) ## Export RUN= to a folder that transformers can load

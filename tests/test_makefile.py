@@ -387,6 +387,12 @@ def test_config_py_is_made_again_only_when_something_changed(build):
     assert target.stat().st_mtime_ns > made
 
 
+@pytest.mark.parametrize("target", ["reproduce", "compare", "audit", "evaluate", "generate"])
+def test_commands_that_find_a_run_by_its_name_read_the_present_configuration(target, build):
+    (build / "config.py").unlink(missing_ok=True)
+    assert "configure.py constants" in make("-n", target, f"O={build}").stdout
+
+
 def test_an_edited_config_py_is_neither_used_nor_replaced(build):
     target = build / "config.py"
     words = [f"O={build}", str(target)]
