@@ -26,7 +26,7 @@ from enum import Enum
 from pathlib import Path
 
 from lib.errors import ConfigError, KablateError, Problem
-from lib.files import no_follow
+from lib.files import no_follow, write_atomic
 from lib.json_files import RecordError, read_json_object, typed
 from lib.runs.run_dir import RunDir
 
@@ -292,7 +292,8 @@ class Lease:
         with contextlib.suppress(LeaseLost, OSError):
             self.require()
             self._holder = replace(self._holder, free=True)
-            self._write(os.O_TRUNC)
+            # On a full disk, the record of a process that has ended is left, which counts as free.
+            write_atomic(self._run.lease(self.token), self._content())
 
     @property
     def _interval(self) -> float:
@@ -309,13 +310,15 @@ class Lease:
                 self._renewed_at = time.monotonic()
 
     def _write(self, flags: int) -> None:
-        record = {**asdict(self._holder), "schema_version": SCHEMA_VERSION}
-        content = json.dumps(record, sort_keys=True).encode() + b"\n"
         descriptor = no_follow(self._run.lease(self.token), os.O_WRONLY | flags)
         try:
-            os.write(descriptor, content)
+            os.write(descriptor, self._content())
         finally:
             os.close(descriptor)
+
+    def _content(self) -> bytes:
+        record = {**asdict(self._holder), "schema_version": SCHEMA_VERSION}
+        return json.dumps(record, sort_keys=True).encode() + b"\n"
 
 
 def _read(path: Path, token: int) -> LeaseRecord:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -53,6 +54,19 @@ def test_numbers_grow_and_one_file_is_left(run: RunDir) -> None:
         lease.require()
         lease.release()
         assert current_holder(run) is None
+
+
+def test_a_process_that_ends_on_a_full_disk_leaves_no_lease_behind(run: RunDir) -> None:
+    process = os.fork()
+    if process == 0:
+        lease = Lease.take(run, SECONDS, None)
+        # A file-size limit simulates a full disk: the write fails.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        lease.release()
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+    require_free(run)
+    assert run.leases() == [1]
 
 
 def test_of_many_that_saw_the_same_lease_one_takes_it(run: RunDir) -> None:
