@@ -45,9 +45,10 @@ def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
     model = state.model
     expected_windows = _windows(subject)
     finishing = finishing_session(subject)
+    # One evaluator for both evaluations, which may store nothing of the first one.
+    finishing = replace(finishing, evaluate=configured_evaluator(finishing))
     with ExitStack() as stack:
         findings = _side_effects(traced, finishing)
-        finishing = replace(finishing, evaluate=configured_evaluator(finishing))
         # Other weights, so that nothing of the first evaluation may be used again. With larger
         # matrices, losses differ enough for a mean over tokens to differ from other means.
         state.load_weights(_enlarged(traced.final_weights))
@@ -159,8 +160,10 @@ def _side_effects(traced: TracedRun, session: TrainingSession) -> list[CheckFind
     optimizer = cast(torch.optim.Optimizer, state.optimizer)
     before, tensors = _generators(), _optimizer_tensors(optimizer)
     evaluation = session.evaluate(state.model)
-    record_statistics(session)
+    # Recording statistics restores the mode of all modules.
     modes = [name for name, module in state.model.named_modules() if not module.training]
+    record_statistics(session)
+    modes += [name for name, module in state.model.named_modules() if not module.training]
     weights = state.weights()
     changed = [n for n in weights if not torch.equal(weights[n], traced.final_weights[n])]
     pairs = zip(tensors, _optimizer_tensors(optimizer), strict=True)

@@ -409,6 +409,14 @@ MUTANTS = (
         replaced(checkpoint, "save_checkpoint", _narrowed),
     ),
     Mutant(
+        "a second checkpoint is an error",
+        "the folder of checkpoints exists already",
+        "constant",
+        "baseline",
+        {"reload": ("checkpoint.write-failed", "the checkpoint of step 6: .*File exists")},
+        edited(checkpoint, "save_checkpoint", "exist_ok=True", "exist_ok=False"),
+    ),
+    Mutant(
         "ranks do not share gradients",
         "every rank trains on its share alone",
         "dropped",
