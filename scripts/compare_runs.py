@@ -13,6 +13,7 @@ codes: 0 equal or compared, 1 diverged, 2 no such run or field, 4 not comparable
 """
 
 import os
+import sys
 
 import _start
 
@@ -46,7 +47,9 @@ def main() -> int:
         args.label_by,
         asked_lookup(args),
     )
-    print(comparison_to_json(comparison) if args.json else comparison_to_text(comparison), end="")
+    columns = console.terminal_columns(sys.stdout)
+    text = console.folded(comparison_to_text(comparison), columns, " " * 13)
+    print(comparison_to_json(comparison) if args.json else text, end="")
     return comparison.exit_code
 
 

@@ -16,6 +16,8 @@ it), because these edits are code from the run directory. Exit codes: 0 the same
 diverged or failed, 2 configuration or no such run, 3 machine or data, 4 not comparable.
 """
 
+import sys
+
 import _start
 
 from gpt2.planning.arguments import (
@@ -62,7 +64,8 @@ def main() -> int:
                 json=args.json,
             )
         )
-    print(text, end="")
+    columns = None if args.json else console.terminal_columns(sys.stdout)
+    print(console.folded(text, columns, " " * 13), end="")
     return code
 
 
