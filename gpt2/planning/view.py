@@ -1,4 +1,4 @@
-"""Remarks on a run's attention sizes, shown by the plan, check and watch commands."""
+"""View of a plan: state, size, speed and remaining time of each run, as text and JSON."""
 
 import contextlib
 import statistics
