@@ -11,7 +11,9 @@ from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
 from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
-from lib.config.layers import to_kconfig_text
+from lib.config.field import MISSING_SYMBOL, SymbolValue
+from lib.config.layers import ConfigLayer, to_kconfig_text
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem, nearest
 from lib.files import write_json
 from lib.json_files import RecordError
@@ -73,8 +75,7 @@ def read_resolved_config(run: RunDir) -> Config:
     """
     where = str(run.resolved_config)
     record = RunRecord(run).config
-    symbols, written = record.symbols, record.hash8
-    config = Config.from_values(symbols)
+    config, written = recorded_config(record.symbols, where), record.hash8
     if config.hash8 != written:
         raise ConfigError(
             Problem(
@@ -85,6 +86,21 @@ def read_resolved_config(run: RunDir) -> Config:
             )
         )
     return config
+
+
+def recorded_config(symbols: Mapping[str, SymbolValue], where: str) -> Config:
+    """Return the configuration of recorded symbols; a symbol that is newer has its default.
+
+    The caller compares the identity with the recorded one: a default that changes the run is noticed
+    there. ``where`` names the record. Raises ConfigError.
+    """
+    try:
+        return Config.from_values(symbols)
+    except ConfigError as error:
+        if set(error.codes) != {MISSING_SYMBOL}:
+            raise
+    resolved = KconfigTree().resolve([ConfigLayer.of("constants", where, symbols)])
+    return Config.from_values({**resolved.values, **symbols})
 
 
 _LIST_RUNS = "type: make plan, to list the runs"

@@ -17,7 +17,7 @@ from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import read_manifest
 from gpt2.planning.plan import Plan, config_layers, make_plan
-from gpt2.records.run_files import find_finished
+from gpt2.records.run_files import find_finished, recorded_config
 from gpt2.running.launch import (
     Gpt2Backend,
     new_executor,
@@ -136,7 +136,8 @@ def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
     """
     record = RunRecord(run).config
     try:
-        config = Config.from_values(unobserved(record.symbols))
+        complete = recorded_config(record.symbols, str(run.resolved_config))
+        config = Config.from_values(unobserved(complete.values))
     except ConfigError as error:
         return None, [f"configuration: rejected by this code: {p}" for p in error.problems]
     if config.hash8 == record.hash8:

@@ -99,10 +99,13 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
     return cls(**filled)
 
 
+MISSING_SYMBOL = "config.missing-symbol"
+
+
 def missing_symbol(symbol: str) -> Problem:
     """Return the problem of a configuration without ``symbol``."""
     what = f"{symbol}: missing in the configuration; run make olddefconfig"
-    return Problem(what, code="config.missing-symbol")
+    return Problem(what, code=MISSING_SYMBOL)
 
 
 @cache

@@ -134,6 +134,23 @@ def test_a_resolved_configuration_survives_the_round_trip(
     assert read_resolved_config(RunDir(tmp_path)).values == config.values
 
 
+@pytest.mark.parametrize("name", ["MODEL_PARAMS", "OOM_MICRO_BATCH"])
+def test_a_record_without_a_newer_symbol_has_its_default(
+    configure: Configure, tmp_path: Path, name: str
+) -> None:
+    run, config = RunDir(tmp_path), configure(SEED=2, TRACKER_TENSORBOARD=True)
+    write_resolved_config(run, config)
+    record = json.loads(run.resolved_config.read_text())
+    del record["symbols"][name]
+    run.resolved_config.write_text(json.dumps(record))
+    assert read_resolved_config(run).values == config.values
+    record["symbols"]["NOT_A_SYMBOL_ANY_MORE"] = 1
+    run.resolved_config.write_text(json.dumps(record))
+    with pytest.raises(ConfigError) as caught:
+        read_resolved_config(run)
+    assert caught.value.codes == ["config.unknown-symbol"]
+
+
 def test_a_configuration_of_other_code_is_rejected(configure: Configure, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_resolved_config(run, configure())
