@@ -30,8 +30,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # git sets these for a hook that runs the tests; they would select this repository in every other one.
 for _name in [name for name in os.environ if name.startswith("GIT_")]:
     del os.environ[_name]
-# The tier of the tests is no setting of the commands that they run.
-os.environ.pop("FAST", None)
+# Variables of the make that runs the tests are not those of the commands that they run.
+for _name in ("FAST", "KABLATE_TARGET", "KABLATE_GIVEN", "KABLATE_EXPORTED"):
+    os.environ.pop(_name, None)
 # Several tests share each core, and threads that wait for others spin: one thread is several times
 # faster than two.
 os.environ["OMP_NUM_THREADS"] = "1"

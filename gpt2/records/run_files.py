@@ -11,7 +11,7 @@ from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
 from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
-from lib.config.field import MISSING_SYMBOL, SymbolValue
+from lib.config.field import MISSING_SYMBOL
 from lib.config.layers import ConfigLayer, to_kconfig_text
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem, nearest
@@ -19,7 +19,7 @@ from lib.files import write_json
 from lib.json_files import RecordError
 from lib.make_variables import require_value
 from lib.report.render import json_document
-from lib.runs.record import UNKNOWN, RunManifest, RunRecord
+from lib.runs.record import UNKNOWN, RecordedConfig, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -75,7 +75,7 @@ def read_resolved_config(run: RunDir) -> Config:
     """
     where = str(run.resolved_config)
     record = RunRecord(run).config
-    config, written = recorded_config(record.symbols, where), record.hash8
+    config, written = recorded_config(record), record.hash8
     if config.hash8 != written:
         raise ConfigError(
             Problem(
@@ -88,19 +88,22 @@ def read_resolved_config(run: RunDir) -> Config:
     return config
 
 
-def recorded_config(symbols: Mapping[str, SymbolValue], where: str) -> Config:
+def recorded_config(record: RecordedConfig) -> Config:
     """Return the configuration of recorded symbols; a symbol that is newer has its default.
 
-    The caller compares the identity with the recorded one: a default that changes the run is noticed
-    there. ``where`` names the record. Raises ConfigError.
+    Raises ConfigError if the symbols are rejected, or if the defaults make it another run.
     """
     try:
-        return Config.from_values(symbols)
+        return Config.from_values(record.symbols)
     except ConfigError as error:
         if set(error.codes) != {MISSING_SYMBOL}:
             raise
-    resolved = KconfigTree().resolve([ConfigLayer.of("constants", where, symbols)])
-    return Config.from_values({**resolved.values, **symbols})
+        layer = ConfigLayer.of("constants", str(record.file), record.symbols)
+        resolved = KconfigTree().resolve([layer])
+        config = Config.from_values({**resolved.values, **record.symbols})
+        if config.hash8 != record.hash8:
+            raise
+        return config
 
 
 _LIST_RUNS = "type: make plan, to list the runs"

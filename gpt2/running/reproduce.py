@@ -136,8 +136,7 @@ def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
     """
     record = RunRecord(run).config
     try:
-        complete = recorded_config(record.symbols, str(run.resolved_config))
-        config = Config.from_values(unobserved(complete.values))
+        config = Config.from_values(unobserved(recorded_config(record).values))
     except ConfigError as error:
         return None, [f"configuration: rejected by this code: {p}" for p in error.problems]
     if config.hash8 == record.hash8:
