@@ -156,6 +156,7 @@ def test_in_the_middle_of_a_run_only_rounding_changes(
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_fallbacks(configure: Configure, train: Callable) -> None:
     """The resumed run has enough memory, but keeps the micro-batch of the checkpoint."""
     with memory_for(1, since=6):
@@ -171,6 +172,7 @@ def test_a_resumed_run_keeps_its_fallbacks(configure: Configure, train: Callable
     assert (manifest["batch"]["micro_batch"], manifest["batch"]["accumulation"]) == (1, 4)
 
 
+@pytest.mark.slow
 def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
     configure: Configure, train: Callable
 ) -> None:
@@ -209,6 +211,7 @@ def test_after_the_last_fallback_the_run_fails_with_advice(
     ]
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_comes_after_one_sequence(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +235,7 @@ def test_gradient_checkpointing_comes_after_one_sequence(
     assert train(configure(**WHOLE)).status.state is State.SUCCESS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("symbols", "expected"),
     [
@@ -305,6 +309,7 @@ def test_an_update_out_of_memory_cannot_be_rolled_back(
     assert failed.status.state is State.FAILED and fallbacks(failed) == []
 
 
+@pytest.mark.slow
 def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(
     configure: Configure, train: Callable
 ) -> None:

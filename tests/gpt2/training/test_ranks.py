@@ -91,6 +91,7 @@ def test_with_two_micro_batches_two_processes_leave_the_same_bytes(
     assert both.core() == alone.core()
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_the_same_in_any_number_of_processes(
     open_rank: Callable, ranks: Callable
 ) -> None:
@@ -182,6 +183,7 @@ def test_each_rank_drops_other_units_and_the_same_ones_each_time(
     assert ranks(1, lambda rank: open_rank() and torch.rand(4).tolist()) == first[:1]
 
 
+@pytest.mark.slow
 def test_ranks_whose_clocks_differ_stop_at_the_same_step(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:

@@ -361,6 +361,7 @@ class TestOwnCode:
         )
         assert tokens[0, len(prompt) :].tolist() == greedy(model, prompt, 32)
 
+    @pytest.mark.slow
     def test_prompts_of_different_lengths(self, exported: Any, name: str) -> None:
         model, theirs, _ = exported(name)
         prompts = [list(b"The apple "), list(b"It")]
@@ -375,6 +376,7 @@ class TestOwnCode:
         )
         assert tokens[:, 10:].tolist() == [greedy(model, ids, 12) for ids in prompts]
 
+    @pytest.mark.slow
     def test_beams_need_the_cache_in_their_order(self, exported: Any, name: str) -> None:
         _, theirs, _ = exported(name)
         prompt = torch.tensor([list(b"The apple ")])

@@ -160,6 +160,7 @@ def test_the_four_sizes_have_the_shapes_of_transformers(
     assert sum(p.numel() for p in theirs.parameters()) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_layer", "n_head", "n_embd"), [(24, 16, 32), (36, 20, 40)], ids=["medium", "large"]
 )

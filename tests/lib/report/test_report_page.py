@@ -233,6 +233,7 @@ def test_a_single_training_compares_nothing(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_combinations_have_marginal_means_and_no_tree(tmp_path):
     levels = [{"A": a, "B": b} for a in ("x", "y") for b in ("1", "2")]
     cells = [
@@ -247,6 +248,7 @@ def test_combinations_have_marginal_means_and_no_tree(tmp_path):
     assert len(parsed.values("data-word")) == len(build_table("matrix", runs).verdicts.verdicts)
 
 
+@pytest.mark.slow
 def test_a_factorial_design_has_its_effects(tmp_path):
     levels = [{"A": a, "B": b} for a in (OFF, ON) for b in (OFF, ON)]
     cells = [RunVariant(f"cell-{i}", number=i, levels=level) for i, level in enumerate(levels)]
@@ -259,6 +261,7 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     assert "Effects of the design" in parsed.values("aria-label")
 
 
+@pytest.mark.slow
 def test_arms_are_compared_within_themselves(tmp_path):
     arms = [
         replace(
@@ -276,6 +279,7 @@ def test_arms_are_compared_within_themselves(tmp_path):
     assert len(titles) == 2 and "eager:step-1-eager" in titles[1]
 
 
+@pytest.mark.slow
 def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     variants = [*steps(2), RunVariant("aa", "A/A", parent="baseline", is_aa=True)]
     runs = write_study(tmp_path, variants, 3, iterations=12, documents=3)
