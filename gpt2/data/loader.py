@@ -4,8 +4,12 @@ Shape suffixes: B micro-batch, T tokens.
 """
 
 import itertools
+import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -45,9 +49,32 @@ def batch_iterable(
         pin_memory=pin,
         persistent_workers=config.persistent_workers,
         prefetch_factor=config.prefetch_factor,
+        worker_init_fn=partial(_end_with, os.getpid()),
         # Without it, DataLoader draws a seed from torch's global generator.
         generator=torch.Generator().manual_seed(0),
     )
+
+
+# Between two looks at the process of the run.
+_WATCH_SECONDS = 1.0
+
+
+def _end_with(run: int, number: int) -> None:
+    """End this worker process when process ``run`` has ended.
+
+    torch's workers look at their parent between two batches, and a blocked read never ends. The
+    parent may also be a fork server, which waits for them.
+    """
+
+    def watch() -> None:
+        try:
+            while True:
+                os.kill(run, 0)
+                time.sleep(_WATCH_SECONDS)
+        except ProcessLookupError:
+            os._exit(1)
+
+    threading.Thread(target=watch, name="end with the run", daemon=True).start()
 
 
 class BatchLoader:

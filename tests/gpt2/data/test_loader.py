@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -63,12 +64,17 @@ def inputs(loader: BatchLoader, steps: int) -> np.ndarray:
     return np.stack(found)
 
 
+def soon(condition: Callable[[], object], seconds: float = 5) -> bool:
+    """Return whether the condition becomes true in time."""
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(met)
+
+
 def children_are_gone() -> bool:
     """Return whether every worker process exits within two seconds."""
-    end = time.monotonic() + 2
-    while multiprocessing.active_children() and time.monotonic() < end:
-        time.sleep(0.02)
-    return not multiprocessing.active_children()
+    return soon(lambda: not multiprocessing.active_children(), 2)
 
 
 def test_steps_contain_the_samplers_sequences(loader: Loader, sampler: TrainSampler) -> None:
@@ -116,6 +122,26 @@ def test_a_closed_iterator_leaves_no_process(loader: Loader) -> None:
     assert len(multiprocessing.active_children()) == 2
     stream.close()
     assert children_are_gone()
+
+
+def test_a_blocked_process_ends_with_its_run(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def blocked(sampler: TrainSampler, offsets: object) -> np.ndarray:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(TrainSampler, "windows", blocked)
+    context = multiprocessing.get_context("fork")
+    run = context.Process(target=lambda: next(iter(loader(loader_workers=1))))
+    run.start()
+    assert soon(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    run.kill()
+    run.join()
+    worker = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
+    # A zombie has no command line.
+    assert soon(lambda: not worker.exists() or not worker.read_bytes())
 
 
 def test_a_plan_that_ends(config: Settings, sampler: TrainSampler) -> None:
