@@ -177,7 +177,7 @@ reproduce: setup $(ANY_CONFIG_PY) ## Train RUN= again from its directory, compar
 	$(Q)$(PY) scripts/reproduce.py $(INTO)
 
 # The tests read parquet files, log to every tracker, and plot.
-test: ## Run the tests (FAST=1: under 90 s); needs the extras
+test: ## Run the tests (FAST=1: a fast part); needs the extras
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest$(if $(filter-out 0 n,$(FAST)), --fast)
 

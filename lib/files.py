@@ -117,7 +117,7 @@ def remove_leftovers(folder: Path, pattern: str = f".*.{_HOST}-*.tmp") -> None:
     """
     for path in folder.glob(pattern):
         number = re.search(r"[.-]([0-9]+)[.-][^.-]*$", path.name)
-        if number is None or _is_alive(int(number[1])):
+        if number is None or is_alive(int(number[1])):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -125,7 +125,8 @@ def remove_leftovers(folder: Path, pattern: str = f".*.{_HOST}-*.tmp") -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine has not ended; an unused id belongs to none."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

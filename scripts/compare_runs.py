@@ -27,7 +27,7 @@ from gpt2.planning.arguments import (
 )
 from gpt2.records.comparison import compare
 from lib import console
-from lib.report.compare import comparison_to_json, comparison_to_text
+from lib.report.compare import CONTINUATION, comparison_to_json, comparison_to_text
 
 
 def main() -> int:
@@ -47,9 +47,9 @@ def main() -> int:
         args.label_by,
         asked_lookup(args),
     )
-    columns = console.terminal_columns(sys.stdout)
-    text = console.folded(comparison_to_text(comparison), columns, " " * 13)
-    print(comparison_to_json(comparison) if args.json else text, end="")
+    columns = None if args.json else console.terminal_columns(sys.stdout)
+    text = comparison_to_json(comparison) if args.json else comparison_to_text(comparison)
+    print(console.folded(text, columns, CONTINUATION), end="")
     return comparison.exit_code
 
 

@@ -31,6 +31,7 @@ from gpt2.planning.arguments import (
 from gpt2.running.reproduce import Request, reproduce, train_twice
 from lib import console
 from lib.errors import ConfigError, Problem
+from lib.report.compare import CONTINUATION
 
 
 def main() -> int:
@@ -65,7 +66,7 @@ def main() -> int:
             )
         )
     columns = None if args.json else console.terminal_columns(sys.stdout)
-    print(console.folded(text, columns, " " * 13), end="")
+    print(console.folded(text, columns, CONTINUATION), end="")
     return code
 
 

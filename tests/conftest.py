@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from lib.make_variables import EXPORTED, GIVEN, TARGET
+
 # A change is usually tested before it is committed. Tests of the rule itself remove this variable.
 os.environ["ALLOW_DIRTY"] = "y"
 # A shell makes background processes and their children ignore SIGINT; restore the default.
@@ -31,7 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _name in [name for name in os.environ if name.startswith("GIT_")]:
     del os.environ[_name]
 # Variables of the make that runs the tests are not those of the commands that they run.
-for _name in ("FAST", "KABLATE_TARGET", "KABLATE_GIVEN", "KABLATE_EXPORTED"):
+for _name in ("FAST", TARGET, GIVEN, EXPORTED):
     os.environ.pop(_name, None)
 # Several tests share each core, and threads that wait for others spin: one thread is several times
 # faster than two.

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpt2.data.options import DataOptions
 from gpt2.data.sampler import TrainSampler
+from lib.files import is_alive
 from lib.runner.signals import signals_blocked
 
 # Number of the first sequence, and count of sequences.
@@ -67,12 +68,9 @@ def _end_with(run: int, number: int) -> None:
     """
 
     def watch() -> None:
-        try:
-            while True:
-                os.kill(run, 0)
-                time.sleep(_WATCH_SECONDS)
-        except ProcessLookupError:
-            os._exit(1)
+        while is_alive(run):
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
 
     threading.Thread(target=watch, name="end with the run", daemon=True).start()
 

@@ -187,19 +187,24 @@ def predict_runs(
         if not config.model.attention.pattern.attends:
             values.setdefault(keys[-1], dict(config.values))
     arguments = [gpu, *([str(build_dir)] if build_dir else [])]
-    done = subprocess.run(
-        python_module_command("gpt2.memory.predict", *arguments),
-        input=json.dumps(list(values.values())),
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        check=False,
-    )
+    done = run_predict(arguments, list(values.values()))
     if done.returncode:
         raise RunError(
             Problem("the step could not be predicted", f"GPU={gpu}", code="process.failed")
         )
     predictions = dict(zip(values, json.loads(done.stdout), strict=True))
     return [StepPrediction(**predictions[key]) if key in predictions else None for key in keys]
+
+
+def run_predict(arguments: Sequence[str], values: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``gpt2.memory.predict``, which imports torch, on configurations as symbol values."""
+    return subprocess.run(
+        python_module_command("gpt2.memory.predict", *arguments),
+        input=json.dumps(values),
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
+    )
 
 
 def to_json(predictions: Sequence[StepPrediction]) -> str:

@@ -3,19 +3,18 @@
 import json
 import math
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpt2.config import Config, identity_digest
+from gpt2.memory.cost import run_predict
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.errors import EXIT_PREFLIGHT, PreflightError, Problem, RunError
 from lib.files import pretty_json, temporary_path, write_atomic
 from lib.json_files import MissingRecord, read_json_object, typed
-from lib.project import python_module_command
 from lib.units import GIB, format_size
 
 # Argument of gpt2.memory.predict.
@@ -135,13 +134,8 @@ class Limits:
 
 def _predicted(configs: Mapping[str, Config]) -> Limits:
     """Return the limits of this machine, from a process that imports torch."""
-    done = subprocess.run(
-        python_module_command("gpt2.memory.predict", LIMITS),
-        input=json.dumps({name: dict(config.values) for name, config in configs.items()}),
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        check=False,
-    )
+    values = {name: dict(config.values) for name, config in configs.items()}
+    done = run_predict([LIMITS], values)
     if done.returncode == EXIT_PREFLIGHT:
         what = "0 requires the GPU whose memory decides (expected a visible GPU, got none)"
         advice = "type make plan on a machine that has it and shares this folder, or set BATCH_SIZE"
@@ -154,7 +148,7 @@ def _predicted(configs: Mapping[str, Config]) -> Limits:
 
 def _stored(path: Path, chosen: MicroBatch) -> MicroBatch:
     """Write the record and return it, or that of a command that was faster, on any machine."""
-    draft = temporary_path(path).with_suffix(".draft")
+    draft = temporary_path(path)
     write_atomic(draft, pretty_json({"schema_version": SCHEMA_VERSION, **asdict(chosen)}))
     try:
         os.link(draft, path)

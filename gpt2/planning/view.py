@@ -428,16 +428,14 @@ def _read_run(
     run: PlannedRun[Config], index: RunIndex[_RunFiles], comparison: SourceComparison
 ) -> _RunProgress:
     directory, device = RunDir(run.path), _device(run.config)
-    files = index.read(directory, lambda: _INDEXED_FILES, lambda: _read_files(directory))
+    names = (directory.status.name, directory.summary.name, directory.manifest.name)
+    files = index.read(directory, lambda: names, lambda: _read_files(directory))
     changes: Sequence[str] = ()
     if files.origin is not None:
         changes = origin_drift(files.origin, device, comparison)
     elif files.status is not None and files.status.state is State.SUCCESS:
         changes = run_drift(directory, device, comparison)
     return _RunProgress(files.status, files.timing, changes)
-
-
-_INDEXED_FILES = ("status.json", "summary.json", "manifest.json")
 
 
 def _read_files(run: RunDir) -> tuple[_RunFiles, bool]:

@@ -330,6 +330,10 @@ def compare_expected_equal(a: RunFacts, b: RunFacts, labels: Sequence[str] = ())
     return RunComparison(*pair, DIVERGED, labels=labels, first=outcome)
 
 
+# Indent of a folded line of the text, below the values.
+CONTINUATION = " " * 13
+
+
 def comparison_to_text(comparison: RunComparison) -> str:
     """Return the comparison as text, verdict first."""
     lines = [comparison.verdict, f"  A  {comparison.a}", f"  B  {comparison.b}"]
