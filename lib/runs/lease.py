@@ -217,7 +217,7 @@ class Lease:
         )
         lease = cls(run, token, holder)
         try:
-            lease._write(os.O_CREAT | os.O_EXCL)
+            lease._create()
         except FileExistsError:
             return None
         # A directory that changes while it is listed may seem to have no lease.
@@ -253,7 +253,7 @@ class Lease:
         """
         lease, pid = cls.shared(run, token), os.getpid()
         lease._holder = replace(lease._holder, worker=pid, worker_start=_start_time(pid))
-        lease._write(os.O_TRUNC)
+        lease._replace()
         with lease.renewing():
             yield lease
 
@@ -293,7 +293,7 @@ class Lease:
             self.require()
             self._holder = replace(self._holder, free=True)
             # On a full disk, the record of a process that has ended is left, which counts as free.
-            write_atomic(self._run.lease(self.token), self._content())
+            self._replace()
 
     @property
     def _interval(self) -> float:
@@ -309,12 +309,17 @@ class Lease:
                 os.utime(self._run.lease(self.token), follow_symlinks=False)
                 self._renewed_at = time.monotonic()
 
-    def _write(self, flags: int) -> None:
-        descriptor = no_follow(self._run.lease(self.token), os.O_WRONLY | flags)
+    def _create(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = no_follow(self._run.lease(self.token), flags)
         try:
             os.write(descriptor, self._content())
         finally:
             os.close(descriptor)
+
+    def _replace(self) -> None:
+        # A full disk leaves the record before.
+        write_atomic(self._run.lease(self.token), self._content())
 
     def _content(self) -> bytes:
         record = {**asdict(self._holder), "schema_version": SCHEMA_VERSION}

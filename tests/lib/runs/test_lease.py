@@ -69,6 +69,22 @@ def test_a_process_that_ends_on_a_full_disk_leaves_no_lease_behind(run: RunDir) 
     assert run.leases() == [1]
 
 
+def test_a_worker_on_a_full_disk_leaves_its_runners_record(run: RunDir) -> None:
+    lease = Lease.take(run, SECONDS, None)
+    assert lease is not None
+    record = run.lease(1).read_bytes()
+    process = os.fork()
+    if process == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        try:
+            with Lease.adopt(run, lease.token):
+                os._exit(1)
+        except OSError:
+            os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+    assert run.lease(1).read_bytes() == record
+
+
 def test_of_many_that_saw_the_same_lease_one_takes_it(run: RunDir) -> None:
     Lease.take(run, SECONDS, None)
     seen, taken = read_lease(run), []
