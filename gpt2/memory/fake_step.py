@@ -33,6 +33,8 @@ from gpt2.memory.cost import Kernel
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
+from gpt2.nsa.gather import FallbackCounter
+from gpt2.nsa.module import Nsa
 from gpt2.training.records import NullRecords
 from gpt2.training.session import TrainingSession
 from gpt2.training.setup import place_model
@@ -217,6 +219,17 @@ class FewScoreChunks(ScoreChunks):
         yield from all_chunks[-_CHUNKS_RUN:]
 
 
+@dataclasses.dataclass
+class PackedRows(FallbackCounter):
+    """Choice of packed rows by NSA's gather backend on ``target``; None is a CPU."""
+
+    target: Gpu | None = None
+
+    def packs(self, q: Tensor) -> bool:
+        """Return whether FlashAttention can run on the target."""
+        return bool(self.target and self.target.flash and q.dtype == torch.bfloat16)
+
+
 class GpuFunctions(TorchFunctionMode):
     """Calls of torch's attention and dropout, replaced by the kernels that a GPU would run.
 
@@ -355,6 +368,9 @@ class FakeTrainingStep:
             for block in self.model.blocks:
                 block.attn.backend("cuda")
         self.model.set_execution(target_execution(target, tracker))
+        for part in self.model.modules():
+            if isinstance(part, Nsa):
+                part.fallbacks = PackedRows(target=target)
         backend = self.config.model.attention.backend
         functions = GpuFunctions(target, backend) if target else nullcontext()
         with self._named_errors(), functions, tracker:

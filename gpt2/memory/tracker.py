@@ -23,7 +23,9 @@ from typing import Any
 
 import torch
 import torch._meta_registrations  # operations on the meta device
+import torch.nn.attention.varlen  # registers packed attention
 from torch import Generator, Tensor
+from torch.fx.experimental import _config as config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.memory.cost import Kernel
@@ -45,7 +47,7 @@ def temporary_bytes(func: Any, args: Any) -> int:
     The backward pass of flash and of memory-efficient attention accumulates dq in fp32 and stores Σ
     do·o of every query (Dao 2023, arXiv 2307.08691, algorithm 2).
     """
-    if func not in (_FLASH_BACKWARD, _EFFICIENT_BACKWARD):
+    if func not in (_FLASH_BACKWARD, _EFFICIENT_BACKWARD, _VARLEN_BACKWARD):
         return 0
     q_BNTH: Tensor = args[1]
     return 4 * (q_BNTH.numel() + q_BNTH.numel() // q_BNTH.shape[-1])
@@ -90,6 +92,18 @@ def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
     return count
 
 
+def _packed(products: int, keys_at: int, heads_at: int) -> Callable[[Any], float]:
+    """Count ``products`` of T × S × H over packed rows, whose queries share one key head.
+
+    ``keys_at`` is the argument index of the keys, ``heads_at`` that of the queries of a row.
+    """
+
+    def count(args: Any) -> float:
+        return 2.0 * products * args[heads_at] * args[keys_at].numel()
+
+    return count
+
+
 def _window(products: int, queries_at: int) -> Callable[[Any], float]:
     """Count ``products`` of T × S × H over the pairs of a window.
 
@@ -110,6 +124,8 @@ _CPU_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_VARLEN = torch.ops.torch_attn._varlen_attn.default
+_VARLEN_BACKWARD = torch.ops.torch_attn._varlen_attn_backward.default
 # Forward computes q kᵀ and p v; backward recomputes the scores, and computes dv, dp, dq and dk.
 _FLOPS: dict[Any, Callable[[Any], float]] = {
     _aten.mm.default: _product,
@@ -128,6 +144,8 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
     torch.ops.kablate.selected_backward.default: _selected(5, 1),
     torch.ops.kablate.window.default: _window(2, 0),
     torch.ops.kablate.window_backward.default: _window(5, 1),
+    _VARLEN: _packed(2, 1, 5),
+    _VARLEN_BACKWARD: _packed(5, 2, 8),
 }
 
 _ATTENTION = {
@@ -136,6 +154,7 @@ _ATTENTION = {
     torch.ops.kablate.selected_backward.default,
     torch.ops.kablate.window.default,
     torch.ops.kablate.window_backward.default,
+    *(_VARLEN, _VARLEN_BACKWARD),
 }
 # Operations that launch nothing: they allocate memory.
 _ALLOCATIONS = {
@@ -164,7 +183,9 @@ def kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel | None:
         return None
     tensors = (*inputs, *outputs)
     if func.overloadpacket in _SPARSE:
-        tensors = 3 * (min((t for t in tensors if t.is_floating_point()), key=Tensor.numel),)
+        # Indices do not count, unless they are the values.
+        values = [t for t in tensors if t.is_floating_point()] or tensors
+        tensors = 3 * (min(values, key=Tensor.numel),)
     size = float(sum(t.numel() * t.element_size() for t in tensors))
     count = flops(func, args)
     kind = "memory"
@@ -212,10 +233,13 @@ def infer_outputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, Kernel | None
 def _infer(func: Any, args: Any, kwargs: Any) -> Any:
     """Return how to pack the outputs, a maker for each, the kernel, and whether an output is an input.
 
-    They are inferred by tensors without memory.
+    They are inferred by tensors without memory. A size that depends on values is the largest one:
+    a mask selects all elements.
     """
     meta_args, meta_kwargs = _on_meta(args), {k: _on_meta(v) for k, v in kwargs.items()}
-    out = func(*meta_args, **meta_kwargs)
+    # torch adds patch() to the module at import.
+    with config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]
+        out = func(*meta_args, **meta_kwargs)
     tensors = _tensors(meta_args, meta_kwargs)
     storages = {t.untyped_storage()._cdata for t in tensors}
     makers: list[Maker] = []

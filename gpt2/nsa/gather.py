@@ -3,7 +3,9 @@
 The heads that share a selection are the queries of one attention call, so the keys are gathered
 once for all of these heads. Only visible keys are gathered, so no causal mask is needed.
 FlashAttention (Dao 2023, arXiv 2307.08691) processes the packed rows if it is available; otherwise
-the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved.
+the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved. Every
+query selects as many blocks as it sees, at most n, so the number of its keys follows from its
+position and no size is read from a tensor.
 
 B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
 n selected blocks; r the queries of a chunk, f ranges, c all gathered keys of a chunk, L the largest
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpt2.nsa.options import selected_pairs
 from gpt2.nsa.query_major import accumulation_dtype, head_indices
 
 
@@ -30,11 +33,10 @@ class TokenRanges:
     # Number of tokens of each query over all ranges.
     lengths_r: Tensor
 
-    def tokens(self) -> Tensor:
-        """Return the token indices of all ranges, concatenated, c."""
+    def tokens(self, total: int) -> Tensor:
+        """Return the token indices of all ranges, concatenated, c; ``total`` is their number."""
         sizes_f = self.ends_f - self.starts_f
         before_f = sizes_f.cumsum(0) - sizes_f
-        total = int(sizes_f.sum())
         index_c = torch.arange(total, device=sizes_f.device)
         offsets_c = (self.starts_f - before_f).repeat_interleave(sizes_f, output_size=total)
         return index_c + offsets_c
@@ -68,6 +70,14 @@ class FallbackCounter:
     """Counter of chunks on a GPU that were padded because no kernel for packed rows can run."""
 
     count: int = 0
+
+    def packs(self, q: Tensor) -> bool:
+        """Return whether FlashAttention can run, and count the chunk if it cannot on a GPU."""
+        half = q.dtype in (torch.bfloat16, torch.float16)
+        if q.is_cuda and half and torch.backends.cuda.is_flash_attention_available():
+            return True
+        self.count += q.is_cuda
+        return False
 
 
 def attend_gathered(
@@ -104,10 +114,10 @@ class _Gathered(torch.autograd.Function):
         for index in head_indices(k):
             for rows in _chunks(q, blocks, size):
                 chunk = (*index, rows)
-                ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
-                tokens_c = ranges.tokens()
+                keys = _gathered(k, blocks[chunk], rows, q.shape[2], size, merged)
+                tokens_c = keys.tokens_c
                 qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
-                context[chunk] = _attend(*qkv, ranges.lengths_r, fallbacks)
+                context[chunk] = _attend(*qkv, keys, fallbacks)
         ctx.save_for_backward(q, k, v, blocks)
         ctx.settings = size, merged, fallbacks
         return context
@@ -122,12 +132,12 @@ class _Gathered(torch.autograd.Function):
         for index in head_indices(k):
             for rows in _chunks(q, blocks, size):
                 chunk = (*index, rows)
-                ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
-                tokens_c = ranges.tokens()
+                keys = _gathered(k, blocks[chunk], rows, q.shape[2], size, merged)
+                tokens_c = keys.tokens_c
                 qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
                 with torch.enable_grad():
                     q_rgH, k_cH, v_cH = (x.detach().requires_grad_() for x in qkv)
-                    out = _attend(q_rgH, k_cH, v_cH, ranges.lengths_r, fallbacks)
+                    out = _attend(q_rgH, k_cH, v_cH, keys, fallbacks)
                 gradients = torch.autograd.grad(out, (q_rgH, k_cH, v_cH), dcontext[chunk])
                 dq[chunk] = gradients[0]
                 for sums, gradient in zip((dk, dv), gradients[1:], strict=True):
@@ -141,27 +151,51 @@ def _chunks(q_BKTgH: Tensor, blocks_BKTn: Tensor, size: int) -> list[slice]:
     return [slice(start, min(start + height, length)) for start in range(0, length, height)]
 
 
-def _ranges(
+@dataclass(frozen=True)
+class GatheredKeys:
+    """Tokens of the gathered keys, ordered by query; ``longest`` is the largest of the lengths."""
+
+    tokens_c: Tensor
+    lengths_r: Tensor
+    longest: int
+
+
+def _gathered(
     k_BKSH: Tensor, blocks_rn: Tensor, rows: slice, queries: int, size: int, merged: bool
-) -> TokenRanges:
+) -> GatheredKeys:
     first = k_BKSH.shape[2] - queries
-    tokens_r = torch.arange(first + rows.start, first + rows.stop, device=k_BKSH.device)
-    return token_ranges(blocks_rn, tokens_r, size, merged)
+    start, stop = first + rows.start, first + rows.stop
+    tokens_r = torch.arange(start, stop, device=k_BKSH.device)
+    ranges = token_ranges(blocks_rn, tokens_r, size, merged)
+    total, longest = visible_tokens(start, stop, size, blocks_rn.shape[-1])
+    return GatheredKeys(ranges.tokens(total), ranges.lengths_r, longest)
+
+
+def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, int]:
+    """Return how many tokens the queries [start, stop) see in all, and the most that one sees.
+
+    A query selects ``count`` blocks of ``size`` tokens, or all if there are fewer up to its own.
+    """
+    total = selected_pairs(stop, size, count) - selected_pairs(start, size, count)
+    longest = selected_pairs(stop, size, count) - selected_pairs(stop - 1, size, count)
+    complete = stop // size
+    if complete * size > start:
+        # The last query of a block sees more than the next ones.
+        longest = max(longest, min(complete, count) * size)
+    return total, longest
 
 
 def _attend(
-    q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor, fallbacks: FallbackCounter
+    q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys, fallbacks: FallbackCounter
 ) -> Tensor:
-    """Return the head outputs rgH; row r attends to the next ``lengths_r[r]`` keys.
+    """Return the head outputs rgH; row r attends to the next ``keys.lengths_r[r]`` keys.
 
     q must be divided by √H already.
     """
-    if _has_packed_kernel(q_rgH):
-        return _attend_packed(q_rgH, k_cH, v_cH, lengths_r)
-    if q_rgH.is_cuda:
-        fallbacks.count += 1
-    longest = int(lengths_r.max())
-    offsets_L = torch.arange(longest, device=q_rgH.device)
+    lengths_r = keys.lengths_r
+    if fallbacks.packs(q_rgH):
+        return _attend_packed(q_rgH, k_cH, v_cH, keys)
+    offsets_L = torch.arange(keys.longest, device=q_rgH.device)
     visible_rL = offsets_L < lengths_r[:, None]
     begins_r1 = (lengths_r.cumsum(0) - lengths_r)[:, None]
     # Padding repeats the last key and is masked.
@@ -172,23 +206,16 @@ def _attend(
     )[:, 0]
 
 
-def _has_packed_kernel(q: Tensor) -> bool:
-    """Return whether FlashAttention can run: on a GPU, in half precision."""
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return q.is_cuda and half and torch.backends.cuda.is_flash_attention_available()
-
-
-def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor) -> Tensor:
+def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys) -> Tensor:
     # A slow import that torch without CUDA does not need.
     from torch.nn.attention.varlen import varlen_attn
 
     rows, heads, width = q_rgH.shape
     queries = torch.arange(rows + 1, device=q_rgH.device, dtype=torch.int32) * heads
-    keys = F.pad(lengths_r.cumsum(0), (1, 0)).to(torch.int32)
+    ends = F.pad(keys.lengths_r.cumsum(0), (1, 0)).to(torch.int32)
     # varlen_attn of torch 2.11 divides by √H itself.
     packed_R1H = (q_rgH * width**0.5).reshape(-1, 1, width)
     k_c1H, v_c1H = (x[:, None].contiguous() for x in (k_cH, v_cH))
-    longest = int(lengths_r.max())
-    out_R1H = varlen_attn(packed_R1H, k_c1H, v_c1H, queries, keys, heads, longest)
+    out_R1H = varlen_attn(packed_R1H, k_c1H, v_c1H, queries, ends, heads, keys.longest)
     assert isinstance(out_R1H, Tensor), "the log-sum-exp is not requested"
     return out_R1H.view(rows, heads, width)

@@ -43,7 +43,8 @@ def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tenso
 
     ``first`` is the token of the first query. The first block, the block of the query and the
     previous block are always selected. The others have the highest scores ≥ 0; ties go to the
-    lower index. Blocks after the query's block are never selected.
+    lower index. Blocks after the query's block are never selected: n blocks, or all up to this one
+    if there are fewer, also if scores are NaN.
     """
     length, blocks = scores_BKTJ.shape[-2:]
     device = scores_BKTJ.device
@@ -53,6 +54,8 @@ def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tenso
     scores_BKTJ = scores_BKTJ.scatter(
         -1, forced_T3.expand(*scores_BKTJ.shape[:2], -1, -1), math.inf
     )
+    # The sign of a NaN would exclude its block.
+    scores_BKTJ.abs_()
     # Every query sees the first query's block and all earlier blocks.
     seen = first // options.select + 1
     later_TJ = torch.arange(seen, blocks, device=device) > own_T[:, None]

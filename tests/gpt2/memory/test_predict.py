@@ -16,6 +16,7 @@ from gpt2.config import Config
 from gpt2.memory.fake_step import FakeTrainingStep, MinimalTraining
 from gpt2.memory.predict import estimate
 from gpt2.mlp.mlp import Mlp
+from gpt2.nsa import gather
 from lib.config.field import SymbolValue
 from lib.env.gpu import find_gpu, gpu_with_memory
 from lib.errors import RunError
@@ -280,17 +281,45 @@ def test_a_wrong_dimension_in_backward_is_reported(
     assert "backward, last block" in problem.what
 
 
-def test_flops_of_a_selection(configure: Configure) -> None:
-    """Only visible pairs of selected blocks count, two products forward and five backward."""
+@pytest.fixture(scope="module")
+def selecting(configure: Configure) -> Configure:
+    """Return a builder of configurations with native sparse attention."""
 
-    def predicted(**settings: Any) -> float:
+    def build(**settings: Any) -> Config:
         sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
         named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
-        config = configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **settings)
-        return config.model.shape, estimate(config, "cpu").flops_per_token
+        return configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **settings)
 
-    shape, three = predicted(NSA_SELECT_COUNT=3)
-    four = predicted(NSA_SELECT_COUNT=4)[1]
+    return build
+
+
+# The gather backend repeats its two products in the backward pass.
+@pytest.mark.parametrize(("backend", "products"), [("BLOCKS", 7), ("GATHER", 9)])
+def test_flops_of_a_selection(selecting: Configure, backend: str, products: int) -> None:
+    """Only visible pairs of selected blocks count."""
+    target = "cpu" if backend == "BLOCKS" else GPU
+
+    def predicted(count: int) -> float:
+        config = selecting(NSA_SELECT_COUNT=count, **{f"NSA_BACKEND_{backend}": True})
+        return estimate(config, target).flops_per_token
+
+    shape = selecting().model.shape
     # A fourth block of 16 tokens for all but the first three of them.
     pairs = 16 * (shape.block_size - 3 * 16) / shape.block_size
-    assert four - three == pytest.approx(shape.n_layer * 14 * shape.n_embd * pairs, rel=1e-9)
+    expected = shape.n_layer * 2 * products * shape.n_embd * pairs
+    assert predicted(4) - predicted(3) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+def test_a_wrong_dimension_of_gathered_keys_is_reported(
+    selecting: Configure, monkeypatch: pytest.MonkeyPatch, target: Any
+) -> None:
+    right = gather.TokenRanges.tokens
+    monkeypatch.setattr(
+        gather.TokenRanges, "tokens", lambda ranges, total: right(ranges, total)[:, None]
+    )
+    with pytest.raises(RunError) as caught:
+        estimate(selecting(NSA_BACKEND_GATHER=True), target)
+    (problem,) = caught.value.problems
+    assert problem.code == "model.shape-mismatch"
+    assert re.fullmatch(r"gpt2/nsa/gather\.py:\d+", problem.where)

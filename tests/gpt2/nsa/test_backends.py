@@ -8,7 +8,7 @@ import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.nsa import gather, ops
-from gpt2.nsa.gather import FallbackCounter, attend_gathered, token_ranges
+from gpt2.nsa.gather import FallbackCounter, attend_gathered, token_ranges, visible_tokens
 from gpt2.nsa.module import attend_selected, attend_window
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from lib.config.layers import ConfigLayer
@@ -144,15 +144,22 @@ class TestRanges:
         blocks = selection(length, length, size, 6, touching=bool(seed % 2))[0, seed % 2]
         tokens = torch.arange(length)
         lists, merged = (token_ranges(blocks, tokens, size, m) for m in (False, True))
-        assert torch.equal(lists.tokens(), merged.tokens())
+        total = int(lists.lengths_r.sum())
+        assert torch.equal(lists.tokens(total), merged.tokens(total))
         assert torch.equal(lists.lengths_r, merged.lengths_r)
         assert len(merged.starts_f) < len(lists.starts_f)
         expected = [
             [s for s in range(t + 1) if s // size in row] for t, row in enumerate(blocks.tolist())
         ]
         assert [
-            part.tolist() for part in lists.tokens().split(lists.lengths_r.tolist())
+            part.tolist() for part in lists.tokens(total).split(lists.lengths_r.tolist())
         ] == expected
+
+    @pytest.mark.parametrize("count", [3, 9])
+    def test_sizes_follow_from_positions(self, count):
+        for start, stop in itertools.combinations(range(40), 2):
+            seen = [min(count - 1, t // 5) * 5 + t % 5 + 1 for t in range(start, stop)]
+            assert visible_tokens(start, stop, 5, count) == (sum(seen), max(seen))
 
     def test_adaptive_merges_from_a_length_on(self):
         options = replace(OPTIONS, ranges="adaptive", ranges_min=100)

@@ -1,6 +1,7 @@
 """Block selection."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -45,6 +46,12 @@ class TestSelection:
         chosen = select_blocks(scores, options(select=4, count=5), 0)[0, 0].tolist()
         assert chosen[3] == [0, -1, -1, -1, -1] and chosen[13] == [0, 1, 2, 3, -1]
         assert chosen[39] == [0, 1, 2, 8, 9]
+
+    @pytest.mark.parametrize("sign", [1.0, -1.0])
+    def test_nan_selects_as_many_blocks(self, sign):
+        scores = torch.full((1, 1, 40, 10), math.nan).copysign(torch.tensor(sign))
+        chosen = select_blocks(scores, options(select=4, count=5), 0)[0, 0]
+        assert (chosen >= 0).sum(1).tolist() == [min(5, t // 4 + 1) for t in range(40)]
 
     def test_equals_a_search_from_the_definition(self):
         given = options(count=4)
