@@ -29,6 +29,7 @@ from lib.plan.designs import (
     ResolvedSweep,
     SweepAxis,
     SweepCell,
+    axis_layer,
     fractional,
     grid,
     grid_size,
@@ -134,13 +135,13 @@ def _resolve(
     The result depends on GLOBAL_BATCH, so a cell that changes the micro-batch keeps GLOBAL_BATCH.
     """
     name = f"{where} {each.slug}"
-    layer = ConfigLayer.of("axis", name, each.delta)
+    layer = axis_layer(name, each.delta)
     if "GRAD_ACCUMULATION" in each.delta or not each.delta.keys() & set(_BATCH):
         return resolve_config(tree, [*layers, layer])
     values = tree.resolve([*layers, layer]).values
     batch, micro, gpus = (int(values[name]) for name in _BATCH)
     settings = {**each.delta, "GRAD_ACCUMULATION": max(1, batch // max(1, micro * gpus))}
-    return resolve_config(tree, [*layers, ConfigLayer.of("axis", name, settings)])
+    return resolve_config(tree, [*layers, axis_layer(name, settings)])
 
 
 # Planning: the runs of a configuration (single training, ablation study, test matrix, sweep).

@@ -43,18 +43,15 @@ class ConfigLayer:
     ``label`` is one of defconfig, fragment, config (a full ``.config``), constants (a generated
     ``config.py``, in which a choice is set to its member's name), command line, step, menuconfig.
     ``problems`` are the unreadable lines; resolving the layer raises them. ``defaults`` are the
-    symbols and choices of a full layer that were recorded as defaults.
+    symbols and choices of a full layer that were recorded as defaults; they follow the layers with
+    ``moves_defaults``.
     """
 
     label: str
     assignments: tuple[Assignment, ...]
     problems: tuple[Problem, ...] = ()
     defaults: frozenset[str] = frozenset()
-
-    @property
-    def is_set(self) -> bool:
-        """Return whether the layer is that of ``SET``."""
-        return any(assignment.where == "SET" for assignment in self.assignments)
+    moves_defaults: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -62,11 +59,18 @@ class ConfigLayer:
         return self.label in ("config", "constants")
 
     @classmethod
-    def of(cls, label: str, where: str, settings: Mapping[str, SymbolValue]) -> "ConfigLayer":
+    def of(
+        cls,
+        label: str,
+        where: str,
+        settings: Mapping[str, SymbolValue],
+        *,
+        moves_defaults: bool = False,
+    ) -> "ConfigLayer":
         """Return a layer of Python values, such as a step's delta."""
-        return cls(
-            label, tuple(Assignment(k, to_kconfig_text(v), where) for k, v in settings.items())
-        )
+        texts = {name: to_kconfig_text(value) for name, value in settings.items()}
+        assignments = tuple(Assignment(name, text, where) for name, text in texts.items())
+        return cls(label, assignments, moves_defaults=moves_defaults)
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,9 @@ def parse_command_line_settings(text_or_words: str | Sequence[str]) -> ConfigLay
         else:
             what = f"malformed {word!r} (expected NAME=value without spaces around '=')"
             problems.append(Problem(what, "SET", code="config.malformed"))
-    return ConfigLayer("command line", tuple(assignments), tuple(problems))
+    return ConfigLayer(
+        "command line", tuple(assignments), tuple(problems), moves_defaults=bool(assignments)
+    )
 
 
 def _parse_line(line: str) -> tuple[str, str, bool] | None:

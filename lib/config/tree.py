@@ -253,8 +253,8 @@ class KconfigTree:
 
         Every assignment must take effect when its layer is applied, and remain in effect until a
         later layer assigns the symbol (or another member of its choice) or makes it unavailable.
-        The defaults of a full layer follow ``SET``, as if ``SET`` had been typed when the
-        configuration was loaded, and stay as they are in the layers after it.
+        The defaults of a full layer follow the layers with ``moves_defaults``, as if their
+        assignments had been typed when the configuration was loaded; other layers do not move them.
         Raises ConfigError with all problems of all layers.
         """
         return self.checked(layers, dict)[0]
@@ -393,22 +393,22 @@ class KconfigTree:
             if layer.label == "constants":
                 layer = self._select_members(layer)
             valid, failed = validate_syntax(self.kconf, layer)
-            if layer.is_set:
-                defaults = [item for item in defaults if effective.pop(item.name, None)]
+            if layer.moves_defaults:
                 for item in defaults:
+                    effective.pop(item.name, None)
                     item.unset_value()
             for assignment in valid:
                 self._set(assignment)
             failed += validate_effect(self.kconf, layer, valid)
             findings += sorted(failed, key=lambda f: layer.assignments.index(f.assignment))
             self._record_effective(effective, layer, valid, {f.assignment.name for f in failed})
-            if layer.is_set:
-                self._keep_values(item for item in defaults if item.name not in effective)
-            elif layer.defaults and any(other.is_set for other in layers):
-                defaults = self._defaults(layer)
-            else:
-                assigned = {self._key(assignment.name) for assignment in layer.assignments}
-                defaults = [item for item in defaults if item.name not in assigned]
+            if layer.defaults and any(other.moves_defaults for other in layers):
+                defaults = [item for item in self._defaults(layer) if item.name in effective]
+                continue
+            assigned = {self._key(assignment.name) for assignment in layer.assignments}
+            defaults = [item for item in defaults if item.name not in assigned]
+            if layer.moves_defaults:
+                self._keep_values(defaults)
         return findings, effective
 
     def _defaults(self, layer: ConfigLayer) -> list[Symbol | Choice]:

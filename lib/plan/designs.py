@@ -52,6 +52,11 @@ class SweepCell:
         return {level.factor: level.text for level in self.levels}
 
 
+def axis_layer(where: str, delta: Mapping[str, SymbolValue]) -> ConfigLayer:
+    """Return the layer of a cell's settings, which defaults of the configuration follow."""
+    return ConfigLayer.of("axis", where, delta, moves_defaults=True)
+
+
 # Axes of a matrix or a sweep: ``NAME=value,value``, or a numeric range.
 #
 #     OPTIMIZER=adamw,sgd         a choice, by the names of its members
@@ -503,7 +508,7 @@ def _applicable(
     """
     name = f"{where} {each.slug}"
     try:
-        tree.resolve([*base, ConfigLayer.of("axis", name, each.delta)])
+        tree.resolve([*base, axis_layer(name, each.delta)])
         return each, None
     except ConfigError as error:
         full_cell_error = error
@@ -512,7 +517,7 @@ def _applicable(
     while True:
         delta = {name: value for level in applied for name, value in level.delta.items()}
         try:
-            tree.resolve([*base, ConfigLayer.of("axis", name, delta)])
+            tree.resolve([*base, axis_layer(name, delta)])
         except ConfigError:
             # Not a matter of availability; the error of the full cell explains it.
             return each, full_cell_error

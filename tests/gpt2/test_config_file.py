@@ -8,10 +8,11 @@ import pytest
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.planning.plan import Sweep, config_layers, make_plan
 from lib.config.commands import write_config_py
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
-from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer, parse_command_line_settings, to_kconfig_text
 from lib.config.tree import KconfigTree
 from lib.errors import EXIT_CONFIG, ConfigError
 from lib.project import ROOT
@@ -146,3 +147,37 @@ def test_a_step_changes_no_default_of_the_configuration(loaded: Path) -> None:
     found = resolve_config(KconfigTree(), layers)
 
     assert (found.values["DROPOUT"], found.values["ATTENTION_BACKEND"]) == ("0.0", "rows")
+
+
+@pytest.mark.parametrize("on_top", ["", "DROPOUT=0.1", "RUN_PROFILE_MAXOUT_SPEED=y"])
+@pytest.mark.parametrize("axes", ["DROPOUT=0.0,0.1", "RUN_PROFILE=maxout_speed"])
+def test_a_point_of_a_sweep_is_the_training_with_set(loaded: Path, axes: str, on_top: str) -> None:
+    tree, layers = KconfigTree(), config_layers(loaded)
+    top = parse_command_line_settings(on_top)
+    plan = make_plan([*layers, top], loaded, sweep=Sweep(axes))
+    for run in plan.runs:
+        assert run.variant.delta is not None
+        point = {name: to_kconfig_text(value) for name, value in run.variant.delta.items()}
+        words = {
+            **dict(word.split("=") for word in on_top.split()),
+            **point,
+            "SINGLE_TRAINING": "y",
+        }
+        typed = parse_command_line_settings([f"{name}={value}" for name, value in words.items()])
+        assert run.config.identity() == resolve_config(tree, [*layers, typed]).identity()
+
+
+@pytest.mark.parametrize(
+    "design",
+    [
+        {"ABLATION_DESIGN_ADD_ONE_IN": True, "ABLATION_FEATURES": "DROPOUT=0.1"},
+        {"TEST_MATRIX_AXES": "DROPOUT=0.0,0.1"},
+    ],
+)
+def test_defaults_follow_the_cells_of_a_matrix(
+    tmp_path: Path, design: dict[str, SymbolValue]
+) -> None:
+    settings = {"TEST_MATRIX_MODE": True, **design}
+    write_build(tmp_path, settings, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    plan = make_plan(config_layers(tmp_path), tmp_path)
+    assert [run.config.values["ATTENTION_BACKEND"] for run in plan.runs] == ["flash", "rows"]
