@@ -20,8 +20,6 @@ _COLOURS = {
     VerdictWord.DIVERGED: "\x1b[31m",
     VerdictWord.UNFAIR: "\x1b[33m",
 }
-# Remarks that repeat the column "state".
-_IN_STATE = "- UNSTABLE: "
 _INDENT = "  "
 # The most important column first.
 _PRIORITY = (
@@ -35,7 +33,7 @@ def table_to_terminal(table: ResultTable, width: int, *, colour: bool) -> str:
     notes = [
         *(f"left out: {entry}" for entry in table.left_out),
         *table.notes,
-        *(n for n in verdict_notes(table.verdicts).splitlines() if not n.startswith(_IN_STATE)),
+        *verdict_notes(table.verdicts).splitlines(),
         *seeds_note(table.verdicts).splitlines(),
     ]
     if table.unigram_entropy is not None:

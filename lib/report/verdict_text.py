@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from textwrap import wrap
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
@@ -9,7 +10,7 @@ from lib.report.contrast_tests import INTERVAL_ERROR, SPREAD_VARIANCES, mean_of
 from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
-from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.report.verdicts import UNSTABLE_REMARK, ContrastVerdict, VerdictWord
 from lib.tracking.tracker import TrackerTable
 from lib.units import format_difference, format_interval
 
@@ -68,9 +69,17 @@ def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> st
 
 
 def verdict_notes(study: StudyVerdicts) -> str:
-    """Return the rule, what it does not say, and remarks on single comparisons; "" without words."""
-    given = [verdict for verdict in study.verdicts if verdict.is_given]
+    """Return the rule, its limits, and remarks on single comparisons; "" without words.
+
+    Remarks on unstable runs are omitted: the table has them in the column "state".
+    """
+    given = [_without_instability(verdict) for verdict in study.verdicts if verdict.is_given]
     return f"{rule_note(study)}{design_note(study)}{_remarks(given).lstrip()}" if given else ""
+
+
+def _without_instability(verdict: ContrastVerdict) -> ContrastVerdict:
+    remarks = [r for r in verdict.remarks if not r.startswith(UNSTABLE_REMARK)]
+    return replace(verdict, remarks=tuple(remarks))
 
 
 def verdict_cells(verdict: ContrastVerdict) -> list[str]:

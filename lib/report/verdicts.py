@@ -62,6 +62,10 @@ class VerdictWord(StrEnum):
     DIVERGED = "DIVERGED"
 
 
+# Beginning of the remark on unstable runs.
+UNSTABLE_REMARK = "UNSTABLE: "
+
+
 @dataclass(frozen=True)
 class SeedOutcome:
     """Outcome of one run: a loss in nats per token, a divergence, or a missing result."""
@@ -253,9 +257,9 @@ def _with_instability(
         )
         for arm in verdict.contrast.weights
     }
-    remarks = [f"UNSTABLE: {arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
+    remarks = [f"{UNSTABLE_REMARK}{arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
     if remarks and not verdict.contrast.reference:
-        remarks = [f"UNSTABLE: {sum(map(len, arms.values()))} runs"]
+        remarks = [f"{UNSTABLE_REMARK}{sum(map(len, arms.values()))} runs"]
     return replace(verdict, remarks=tuple(dict.fromkeys((*verdict.remarks, *remarks))))
 
 
