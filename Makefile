@@ -67,12 +67,17 @@ CONFIGURE := $(PY) scripts/configure.py
 jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
 
 refuse = $(boot) -m lib.make_help Makefile --unknown
-$(if $(UNKNOWN),$(shell $(refuse) variable $(foreach v,$(UNKNOWN),$(call quote,$v)) >&2)$(error ))
+ifneq ($(UNKNOWN),)
+# Instead of the targets, also with make -n.
+.PHONY: $(KABLATE_TARGET)
+$(KABLATE_TARGET):
+	+@$(refuse) variable $(foreach v,$(UNKNOWN),$(call quote,$v))
+else
 
 .DEFAULT_GOAL := all
 
 .DEFAULT:
-	@$(refuse) target $(call quote,$@)
+	+@$(refuse) target $(call quote,$@)
 
 ##@ Configure
 .PHONY: menuconfig savedefconfig olddefconfig listnewconfig diffconfig list-defconfigs why
@@ -351,3 +356,5 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: V=0|1|2  Short lines; full commands; why a target is remade
 ##: PYTHON=PATH  Use this interpreter, install nothing
 ##: EXTRAS="trackio ..."  For setup: optional packages of pyproject.toml
+
+endif

@@ -235,10 +235,19 @@ class TestValuesAreText:
         assert re.search(r"\[env\.[a-z-]+\]", done.stderr) and done.returncode == 2
 
 
-def test_an_unknown_variable_is_an_error():
-    done = make("help", "STEP=3")
+@pytest.mark.parametrize("words", [["help"], ["-n", "help"], ["-j2", "clean", "help"], ["hlep"]])
+def test_an_unknown_variable_is_an_error(words):
+    done = make(*words, "STEP=3")
     assert done.returncode == 2 and "[usage.unknown-variable]" in done.stderr
-    assert re.search(r"\bSTEP\b.*\bSTEPS\b", done.stderr)
+    assert re.search(r"\bSTEP\b.*\bSTEPS\b", done.stderr) and "Stop." not in done.stderr
+
+
+def test_an_unknown_target_is_an_error_of_a_dry_run_too():
+    done = make("-n", "hlep")
+    assert done.returncode == 2 and "[usage.unknown-target]" in done.stderr
+
+
+def test_the_variables_of_other_targets_are_known():
     assert make("help", "STEPS=3", "O=/nonexistent").returncode == 0
 
 
