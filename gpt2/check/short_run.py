@@ -7,6 +7,7 @@ import copy
 import hashlib
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -411,6 +412,8 @@ _INTERVALS = {
 _NORM_SPIKES = {5: 1.0, 10: 0.6}
 # Step with a norm a little above the last ones, by more than a few standard deviations.
 _SMALL_SPIKE = 24
+# Step whose norm is between the mean of the last ones and the limit of a spike: it is none.
+_NO_SPIKE = 26
 # Steps with one large element: before and from SPAM_CLIP_DELAY on, at the start and after resets.
 _ELEMENT_SPIKES = {2: 0, 3: 5, 11: 2, 18: 7}
 # Steps whose gradient norm is above GRAD_CLIP.
@@ -435,13 +438,14 @@ def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[di
     Large elements exceed what ``SPAM_THETA`` allows while the norm is below ``GRAD_CLIP``, and
     large norms exceed ``SPAM_SPIKE_THRESHOLD``.
     """
-    theta, threshold = 50.0, 2.0
+    theta, threshold, window = 50.0, 2.0, 4
     if isinstance(rule, AdamwspamOptions):
-        theta, threshold = rule.theta, rule.spike_threshold
+        theta, threshold, window = rule.theta, rule.spike_threshold, rule.spike_window
     element = 4.0 * math.sqrt(theta)
     norm = 4.0 * (1.0 + threshold) * (1.0 + element / 5.0)
     unit = (clip or 1.0) / (10.0 * element)
     generator = torch.Generator().manual_seed(1)
+    norms: list[float] = []
     for step in itertools.count(1):
         gradients = {}
         for name, parameter in model.named_parameters():
@@ -457,7 +461,11 @@ def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[di
             matrix[_ELEMENT_SPIKES[step]] *= element
         # Padding rows have no gradient.
         gradients["wte.weight"][model.wte.used_rows :] = 0.0
+        total = target = torch.nn.utils.get_total_norm(gradients.values()).item()
         if step in CLIPPED_STEPS and clip:
-            total = torch.nn.utils.get_total_norm(gradients.values()).item()
-            gradients = {n: g * (_ABOVE_CLIP * clip / total) for n, g in gradients.items()}
-        yield gradients
+            target = _ABOVE_CLIP * clip
+        margin = threshold * statistics.pstdev(norms[-window:] or [0.0])
+        if step == _NO_SPIKE and margin:
+            target = statistics.fmean(norms[-window:]) + margin / 2.0
+        norms.append(target)
+        yield {n: g * (target / total) for n, g in gradients.items()}

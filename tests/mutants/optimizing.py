@@ -403,6 +403,14 @@ MUTANTS = (
         edited(Adamwspam, "_record", "spike_threshold * sigma", "spike_threshold * mean"),
     ),
     Mutant(
+        "every norm above the mean is a spike",
+        "the standard deviation does not count",
+        "dropped",
+        "baseline",
+        _caught("adamwspam at step"),
+        edited(Adamwspam, "_record", "mean + self._options.spike_threshold * sigma", "mean"),
+    ),
+    Mutant(
         "damping factors are swapped",
         "spikes damp the wrong moment",
         "swapped",
