@@ -235,9 +235,9 @@ def add_labels(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "label-by", "symbols or fields that may differ too, shown as labels")
 
 
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add ``--force``: train even if the result will not be comparable."""
-    _add_flag(parser, "force", "train even if not comparable")
+def add_force(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--force``, which ``text`` describes."""
+    _add_flag(parser, "force", text)
 
 
 def add_twice(parser: argparse.ArgumentParser) -> None:

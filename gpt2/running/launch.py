@@ -15,7 +15,7 @@ from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
 from gpt2.planning.plan import EAGER, Plan, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
-from gpt2.records.report import write_study_report
+from gpt2.records.report import report_stamp, write_study_report
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -38,6 +38,7 @@ from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.leaderboard import record_reused_runs
+from lib.report.report_page import REPORT_FILE
 from lib.report.run_results import RunResult
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
@@ -314,16 +315,35 @@ def _saving(plan: Plan, table: ResultTable) -> str:
 
 
 def report(
-    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, label_by: Sequence[str] = ()
+    plan: Plan,
+    whole: Plan,
+    *,
+    selected: bool,
+    json: bool = False,
+    label_by: Sequence[str] = (),
+    force: bool = False,
 ) -> str:
     """Write result table and report of the runs of ``whole``. Return the table as text.
 
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
-    field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
+    field of ``label_by`` get separate rows. Without ``force``, files that are up to date are not
+    written again. Raises ConfigError if a field is unknown.
     """
+    columns, colour = terminal_columns(sys.stdout), use_colour(sys.stdout)
+    options = [selected, json, [*label_by], columns, colour, is_verbose()]
+    stamp = report_stamp(plan, whole, options)
+    text = None if force else stamp.text()
+    if text is not None:
+        path = plan.folder / REPORT_FILE
+        log("REPORT", f"{path} is up to date; to write it again, type: make report FORCE=1")
+        return text
     table, path = _written(plan, whole, label_by)
     shown = result_table(plan, label_by) if selected else table
-    return _shown(plan, shown, path, json)
+    text = _shown(plan, shown, path, json)
+    # A tracker that lacks the verdicts receives them with the next report.
+    if not plan.base.tracking.trackers:
+        stamp.save(text, len(whole.runs))
+    return text
 
 
 def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:

@@ -175,6 +175,18 @@ def cpu_model() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
+def device_facts(device: str) -> list[str]:
+    """Return what changes if runs are trained on another ``device``, without importing torch.
+
+    The model of a GPU cannot be read without torch, but changes with a reboot only.
+    """
+    if device == "cpu":
+        return [cpu_model()]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    variables = (os.environ.get(name, "") for name in (_CUDA, _HIP, "CUDA_DEVICE_ORDER"))
+    return [platform.node(), boot.read_text(encoding="utf-8") if boot.exists() else "", *variables]
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use; of a SLURM job, those it was given."""
     cores, given = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_ON_NODE", "")

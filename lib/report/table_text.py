@@ -20,7 +20,7 @@ from lib.report.render import (
 from lib.report.run_results import UTILISATION_COLUMNS
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
-from lib.report.verdict_record import verdicts_record, write_verdicts
+from lib.report.verdict_record import VERDICTS_FILE, verdicts_record, write_verdicts
 from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
 from lib.report.verdicts import ContrastVerdict
 from lib.units import format_difference, format_duration, format_si
@@ -53,6 +53,8 @@ _FIGURES = (
     "sparsity",
     "state",
 )
+# Files of a table, beside the runs.
+TABLE_FILES = ("table.md", "table.csv", VERDICTS_FILE)
 _ORIGINS = ("runs", "run_ids", "configurations", "commits")
 
 
@@ -61,7 +63,7 @@ def write_table(table: ResultTable, folder: Path) -> list[Path]:
 
     A table with rows split by labels leaves verdicts.json alone.
     """
-    markdown, comma = folder / "table.md", folder / "table.csv"
+    markdown, comma = (folder / name for name in TABLE_FILES[:2])
     write_atomic(markdown, table_to_markdown(table))
     write_atomic(comma, table_to_csv(table))
     if table.verdicts.plan.exploratory:

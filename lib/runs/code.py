@@ -208,6 +208,16 @@ def git_state() -> dict[str, str | bool | None]:
     }
 
 
+def history_state() -> list[int]:
+    """Return times that change if git fetches, packs or removes commits of this repository."""
+    output = run_git("rev-parse", "--git-common-dir")
+    if output is None:
+        return []
+    folder = ROOT / os.fsdecode(output).strip()
+    paths = (folder / "FETCH_HEAD", folder / "objects/pack")
+    return [path.stat().st_mtime_ns for path in paths if path.exists()]
+
+
 @functools.cache
 def loaded_commit() -> str | None:
     """Return the hash of the HEAD commit at the first call in this process, if there is one.
