@@ -96,11 +96,11 @@ def device_rates(config: Config, device: torch.device) -> DeviceRates:
     rates = DeviceRates(flops, copied)
     # A step of few tokens is bound by its launches, except for the update of all parameters.
     small = _sized(config, 1, min(16, config.model.shape.block_size))
-    passes, update = FakeTrainingStep(small).needs(local_gpu(), 1).kernels
+    kernels = FakeTrainingStep(small).needs(local_gpu(), 1).kernels
     training = MinimalTraining(small, device)
     seconds = median_seconds(device, lambda: training.step([_tokens(small, device)]))
-    launches = sum(passes.values()) + sum(update.values())
-    host = max(1e-7, (seconds - rates.device_seconds(update)) / launches)
+    launches = sum(kernels.passes.values()) + sum(kernels.update.values())
+    host = max(1e-7, (seconds - rates.device_seconds(kernels.update)) / launches)
     return dataclasses.replace(rates, launch_seconds=host)
 
 
@@ -115,7 +115,7 @@ def step_row(config: Config, device: torch.device, rates: DeviceRates, gpu: Gpu 
     seconds = median_seconds(device, lambda: training.step([tokens]))
     peak = peak_memory_bytes(device)
     predicted = None
-    if not (config.model.attention.pattern.attends or config.machine.compile):
+    if config.model.attention.pattern.predicted and not config.machine.compile:
         predicted = step_prediction(config, gpu, rates)
     return {
         "tokens": tokens.numel() - len(tokens),

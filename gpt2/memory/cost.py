@@ -47,6 +47,21 @@ class Kernel(NamedTuple):
     bytes: float
 
 
+class StepKernels(NamedTuple):
+    """Kernels of a micro-batch and of the update (kernel → number), at the configured depth.
+
+    ``forward`` and ``backward`` are those of one inner block in a micro-batch. ``reads`` are the
+    reads of the device by the host in a micro-batch, for which the host waits.
+    """
+
+    passes: Mapping[Kernel, float]
+    update: Mapping[Kernel, float]
+    forward: Mapping[Kernel, float]
+    backward: Mapping[Kernel, float]
+    reads: int
+    update_reads: int
+
+
 @dataclass(frozen=True)
 class DeviceRates:
     """Rates that a device reaches.
@@ -79,8 +94,9 @@ class StepPrediction:
     """Predicted optimizer step of one process.
 
     ``bound`` is "launches" if the host is slower than the device. ``launches`` and ``gigabytes``
-    (read and written) are those of a step. ``gpu`` is the name in the table, ``source`` that of
-    the rates.
+    (read and written) are those of a step; those of a ``layer`` are of an inner block and one
+    micro-batch. ``host_reads`` of a step make the host wait for the device. ``gpu`` is the name in
+    the table, ``source`` that of the rates.
     """
 
     gpu: str
@@ -93,6 +109,11 @@ class StepPrediction:
     bound: str
     margin: float
     source: str
+    layer_forward_launches: int
+    layer_backward_launches: int
+    layer_gigabytes: float
+    update_launches: int
+    host_reads: int
 
 
 def assumed_rates(gpu_name: str, precision: str, matmul_precision: str) -> DeviceRates:
@@ -133,7 +154,7 @@ def stored_calibrations(build_dir: Path) -> dict[str, Any]:
 
 
 def predict_step(
-    kernels: Sequence[Mapping[Kernel, float]],
+    kernels: StepKernels,
     config: Config,
     rates: DeviceRates,
     gpu: str,
@@ -145,10 +166,10 @@ def predict_step(
     """
     train = config.train
     step: Counter[Kernel] = Counter()
-    for part, times in zip(kernels, (train.grad_accumulation, 1), strict=True):
+    for part, times in ((kernels.passes, train.grad_accumulation), (kernels.update, 1)):
         for kernel, count in part.items():
             step[kernel] += count * times  # type: ignore[assignment]  # counts may be fractions
-    launches = sum(step.values())
+    launches = _launches(step)
     device, host = rates.device_seconds(step), launches * rates.launch_seconds
     seconds = max(device, host) * rates.factor
     tokens = train.tokens_per_iteration(config.model.shape.block_size)
@@ -160,13 +181,26 @@ def predict_step(
         seconds,
         tokens / seconds,
         speed / (peak_flops * 1e12) if peak_flops else None,
-        round(launches),
-        sum(kernel.bytes * count for kernel, count in step.items()) / 1e9,
+        launches,
+        _gigabytes(step),
         peak,
         "launches" if host > device else "device",
         rates.margin,
         rates.source,
+        _launches(kernels.forward),
+        _launches(kernels.backward),
+        _gigabytes(kernels.forward) + _gigabytes(kernels.backward),
+        _launches(kernels.update),
+        kernels.reads * train.grad_accumulation + kernels.update_reads,
     )
+
+
+def _launches(kernels: Mapping[Kernel, float]) -> int:
+    return round(sum(kernels.values()))
+
+
+def _gigabytes(kernels: Mapping[Kernel, float]) -> float:
+    return sum(kernel.bytes * count for kernel, count in kernels.items()) / 1e9
 
 
 def predict_runs(
@@ -174,8 +208,7 @@ def predict_runs(
 ) -> list[StepPrediction | None]:
     """Predict a step of each configuration on ``gpu``, in a process that imports torch.
 
-    None for attention with its own kernel, whose GPU form cannot be counted on a CPU. Raises
-    ConfigError if the GPU or its peak is unknown, RunError if the process fails.
+    None for attention whose GPU form cannot be counted on a CPU. Raises ConfigError if the GPU or its peak is unknown, RunError if the process fails.
     """
     for config in configs:
         rates(config, gpu, build_dir)
@@ -184,7 +217,7 @@ def predict_runs(
     keys = []
     for config in configs:
         keys.append(canonical_json({**config.values, "SEED": 1}))
-        if not config.model.attention.pattern.attends:
+        if config.model.attention.pattern.predicted:
             values.setdefault(keys[-1], dict(config.values))
     arguments = [gpu, *([str(build_dir)] if build_dir else [])]
     done = run_predict(arguments, list(values.values()))
@@ -222,9 +255,18 @@ def prediction_columns(predictions: Sequence[StepPrediction | None]) -> dict[str
         "MFU": [f"{p.mfu:.0%}" if p and p.mfu else "-" for p in predictions],
         "launches": [f"{p.launches:,}" if p else "-" for p in predictions],
         "memory": [_memory(p) if p else "-" for p in predictions],
+        "GB": [f"{p.gigabytes:,.0f}" if p else "-" for p in predictions],
+        "layer": [_layer(p) if p else "-" for p in predictions],
+        "layer GB": [f"{p.layer_gigabytes:,.2f}" if p else "-" for p in predictions],
+        "update": [f"{p.update_launches:,}" if p else "-" for p in predictions],
+        "host reads": [f"{p.host_reads:,}" if p else "-" for p in predictions],
     }
 
 
 def _memory(prediction: StepPrediction) -> str:
     fits = find_gpu(prediction.gpu).holds(prediction.peak_bytes)
     return f"{format_size(prediction.peak_bytes)}{'' if fits else ' (too large)'}"
+
+
+def _layer(prediction: StepPrediction) -> str:
+    return f"{prediction.layer_forward_launches:,} + {prediction.layer_backward_launches:,}"

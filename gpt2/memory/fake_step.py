@@ -29,7 +29,8 @@ from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, RowChunk, ScoreChunks
 from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
-from gpt2.memory.cost import Kernel
+from gpt2.memory.cost import Kernel, StepKernels
+from gpt2.memory.fake_kernels import fake_flex_pass, fake_nsa_kernels
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
@@ -47,73 +48,6 @@ from lib.optim.optimizers import parameter_groups
 from lib.project import ROOT
 from lib.pruning.pruners import Pruner
 from lib.runs.run_dir import RunDir
-
-# Pairs are computed or skipped in blocks of this many queries and keys.
-BLOCK = 128
-
-
-def fake_flex_pass(
-    tracker: StorageTracker,
-) -> Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]:
-    """Return a replacement for ``window_attention``'s twin that adds its FLOPs to ``tracker``."""
-
-    def run(
-        q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTD, k_BNTD, v_BNTE, window)
-        return outputs
-
-    return run
-
-
-def block_pairs(length: int, window: int) -> int:
-    """Return the number of pairs in blocks in which any query attends to any key."""
-    blocks = 0
-    for first in range(0, length, BLOCK):
-        left = max(0, first - window + 1)
-        blocks += first // BLOCK - left // BLOCK + 1
-    return blocks * BLOCK**2
-
-
-class _FlexPass(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tracker: StorageTracker,
-        q_BNTD: Tensor,
-        k_BNTD: Tensor,
-        v_BNTE: Tensor,
-        window: int,
-    ) -> tuple[Tensor, Tensor]:
-        batch, heads, length, width = q_BNTD.shape
-        context = v_BNTE.new_empty(v_BNTE.shape)
-        lse = q_BNTD.new_empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(q_BNTD, k_BNTD, v_BNTE, context, lse)
-        ctx.tracker = tracker
-        ctx.pairs = batch * heads * block_pairs(length, window)
-        # q kᵀ and p v.
-        flops = 2.0 * ctx.pairs * (width + v_BNTE.shape[-1])
-        tracker.launch(_flex_kernel(flops, q_BNTD, k_BNTD, v_BNTE, context))
-        return context, lse
-
-    @staticmethod
-    def backward(ctx: Any, dcontext_BNTE: Tensor, dlse_BNT: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, _, lse = ctx.saved_tensors
-        # Σ do·o of every query, in fp32.
-        delta = torch.empty_like(lse)
-        # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
-        flops = 2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1])
-        ctx.tracker.launch(_flex_kernel(flops, q, k, v, dcontext_BNTE, q, k, v))
-        gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
-        del delta
-        return gradients
-
-
-def _flex_kernel(flops: float, *tensors: Tensor) -> Kernel:
-    """Return the kernel of a pass that reads and writes ``tensors``."""
-    kind = "attention-fp32" if tensors[0].dtype == torch.float32 else "attention-half"
-    return Kernel(kind, flops, float(sum(t.numel() * t.element_size() for t in tensors)))
-
 
 _CPU = torch.device("cpu")
 
@@ -315,21 +249,17 @@ _BLOCKS = 3
 
 @dataclasses.dataclass(frozen=True)
 class StepNeeds:
-    """Peak bytes of each stage of a step, by category, and the step's FLOPs.
-
-    ``kernels`` are those of a micro-batch, and those of the update.
-    """
+    """Peak bytes of each stage of a step, by category, its FLOPs and its kernels."""
 
     peaks: dict[str, BytesByCategory]
     flops: float
-    kernels: tuple[Counter[Kernel], Counter[Kernel]]
+    kernels: StepKernels
 
 
 class FakeTrainingStep:
     """Model, optimizer and pruner of a configuration as fake tensors, after a first update.
 
-    At most three blocks are built; ``needs`` extrapolates to the configured depth. fp16 is replaced
-    by bf16, which has the same size, because a gradient scaler reads values.
+    At most three blocks are built; ``needs`` extrapolates to the configured depth.
     """
 
     def __init__(self, config: Config) -> None:
@@ -337,14 +267,11 @@ class FakeTrainingStep:
         # Inner blocks of the real model that are not built.
         self.omitted = max(0, shape.n_layer - _BLOCKS)
         shape = dataclasses.replace(shape, n_layer=min(shape.n_layer, _BLOCKS))
-        precision = "fp32" if config.machine.precision == "fp32" else "bf16"
         self.config = dataclasses.replace(
             config,
             model=dataclasses.replace(config.model, shape=shape),
-            machine=dataclasses.replace(
-                config.machine, device="cpu", precision=precision, compile=False
-            ),
-            # The check reads values, and a fake tensor has none.
+            machine=dataclasses.replace(config.machine, device="cpu", compile=False),
+            # The check reads values at its interval.
             numerics=dataclasses.replace(config.numerics, check=False),
         )
         self.location = "building the model"
@@ -363,14 +290,7 @@ class FakeTrainingStep:
         Raises RunError with source line and operation if dimensions do not fit.
         """
         tracker = StorageTracker()
-        if target:
-            # A GPU may not support components that a CPU does.
-            for block in self.model.blocks:
-                block.attn.backend("cuda")
-        self.model.set_execution(target_execution(target, tracker))
-        for part in self.model.modules():
-            if isinstance(part, Nsa):
-                part.fallbacks = PackedRows(target=target)
+        self._use_kernels(target, tracker)
         backend = self.config.model.attention.backend
         functions = GpuFunctions(target, backend) if target else nullcontext()
         with self._named_errors(), functions, tracker:
@@ -388,6 +308,19 @@ class FakeTrainingStep:
                 for hook in hooks:
                     hook.remove()
         return self._at_full_depth(tracker, static)
+
+    def _use_kernels(self, target: Gpu | None, tracker: StorageTracker) -> None:
+        """Use chunk sizes and kernels of ``target``; raise ConfigError if it has none."""
+        self.model.set_execution(target_execution(target, tracker))
+        for block in self.model.blocks:
+            pattern = block.attn.pattern
+            if isinstance(pattern, Nsa):
+                fuses = target and pattern.options.predicted
+                pattern.fused = fake_nsa_kernels(tracker) if fuses else None
+                pattern.fallbacks = PackedRows(target=target)
+            if target:
+                # A GPU may not support components that a CPU does.
+                block.attn.backend("cuda")
 
     def _build(self) -> None:
         self.training = MinimalTraining(self.config)
@@ -521,7 +454,7 @@ class FakeTrainingStep:
             "evaluation": Counter(numbers | state | {"parameters": shards + 4 * self.parameters})
         }
 
-    def _kernels(self, tracker: StorageTracker) -> tuple[Counter[Kernel], Counter[Kernel]]:
+    def _kernels(self, tracker: StorageTracker) -> StepKernels:
         """Return the kernels of a micro-batch and of the update, at full depth."""
         passes: Counter[Kernel] = Counter()
         for stage, kernels in tracker.kernels.items():
@@ -533,7 +466,20 @@ class FakeTrainingStep:
         update: Counter[Kernel] = Counter()
         for kernel, count in tracker.kernels["update"].items():
             update[kernel._replace(bytes=kernel.bytes * depth)] += count
-        return passes, update
+        inner = _block_name(min(1, len(self.model.h) - 1), len(self.model.h))
+        reads = sum(
+            count * (1 + self.omitted * stage.endswith("inner block"))
+            for stage, count in tracker.reads.items()
+            if stage != "update"
+        )
+        return StepKernels(
+            passes,
+            update,
+            tracker.kernels[f"forward, {inner}"],
+            tracker.kernels[f"backward, {inner}"],
+            reads,
+            tracker.reads["update"],
+        )
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

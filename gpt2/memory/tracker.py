@@ -161,6 +161,8 @@ _ALLOCATIONS = {
     *(_aten.empty, _aten.empty_like, _aten.empty_strided),
     *(_aten.new_empty, _aten.new_empty_strided),
 }
+# Operations whose result the host waits for; also an index that is a mask.
+_READS = {_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.equal}
 # Operations that touch as many elements as their smallest tensor has.
 _SPARSE = {
     *(_aten.embedding, _aten.gather, _aten.index, _aten.index_select),
@@ -193,6 +195,13 @@ def kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel | None:
         half = inputs[0].dtype in (torch.bfloat16, torch.float16)
         kind = f"{'attention-' * (func in _ATTENTION)}{'half' if half else 'fp32'}"
     return Kernel(kind, count, size)
+
+
+def _reads(func: Any, args: Any) -> bool:
+    """Return whether the result, or the size of the result, is a value of the device."""
+    if func.overloadpacket in (_aten.index, _aten.index_put_):
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    return func.overloadpacket in _READS
 
 
 # Creates an output from the tensor arguments.
@@ -330,6 +339,8 @@ class StorageTracker(TorchDispatchMode):
         self.flops: dict[str, float] = defaultdict(float)
         # Number of each kernel, by stage.
         self.kernels: dict[str, Counter[Kernel]] = defaultdict(Counter)
+        # Number of reads of the device by the host, by stage.
+        self.reads: Counter[str] = Counter()
         # A plain dictionary: it is copied at every new peak, and copies of a Counter are slow.
         self._alive = dict.fromkeys(CATEGORIES, 0)
         # The storage's address → its watcher, bytes and category.
@@ -346,6 +357,11 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Infer the operation's outputs, then track their new storages."""
+        if _reads(func, args):
+            self.reads[self.stage] += self._repeats
+        if func is _aten._local_scalar_dense.default:
+            # There is no value. Checks of finiteness pass, and a gradient scaler counts no overflow.
+            return args[0].dtype == torch.bool
         out, launched = infer_outputs(func, args, kwargs or {})
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Queries of a block that one program of backward processes.
-SEGMENT = 512
+from gpt2.nsa.select import SEGMENT, queries_by_block, segment_owners
+
 # Smallest side of a matrix product.
 _MIN_SIDE = 16
 # Rows (query heads) of a matrix product of ``_key_gradients``.
@@ -78,8 +78,8 @@ class _BlockAttention(torch.autograd.Function):
             q, k, v, blocks, context, dcontext, logsums, inner, dq, scale, scale * _LOG2_E,
             *sizes, **sides, num_warps=NUM_WARPS[_query_gradients],
         )  # fmt: skip
-        rows, starts, segments = _by_block(blocks, -(-tokens // size), length)
-        owners = _owners(segments, blocks.numel())
+        rows, starts, segments = queries_by_block(blocks, -(-tokens // size), length, SEGMENT)
+        owners = segment_owners(segments, blocks.numel(), SEGMENT)
         partial_k, partial_v = k.new_empty(2, len(owners), size, width, dtype=torch.float32)
         total = -(-tokens // size)
         _key_gradients[(len(owners),)](
@@ -104,34 +104,6 @@ def _sides(group: int, width: int, size: int) -> dict[str, int]:
 def _queries(sides: dict[str, int]) -> int:
     """Return the number of queries in a matrix product of ``_key_gradients``."""
     return max(1, _ROWS // sides["G"])
-
-
-def _by_block(blocks_BKTn: Tensor, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the queries of each block in ascending order, without a read by the host.
-
-    Returns the queries of all blocks, concatenated; the start of each block's queries in this list,
-    BKJ + 1; and the number of segments of the blocks before each block, BKJ + 1.
-    """
-    flat = blocks_BKTn.flatten(0, 1).flatten(1).long()
-    owner = torch.arange(len(flat), device=flat.device)[:, None] * count
-    # Absent blocks come last.
-    keys = torch.where(flat < 0, len(flat) * count, flat + owner).flatten()
-    by_block, order = keys.sort(stable=True)
-    rows = (order // blocks_BKTn.shape[-1] % length).int()
-    bounds = torch.arange(len(flat) * count + 1, device=flat.device)
-    starts = torch.searchsorted(by_block, bounds).int()
-    segments = (starts.diff() + SEGMENT - 1) // SEGMENT
-    return rows, starts, torch.nn.functional.pad(segments.cumsum(0), (1, 0)).int()
-
-
-def _owners(segments: Tensor, entries: int) -> Tensor:
-    """Return the block of each segment; the number of blocks for segments that do not exist.
-
-    The number of segments is bounded by the number of list entries, which the host knows.
-    """
-    bound = len(segments) - 1 + entries // SEGMENT
-    index = torch.arange(bound, device=segments.device, dtype=segments.dtype)
-    return torch.searchsorted(segments, index, right=True).int() - 1
 
 
 @triton.jit

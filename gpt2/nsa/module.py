@@ -20,7 +20,7 @@ from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics
 from gpt2.nsa import ops
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
-from gpt2.nsa.fused import attend_fused, gpu_kernels
+from gpt2.nsa.fused import FusedKernels, attend_fused, gpu_kernels
 from gpt2.nsa.gather import FallbackCounter, attend_gathered
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
@@ -230,6 +230,8 @@ class Nsa(CustomAttention):
         self.phi_v = BlockCompressionMLP(shape, self.options) if learns else None
         self.gates = BranchGates(shape, self.options) if len(branches) > 1 else None
         self.fallbacks = FallbackCounter()
+        # Kernels that replace those of the device.
+        self.fused: FusedKernels | None = None
 
     def kernel(self, device: str) -> str:
         """Return the kernel name, which includes the backend of the selected branch."""
@@ -268,7 +270,9 @@ class Nsa(CustomAttention):
         )
 
     def _attend(self, q_BNTH: Tensor, keys: BranchKeyValues, first: int) -> list[Tensor]:
-        return attend_branches(q_BNTH, keys, self.options, first, self.block, self.fallbacks)
+        return attend_branches(
+            q_BNTH, keys, self.options, first, self.block, self.fallbacks, self.fused
+        )
 
     def new_cache(self) -> NsaCache:
         """Return an empty cache for the layer."""
@@ -317,16 +321,17 @@ def attend_branches(
     first: int,
     block: int = 0,
     fallbacks: FallbackCounter | None = None,
+    fused: FusedKernels | None = None,
 ) -> list[Tensor]:
     """Return the head outputs BNTH of every built branch; the first query is token ``first``.
 
     ``block`` is the layer index, which seeds random selection. ``fallbacks`` counts the chunks for
-    which no packed kernel can run.
+    which no packed kernel can run. ``fused`` replaces the kernels of the device.
     """
     outputs: list[Tensor] = []
-    backend = _backend(options, q_BNTH)
+    backend = "triton" if fused else _backend(options, q_BNTH)
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        kernels = gpu_kernels() if backend == "triton" else None
+        kernels = fused or (gpu_kernels() if backend == "triton" else None)
         if kernels:
             return attend_fused(q_BNTH, keys, options, first, block, kernels)
         q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))

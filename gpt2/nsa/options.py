@@ -293,6 +293,11 @@ class NsaOptions(PatternOptions):
         # Blocks that are used for ranking alone have keys but no values.
         return separate + (blocks if self.branch_compressed else blocks // 2)
 
+    @property
+    def predicted(self) -> bool:
+        """Return whether a GPU runs the fused kernels."""
+        return self.backend in ("", "auto", "triton")
+
     def for_any_device(self) -> "NsaOptions":
         """Return the options with the backend that suits the device."""
         return replace(self, backend=self.backend and "auto", ranges="", ranges_min=0)
@@ -376,13 +381,13 @@ def selected_pairs(length: int, select: int, count: int) -> int:
 def resolve_backend(options: NsaOptions, device: str) -> str:
     """Return the backend (blocks, gather or triton) for the device type ``device``.
 
-    Returns the empty string if the selected branch is not built. Raises PreflightError if the
-    configured backend cannot run on the device.
+    Without the selected branch, the other branches have fused kernels (triton), or the empty string
+    is returned. Raises PreflightError if the configured backend cannot run on the device.
     """
-    if options.backend == "auto":
-        if device == "cuda":
-            return "triton" if find_spec("triton") else "gather"
-        return "blocks"
+    if options.backend in ("auto", ""):
+        if device == "cuda" and find_spec("triton"):
+            return "triton"
+        return options.backend and ("gather" if device == "cuda" else "blocks")
     devices = {"gather": ("cpu", "cuda"), "triton": ("cuda",)}.get(options.backend, (device,))
     if device not in devices:
         expected = " or ".join(devices)

@@ -112,6 +112,43 @@ def _hash(x: Tensor) -> Tensor:
     return (x >> 16) ^ x
 
 
+# The inverse of a selection: the queries of each block, for the gradients of keys and values.
+
+
+# Queries of a block that one program of a GPU processes.
+SEGMENT = 512
+
+
+def queries_by_block(
+    blocks_BKTn: Tensor, count: int, length: int, segment: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the queries of each block in ascending order, without a read by the host.
+
+    Returns the queries of all ``count`` blocks per head, concatenated; the start of each block's queries in this list,
+    BKJ + 1; and the number of segments of the blocks before each block, BKJ + 1.
+    """
+    flat = blocks_BKTn.flatten(0, 1).flatten(1).long()
+    owner = torch.arange(len(flat), device=flat.device)[:, None] * count
+    # Absent blocks come last.
+    keys = torch.where(flat < 0, len(flat) * count, flat + owner).flatten()
+    by_block, order = keys.sort(stable=True)
+    rows = (order // blocks_BKTn.shape[-1] % length).int()
+    bounds = torch.arange(len(flat) * count + 1, device=flat.device)
+    starts = torch.searchsorted(by_block, bounds).int()
+    segments = (starts.diff() + segment - 1) // segment
+    return rows, starts, F.pad(segments.cumsum(0), (1, 0)).int()
+
+
+def segment_owners(segments: Tensor, entries: int, segment: int) -> Tensor:
+    """Return the block of each segment of ``segment`` queries; the number of blocks for segments that do not exist.
+
+    The number of segments is bounded by the number of list entries, which the host knows.
+    """
+    bound = len(segments) - 1 + entries // segment
+    index = torch.arange(bound, device=segments.device, dtype=segments.dtype)
+    return torch.searchsorted(segments, index, right=True).int() - 1
+
+
 # Attention to compressed blocks, and the block selection derived from its weights.
 #
 # B batch, T queries, K key/value heads, g query heads per key/value head, H head dim, M compressed

@@ -156,6 +156,7 @@ def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunVi
 _PRIORITY = (
     *("run", "state", "time", "step ms", "tok/s", "MFU", "launches", "memory", "params", "title"),
     *("tokens", "FLOP/token", "ratio"),
+    *("layer", "update", "GB", "layer GB", "host reads"),
     *("pairs", "reads", "widths", "delta"),
 )
 

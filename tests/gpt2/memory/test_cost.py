@@ -13,16 +13,24 @@ from gpt2.memory.cost import (
     CALIBRATION,
     DeviceRates,
     Kernel,
+    StepKernels,
     assumed_rates,
     predict_step,
     rates,
 )
+from gpt2.memory.fake_kernels import fake_nsa_kernels
 from gpt2.memory.fake_step import FakeTrainingStep
 from gpt2.memory.predict import step_prediction
 from gpt2.memory.tracker import StorageTracker
+from gpt2.mlp.mlp import Mlp
+from gpt2.nsa.cache import BranchKeyValues
+from gpt2.nsa.fused import attend_fused
+from gpt2.nsa.options import NsaOptions
+from lib.config.field import SymbolValue
 from lib.env.gpu import GPUS, find_gpu
 from lib.errors import ConfigError
 from lib.json_files import DamagedRecord
+from tests.gpt2.builders import PARTS
 
 Configure = Callable[..., Config]
 RATES = DeviceRates({"half": 100.0, "fp32": 10.0}, 50.0, kernel_seconds=1.0, launch_seconds=2.0)
@@ -61,9 +69,95 @@ def test_depth_and_micro_batches_multiply_kernels(configure: Configure, monkeypa
     one = predict_step(short, config, assumed_rates("h100", "bf16", "high"), "h100", 1)
     monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
     whole = FakeTrainingStep(config).needs(gpu, 2).kernels
-    assert short[0] == whole[0]
-    assert sum(short[1].values()) == sum(whole[1].values())
-    assert one.launches == 2 * sum(short[0].values()) + sum(short[1].values())
+    assert short.passes == whole.passes
+    assert sum(short.update.values()) == sum(whole.update.values())
+    assert one.launches == 2 * sum(short.passes.values()) + sum(short.update.values())
+
+
+def of_step(configure: Configure, slug: str, **changes: SymbolValue) -> StepKernels:
+    """Return the kernels of a step in bf16 on a GPU."""
+    config = configure(slug, **({"PRECISION_BF16": True} | changes))
+    return FakeTrainingStep(config).needs(find_gpu("h100"), config.train.batch_size).kernels
+
+
+JOINED: dict[str, SymbolValue] = {"DROPOUT": "0.0", "ATTENTION_BACKEND_JOINED": True}
+SLIDING: dict[str, SymbolValue] = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 64}
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes", "forward", "backward"),
+    [
+        ("mla", {}, 9, 16),
+        ("golden-gate", {}, 10, 20),
+        ("baseline", JOINED | SLIDING, 5, 8),
+        ("ra", JOINED, 16, 38),
+        ("baseline", JOINED | {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}, 17, 43),
+        ("ract-entropy", JOINED, 29, 43),
+    ],
+)
+def test_a_mechanism_launches_a_few_kernels_more_than_the_baseline(
+    configure: Configure, slug: str, changes: dict[str, SymbolValue], forward: int, backward: int
+) -> None:
+    """In every layer, at any length: one form without a loop over chunks of rows."""
+    plain = of_step(configure, "baseline", DROPOUT="0.0")
+    for length in (256, 1024):
+        step = of_step(configure, slug, BLOCK_SIZE=length, **({"DROPOUT": "0.0"} | changes))
+        assert sum(step.forward.values()) - sum(plain.forward.values()) <= forward
+        assert sum(step.backward.values()) - sum(plain.backward.values()) <= backward
+        assert (step.reads, step.update_reads) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "count", "window"), [(4, 2048, 8, 256), (1, 16384, 16, 512)]
+)
+def test_fused_sparse_attention_launches_few_kernels(
+    batch: int, length: int, count: int, window: int
+) -> None:
+    """An H100 counted 51 forward, and 101 with backward, which needs several for a sort."""
+    sizes = dict(compress=32, stride=16, select=64, count=count, window=window)
+    options = NsaOptions(**PARTS["nsa"] | sizes)
+
+    def leaf(heads: int, tokens: int) -> torch.Tensor:
+        return torch.empty(batch, heads, tokens, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    launches = {}
+    with StorageTracker() as tracker:
+        q = leaf(12, length)
+        pairs = [(leaf(2, n), leaf(2, n)) for n in (options.compressed(length), length, length)]
+        tracker.enter("forward")
+        out = attend_fused(q, BranchKeyValues(*pairs), options, 0, 0, fake_nsa_kernels(tracker))
+        tracker.enter("backward")
+        leaves = [q, *(x for pair in pairs for x in pair)]
+        torch.autograd.grad(out, leaves, [torch.empty_like(x) for x in out])
+    launches = {stage: sum(kernels.values()) for stage, kernels in tracker.kernels.items()}
+    assert 0 < launches["forward"] <= 51 and 0 < launches["backward"] <= 50
+    assert not tracker.reads
+
+
+def test_a_read_by_the_host_is_counted(configure: Configure, monkeypatch) -> None:
+    whole = Mlp.forward
+
+    def reading(self: Mlp, x_BTC: torch.Tensor, *rest: object) -> torch.Tensor:
+        assert not float(x_BTC.sum())
+        return whole(self, x_BTC, *rest)
+
+    monkeypatch.setattr(Mlp, "forward", reading)
+    config = configure("baseline", GLOBAL_BATCH=4, BATCH_SIZE=2, GRAD_ACCUMULATION=2)
+    prediction = step_prediction(config, find_gpu("h100"), assumed_rates("h100", "bf16", "high"))
+    assert prediction.host_reads == 2 * config.model.shape.n_layer
+
+
+def test_sizes_that_are_values_are_reads() -> None:
+    with StorageTracker() as tracker:
+        x = torch.zeros(4)
+        assert len(x[x > 1]) == len(x.nonzero()) == 4
+        x[torch.zeros(2, dtype=torch.long)]
+    assert tracker.reads.total() == 2
+
+
+def test_the_loss_scaler_of_fp16_reads_once_a_step(configure: Configure) -> None:
+    step = of_step(configure, "baseline", PRECISION_BF16=False, PRECISION_FP16=True)
+    assert (step.reads, step.update_reads) == (0, 1)
 
 
 def test_a_faster_card_is_faster_and_launches_bound_small_steps(configure: Configure) -> None:

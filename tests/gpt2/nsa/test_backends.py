@@ -181,6 +181,9 @@ class TestChoice:
         monkeypatch.setattr("gpt2.nsa.options.find_spec", lambda name: installed or None)
         assert resolve_backend(OPTIONS, "cpu") == "blocks"
         assert resolve_backend(OPTIONS, "cuda") == expected
+        alone = replace(OPTIONS, backend="", branch_selected=False)
+        assert resolve_backend(alone, "cpu") == ""
+        assert resolve_backend(alone, "cuda") == ("triton" if installed else "")
         fused = replace(OPTIONS, backend="triton")
         refused = {"cpu": "gpu.unsupported"} | (
             {} if installed else {"cuda": "env.missing-package"}

@@ -66,6 +66,8 @@ def test_before_a_first_run_a_gpu_is_predicted_and_marked(planned) -> None:
     assert " ~" in text and "never compared" in text and "launches" in text
     document = json.loads(planning_view.to_json(plan, views))
     assert document["cost"]["kwh"] > 0 and document["runs"][0]["prediction"]["gpu"] == "h100"
+    predicted = document["runs"][-1]["prediction"]
+    assert predicted["layer_forward_launches"] > 0 and predicted["host_reads"] == 0
 
 
 @pytest.mark.parametrize(

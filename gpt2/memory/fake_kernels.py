@@ -1,0 +1,151 @@
+"""Attention kernels of a GPU, replaced by kernels that only count launches, FLOPs and bytes.
+
+Each saves the tensors that the GPU's kernel saves for backward.
+
+B batch, T queries, S tokens, N heads, K key/value heads, g query heads per key/value head, D width of
+queries and keys, E width of values, H head dim, n selected blocks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.flex import WindowAttention
+from gpt2.memory.cost import Kernel
+from gpt2.memory.tracker import StorageTracker
+from gpt2.nsa.fused import FusedKernels
+from gpt2.nsa.options import selected_pairs
+from gpt2.nsa.query_major import MaskSpec
+from gpt2.nsa.select import SEGMENT, queries_by_block, segment_owners
+
+# Queries and keys of a tile of FlexAttention, which it computes or skips as a whole.
+TILE = 128
+
+
+def fake_flex_pass(tracker: StorageTracker) -> WindowAttention:
+    """Return a replacement for ``window_attention`` that adds its kernels to ``tracker``."""
+
+    def run(
+        q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        length = q_BNTD.shape[2]
+        sight = MaskSpec(length, length, 0, window=window)
+        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTD, k_BNTD, v_BNTE, sight)
+        return outputs
+
+    return run
+
+
+def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:
+    """Return the fused kernels of native sparse attention, added to ``tracker``."""
+
+    def visible(
+        q_BNTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, sight: MaskSpec, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTH, k_BKMH, v_BKMH, sight)
+        return outputs
+
+    def selected(
+        q_BKTgH: Tensor,
+        k_BKSH: Tensor,
+        v_BKSH: Tensor,
+        blocks_BKTn: Tensor,
+        size: int,
+        scale: float,
+    ) -> Tensor:
+        qkv = (x.contiguous() for x in (q_BKTgH, k_BKSH, v_BKSH))
+        context: Tensor = _SelectedPass.apply(tracker, *qkv, blocks_BKTn.contiguous(), size)
+        return context
+
+    return FusedKernels(visible, selected)
+
+
+def tile_pairs(sight: MaskSpec) -> int:
+    """Return the number of pairs in tiles in which any query sees any key."""
+    tiles = 0
+    for start in range(0, sight.queries, TILE):
+        first, last = sight.first + start, sight.first + min(start + TILE, sight.queries)
+        if end := sight.complete(last):
+            tiles += -(-end // TILE) - sight.begin(first + 1) // TILE
+    return tiles * TILE**2
+
+
+class _FlexPass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tracker: StorageTracker, q: Tensor, k: Tensor, v: Tensor, sight: MaskSpec
+    ) -> tuple[Tensor, Tensor]:
+        batch, heads, length, width = q.shape
+        context = q.new_empty(batch, heads, length, v.shape[-1], dtype=v.dtype)
+        lse = q.new_empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, context, lse)
+        ctx.tracker, ctx.pairs = tracker, batch * heads * tile_pairs(sight)
+        # q kᵀ and p v.
+        flops = 2.0 * ctx.pairs * (width + v.shape[-1])
+        tracker.launch(_attention_kernel(flops, q, k, v, context))
+        return context, lse
+
+    @staticmethod
+    def backward(ctx: Any, dcontext: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, _, lse = ctx.saved_tensors
+        # Σ do·o of every query, in fp32.
+        delta = torch.empty_like(lse)
+        # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
+        flops = 2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1])
+        ctx.tracker.launch(_attention_kernel(flops, q, k, v, dcontext, q, k, v))
+        gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
+        del delta
+        return gradients
+
+
+class _SelectedPass(torch.autograd.Function):
+    """The launches of ``gpt2/nsa/kernels.py``, with the same work beside them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tracker: StorageTracker,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: Tensor,
+        size: int,
+    ) -> Tensor:
+        length, width = q.shape[2], q.shape[-1]
+        context = torch.empty_like(q)
+        logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, blocks, context, logsums)
+        ctx.tracker, ctx.size = tracker, size
+        rows = q.numel() // (length * width)
+        # FLOPs of one product.
+        ctx.product = 2.0 * rows * width * selected_pairs(length, size, blocks.shape[-1])
+        tracker.launch(_attention_kernel(2 * ctx.product, q, k, v, context))
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, blocks, context, logsums = ctx.saved_tensors
+        tokens, width = k.shape[2:]
+        dcontext = dcontext.contiguous()
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        inner = torch.empty_like(logsums)
+        launch, product = ctx.tracker.launch, ctx.product
+        launch(_attention_kernel(3 * product, q, k, v, context, dcontext, dq))
+        _, _, segments = queries_by_block(blocks, -(-tokens // ctx.size), q.shape[2], SEGMENT)
+        owners = segment_owners(segments, blocks.numel(), SEGMENT)
+        partial = k.new_empty(2, len(owners), ctx.size, width, dtype=torch.float32)
+        launch(_attention_kernel(4 * product, q, k, v, dcontext, partial))
+        launch(Kernel("memory", 0.0, _bytes(partial, dk, dv)))
+        del inner
+        return None, dq, dk, dv, None, None
+
+
+def _attention_kernel(flops: float, *tensors: Tensor) -> Kernel:
+    """Return the kernel of a pass that reads and writes ``tensors``."""
+    kind = "attention-fp32" if tensors[0].dtype == torch.float32 else "attention-half"
+    return Kernel(kind, flops, _bytes(*tensors))
+
+
+def _bytes(*tensors: Tensor) -> float:
+    return float(sum(t.numel() * t.element_size() for t in tensors))
