@@ -5,6 +5,8 @@ alarms. Does not import torch.
 """
 
 import math
+import re
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -114,7 +116,7 @@ def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
 
 def unstable(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report jumps of loss or gradient norm, and losses worse than guessing after the warm-up."""
-    return instability_text(facts.unstable)
+    return instability_text(facts.unstable).removeprefix("UNSTABLE: ")
 
 
 def throughput(facts: WatchedRecords, options: WatchOptions) -> str:
@@ -212,7 +214,7 @@ _COLUMNS = ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta",
 _LEFT = ("run", "state", "", "health")
 # Columns dropped on a narrow terminal, in this order; "run" and "health" always stay.
 _DROP_ORDER = ("", "MiB", "val loss", "tok/s", "state", "eta")
-_HEALTH_WIDTH = 12
+_HEALTH_WIDTH = 20
 
 
 @dataclass(frozen=True)
@@ -276,21 +278,28 @@ def watch(read: Callable[[], list[RunLine]]) -> None:
 
     console = Console(highlight=False, safe_box=is_ascii_only())
     # rich's stderr proxy would hide the encoding of the terminal from ascii_only().
-    first = lines_to_table(read(), console.width)
+    first = lines_to_table(read(), *console.size)
     with Live(first, console=console, auto_refresh=False, redirect_stderr=False) as live:
         while True:
             lines = read()
-            live.update(lines_to_table(lines, console.width), refresh=True)
+            live.update(lines_to_table(lines, *console.size), refresh=True)
             if not any(line.state == "running" for line in lines):
                 return
             time.sleep(_REFRESH_SECONDS)
 
 
-def lines_to_table(lines: Sequence[RunLine], width: int) -> Any:
-    """Return the lines as a rich table, with as many columns as fit into ``width`` characters."""
+def lines_to_table(lines: Sequence[RunLine], width: int, height: int) -> Any:
+    """Return the lines as a rich table, with as many columns as fit into ``width`` characters.
+
+    Only running runs have their alarms in full. The first of the other runs are omitted if the
+    table has more than ``height`` lines.
+    """
     from rich.table import Table
 
     rows = [_cells(line) for line in lines]
+    for line, row in zip(lines, rows, strict=True):
+        if line.state != "running":
+            row["health"] = ", ".join(line.alarms) or "ok"
     widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _COLUMNS}
     # Health texts may wrap.
     widths["health"] = min(widths["health"], _HEALTH_WIDTH)
@@ -298,14 +307,27 @@ def lines_to_table(lines: Sequence[RunLine], width: int) -> Any:
     for name in _DROP_ORDER:
         if sum(widths[column] + 2 for column in names) - 2 > width:
             names.remove(name)
-    grid = Table(box=None, pad_edge=False)
-    for name in names:
-        overflow = {"overflow": "fold"} if name == "health" else {"no_wrap": True}
-        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
-        grid.add_column(name, justify=justify, min_width=widths[name], **overflow)
+    health_width = max(width - sum(widths[name] + 2 for name in names[:-1]), _HEALTH_WIDTH)
     for row in rows:
-        grid.add_row(*(row[name] for name in names))
+        row["health"] = _wrapped(row["health"], health_width)
+    # The heading, and the caption on omitted runs.
+    excess = sum(row["health"].count("\n") + 1 for row in rows) - (height - 2)
+    omitted = [row for row in rows if row["state"] != "running"][: max(0, excess)]
+    caption = f"{len(omitted)} more runs: make status" if omitted else None
+    grid = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    for name in names:
+        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
+        grid.add_column(name, justify=justify, min_width=widths[name], no_wrap=True)
+    for row in rows:
+        if row not in omitted:
+            grid.add_row(*(row[name] for name in names))
     return grid
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return the text in lines of at most ``width`` characters; a number stays beside its unit."""
+    units = re.compile(r"(?<=\d) (?=%|MiB|nats|tok/s)")
+    return "\n".join(textwrap.wrap(units.sub("\xa0", text), width)).replace("\xa0", " ")
 
 
 def _cells(line: RunLine) -> dict[str, str]:

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[], WatchedRecords], list[str]]] = {
     "plateau": (flat_loss, ["3.0005", "10 iterations"]),
     "unstable": (
         lambda: healthy(unstable=[UnstableStep(17, 6.9, "loss 3.100 to 6.900")]),
-        ["UNSTABLE", "it 17", "6.900"],
+        ["it 17", "6.900"],
     ),
     "throughput": (lambda: with_newest(toks_per_s=850.0), ["850 tok/s", "-15 %", "1,006"]),
     "memory-creep": (growing_memory, ["rank 1", "5,000 MiB", "4,400"]),
@@ -197,10 +197,37 @@ def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
     )
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(lines_to_table([line], width))
+        console.print(lines_to_table([line], width, 24))
     headings, row = captured.get().splitlines()
     assert [name for name in ("MiB", "tok/s") if name not in headings] == left_out
     assert row.startswith(f"{line.run} ") and "200/10,400" in row and "stall: x" in row
+
+
+@pytest.mark.parametrize("median", [1, 1_500, 13_332])
+def test_health_texts_break_between_words_only(median: int) -> None:
+    text = f"{median // 4:,} tok/s, -75 % from the median {median:,}"
+    numbers = (2.5, 2.5, 1.2e3, 60.0, 300.0, [2.5], {"throughput": text})
+    line = RunLine("ratio/17-ract-weights s1", "running", 40, 120, *numbers)
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(lines_to_table([line], 80, 24))
+    lines = captured.get().splitlines()
+    assert any("-75 %" in line for line in lines) and any(f"{median:,}" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_running_runs_stay_on_a_low_terminal() -> None:
+    numbers = (2.5, 2.5, 1.2e3, 60.0, 300.0, [2.5], {"unstable": "a step, it 21: " + "x " * 40})
+    states = ["success"] * 30 + ["running"] + ["success"] * 5
+    lines = [RunLine(f"r{i}", state, 40, 120, *numbers) for i, state in enumerate(states)]
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(lines_to_table(lines, 80, 24))
+    rows = captured.get().splitlines()
+    assert len(rows) == 24 and any(row.startswith("r30 ") for row in rows)
+    assert [row.split()[0] for row in rows[-6:-1]] == [f"r{i}" for i in range(31, 36)]
+    shown = {row.split()[0] for row in rows if row.startswith("r")} - {"run"}
+    assert rows[-1].startswith(f"{len(lines) - len(shown)} ")
 
 
 LOOK = """
