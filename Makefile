@@ -56,7 +56,8 @@ ACTIVE :=
 endif
 PY := $(call quote,$(or $(ACTIVE),$(MANAGED)/bin/python))
 # PY, or the system's Python if PY cannot run: sufficient for setup and help.
-BOOT := $(shell command -v $(PY) || command -v python3.11 || command -v python3)
+works = $(if $(PYTHON),$(PY) -ISc '' > /dev/null 2>&1 && )command -v $(PY)
+BOOT := $(shell { $(works); } || command -v python3.11 || command -v python3)
 boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
 SETUP = $(boot) -m lib.env $(TARGET_PYTHON) --extras
 TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(venv))

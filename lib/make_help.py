@@ -12,6 +12,7 @@ create a configuration.
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 _GROUP = re.compile(r"##@ (?P<title>.+)")
 _ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")
@@ -54,23 +55,23 @@ def help_text(makefile: Iterable[str], summary: str) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
-    """Return the lines of an error for targets or variables that the Makefile does not have."""
+def refuse_unknown(makefile: str, kind: str, names: Sequence[str]) -> NoReturn:
+    """Raise ConfigError for targets or variables that the Makefile does not have."""
     # An older Python than that of the modules can show the help, but not import them.
-    from lib.errors import nearest
+    from lib.errors import ConfigError, Problem, nearest
 
     known = _targets(makefile) if kind == "target" else _settings(makefile)
-    lines = []
+    advice = "type: make help"
+    if kind == "variable":
+        symbol = names[-1] if re.fullmatch("[A-Z][A-Z0-9_]*", names[-1]) else "NAME"
+        advice += f'; a symbol of .config is set by SET="{symbol}=VALUE"'
+    problems = []
     for name in names:
         former = FORMER_TARGETS.get(name) if kind == "target" else None
         near = f"; now: make {former} (docs/former-system.md)" if former else nearest(name, known)
-        lines.append(f"ERROR   {name}: unknown {kind}{near} [usage.unknown-{kind}]")
-    if kind == "variable":
-        symbol = names[0] if re.fullmatch("[A-Z][A-Z0-9_]*", names[0]) else "NAME"
-        lines.append(f'        type: make help; a symbol of .config is set by SET="{symbol}=VALUE"')
-    else:
-        lines.append("        type: make help")
-    return "\n".join([*lines, "EXIT    code 2", ""])
+        what, is_last = f"{name}: unknown {kind}{near}", name == names[-1]
+        problems.append(Problem(what, next=advice * is_last, code=f"usage.unknown-{kind}"))
+    raise ConfigError(*problems)
 
 
 # bash splits words at "=", so that a reply to SYM=DR is the name of a symbol alone. zsh does not, and
@@ -135,8 +136,10 @@ def main(path: str, *words: str) -> int:
     """Print the help, or an error; return the exit code."""
     with open(path, encoding="utf-8") as makefile:
         if words[:1] == ("--unknown",):
-            sys.stderr.write(unknown_words(makefile.read(), words[1], words[2:]))
-            return 2
+            from lib.console import run_main
+
+            text = makefile.read()
+            run_main(lambda: refuse_unknown(text, words[1], words[2:]))
         if words[:1] == ("--completion",):
             sys.stdout.write(completion(makefile.read(), words[1:]))
             return 0

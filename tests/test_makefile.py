@@ -13,7 +13,8 @@ import pytest
 
 from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
-from lib.make_help import FORMER_TARGETS, completion, help_text, unknown_words
+from lib.errors import ConfigError
+from lib.make_help import FORMER_TARGETS, completion, help_text, refuse_unknown
 from lib.project import ROOT
 from lib.style import check
 
@@ -255,9 +256,8 @@ def test_a_former_target_names_the_present_one():
     targets = re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE)
     assert not FORMER_TARGETS.keys() & set(targets) and set(FORMER_TARGETS.values()) <= set(targets)
     for former, now in FORMER_TARGETS.items():
-        assert re.search(
-            rf"\b{former}\b.*make {now}\b", unknown_words(MAKEFILE, "target", [former])
-        )
+        with pytest.raises(ConfigError, match=rf"\b{former}\b.*make {now}\b"):
+            refuse_unknown(MAKEFILE, "target", [former])
 
 
 @pytest.mark.parametrize("name", ["DIRTY", "STALE", "TO", "N"])
@@ -299,11 +299,24 @@ def test_a_misuse_is_an_error_of_the_product(build, words, code):
     assert "Traceback" not in done.stderr and (build / ".config").read_bytes() == before
 
 
-def test_an_error_is_a_document_with_json(build):
-    done = make(f"O={build}", "plan", "SET=DROPUOT=0.2", "JSON=1")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["plan", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
+        (["plan", "STEPP=3"], "usage.unknown-variable"),
+        (["hlep"], "usage.unknown-target"),
+    ],
+)
+def test_an_error_is_a_document_with_json(build, words, code):
+    done = make(f"O={build}", *words, "JSON=1")
     document = json.loads(done.stdout)
-    assert document["exit_code"] == 2 and "[config.unknown-symbol]" in done.stderr
-    assert [problem["code"] for problem in document["problems"]] == ["config.unknown-symbol"]
+    assert document["exit_code"] == 2 and f"[{code}]" in done.stderr
+    assert [problem["code"] for problem in document["problems"]] == [code]
+
+
+def test_a_python_that_is_none_is_an_error(tmp_path):
+    done = make(f"O={tmp_path}", "plan", "PYTHON=/bin/ls")
+    assert done.returncode == 2 and re.search(r"\[env\.[a-z-]+\]", done.stderr)
 
 
 def test_a_dry_run_of_make_starts_nothing(tmp_path):

@@ -71,7 +71,8 @@ class Sweep:
             with open(self.text, encoding="utf-8", opener=regular_file) as stream:
                 lines = stream.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            what = f"expected NAME=value,value or a readable file, got {self.text!r}: {error}"
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            what = f"expected NAME=value,value or a readable file, got {self.text!r}: {reason}"
             raise ConfigError(Problem(what, "SWEEP", code="usage.invalid-axis")) from None
         return " ".join(line.split("#")[0].strip() for line in lines)
 

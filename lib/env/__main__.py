@@ -11,7 +11,9 @@ if sys.version_info < (3, 11):
     sys.exit(f"ERROR   Python 3.11 or newer is required, {sys.executable} is {version}")
 
 import shutil
+import subprocess
 from collections.abc import Sequence
+from os.path import samefile
 from pathlib import Path
 
 from lib import console
@@ -52,9 +54,10 @@ def main() -> int:
 
 def _check(python: str, extras: Sequence[str]) -> None:
     """Raise ConfigError, with the install command, if ``python`` (this process) is incomplete."""
-    if shutil.which(python) is None:
+    found = shutil.which(python)
+    if found is None or not (samefile(found, sys.executable) or _is_python(found)):
         hint = "deactivate that environment, or use another: make PYTHON=/path/to/python"
-        what = f"{python}: not executable"
+        what = f"{python}: not {'Python' if found else 'executable'}"
         raise ConfigError(Problem(what, next=hint, code="env.no-interpreter"))
     requirements = default_requirements(ROOT) + extra_requirements(ROOT, extras)
     findings = check_requirements(ROOT, requirements, import_path())
@@ -64,6 +67,11 @@ def _check(python: str, extras: Sequence[str]) -> None:
         raise ConfigError(Problem(what, next=command, code="env.missing-package"))
     if findings.differing:
         log("SETUP", f"{python} has untested versions: {findings.describe_differing()}")
+
+
+def _is_python(program: str) -> bool:
+    """Return whether a program that is not this process's interpreter, such as a shim, is Python."""
+    return subprocess.run([program, "-ISc", ""], capture_output=True).returncode == 0
 
 
 console.run_main(main)
