@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from gpt2.attention.config import select_backend, unsupported_by_flex
+from gpt2.attention.sdpa import BACKENDS
 from gpt2.bench.runner import time_calls
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
@@ -188,7 +189,7 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
     expected = _logits_and_gradient(model, tokens)
     state = model.state_dict()
     options, reads = config.model.attention, model.blocks[0].attn.reader is not None
-    backends = ["flash", "cudnn", "efficient", "math"]
+    backends = ["auto", *BACKENDS]
     if options.terms or options.gates or reads:
         joins = not unsupported_by_flex(options, shape, reads, device.type)
         backends = [*(("joined",) if joins else ()), "rows"]
@@ -203,7 +204,7 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
                 with autocast(machine):
                     actual = _logits_and_gradient(other.to(device), tokens)
             except (RuntimeError, ConfigError, RunError) as error:
-                yield row | {"state": "ABSENT", "error": str(error).splitlines()[0][:60]}
+                yield row | {"state": "ABSENT", "error": str(error).splitlines()[0]}
                 continue
             errors = [
                 float((a.double() - e).norm() / e.norm())

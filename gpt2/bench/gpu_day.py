@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def _card(device: str) -> str:
 
 def _rates_text(device: str, rates: Mapping[str, Any]) -> str:
     flops = "".join(
-        f"{kind} {value / 1e12:,.1f} TFLOP/s, " for kind, value in rates["flops"].items()
+        f"{kind} {value / 1e12:.3g} TFLOP/s, " for kind, value in rates["flops"].items()
     )
     memory = f"memory {rates['bytes_per_second'] / 1e9:,.0f} GB/s"
     launch = f"launch {rates['launch_seconds'] * 1e6:.1f} us"
@@ -141,8 +141,8 @@ def _steps_table(rows: Sequence[Mapping[str, Any]], rates: Mapping[str, Any]) ->
             _number(row["launches"], 1, ",.0f"),
             _number(row["predicted_launches"], 1, ",.0f"),
             _number(row["busy_seconds"], 1 / row["seconds"], ".0%"),
-            _number(row["peak_bytes"], 1 / GIB, ".1f"),
-            _number(row["predicted_bytes"], 1 / GIB, ".1f"),
+            _number(row["peak_bytes"], 1 / GIB, ".2f"),
+            _number(row["predicted_bytes"], 1 / GIB, ".2f"),
         ]
         for row in rows
         if "error" not in row
@@ -178,7 +178,8 @@ def gpu_day(args: argparse.Namespace) -> tuple[int, str]:
     folder.mkdir(parents=True, exist_ok=True)
     values = plan_values(args)
     failed = False
-    for name, (seconds, command) in _parts(args.build_dir.absolute(), values).items():
+    parts = _parts(args.build_dir.absolute(), values)
+    for name, (seconds, command) in parts.items():
         left = ends - time.monotonic()
         if _result(folder, name) or left < seconds:
             continue
@@ -186,8 +187,8 @@ def gpu_day(args: argparse.Namespace) -> tuple[int, str]:
         result = _run_part(command, left, values)
         write_json(folder / f"{name}.json", result)
         failed |= result["code"] not in (EXIT_DONE, EXIT_TIME_LIMIT)
-        write_atomic(folder / "report.md", _report(folder))
-    return EXIT_FAILED if failed else EXIT_DONE, _report(folder)
+        write_atomic(folder / "report.md", _report(folder, parts))
+    return EXIT_FAILED if failed else EXIT_DONE, _report(folder, parts)
 
 
 def _parts(
@@ -262,9 +263,13 @@ def _result(folder: Path, name: str) -> dict[str, Any] | None:
     return result if result and result["code"] == EXIT_DONE else None
 
 
-def _report(folder: Path) -> str:
-    """Return all results as one Markdown document."""
+def _report(folder: Path, parts: Iterable[str]) -> str:
+    """Return all results as one Markdown document, which names the ``parts`` without a result."""
     text = "# GPU day\n"
+    if missing := [name for name in parts if not (folder / f"{name}.json").exists()]:
+        text += (
+            f"\nNot started: {', '.join(missing)}. The same command continues with these parts.\n"
+        )
     for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime):
         result = read_json_object(path)
         state = {EXIT_DONE: "done", EXIT_TIME_LIMIT: "stopped by the clock"}.get(

@@ -1,5 +1,6 @@
 """Calibration and GPU day: rates, factor and margin; parts that stop by the clock and continue."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -63,6 +64,15 @@ def test_every_backend_agrees_with_rows_in_float64(config: Config) -> None:
     assert {row["state"] for row in rows} == {"PASS"}
 
 
+def test_plain_attention_is_compared_by_the_backends_that_can_be_configured(config: Config) -> None:
+    attention = dataclasses.replace(config.model.attention, terms=())
+    plain = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, attention=attention)
+    )
+    states = {row["backend"]: row["state"] for row in parity_rows(plain, CPU)}
+    assert states == {"auto": "PASS", "flash": "PASS", "efficient": "ABSENT", "math": "PASS"}
+
+
 def test_the_plain_loop_trains_the_same_sizes(config: Config) -> None:
     rows = plain_rows(config, CPU, 1)
     first, second = next(rows), next(rows)
@@ -101,5 +111,6 @@ def test_a_part_stops_by_the_clock_and_runs_again(tmp_path: Path) -> None:
 def test_the_report_shows_rows_as_a_table_and_errors(tmp_path: Path) -> None:
     run(tmp_path, "parity", 'print(\'{"step": "ra", "state": "PASS"}\')')
     run(tmp_path, "plain", "import sys; sys.exit('no memory')")
-    text = gpu_day._report(tmp_path)
+    text = gpu_day._report(tmp_path, ("parity", "plain", "nsa"))
+    assert text.splitlines()[2].startswith("Not started: nsa.")
     assert "| ra   |  PASS |" in text and "no memory" in text and "exit code 1" in text
