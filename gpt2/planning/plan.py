@@ -460,12 +460,16 @@ def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
 
 
 def _started_seeds(plan: Plan) -> set[int]:
-    """Return the seeds of the run directories in the plan's folder that have a configuration of it."""
+    """Return the seeds of the run directories in the plan's folder that have a configuration of it.
+
+    The directories of the plan's runs are left out.
+    """
     configs = {run.variant.slug: run.config for run in plan.runs}
+    planned = {run.path.name for run in plan.runs if run.path.parent == plan.folder}
     seeds: set[int] = set()
     for path in plan.folder.glob("*-s*-*"):
         slug, seed, _ = path.name.rsplit("-", 2)
-        if slug not in configs or not WHOLE_NUMBER.fullmatch(seed[1:]):
+        if path.name in planned or slug not in configs or not WHOLE_NUMBER.fullmatch(seed[1:]):
             continue
         number = int(seed[1:])
         if path == run_path(plan.folder, slug, number, configs[slug].with_seed(number)):
