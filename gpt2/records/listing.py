@@ -37,6 +37,9 @@ _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
 _MAX_NAME_CHARS = 44
 _COMMIT_CHARS = 8
 _MAX_VALUES_SHOWN = 5
+# Causes of failures and damage below the table, and runs of each.
+_MAX_CAUSES_SHOWN = 10
+_MAX_NAMES_SHOWN = 3
 
 T = TypeVar("T")
 
@@ -387,11 +390,8 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
         columns = _fitting(columns, width, len(fixed))
     right = [i for i, (heading, *_) in enumerate(columns) if heading in _RIGHT_ALIGNED]
     lines = text_lines(list(zip(*columns, strict=True)), right=right) if listed.runs else []
-    for run in listed.runs:
-        if run.problem:
-            lines += textwrap.wrap(
-                f"{run.run}: {run.state}: {run.problem}", width, subsequent_indent="  "
-            )
+    for text in _problems(listed.runs, every_column):
+        lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     hidden = [name for name in names if name not in {heading for heading, *_ in columns}]
     if hidden:
         values = "; ".join(f"{name} {_some(differing[name])}" for name in hidden)
@@ -399,6 +399,22 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
         lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     lines += textwrap.wrap(_summary(listed), width, subsequent_indent="  ", break_on_hyphens=False)
     return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _problems(runs: Sequence[ListedRun], full: bool) -> list[str]:
+    """Return a line for each cause of a failure or damage, with the first runs unless ``full``."""
+    causes: dict[str, list[str]] = {}
+    for run in runs:
+        if run.problem:
+            causes.setdefault(f"{run.state}: {run.problem}", []).append(run.run)
+    shown = len(causes) if full else _MAX_CAUSES_SHOWN
+    lines = []
+    for cause, names in [*causes.items()][:shown]:
+        most = len(names) if full else _MAX_NAMES_SHOWN
+        more = f" and {len(names) - most} more" if names[most:] else ""
+        lines.append(f"{', '.join(names[:most])}{more}: {cause}")
+    hidden = len(causes) - shown
+    return lines + ([f"and {hidden} more causes (V=1 shows all)"] if hidden > 0 else [])
 
 
 _RIGHT_ALIGNED = {heading for name, heading in FIELDS.items() if name not in _LEFT_ALIGNED}

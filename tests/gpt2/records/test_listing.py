@@ -1,10 +1,11 @@
 """The list of all runs below the results folder, and its conditions."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from gpt2.records.listing import list_runs, select, to_json, to_text
+from gpt2.records.listing import ListedRun, RunList, list_runs, select, to_json, to_text
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
 from lib.files import write_json
@@ -82,6 +83,18 @@ def test_a_row_has_the_facts_of_its_run(listed):
     broken = next(run for run in listed.runs if run.state == "damaged")
     assert "summary.json" in broken.problem and broken.val_loss is None
     assert broken.problem in to_text(listed).replace("\n  ", " ")
+
+
+def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
+    equal = [ListedRun(f"s/a-s{n}", "s", "a", "damaged", problem="no hash") for n in range(200)]
+    distinct = [ListedRun(f"s/b-s{n}", "s", "b", "failed", problem=f"cause {n}.") for n in range(30)]
+    listed = RunList(Path(), [*equal, *distinct])
+    shown, full = (to_text(listed, every_column=every) for every in (False, True))
+    assert shown.count("no hash") == full.count("no hash") == 1 and " 197 " in shown
+    assert len(shown.splitlines()) < len(listed.runs) + 25
+    assert "cause 9." not in shown and all(f"cause {n}." in full for n in range(30))
+    document = json.loads(to_json(listed))
+    assert [run["problem"] for run in document["runs"]] == [run.problem for run in listed.runs]
 
 
 @pytest.mark.parametrize(
