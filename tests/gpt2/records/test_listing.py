@@ -87,7 +87,9 @@ def test_a_row_has_the_facts_of_its_run(listed):
 
 def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
     equal = [ListedRun(f"s/a-s{n}", "s", "a", "damaged", problem="no hash") for n in range(200)]
-    distinct = [ListedRun(f"s/b-s{n}", "s", "b", "failed", problem=f"cause {n}.") for n in range(30)]
+    distinct = [
+        ListedRun(f"s/b-s{n}", "s", "b", "failed", problem=f"cause {n}.") for n in range(30)
+    ]
     listed = RunList(Path(), [*equal, *distinct])
     shown, full = (to_text(listed, every_column=every) for every in (False, True))
     assert shown.count("no hash") == full.count("no hash") == 1 and " 197 " in shown
