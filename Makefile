@@ -293,7 +293,9 @@ FRAGMENTS := $(patsubst defconfigs/fragments/%,+%,$(wildcard defconfigs/fragment
 completion: ## Completion of bash, zsh: source <(make -s completion)
 	@$(boot) -m lib.make_help Makefile --completion $(DEFCONFIGS:defconfig-%=%) $(FRAGMENTS)
 
+# No script refuses a variable that these do not read.
 clean: ## Remove generated files; keeps .config, data and results
+	$(if $(KABLATE_GIVEN),@$(boot) -m lib.make_help Makefile --unread)
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
 	$(Q)rm -f $(call quote,$(BUILD))/randcheck-*.defconfig
 	$(Q)for part in baseline test; do rm -f $(call quote,$(BUILD))/mutation-$$part.json; done

@@ -2,6 +2,7 @@
 
     python3 -m lib.make_help MAKEFILE [SUMMARY]
     python3 -m lib.make_help MAKEFILE --unknown target|variable NAME...
+    python3 -m lib.make_help MAKEFILE --unread
     python3 -m lib.make_help MAKEFILE --completion DEFCONFIG...
 
 ``target: ... ## text`` describes a target, ``##: label text`` any other entry, and ``##@ Group``
@@ -132,14 +133,23 @@ def _settings(makefile: str) -> list[str]:
     return " ".join(re.findall(r"^SETTINGS \+?:?= (.*)$", makefile, re.MULTILINE)).split()
 
 
+def _refuse(makefile: str, kind: str, *names: str) -> int:
+    if kind == "--unknown":
+        refuse_unknown(makefile, names[0], names[1:])
+    from lib.make_variables import require_read
+
+    require_read(())
+    return 0
+
+
 def main(path: str, *words: str) -> int:
     """Print the help, or an error; return the exit code."""
     with open(path, encoding="utf-8") as makefile:
-        if words[:1] == ("--unknown",):
+        if words[:1] in (("--unknown",), ("--unread",)):
             from lib.console import run_main
 
             text = makefile.read()
-            run_main(lambda: refuse_unknown(text, words[1], words[2:]))
+            run_main(lambda: _refuse(text, *words))
         if words[:1] == ("--completion",):
             sys.stdout.write(completion(makefile.read(), words[1:]))
             return 0

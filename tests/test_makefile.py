@@ -276,6 +276,7 @@ def test_a_former_variable_is_an_error(name):
         (["defconfig-gpt2-quickstart", "STEPS=1"], "usage.unread-variable"),
         (["data", "STEPS=1"], "usage.unread-variable"),
         (["check-symbols", "STEPS=1"], "usage.unread-variable"),
+        (["clean", "RUNS=ra"], "usage.unread-variable"),
         (["plan", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
         (["plan", "GPUS=two"], "config.wrong-type"),
         (["why"], "usage.missing-argument"),

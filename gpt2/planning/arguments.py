@@ -317,6 +317,9 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     _add_flag(parser, "submit", "submit the script (SUBMIT=y)")
 
 
+_YES, _NO = ("1", "y", "yes", "true"), ("", "0", "n", "no", "false")
+
+
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Add the option ``--name``, set by default if the environment variable is."""
     default = _is_set(name.upper().replace("-", "_"))
@@ -350,4 +353,8 @@ def add_full(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "") not in ("", "0", "n")
+    text = os.environ.get(variable, "")
+    if text.lower() in _YES + _NO:
+        return text.lower() in _YES
+    what = f"invalid value (expected y or n, got {text!r})"
+    raise ConfigError(Problem(what, variable, code="usage.invalid-value"))

@@ -7,6 +7,7 @@ import pytest
 from gpt2.planning.arguments import (
     add_running,
     add_selection,
+    add_submit,
     asked_plan,
     new_parser,
     whole_number,
@@ -90,3 +91,20 @@ def test_a_worker_gets_the_options_of_the_command_that_starts_it(monkeypatch) ->
     monkeypatch.delenv("SEEDS")
     words = parser.words(given, without=("build_dir",))
     assert vars(parser.parse_args(words)) == vars(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_set"), [("1", True), ("YES", True), ("no", False), ("", False)]
+)
+def test_a_switch_is_yes_or_no(monkeypatch, text: str, is_set: bool) -> None:
+    monkeypatch.setenv("SUBMIT", text)
+    parser = new_parser("a test")
+    add_submit(parser)
+    assert parser.parse_args([]).submit is is_set
+
+
+def test_another_word_for_a_switch_is_an_error(monkeypatch) -> None:
+    monkeypatch.setenv("SUBMIT", "maybe")
+    with pytest.raises(ConfigError) as caught:
+        add_submit(new_parser("a test"))
+    assert caught.value.codes == ["usage.invalid-value"]
