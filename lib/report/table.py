@@ -382,7 +382,9 @@ def _state(
     word = "stale" if any(result.run.label in kept for result in results) else "done"
     parts = [word if done == total else f"{done} of {total} {word}"] if done else []
     if unstable := sum(bool(result.unstable) for result in results):
-        parts.append("UNSTABLE" if unstable == done else f"{unstable} of {done} UNSTABLE")
+        # Only finished runs are counted, and a narrow terminal has no columns for two words.
+        parts = [part for part in parts if part != "done"]
+        parts.append("UNSTABLE" if unstable == done else f"UNSTABLE {unstable}/{done}")
     return ", ".join([*parts, *sorted({hole.state for hole in holes})])
 
 

@@ -227,7 +227,7 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
         for seed in (1, 2)
     ]
     table = build_table("demo", runs)
-    assert [_row(table, slug).state for slug in ("base", "wide")] == ["done", "done, UNSTABLE"]
+    assert [_row(table, slug).state for slug in ("base", "wide")] == ["done", "UNSTABLE"]
     (note,) = table.notes
     assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
     (verdict,) = table.verdicts.verdicts
