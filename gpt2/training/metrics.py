@@ -177,15 +177,14 @@ class HealthCheckResult:
 def log_health_check(session: TrainingSession, before: int) -> None:
     """Log the result once the first steps are done; ``before`` is the last log line's iteration.
 
-    Only a failed check is shown on the terminal.
+    Only failed criteria are shown on the terminal, without the unstable steps that it already has.
     """
     if session.group.is_main and before < first_steps(session) <= session.state.iteration:
         verdict = check_first_steps(session)
         assert verdict
-        if verdict.passed:
-            session.records.log("FIRST", verdict.text)
-        else:
-            session.records.line("WARN", verdict.text)
+        failed = {name for name, (passed, _) in verdict.found.items() if not passed}
+        write = session.records.line if failed - {"stability"} else session.records.log
+        write("WARN" if failed else "FIRST", verdict.text)
 
 
 def first_steps(session: TrainingSession) -> int:

@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from gpt2.config import Config
+from gpt2.training import metrics
 from gpt2.training.metrics import evaluate_criteria
 from lib.runs.record import HeartbeatRow, TrainRow
 from lib.tracking.stability import UnstableStep
@@ -118,9 +120,33 @@ def test_the_result_is_logged_once_and_stored(configure: Configure, train: Calla
     assert kept["criteria"]["loss"]["found"] in lines[at]
     # The log line after the eighth step, which is the third of four.
     assert "it 9/12" in lines[at - 1]
-    # Only a failed check is shown on the terminal.
+    # Only failed criteria are shown on the terminal.
     shown = [e for e in done.events if e["kind"] == "line" and "first 8 it" in e["text"]]
-    assert bool(shown) is not kept["passed"]
+    failed = {name for name, criterion in kept["criteria"].items() if not criterion["passed"]}
+    assert bool(shown) is bool(failed - {"stability"})
+
+
+@pytest.mark.parametrize(
+    ("failed", "written"),
+    [
+        ((), ("log", "FIRST")),
+        (("stability",), ("log", "WARN")),
+        (("loss",), ("line", "WARN")),
+        (("loss", "stability"), ("line", "WARN")),
+    ],
+)
+def test_unstable_steps_are_not_shown_twice(
+    failed: tuple[str, ...], written: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    criteria = {name: (name not in failed, name) for name in ("loss", "stability")}
+    result = metrics.HealthCheckResult(8, criteria)
+    monkeypatch.setattr(metrics, "first_steps", lambda session: 8)
+    monkeypatch.setattr(metrics, "check_first_steps", lambda session: result)
+    records = Mock()
+    session = Mock(records=records, state=Mock(iteration=8))
+    metrics.log_health_check(session, 0)
+    ((name, (tag, _), _),) = records.mock_calls
+    assert (name, tag) == written
 
 
 def test_the_check_does_not_change_results(configure: Configure, train: Callable) -> None:
