@@ -61,7 +61,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 # Commands that read the files of a place.
 _BUILD_COMMANDS = ("plan", "status", "why", "olddefconfig", "data-verify", "report")
 _DATA_COMMANDS = ("data", "data-verify", "evaluate", "train", "make", "plan")
-_INDEX_COMMANDS = {"plan": ("plan", "status", "status-json"), "watch": ("watch-done",)}
+_INDEX_COMMANDS = {
+    "plan": ("plan", "status", "status-json"),
+    "watch": ("watch-done",),
+    "report": ("report", "report-json"),
+}
 # Folder of the indexes of runs, below the build folder.
 CACHE = "cache"
 _UNFINISHED_COMMANDS = ("train", "train", "status", "status-json", "watch", "audit", "ls", "plan")
@@ -155,14 +159,15 @@ class Study:
     def check(self, case: Case) -> str:
         """Damage the file, run the command, restore the folder; return what went wrong, or ""."""
         target = self.tree / case.file
-        # A damaged index changes no character. The case before may have left it out of date.
+        # A damaged index changes no character of stdout; a report that was up to date is written
+        # again. The case before may have left the index out of date.
         is_index = case.file.startswith(f"{CACHE}/")
         intact = self.run(case.command) if is_index else None
         mutations.apply(target, case.operations, self.victim)
         damaged = {name: signature(self.tree / name) for name in scan(self.tree)}
         try:
             outcome = self.run(case.command)
-            if intact is not None and outcome != intact:
+            if intact and (outcome.code, outcome.stdout) != (intact.code, intact.stdout):
                 return "figure changed: with a damaged index"
             return self._judge(case, outcome, damaged)
         finally:
