@@ -68,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         multiprocessing.util.spawnv_passfds = partial(_skip_at_spawn, spawnv_passfds)
 
 
+# Optional: tests of faults run pytest without xdist.
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker for each core, and two more if tests run commands, for which they wait."""
     return len(os.sched_getaffinity(0)) + (0 if config.getoption("fast") else 2)
