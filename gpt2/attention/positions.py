@@ -4,6 +4,7 @@ B batch, N heads, T tokens, H head dim, j the H/2 pairs.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,17 +16,21 @@ from gpt2.shape import ModelShape
 class PositionEncoding(ABC):
     """Position encoding, applied to the queries and to the keys of a block before scores."""
 
-    @abstractmethod
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""
+        return self.encode_all([x_BNTH], first, step)[0]
+
+    @abstractmethod
+    def encode_all(self, heads: Sequence[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
+        """Encode tensors BNTH of the same tokens, width and dtype; N may differ."""
 
 
 class Learned(PositionEncoding):
     """Identity: position embeddings are added to x before attention."""
 
-    def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
-        """Return ``x`` unchanged."""
-        return x_BNTH
+    def encode_all(self, heads: Sequence[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
+        """Return the tensors unchanged."""
+        return list(heads)
 
 
 class Rope(PositionEncoding):
@@ -38,11 +43,15 @@ class Rope(PositionEncoding):
         assert shape.head_dim % 2 == 0, "head dim must be even"
         self.base = options.base
 
-    def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
-        """Rotate in fp32 or wider and return the dtype of ``x``."""
-        wide = torch.promote_types(x_BNTH.dtype, torch.float32)
-        angles_Tj = self._angles(x_BNTH, first, step)
+    def encode_all(self, heads: Sequence[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
+        """Rotate in fp32 or wider and return the dtype of the tensors."""
+        wide = torch.promote_types(heads[0].dtype, torch.float32)
+        angles_Tj = self._angles(heads[0], first, step)
         cos_Tj, sin_Tj = angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)
+        return [self._rotate(x_BNTH, cos_Tj, sin_Tj) for x_BNTH in heads]
+
+    def _rotate(self, x_BNTH: Tensor, cos_Tj: Tensor, sin_Tj: Tensor) -> Tensor:
+        wide = cos_Tj.dtype
         a_BNTj, b_BNTj = x_BNTH.to(wide).chunk(2, -1)
         rotated = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
         return torch.cat(rotated, -1).to(x_BNTH.dtype)

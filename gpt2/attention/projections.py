@@ -26,7 +26,7 @@ class QKV:
 
     def with_positions(self, positions: PositionEncoding, first: int) -> Self:
         """Return the heads with position-encoded queries and keys from position ``first`` on."""
-        q_BNTH, k_BKTH = (positions(x, first) for x in (self.q_BNTH, self.k_BKTH))
+        q_BNTH, k_BKTH = positions.encode_all([self.q_BNTH, self.k_BKTH], first)
         return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
 
 

@@ -188,7 +188,10 @@ MUTANTS = (
         "sines and cosines have eight bits",
         "dtype",
         edited(
-            Rope, "__call__", "torch.promote_types(x_BNTH.dtype, torch.float32)", "x_BNTH.dtype"
+            Rope,
+            "encode_all",
+            "torch.promote_types(heads[0].dtype, torch.float32)",
+            "heads[0].dtype",
         ),
         (_WIDE, "^rotary positions .* in training; torch.bfloat16"),
         "rope",

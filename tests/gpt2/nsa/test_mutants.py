@@ -164,10 +164,10 @@ def _sentinel(right: Any) -> Any:
 def _as_one_vector(right: Any) -> Any:
     """Rotate all heads as one vector of C elements."""
 
-    def rotate(self: Any, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
-        whole_B1TC = x_BNTH.transpose(1, 2).flatten(2)[:, None]
-        turned_BTC = right(self, whole_B1TC, first, step)[:, 0]
-        return projections.split_heads(turned_BTC, x_BNTH.shape[-1])
+    def rotate(self: Any, heads: list[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
+        whole_B1TC = [x_BNTH.transpose(1, 2).flatten(2)[:, None] for x_BNTH in heads]
+        turned = right(self, whole_B1TC, first, step)
+        return [projections.split_heads(x[:, 0], heads[0].shape[-1]) for x in turned]
 
     return rotate
 
@@ -241,7 +241,7 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         "test_gradients.py::test_every_parameter_has_one[blocks-True-mean-sigmoid]",
     ),
     "rotation over the flattened heads": (
-        method(Rope, "__call__", _as_one_vector),
+        method(Rope, "encode_all", _as_one_vector),
         "test_rope.py::TestPositions::test_scores_of_every_branch_depend_on_distances[True]",
     ),
     "a mask of -10000": (
