@@ -1,14 +1,15 @@
 """Fork server for commands of the tree: each is a fresh process with the libraries loaded.
 
-Importing torch takes longer than most commands; the server imports it once for all tests of a worker.
-Of the tree it imports only the modules that plan and launch, which import no torch; a command of
+Importing torch takes longer than most commands; the server imports it once for the workers of all
+tests, and ends with its last client. Of the tree it imports only the modules that plan and launch, which import no torch; a command of
 another tree starts without them. The fork server of multiprocessing, which a command that trains starts, is a fork as
-well. Each line of standard input is a request: a command, answered with its process id, or the id of
-a process, answered with its exit code or null.
+well. Each line of a client is a request: a command, answered with its process id, or the id of a
+process, answered with its exit code or null.
 """
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import json
 import multiprocessing.forkserver
@@ -17,17 +18,19 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import count
+from multiprocessing.connection import wait
 from multiprocessing.util import spawnv_passfds
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 LIBRARIES = (
     "numpy",
@@ -116,25 +119,39 @@ class Command:
 
 
 class CommandServer:
-    """Client of a server process, which starts with the first command, under a preloaded library."""
+    """Client of the server of a folder, which starts with the first command, under ``library``."""
 
-    def __init__(self, library: Path | None = None) -> None:
-        self._library = library
-        self._started: subprocess.Popen[str] | None = None
+    def __init__(self, place: Path, library: Path | None = None) -> None:
+        self._place, self._library = place, library
+        self._connected: TextIO | None = None
         self._numbers = count()
 
     @property
-    def _process(self) -> subprocess.Popen[str]:
-        if self._started is None:
+    def _stream(self) -> TextIO:
+        if self._connected is None:
+            with socket.socket(socket.AF_UNIX) as client, locked(self._place):
+                address = str(self._place / "socket")
+                try:
+                    client.connect(address)
+                except (FileNotFoundError, ConnectionRefusedError):
+                    self._start_server(address)
+                    client.connect(address)
+                self._connected = client.makefile("rw")
+        return self._connected
+
+    def _start_server(self, address: str) -> None:
+        """Start the server with a socket that accepts connections during the imports."""
+        Path(address).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
             self._started = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                [sys.executable, __file__, str(self._place), str(listener.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
                 # A command has the variables of its request instead.
                 env={**os.environ, **({"LD_PRELOAD": str(self._library)} if self._library else {})},
             )
-        return self._started
 
     def start(
         self,
@@ -169,31 +186,48 @@ class CommandServer:
         return done.wait(), done.stdout, done.stderr
 
     def _ask(self, request: object) -> Any:
-        assert self._process.stdin and self._process.stdout
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
+        print(json.dumps(request), file=self._stream, flush=True)
+        return json.loads(self._stream.readline())
 
     def close(self) -> None:
-        """End the server."""
-        if self._started is not None:
-            self._started.communicate(timeout=10)
+        """Disconnect."""
+        if self._connected is not None:
+            self._connected.close()
 
 
-def serve() -> dict[str, Any]:
+@contextlib.contextmanager
+def locked(place: Path) -> Iterator[None]:
+    """Exclude other processes that connect to the server of a folder, or end it."""
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def serve(place: Path, listener: socket.socket) -> dict[str, Any]:
     """Answer requests; return only in a command's process, with its request."""
-    answers = os.fdopen(os.dup(1), "w")
-    for line in iter(sys.stdin.readline, ""):
-        request: dict[str, Any] | int = json.loads(line)
-        if isinstance(request, int):
-            ended, status = os.waitpid(request, os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if ended else None
-        elif answer := os.fork():
-            pass
-        else:
-            answers.close()
-            return request
-        print(json.dumps(answer), file=answers, flush=True)
-    os._exit(0)
+    clients: dict[socket.socket, TextIO] = {}
+    while True:
+        for ready in wait([listener, *clients]):
+            if ready is listener:
+                connection = listener.accept()[0]
+                clients[connection] = connection.makefile("rw")
+            elif line := clients[ready].readline():
+                request: dict[str, Any] | int = json.loads(line)
+                if isinstance(request, int):
+                    ended, status = os.waitpid(request, os.WNOHANG)
+                    answer = os.waitstatus_to_exitcode(status) if ended else None
+                elif not (answer := os.fork()):
+                    for opened in (listener, *clients, *clients.values()):
+                        opened.close()
+                    return request
+                print(json.dumps(answer), file=clients[ready], flush=True)
+            else:
+                clients.pop(ready).close()
+                ready.close()
+        if not clients:
+            with locked(place):
+                if not wait([listener], timeout=0):
+                    os._exit(0)
 
 
 def become(request: Mapping[str, Any]) -> str:
@@ -278,12 +312,15 @@ if __name__ == "__main__":
     # Registered first, so it runs after the exit functions of libraries and script.
     atexit.register(leave)
     sys.path[0] = str(ROOT)
+    gc.disable()
     for module in LIBRARIES + MODULES:
         import_module(module)
     # A command would otherwise traverse the libraries' objects in every collection.
     gc.freeze()
+    gc.enable()
+    place, listener = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     try:
-        runpy.run_path(become(serve()), run_name="__main__")
+        runpy.run_path(become(serve(place, listener)), run_name="__main__")
         code = None
     except SystemExit as end:
         code = end.code

@@ -77,22 +77,26 @@ class Folder:
 
 
 @pytest.fixture(scope="session")
-def write_faults(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+def write_faults(shared_folder: Callable[..., Path]) -> Path | None:
     """Compile write_faults.c, which does nothing unless a command has its variables."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None
-    source = Path(__file__).with_name("write_faults.c")
-    library = tmp_path_factory.mktemp("library") / "write_faults.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True)
-    return library
+    source, name = Path(__file__).with_name("write_faults.c"), "write_faults.so"
+
+    def compile_in(folder: Path) -> None:
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / name), str(source)]
+        subprocess.run([*command, "-ldl"], check=True)
+
+    return shared_folder("library", compile_in) / name
 
 
 @pytest.fixture(scope="session")
-def server(write_faults: Path | None) -> Iterator[CommandServer]:
-    """Return the process that forks the commands of all tests."""
-    server = CommandServer(write_faults)
+def server(
+    shared_folder: Callable[..., Path], write_faults: Path | None
+) -> Iterator[CommandServer]:
+    """Return a client of the process that forks the commands of all tests."""
+    server = CommandServer(shared_folder("server", lambda folder: None), write_faults)
     yield server
     server.close()
 
