@@ -20,7 +20,6 @@ import _start
 from gpt2.planning.arguments import RunLookup, add_json, add_writing, new_parser
 from gpt2.records.run_files import find_finished
 from gpt2.running.finished import generate_texts, request_from_args, to_record
-from gpt2.weights.trained import open_trained
 from lib import console
 
 
@@ -30,8 +29,11 @@ def main() -> int:
     add_writing(parser)
     add_json(parser)
     args = parser.parse()
-    request = request_from_args(args)
     run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
+    request = request_from_args(args)
+    # Imports torch, which takes longer than the search.
+    from gpt2.weights.trained import open_trained
+
     trained = open_trained(run, args.build_dir)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")

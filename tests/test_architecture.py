@@ -47,6 +47,10 @@ WITHOUT_TORCH = (
     "scripts/plan.py",
     "scripts/status.py",
     "scripts/report.py",
+    "scripts/audit_run.py",
+    # Import torch once they have found the run.
+    "scripts/evaluate.py",
+    "scripts/generate.py",
 )
 
 

@@ -2,17 +2,25 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpt2.data.store import EvaluationWindow, TokenSplit
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.evaluate import EvaluationResult, Evaluator
 from lib.runs.documents import DocumentInfo, DocumentResult
+
+if TYPE_CHECKING:
+    # An audit reads the facts of documents without torch.
+    from gpt2.evaluate import EvaluationResult, Evaluator
 
 
 def items_of(
-    evaluation: EvaluationResult, evaluate: Evaluator, source: str, words: Tokenizer, step: int
+    evaluation: "EvaluationResult",
+    evaluate: "Evaluator",
+    source: str,
+    words: Tokenizer,
+    step: int,
 ) -> list[DocumentResult]:
     """Return the rows of ``per_query.csv`` after ``step`` optimizer steps, sorted by document."""
     measured = {document.item_id: document for document in evaluation.documents}

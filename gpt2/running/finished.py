@@ -1,4 +1,4 @@
-"""Command ``make evaluate``; imports torch after the environment of the run is set."""
+"""Commands ``make evaluate`` and ``make generate``; torch is imported once the run is known."""
 
 import argparse
 import codecs
@@ -7,20 +7,20 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.generate import SamplingOptions, generate
 from gpt2.planning.arguments import RunLookup, add_json, add_variable, number
 from gpt2.quantized.options import parse_schemes
 from gpt2.records.run_files import find_finished, read_resolved_config
-from gpt2.weights.trained import Trained
 from lib.console import log
 from lib.env.machine import worker_environment
 from lib.errors import ConfigError, Problem
 from lib.runs.seeds import stream_seed
+
+if TYPE_CHECKING:
+    from gpt2.generate import SamplingOptions
+    from gpt2.weights.trained import Trained
 
 
 def add_evaluation_args(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ class GenerationRequest:
     tokens: int
     seed: int
     samples: int
-    sampling: SamplingOptions
+    sampling: "SamplingOptions"
 
     def __post_init__(self) -> None:
         counts = {"TOKENS": self.tokens, "SAMPLES": self.samples}
@@ -88,6 +88,8 @@ def request_from_args(args: argparse.Namespace) -> GenerationRequest:
 
     Raises ConfigError if an argument is invalid.
     """
+    from gpt2.generate import SamplingOptions
+
     return GenerationRequest(
         args.prompt,
         tokens=int(number(args, "tokens", int)),
@@ -113,13 +115,17 @@ class GeneratedText:
 
 
 def generate_texts(
-    trained: Trained, order: GenerationRequest, show: Callable[[str], None]
+    trained: "Trained", order: GenerationRequest, show: Callable[[str], None]
 ) -> list[GeneratedText]:
     """Generate all texts; ``show`` receives the prompt and each complete character at once.
 
     The randomness of a text depends on the seed and the index of the text, not on the number of
     texts. Raises ConfigError if the prompt is longer than the context.
     """
+    import torch
+
+    from gpt2.generate import generate
+
     prompt = encode_prompt(trained, order.prompt)
     texts = []
     for index in range(order.samples):
@@ -145,7 +151,7 @@ def generate_texts(
     return texts
 
 
-def encode_prompt(trained: Trained, prompt: str) -> Sequence[int]:
+def encode_prompt(trained: "Trained", prompt: str) -> Sequence[int]:
     """Return the token ids of the prompt; an empty prompt becomes the end-of-text token.
 
     Raises ConfigError if the prompt is longer than the context.
@@ -160,7 +166,7 @@ def encode_prompt(trained: Trained, prompt: str) -> Sequence[int]:
 
 
 def to_record(
-    trained: Trained, order: GenerationRequest, texts: Sequence[GeneratedText]
+    trained: "Trained", order: GenerationRequest, texts: Sequence[GeneratedText]
 ) -> dict[str, Any]:
     """Return the texts and their settings as a JSON document."""
     return {

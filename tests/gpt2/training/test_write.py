@@ -144,7 +144,7 @@ def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
 ) -> None:
     """é in two tokens, an invalid first byte, a truncated character, end of text."""
     ids = [*"é".encode(), 0xFF, *"b€".encode()[:-1], 256, 97]
-    monkeypatch.setattr("gpt2.running.finished.generate", lambda *_: iter(ids))
+    monkeypatch.setattr("gpt2.generate.generate", lambda *_: iter(ids))
     shown: list[str] = []
     trained = open_trained(run, build_dir)
     given = GenerationRequest("a", tokens=50, seed=1, samples=1, sampling=SamplingOptions())
