@@ -14,7 +14,7 @@ import pytest
 from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
 from lib.errors import ConfigError
-from lib.make_help import FORMER_TARGETS, completion, help_text, refuse_unknown
+from lib.make_help import FORMER_TARGETS, refuse_unknown
 from lib.project import ROOT
 from lib.style import check
 
@@ -373,11 +373,6 @@ def test_help_summarizes_the_configured_runs(build):
     assert "19" in run
 
 
-def test_help_puts_the_summary_into_the_run_group():
-    text = help_text(["##@ Run\n", "all: data ## Train\n", "##: A=n  A value\n"], "57 runs")
-    assert text.splitlines() == ["Run", "  57 runs", f"  {'all':22}Train", f"  {'A=n':22}A value"]
-
-
 def test_completion_lists_each_defconfig():
     database = make("-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT").stdout
     for defconfig in list_defconfigs(ROOT)[0]:
@@ -569,41 +564,3 @@ class TestClean:
         assert make("mrproper", f"O={build}", cwd=tree).returncode == 0
         assert list(build.iterdir()) == []
         assert (tree / ".config").exists() and (tree / "config.py").exists()
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("make verd", {"verdicts"}),
-        ("make plan STE", {"STEPS="}),
-        ("make defconfig-gpt2-quickst", {"defconfig-gpt2-quickstart"}),
-        ("make defconfig-gpt2-124m+qui", {"defconfig-gpt2-124m+quick"}),
-        ("make check DEFCONFIG=gpt2-quickst", {"gpt2-quickstart"}),
-        ("make why SYM=DROPO", {"DROPOUT"}),
-        ("make audit RUNS=results/ratio/ra-s1", {"results/ratio/ra-s1-0a1b2c3d"}),
-        ("make plan STEPS=r", set()),
-    ],
-)
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, typed, expected):
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/run_test_matrix.py").touch()
-    (tmp_path / "results/ratio/ra-s1-0a1b2c3d").mkdir(parents=True)
-    (tmp_path / ".config").write_text('CONFIG_DROPOUT="0.0"\n# CONFIG_COMPILE is not set\n')
-    bases, fragments = list_defconfigs(ROOT)
-    names = [*(d.name for d in bases), *(f"+{d.name}" for d in fragments)]
-    (tmp_path / "script").write_text(completion(MAKEFILE, names))
-    command = (
-        f". ./script; COMP_LINE={typed!r} COMP_POINT={len(typed)}; _kablate_make 2> /dev/null; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run([shell, "-c", command], cwd=tmp_path, capture_output=True, text=True)
-    replies = set(done.stdout.split())
-    if shell == "zsh":
-        # zsh selects among the replies itself, and replaces the whole word, not the part after "=".
-        word = typed.split()[-1]
-        head = word[: word.find("=") + 1]
-        replies = {reply.removeprefix(head) for reply in replies if reply.startswith(word)}
-    assert replies == expected, done.stderr
