@@ -328,13 +328,15 @@ def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
         raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
     if name == "finished" and not _DAY.fullmatch(condition.text):
         raise _invalid(text, "expected a time such as 2026-11-23, or '2026-11-23 14:05'")
-    if condition.sign in ("=", "!=") or name in _BY_BEGINNING:
+    if name in _BY_BEGINNING:
         return condition
-    if _number(condition.text) is None:
-        raise _invalid(text, f"expected a number, got {condition.text!r}")
-    values = [value for run in runs if (value := run.value(name)) is not None]
-    if name in _TEXTS or (values and all(_number(value) is None for value in values)):
+    ordered, pattern = condition.sign not in ("=", "!="), "*" in condition.text
+    numbers = [_number(value) for run in runs if (value := run.value(name)) is not None]
+    if ordered and (name in _TEXTS or (numbers and all(number is None for number in numbers))):
         raise _invalid(text, f"{name} is not a number (expected = or !=)")
+    numeric = name not in _TEXTS and bool(numbers) and None not in numbers
+    if _number(condition.text) is None and (ordered or (numeric and not pattern)):
+        raise _invalid(text, f"expected a number, got {condition.text!r}")
     return condition
 
 

@@ -150,6 +150,7 @@ def test_conditions_select_runs(listed, where, expected):
         ("N_LAYER = 6", "usage.invalid-condition", ""),
         ("N_LAYER", "usage.invalid-condition", ""),
         ("val_loss<low", "usage.invalid-condition", "number"),
+        ("N_LAYER=six", "usage.invalid-condition", "number"),
         ("state<3", "usage.invalid-condition", "number"),
         ("finished>today", "usage.invalid-condition", "time"),
         ("state='done", "usage.invalid-condition", ""),

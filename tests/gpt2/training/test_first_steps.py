@@ -43,21 +43,20 @@ STEADY = [10.0, 50.0, 100.0, 101.0, 99.0, 100.0, 120.0]
 
 @pytest.fixture
 def verdict(configure: Configure) -> Callable[..., Any]:
-    config = configure()
-
     def give(
         losses: Sequence[float] = GOOD,
         norms: Sequence[float | None] = NORMS,
         speeds: Sequence[float] = STEADY,
         mebibytes: Sequence[float] = (),
         unstable: Sequence[UnstableStep] = (),
+        init: str = "",
         **gates: float,
     ) -> Any:
         found = beats(speeds, **gates)
         for at, value in enumerate(mebibytes):
             found[at] = replace(found[at], mem_reserved_mib=value)
         facts = WatchedRecords(None, 0.0, {0: found}, rows(losses, norms), (), unstable)
-        return evaluate_criteria(facts, config, 20)
+        return evaluate_criteria(facts, configure(INIT_FROM=init), 20)
 
     return give
 
@@ -102,6 +101,21 @@ def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) 
     assert [name for name, (holds, _) in found.found.items() if not holds] == [wrong]
     assert found.text.startswith("first 20 it ") and found.text.endswith(found.found[wrong][1])
     assert [name for name, (_, text) in found.found.items() if text in found.text] == [wrong]
+
+
+@pytest.mark.parametrize(
+    ("losses", "passed"),
+    [
+        ([3.0 + 0.01 * i for i in range(20)], True),
+        ([5.0 + 0.1 * i for i in range(20)], False),
+        ([*[3.0] * 19, math.nan], False),
+    ],
+)
+def test_trained_weights_may_start_at_a_lower_loss(
+    verdict: Callable, losses: list[float], passed: bool
+) -> None:
+    assert verdict(losses, init="run:base").found["loss"][0] is passed
+    assert not verdict(losses).found["loss"][0]
 
 
 def test_criteria_without_data_are_absent(verdict: Callable) -> None:
