@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from lib.files import regular_file
+
 _DIGEST_LENGTH = 64
 
 
@@ -107,7 +109,7 @@ def read_document_results(path: Path) -> list[DocumentResult]:
 
     Raises InvalidRow at the first row that differs from the format of ``to_csv``.
     """
-    with open(path, encoding="utf-8", newline="") as stream:
+    with open(path, encoding="utf-8", newline="", opener=regular_file) as stream:
         lines = list(csv.reader(stream))
     if not lines or tuple(lines[0]) != COLUMNS:
         header = ",".join(lines[0]) if lines else "nothing"

@@ -30,6 +30,13 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     assert OTHER.bits_per_byte is None
 
 
+def test_a_device_in_place_of_the_file_is_not_read(tmp_path: Path) -> None:
+    """Reading /dev/zero would not end."""
+    (tmp_path / "per_query.csv").symlink_to("/dev/null")
+    with pytest.raises(OSError, match="regular"):
+        read_document_results(tmp_path / "per_query.csv")
+
+
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "empty": (lambda text: "", "item_id,"),
     "a placeholder": (lambda text: "note,placeholder\n", "item_id,"),
