@@ -20,7 +20,7 @@ from pathlib import Path
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
-from lib.json_files import RecordError
+from lib.json_files import MissingRecord, RecordError, read_text
 from lib.plan.run import run_key
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast
@@ -189,8 +189,10 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _elsewhere(folder: Path) -> list[str]:
-    path = folder / REUSED_RUNS_FILE
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        return read_text(folder / REUSED_RUNS_FILE).splitlines()
+    except MissingRecord:
+        return []
 
 
 def _read(run: RunDir) -> _FinishedRun | _DivergedRun | str:

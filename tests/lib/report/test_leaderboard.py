@@ -1,11 +1,13 @@
 """Ranking of finished sweep runs from their directories."""
 
 import json
+import os
 
 import pytest
 
 from lib.errors import ConfigError
 from lib.files import write_json
+from lib.json_files import DamagedRecord
 from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_reused_runs
 from lib.report.looks import LookPlan
 from lib.report.table_text import leaderboard_to_json, leaderboard_to_text
@@ -127,6 +129,16 @@ def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, m
     place.rmdir()
     (folder / "fast-s1-0123abcd").rename(folder.parent / "gone")
     assert len(read_leaderboard(folder, LOOKS).entries) == 1
+
+
+@pytest.mark.parametrize("content", [b"\xff", None])
+def test_a_damaged_list_of_reused_runs_is_an_error(tmp_path, content):
+    """Reading a pipe would wait forever."""
+    path = tmp_path / REUSED_RUNS_FILE
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    with pytest.raises(DamagedRecord):
+        read_leaderboard(tmp_path, LOOKS)
+
 
 
 def test_nothing_to_rank_is_an_error_with_a_command(tmp_path):
