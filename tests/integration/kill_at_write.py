@@ -74,6 +74,7 @@ class Training:
             KILL_ROOT=str(self.tree / "results"),
             KILL_COUNTER=str(self.counter),
             KILL_AT=str(kill_at),
+            KILL_GROUP=str(os.getpid()),
         )
         ranks = []
         for rank in range(self.ranks):
