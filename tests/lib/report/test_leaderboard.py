@@ -140,7 +140,6 @@ def test_a_damaged_list_of_reused_runs_is_an_error(tmp_path, content):
         read_leaderboard(tmp_path, LOOKS)
 
 
-
 def test_nothing_to_rank_is_an_error_with_a_command(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_leaderboard(tmp_path / "sweep", LOOKS)
