@@ -54,8 +54,8 @@ def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tenso
     scores_BKTJ = scores_BKTJ.scatter(
         -1, forced_T3.expand(*scores_BKTJ.shape[:2], -1, -1), math.inf
     )
-    # The sign of a NaN would exclude its block.
-    scores_BKTJ.abs_()
+    # A NaN with a sign would exclude its block.
+    scores_BKTJ.nan_to_num_(nan=math.inf, posinf=math.inf)
     # Every query sees the first query's block and all earlier blocks.
     seen = first // options.select + 1
     later_TJ = torch.arange(seen, blocks, device=device) > own_T[:, None]

@@ -423,7 +423,7 @@ MUTANTS = (
         "golden-gate-cross",
         {"parallel": "same-gradient"},
         together(
-            replaced(ProcessGroup, "share_gradients", lambda _: lambda self, module: module),
+            replaced(ProcessGroup, "share_gradients", lambda _: lambda self, module, _: module),
             replaced(ProcessGroup, "exchange", lambda _: lambda self, module, now: nullcontext()),
         ),
     ),
