@@ -86,8 +86,14 @@ def resolved_digests() -> dict[str, str]:
 
 
 def observe(cases: Sequence[TrialCase]) -> dict[str, list[Observation]]:
-    """Train, evaluate and resume each case in each shape. Return the observations."""
-    return {case.name: [_observation(case, i) for i in range(len(_SHAPES))] for case in cases}
+    """Train, evaluate and resume each case in each shape. Return the observations.
+
+    Every run must succeed: the runs with a fault are compared with these.
+    """
+    observed = {case.name: [_observation(case, i) for i in range(len(_SHAPES))] for case in cases}
+    failed = [name for name, each in observed.items() if not all(digest for digest, _ in each)]
+    assert not failed, f"runs without a fault fail: {failed}"
+    return observed
 
 
 def changed_cases(
@@ -232,14 +238,14 @@ def _results(config: Config, context: CheckContext) -> Observation:
 
 def _whole_run(config: Config, build_dir: Path, folder: Path) -> Iterator[bytes]:
     session = _open(config, build_dir, folder)
-    train.train(session, StopCondition(lambda: False, 0))
+    _train_to_end(session)
     evaluation = session.evaluate(session.state.model)
     assert evaluation is not None
     write_results(session, evaluation, time.monotonic())
     yield from _files(session)
-    session.group = ProcessGroup(ProcessRank(1, 2))
-    batches = session.batches()
     if config.train.global_batch % (2 * config.train.batch_size) == 0:
+        session.group = ProcessGroup(ProcessRank(1, 2))
+        batches = session.batches()
         for _ in range(_STEPS_OF_RANK):
             for x_BT, y_BT in next(batches):
                 yield torch.cat([x_BT, y_BT]).numpy().tobytes()
@@ -256,9 +262,16 @@ def _interrupted_run(config: Config, build_dir: Path, folder: Path) -> Iterator[
     session = _open(config, build_dir, folder)
     resume(session)
     yield str(session.state.iteration).encode()
-    train.train(session, StopCondition(lambda: False, 0))
+    _train_to_end(session)
     yield from _files(session)
     session.records.close()
+
+
+def _train_to_end(session: TrainingSession) -> None:
+    """Train, and save the last checkpoint, which the trainer does before it writes results."""
+    session.run.checkpoints.mkdir(exist_ok=True)
+    train.train(session, StopCondition(lambda: False, 0))
+    train.save_checkpoint(session)
 
 
 def _open(config: Config, build_dir: Path, folder: Path) -> TrainingSession:
