@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.reference import attention, latent
-from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.config import ModelConfig
 from gpt2.mlp.options import LayerSpec
-from gpt2.mlp.reference import mlp
+from gpt2.mlp.reference import mlp, requested_weights
 
 Parameters = Mapping[str, Tensor]
 
@@ -23,21 +23,17 @@ def reference_gpt(
     idx_BT: Tensor,
     parameters: Parameters,
     config: ModelConfig,
-    requests: list[AttentionWeightsOptions | None],
 ) -> Tensor:
     """Return logits [B, T, vocab_size] without dropout.
 
-    ``parameters`` are those of the built model, by name; ``requests`` lists the attention weights
-    that the MLP of each block requires.
+    ``parameters`` are those of the built model, by name.
     """
     x_BTC = parameters["wte.weight"][idx_BT]
     if not config.attention.positions.rotates:
         x_BTC = x_BTC + parameters["wpe.weight"][: idx_BT.shape[1]]
     state = BlockState()
-    for site, request in zip(config.sites(), requests, strict=True):
-        x_BTC, state = _block(
-            x_BTC, state, _subset(parameters, f"h.{site.block}."), config, site, request
-        )
+    for site in config.sites():
+        x_BTC, state = _block(x_BTC, state, _subset(parameters, f"h.{site.block}."), config, site)
     head_VC = parameters["wte.weight"][: config.shape.vocab_size]
     return _norm(x_BTC, _subset(parameters, "ln_f.")) @ head_VC.T
 
@@ -48,12 +44,11 @@ def _block(
     parameters: Parameters,
     config: ModelConfig,
     site: LayerSpec,
-    request: AttentionWeightsOptions | None,
 ) -> tuple[Tensor, BlockState]:
     normed_BTC = _norm(x_BTC, _subset(parameters, "ln_1."))
     attn = _subset(parameters, "attn.")
     inputs = state.head_scale_BTN, state.latent_shift_BTR
-    n_head = config.shape.n_head
+    n_head, request = config.shape.n_head, requested_weights(site, config.mlp)
     out_BTC, weights_BTS = attention(
         normed_BTC, attn, n_head, config.attention, request, *inputs, site.block
     )

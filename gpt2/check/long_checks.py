@@ -18,6 +18,7 @@ from gpt2.check.shrink import long_config
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.execution import Execution
+from gpt2.mlp.reference import requested_weights
 from gpt2.model import GPT
 
 _TOLERANCE = 1e-9
@@ -44,7 +45,7 @@ def check_long(subject: StepUnderTest) -> list[CheckFinding]:
         {name: parameter.detach() for name, parameter in attention.named_parameters()},
         shape.n_head,
         config.model.attention,
-        model.blocks[0].mlp.request,
+        requested_weights(config.model.sites()[0], config.model.mlp),
         rows=rows,
     )
     findings += _compare("attention output", out_BTC[:, rows], expected_BrC, rows)

@@ -459,10 +459,7 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     idx_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:].clone()
     targets_BT[0, 3] = IGNORE_INDEX
     parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    requests = [block.mlp.request for block in model.blocks]
-    logits_by_formula = reference.reference_gpt(
-        idx_BT, parameters, subject.small_exact.model, requests
-    )
+    logits_by_formula = reference.reference_gpt(idx_BT, parameters, subject.small_exact.model)
     loss = torch.nn.functional.cross_entropy(
         logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX
     )

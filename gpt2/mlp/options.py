@@ -11,7 +11,7 @@ from lib.config.field import SymbolValue
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpt2.attention.state import AttentionOutputs, BlockState
+    from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
     from gpt2.mlp.mlp import MlpMechanism
 
 
@@ -66,6 +66,9 @@ class MlpMechanismOptions(Protocol):
 
     def build(self, hidden: int, width: int, site: LayerSpec) -> "MlpMechanism":
         """Return the mechanism of one block."""
+
+    def reference_request(self) -> "AttentionWeightsOptions | None":
+        """Return the attention weights that the formula reads; None if it reads none."""
 
     def reference_apply(
         self,

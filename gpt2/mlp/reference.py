@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.mlp.config import MlpConfig
 from gpt2.mlp.options import LayerSpec
 
@@ -35,6 +35,12 @@ def mlp(
         }
         h_BTM = options.reference_apply(h_BTM, view, state, weights, site)
     return _linear(h_BTM, parameters, "c_proj"), state
+
+
+def requested_weights(site: LayerSpec, config: MlpConfig) -> AttentionWeightsOptions | None:
+    """Return the attention weights that a mechanism of the block reads; None if none does."""
+    requests = (options.reference_request() for options in config.built(site))
+    return next((request for request in requests if request), None)
 
 
 def _linear(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:

@@ -137,9 +137,7 @@ def _parity(config: Config, device: torch.device) -> str:
     """Compare logits and the gradient of every parameter with the reference."""
     model, idx_BT = _model(config, device), _tokens(device)[:1, :_REFERENCE_LENGTH]
     parameters = {n: p.detach().cpu().requires_grad_() for n, p in model.named_parameters()}
-    expected = reference.reference_gpt(
-        idx_BT.cpu(), parameters, config.model, [None] * len(model.h)
-    )
+    expected = reference.reference_gpt(idx_BT.cpu(), parameters, config.model)
     actual = model(idx_BT)
     if difference := _difference(actual, expected, _FP64_TOLERANCE):
         return difference

@@ -279,6 +279,18 @@ MUTANTS = (
         MECHANISMS,
     ),
     Mutant(
+        "cross-token threshold is the strength",
+        "tau is bound to alpha",
+        "binding",
+        "cross-rms",
+        {"reference": LOGITS},
+        after_init(
+            MlpCrossToken,
+            lambda self: setattr(self, "request", replace(self.request, tau=self.alpha)),
+        ),
+        MECHANISMS,
+    ),
+    Mutant(
         "cross-token weights stay detached",
         "a copy of its parent",
         "gradient",

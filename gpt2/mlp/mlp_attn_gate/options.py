@@ -73,6 +73,9 @@ class MlpAttnGateOptions:
 
         return MlpAttnGate(self, hidden, width, site)
 
+    def reference_request(self) -> None:
+        """Return None: the formula reads no attention weights."""
+
     def reference_apply(
         self,
         h_BTM: "Tensor",

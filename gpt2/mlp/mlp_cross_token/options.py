@@ -11,7 +11,7 @@ from lib.config.small_form import scale_tokens, scale_width
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpt2.attention.state import AttentionOutputs, BlockState
+    from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
     from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 
 
@@ -77,6 +77,12 @@ class MlpCrossTokenOptions:
         from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 
         return MlpCrossToken(self, hidden, width, site)
+
+    def reference_request(self) -> "AttentionWeightsOptions":
+        """Return the attention weights that the formula reads."""
+        from gpt2.mlp.mlp_cross_token.reference import request
+
+        return request(self)
 
     def reference_apply(
         self,

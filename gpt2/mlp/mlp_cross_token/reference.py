@@ -8,9 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.options import LayerSpec
+
+
+def request(options: MlpCrossTokenOptions) -> AttentionWeightsOptions:
+    """Return the weights w: the mean over heads, sparsified and detached as the options state."""
+    detach = options.detach_weights
+    return AttentionWeightsOptions(options.sparsity, options.topk, options.tau, detach)  # type: ignore[arg-type]  # a member of the Kconfig choice
 
 
 def apply(

@@ -92,6 +92,9 @@ class MlpLatentOptions:
 
         return MlpLatent(self, hidden, width, site)
 
+    def reference_request(self) -> None:
+        """Return None: the formula reads no attention weights."""
+
     def reference_apply(
         self,
         h_BTM: "Tensor",
