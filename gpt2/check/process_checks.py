@@ -1,14 +1,17 @@
-"""Training on two ranks gives the gradients of training on one.
+"""Training on two ranks gives the loss and the gradients of training on one.
 
 B batch, T tokens.
 """
 
 import contextlib
 import hashlib
+import math
 import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
@@ -26,23 +29,29 @@ from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler
 from gpt2.data.store import MANIFEST, open_dataset
 from gpt2.model import GPT
+from gpt2.training import step
+from gpt2.training.records import NullRecords
+from gpt2.training.session import TrainingSession
 from gpt2.training.setup import place_model, resume
+from lib.env.machine import grad_scaler
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.env.sharded import whole
 from lib.errors import DataError, Problem
+from lib.runs.run_dir import RunDir
 
 _LENGTH = 17
 _TOLERANCE = 1e-9
+# Losses of micro-batches are added in fp32.
+_LOSS_TOLERANCE = 1e-6
 _TIMEOUT = timedelta(seconds=10)
 _RANKS = 2
 
 
 def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
-    """Compare gradients averaged over two half batches with the gradients of the whole batch.
+    """Compare loss and gradients of a step of two ranks with those of the whole batch.
 
-    Each half consists of two micro-batches; only the last one synchronizes gradients, unless the
-    parameters are sharded.
+    Each rank has half the batch, in two micro-batches.
     """
     config, ids_BT = _on_ranks(subject), subject.tokens(2 * _RANKS, _LENGTH)
     rendezvous = subject.context.folder / "rendezvous"
@@ -53,8 +62,8 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         failure.callback(subject.context.end_peer)
         peer = subject.context.peer
         peer.start(train_rank, 1, config, rendezvous, rows)
-        digest, gradients = train_rank(0, config, rendezvous, rows)
-        peer_digest, peer_gradients = peer.result()
+        digest, loss, gradients = train_rank(0, config, rendezvous, rows)
+        peer_digest, peer_loss, peer_gradients = peer.result()
         failure.pop_all()
     findings = []
     if digest != peer_digest:
@@ -68,7 +77,12 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         CheckFinding("gradient-on-all-ranks", f"a gradient of {name} on both ranks", "none")
         for name in unused
     ]
-    for name, expected in _single_process(config, ids_BT).items():
+    expected_loss, expected_gradients = _single_process(config, ids_BT)
+    for rank, found in enumerate((loss, peer_loss)):
+        if not math.isclose(found, expected_loss, rel_tol=_LOSS_TOLERANCE):
+            what = f"the loss {expected_loss:.6f} of the whole batch on rank {rank}"
+            findings.append(CheckFinding("same-loss", what, f"{found:.6f}"))
+    for name, expected in expected_gradients.items():
         if name not in unused and not (error := _error(gradients[name], expected)) <= _TOLERANCE:
             text = f"a relative error of {error:.1e}"
             what = f"the gradient of {name} as in one process"
@@ -84,10 +98,10 @@ def _on_ranks(subject: StepUnderTest) -> Config:
 
 def train_rank(
     rank: int, config: Config, rendezvous: Path, rows: list[list[int]]
-) -> tuple[str, dict[str, np.ndarray | None]]:
-    """Run one rank.
+) -> tuple[str, float, dict[str, np.ndarray | None]]:
+    """Run the passes of a step as one rank does.
 
-    Returns a digest of the initial weights, and the gradients after the all-reduce.
+    Returns a digest of the initial weights, and loss and gradients after the all-reduce.
     """
     _join_group(rank, rendezvous)
     model = _initialized(config)
@@ -96,14 +110,21 @@ def train_rank(
         digest.update(parameter.detach().numpy().tobytes())
     group = ProcessGroup(ProcessRank(rank, _RANKS))
     shared, _ = place_model(config, model, group, torch.device("cpu"))
-    micro_batches = torch.tensor(rows[rank::_RANKS]).split(1)
-    for i, ids_BT in enumerate(micro_batches, 1):
-        with group.exchange(shared, now=i == len(micro_batches)):
-            (shared(ids_BT[:, :-1], ids_BT[:, 1:]) / len(micro_batches)).backward()
+    session = SimpleNamespace(
+        config=config,
+        device=torch.device("cpu"),
+        forward=shared,
+        group=group,
+        records=NullRecords(RunDir(rendezvous.parent), lambda: None),
+        state=SimpleNamespace(scaler=grad_scaler(config.machine)),
+    )
+    parts = torch.tensor(rows[rank::_RANKS]).split(1)
+    micro_batches = [(ids_BT[:, :-1], ids_BT[:, 1:]) for ids_BT in parts]
+    loss = step.accumulate_gradients(cast(TrainingSession, session), micro_batches).item()
     gradients = {
         n: None if p.grad is None else whole(p.grad).numpy() for n, p in model.named_parameters()
     }
-    return digest.hexdigest(), gradients
+    return digest.hexdigest(), loss, gradients
 
 
 def _join_group(rank: int, rendezvous: Path) -> None:
@@ -116,10 +137,11 @@ def _join_group(rank: int, rendezvous: Path) -> None:
     )
 
 
-def _single_process(config: Config, ids_BT: Tensor) -> dict[str, Tensor]:
+def _single_process(config: Config, ids_BT: Tensor) -> tuple[float, dict[str, Tensor]]:
     model = _initialized(config)
-    model(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
-    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    loss = model(ids_BT[:, :-1], ids_BT[:, 1:])
+    loss.backward()
+    return loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def _initialized(config: Config) -> GPT:

@@ -436,6 +436,27 @@ MUTANTS = (
         replaced(ProcessGroup, "exchange", lambda _: lambda self, module, now: module.no_sync()),
     ),
     Mutant(
+        "ranks exchange after the first micro-batch",
+        "gradients of later micro-batches stay on their rank",
+        "moved",
+        "baseline",
+        {"parallel": "same-gradient"},
+        edited(step, "accumulate_gradients", "i == len(micro_batches)", "i == 1"),
+    ),
+    Mutant(
+        "a rank records its own loss",
+        "the training loss is that of a part of the batch",
+        "dropped",
+        "baseline",
+        {"parallel": "same-loss"},
+        edited(
+            step,
+            "accumulate_gradients",
+            "session.group.add(total) / session.group.size",
+            "total",
+        ),
+    ),
+    Mutant(
         "dropout masks differ in the backward pass",
         "a recomputed block drops other units",
         "stream",
