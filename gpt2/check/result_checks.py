@@ -29,6 +29,7 @@ from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
 from lib.files import write_json
+from lib.runs import documents as document_records
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -44,6 +45,8 @@ _SCHEMA = 2
 _TOLERANCE = 1e-6
 # A prompt of other bytes than characters, and the tokens of a sample.
 _PROMPT, _SAMPLED = "Hä", 3
+# Bytes of a frequent token: one character in UTF-8.
+_WIDE = {ord("e"): "é".encode()}
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,15 @@ class ExpectedDocument:
     nll: float = 0.0
 
 
-class _SpelledEnd(ByteTokenizer):
-    """Bytes with a spelled end of text, as GPT-2's tokenizer has it: it is no byte of the text."""
+class _Gpt2Bytes(ByteTokenizer):
+    """Bytes of tokens as GPT-2's tokenizer has them: more than one, and an end of text by name.
+
+    The name of the end of text has no byte of the text.
+    """
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the byte, or the name of the end-of-text token."""
-        return super().token_bytes(token) or b"<|endoftext|>"
+        """Return the byte, two bytes of one character, or the name of the end-of-text token."""
+        return _WIDE.get(token) or super().token_bytes(token) or b"<|endoftext|>"
 
 
 def finishing_session(subject: StepUnderTest) -> TrainingSession:
@@ -96,7 +102,7 @@ def finishing_session(subject: StepUnderTest) -> TrainingSession:
         run=files,
         records=RecordWriter(files, lambda event: None),
         config=config,
-        tokenizer=_SpelledEnd(),
+        tokenizer=_Gpt2Bytes(),
         evaluate=in_batches_of(len(session.evaluate.windows), session.evaluate),
     )
 
@@ -153,7 +159,7 @@ def check_other_records(
     shared = subject.context.shared_findings
     if _SHARED not in shared:
         losses = subject.traced_run.losses
-        shared[_SHARED] = [*_sample(session), *_health(session, record, losses)]
+        shared[_SHARED] = [*_sample(session), *_health(session, record, losses), *_last_tenth()]
     return shared[_SHARED]
 
 
@@ -200,6 +206,17 @@ def _health(
     return [CheckFinding("health-check", what, f"{found}, {recorded['steps']} in summary.json")]
 
 
+def _last_tenth() -> list[CheckFinding]:
+    """Check the training loss of more steps than a small form has: the mean over the last tenth."""
+    rows = [{"kind": "train", "iteration": i, "loss": i * i} for i in range(1, 31)]
+    expected = statistics.fmean(i * i for i in (28, 29, 30))
+    found = document_records.train_loss(rows, len(rows))
+    if math.isclose(found, expected):
+        return []
+    what = f"train_loss {expected:g}, the mean over the last tenth of {len(rows)} steps"
+    return [CheckFinding("training-loss", what, f"{found:g}")]
+
+
 @torch.no_grad()
 def scored_documents(
     model: GPT, windows: list[ExpectedWindow], bf16: bool
@@ -226,7 +243,7 @@ def scored_documents(
             document = documents.setdefault(window.document, new)
             document.parts[window.start] = targets
             document.tokens += len(targets)
-            document.bytes += sum(target != END_OF_TEXT for target in targets)
+            document.bytes += sum(len(_WIDE.get(t, b"-")) for t in targets if t != END_OF_TEXT)
             for probabilities_V, target in zip(probabilities_TV.numpy(), targets, strict=False):
                 document.nll -= math.log(probabilities_V[target])
                 best = int(probabilities_V.argmax())

@@ -22,6 +22,7 @@ from gpt2.records import per_document
 from gpt2.training import finish, metrics, setup
 from lib.env.options import NumericsOptions
 from lib.report import table
+from lib.runs import documents
 from lib.runs.documents import DocumentResult
 from lib.runs.record import EvalRow, RunRecord
 from tests.mutants.mutant import Expected, Kind, Mutant, Plant, edited, replaced, then
@@ -334,6 +335,13 @@ MUTANTS = (
         _summary(lambda final, session: final["train_loss"]),
     ),
     _evaluated(
+        "the training loss is that of the last step",
+        "one batch in place of the last tenth of a run",
+        "constant",
+        ("training-loss", r"^train_loss 841\.667.*; 900$"),
+        edited(documents, "train_loss", "max(1, int(iterations * _TRAIN_LOSS_FRACTION))", "1"),
+    ),
+    _evaluated(
         "the result is the best evaluation", "not the final one", "swapped", _LOSS, _summary(_best)
     ),
     _evaluated(
@@ -440,6 +448,13 @@ MUTANTS = (
         "added",
         (_ROWS, "tokens, bytes"),
         then(per_document, "_token_lengths", _spelled_end),
+    ),
+    _evaluated(
+        "bytes of a token are characters",
+        "bits per byte are too high with a tokenizer of several bytes per token",
+        "formula",
+        (_ROWS, "tokens, bytes"),
+        edited(per_document, "_token_lengths", "bytes(i)", 'bytes(i).decode(errors="replace")'),
     ),
     _evaluated(
         "rows name the last window's batch",
