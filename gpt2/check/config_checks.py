@@ -23,6 +23,7 @@ def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     """Build the step at its full size on the meta device and check it."""
     model = subject.full_model
     findings = _count(subject.config, model) + _ratio(subject.config, model)
+    findings += _flops(subject.config, model)
     return findings + _bound(subject, model) + _delta(subject)
 
 
@@ -64,6 +65,26 @@ def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
             what = f"MLP / attention of {expected} within 1 %"
             findings.append(CheckFinding("mlp-ratio", what, f"{ratio:.4f} in block {i}"))
     return findings[:1]
+
+
+def _flops(config: Config, model: GPT) -> list[CheckFinding]:
+    """Check that the declared FLOPs have two per weight of a matrix, and those of the scores.
+
+    Native sparse attention applies some matrices once per block of tokens.
+    """
+    shape, attention = config.model.shape, config.model.attention
+    pairs = 4 * shape.n_embd * attention.pattern.mean_keys(shape.block_size)
+    for site, block in zip(config.model.sites(), model.blocks, strict=True):
+        mlp = config.model.mlp.flops_per_token(site)
+        parts: dict[str, tuple[float, nn.Module, float]] = {"MLP": (mlp, block.mlp, 0.0)}
+        if not attention.pattern.attends:
+            parts["attention"] = (attention.flops_per_token(shape), block.attn, pairs)
+        for name, (declared, module, others) in parts.items():
+            if declared < (least := 2 * matrix_elements(module) + others):
+                what = f"at least {least:,.0f} FLOPs per token of the {name}"
+                found = f"{declared:,.0f} declared in block {site.block}"
+                return [CheckFinding("declared-flops", what, found)]
+    return []
 
 
 def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:

@@ -12,6 +12,9 @@ from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, Bloc
 from gpt2.mlp.config import MlpConfig
 from gpt2.mlp.options import LayerSpec
 
+# The order in which mechanisms transform the hidden layer (docs/mechanisms/mlp.md).
+_ORDER = ("mlp_cross_token", "mlp_latent", "mlp_attn_gate")
+
 
 def mlp(
     x_BTC: Tensor,
@@ -26,7 +29,7 @@ def mlp(
     """
     state = BlockState()
     h_BTM = config.activation.reference(_linear(x_BTC, parameters, "c_fc"))
-    for options in config.built(site):
+    for options in sorted(config.built(site), key=lambda options: _ORDER.index(options.name)):
         prefix = f"mechanisms.{options.name}."
         weights = {
             name.removeprefix(prefix): value

@@ -10,6 +10,7 @@ from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import cases
 from gpt2.config import ModelConfig
 from gpt2.mlp.config import MlpConfig
+from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.options import LayerSpec
 from tests.mutants.mutant import (
     MECHANISMS,
@@ -41,6 +42,28 @@ def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
+    Mutant(
+        "matrices of the token mix cost nothing",
+        "a budget of FLOPs trains the step too long",
+        "dropped",
+        "golden-gate-cross",
+        {"declared": ("declared-flops", "of the MLP")},
+        then(
+            MlpCrossTokenOptions,
+            "flops_per_token",
+            lambda out, self, *given: out - 2 * self.weights(*given),
+        ),
+    ),
+    Mutant(
+        "the output projection costs nothing",
+        "a budget of FLOPs trains every step too long",
+        "dropped",
+        "baseline",
+        {"declared": ("declared-flops", "of the attention")},
+        then(
+            AttentionConfig, "flops_per_token", lambda out, self, shape: out - 2 * shape.n_embd**2
+        ),
+    ),
     Mutant(
         "a step is its parent",
         "two names for one configuration",

@@ -391,6 +391,14 @@ MUTANTS = (
         edited(MlpConfig, "size", "m in self.mechanisms))", "m in built))"),
     ),
     Mutant(
+        "the gate reads the hidden layer before the token mix",
+        "mechanisms transform the hidden layer in another order",
+        "moved",
+        "golden-gate-cross",
+        {"reference": LOGITS},
+        then(MlpConfig, "built", lambda out, self, site: out[::-1]),
+    ),
+    Mutant(
         "activation is wrong",
         "the exact GELU instead of the tanh form",
         "formula",
