@@ -62,6 +62,17 @@ _NSA = {
 }
 
 
+def _as_parent(symbol: str, default: str) -> Relative:
+    """Return the value of a pruned parent, else the default."""
+    return lambda subject, parent: parent.get(symbol) or default
+
+
+_PRUNING = {
+    "PRUNING_SCOPE": _as_parent("PRUNING_SCOPE", "global"),
+    "PRUNING_RAMP": _as_parent("PRUNING_RAMP", "cubic"),
+}
+
+
 def _but(branch: str) -> Relative:
     return lambda subject, parent: tuple(b for b in parent["branches"] or () if b != branch)
 
@@ -99,7 +110,8 @@ TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
         lambda m: {"share of the MLP": float(m[1]) / 100, "equal shares in every block": True},
     ),
     (r"\bpruning to ([\d.]+) %", lambda m: {"sparsity": float(m[1]) / 100}),
-    (r"\b(magnitude|movement|state) pruning\b", lambda m: {"PRUNING": m[1]}),
+    (r"\b(magnitude|movement) pruning\b", lambda m: {"PRUNING": m[1], **_PRUNING}),
+    (r"\bstate pruning\b", lambda m: {"PRUNING": "state"}),
     (r"\bMLP gates the next block's heads\b", lambda m: _GATE),
     (r"\bmixes tokens by attention weights\b", lambda m: _MIX),
     (r"\bboth MLP mechanisms\b", lambda m: _GATE | _MIX),
@@ -379,7 +391,8 @@ _SHARED_SYMBOLS = (
         "EVAL_TOKENS",
     ),
     *("DATASET", "TOKENIZER", "PRECISION", "DROPOUT", "SEED", "INIT_FROM"),
-    *("N_LAYER", "N_EMBD", "N_HEAD", "ACTIVATION", "BIAS", "PRUNING"),
+    *("N_LAYER", "N_EMBD", "N_HEAD", "ACTIVATION", "BIAS"),
+    *("PRUNING", "PRUNING_SCOPE", "PRUNING_RAMP", "PRUNING_INCLUDE_EMBEDDINGS"),
 )
 
 

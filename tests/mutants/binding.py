@@ -273,6 +273,15 @@ MUTANTS = (
         for ratio, built in (("2.4", r"2\.4"), ("2.6", r"2\.58"))
     ),
     _named(
+        "pruned-50 also prunes by layer",
+        "its title states the sparsity alone",
+        "added",
+        "pruned-50",
+        step_also_sets("ratio", "pruned-50", {"PRUNING_SCOPE_LAYER": True}),
+        "stated-fact",
+        "^PRUNING_SCOPE global, .*; layer",
+    ),
+    _named(
         "45 % are called 50 %",
         "pruned-50 prunes less",
         "constant",
