@@ -182,9 +182,18 @@ def device_facts(device: str) -> list[str]:
     """
     if device == "cpu":
         return [cpu_model()]
-    boot = Path("/proc/sys/kernel/random/boot_id")
     variables = (os.environ.get(name, "") for name in (_CUDA, _HIP, "CUDA_DEVICE_ORDER"))
-    return [platform.node(), boot.read_text(encoding="utf-8") if boot.exists() else "", *variables]
+    return [booted_machine(), *variables]
+
+
+@functools.cache
+def booted_machine() -> str:
+    """Return an id of this machine since its boot and of its process ids; its name without /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node()
 
 
 def usable_cores() -> int:

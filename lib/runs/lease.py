@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from lib.env.gpu import booted_machine
 from lib.errors import ConfigError, KablateError, Problem
 from lib.files import no_follow, write_atomic
 from lib.json_files import RecordError, read_json_object, typed
@@ -62,7 +63,7 @@ class Holder:
     @property
     def is_local(self) -> bool:
         """Return whether the holder is on this machine."""
-        return self.machine == _machine()
+        return self.machine == booted_machine()
 
     @property
     def is_dead(self) -> bool:
@@ -213,7 +214,7 @@ class Lease:
         job = _job()
         start = _start_time(runner)
         holder = Holder(
-            secrets.token_hex(8), platform.node(), _machine(), seconds, runner, start, job=job
+            secrets.token_hex(8), platform.node(), booted_machine(), seconds, runner, start, job=job
         )
         lease = cls(run, token, holder)
         try:
@@ -341,15 +342,6 @@ def _read(path: Path, token: int) -> LeaseRecord:
 def _lost(run: RunDir) -> LeaseLost:
     what = f"taken over by {read_lease(run) or 'another process'}; nothing more was written"
     return LeaseLost(Problem(what, code="run.lease-lost"))
-
-
-@functools.cache
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return platform.node()
 
 
 def _start_time(pid: int) -> int:
