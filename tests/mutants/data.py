@@ -7,6 +7,7 @@ import pytest
 
 from gpt2.check import process_checks as check
 from gpt2.data import loader, store
+from gpt2.data.corpus import CustomFiles
 from gpt2.data.store import PreparedDataset, TokenSplit
 from lib.errors import DataError
 from tests.mutants.mutant import Mutant, Plant, replaced, then
@@ -109,5 +110,13 @@ MUTANTS = (
         replaced(store, "manifest_digest", lambda _: lambda manifest: "0" * 64),
         _QUICKSTART,
         TEXT,
+    ),
+    Mutant(
+        "a hash decides beside held-out files",
+        "training documents of the file are held out",
+        "inverted",
+        "baseline",
+        {"evaluated": ("evaluation-windows", r"in 4 windows"), "paired": "paired-data"},
+        then(CustomFiles, "sided", lambda out, *given: [(f, side or None) for f, side in out]),
     ),
 )
