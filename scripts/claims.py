@@ -37,7 +37,8 @@ def main() -> int:
     args = parser.parse()
     path = args.build_dir / claims.DEFAULT_FILE
     file = read_claims(Path(args.claims) if args.claims else path)
-    args.seeds = args.seeds or file.seeds
+    if not args.seed:
+        args.seeds = args.seeds or file.seeds
     _, plan = asked_plan(args)
     table = launch.result_table(plan)
     if args.update:

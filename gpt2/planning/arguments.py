@@ -150,8 +150,22 @@ def add_lookup(parser: argparse.ArgumentParser) -> None:
 
 def asked_lookup(arguments: argparse.Namespace) -> RunLookup:
     """Return the lookup for the options of ``add_lookup``."""
-    seeds = arguments.seeds or arguments.seed
-    return RunLookup(arguments.steps, seeds, settings_layers(arguments))
+    return RunLookup(arguments.steps, _asked_seeds(arguments), settings_layers(arguments))
+
+
+def _asked_seeds(arguments: argparse.Namespace) -> str:
+    """Return the seeds of SEEDS= or the one of SEED=. Raises ConfigError if SEED is not one seed."""
+    if not arguments.seed:
+        return str(arguments.seeds)
+    if arguments.seeds:
+        what = f"conflicts with SEEDS={arguments.seeds} (expected SEED= or SEEDS=)"
+        advice = "type: make SEED= SEEDS=..."
+        raise ConfigError(Problem(what, "SEED", advice, code="usage.conflict"))
+    if not WHOLE_NUMBER.fullmatch(arguments.seed):
+        what = f"invalid seed {arguments.seed!r} (expected one non-negative integer)"
+        advice = "several seeds: make SEEDS=1-3"
+        raise ConfigError(Problem(what, "SEED", advice, code="usage.invalid-seed"))
+    return str(arguments.seed)
 
 
 def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
@@ -171,7 +185,7 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
         layers,
         arguments.build_dir,
         steps=arguments.steps,
-        seeds=arguments.seeds or arguments.seed,
+        seeds=_asked_seeds(arguments),
         sweep=sweep,
         yes=arguments.yes,
     )
@@ -191,8 +205,7 @@ def asked_tables(arguments: argparse.Namespace) -> tuple[Plan, Plan, bool]:
 
 def selects_runs(arguments: argparse.Namespace) -> bool:
     """Return whether the options of ``add_selection`` select a part of the study's runs."""
-    seeds = arguments.seeds or arguments.seed
-    return bool(arguments.steps) or seeds not in ("", AUTO_SEEDS)
+    return bool(arguments.steps) or _asked_seeds(arguments) not in ("", AUTO_SEEDS)
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:

@@ -119,9 +119,14 @@ def unstable_points(record: RunRecord, steps: Sequence[UnstableStep]) -> list[tu
     return [(tokens[step.iteration], step.loss) for step in steps]
 
 
-def instability_text(steps: Sequence[UnstableStep]) -> str:
-    """Return a line on the unstable steps, with the first one; "" if there are none."""
+def describe_unstable(steps: Sequence[UnstableStep]) -> str:
+    """Return the number of unstable steps, and the first one; "" if there are none."""
     if not steps:
         return ""
     count = f"{len(steps)} steps, the first at" if len(steps) > 1 else "a step,"
-    return f"UNSTABLE: {count} it {steps[0].iteration}: {steps[0].reason}"
+    return f"{count} it {steps[0].iteration}: {steps[0].reason}"
+
+
+def instability_text(steps: Sequence[UnstableStep]) -> str:
+    """Return the mark of a run with unstable steps, and their description; "" if there are none."""
+    return f"UNSTABLE: {describe_unstable(steps)}" if steps else ""

@@ -22,7 +22,7 @@ from lib.runs.index import RunIndex
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.tracking.options import WatchOptions
-from lib.tracking.stability import UnstableStep, instability_text, unstable_steps
+from lib.tracking.stability import UnstableStep, describe_unstable, unstable_steps
 from lib.units import format_duration
 
 
@@ -116,7 +116,7 @@ def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
 
 def unstable(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report jumps of loss or gradient norm, and losses worse than guessing after the warm-up."""
-    return instability_text(facts.unstable).removeprefix("UNSTABLE: ")
+    return describe_unstable(facts.unstable)
 
 
 def throughput(facts: WatchedRecords, options: WatchOptions) -> str:

@@ -38,15 +38,30 @@ def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_one_seed_or_several(seeds) -> None:
     assert seeds() == [1]
     assert seeds(SEED="4294967295") == [4294967295]
-    assert seeds(SEED="7", SEEDS="2,3") == [2, 3]
+    assert seeds(SEED="", SEEDS="2,3") == [2, 3]
 
 
-@pytest.mark.parametrize("seed", ["-1", "4294967296", "1.5", "x"])
-def test_an_invalid_seed_is_one_error(seeds, seed: str) -> None:
+@pytest.mark.parametrize("seed", ["-1", "1.5", "x", "1-3", "auto"])
+def test_an_invalid_seed_is_located_at_its_variable(seeds, seed: str) -> None:
     with pytest.raises(ConfigError) as caught:
         seeds(SEED=seed)
     (problem,) = caught.value.problems
-    assert "SEEDS" in str(problem) and seed in str(problem) and problem.code
+    assert (problem.code, problem.where) == ("usage.invalid-seed", "SEED")
+    assert seed in problem.what
+
+
+@pytest.mark.parametrize("variable", ["SEED", "SEEDS"])
+def test_a_seed_out_of_range_is_one_error(seeds, variable: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        seeds(**{variable: "4294967296"})
+    assert caught.value.codes == ["config.out-of-range"]
+    assert "4294967296" in str(caught.value.problems[0])
+
+
+def test_one_seed_and_several_conflict(seeds) -> None:
+    with pytest.raises(ConfigError) as caught:
+        seeds(SEED="7", SEEDS="2,3")
+    assert caught.value.codes == ["usage.conflict"]
 
 
 def test_training_is_not_quantized(seeds) -> None:
