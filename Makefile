@@ -68,6 +68,8 @@ CONFIGURE := $(PY) scripts/configure.py
 jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
 
 refuse = $(boot) -m lib.make_help Makefile --unknown
+# For targets without a script that refuses variables: those that the target reads.
+reads = $(if $(filter-out $(1),$(KABLATE_GIVEN)),@$(boot) -m lib.make_help Makefile --reads $(1))
 ifneq ($(UNKNOWN),)
 # Instead of the targets, also with make -n.
 .PHONY: $(KABLATE_TARGET)
@@ -184,17 +186,21 @@ reproduce: setup $(ANY_CONFIG_PY) ## Train RUN= again from its directory, compar
 
 # The tests read parquet files, log to every tracker, and plot.
 test: ## Run the tests (FAST=1: a fast part); needs the extras
+	$(call reads,FAST)
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
-	$(Q)$(PY) -m pytest$(if $(filter-out 0 n,$(FAST)), --fast)
+	$(Q)$(PY) -m pytest$(if $(filter-out 0 n no,$(FAST)), --fast)
 
 fuzz: setup ## Damage COUNT= files, one under one command each (SEED=)
+	$(call reads,COUNT SEED)
 	$(Q)$(PY) -m tests.fuzz.fuzz
 
 test-long: ## Plant faults one by one; make check must detect each
+	$(call reads)
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest -m long
 
 style: setup ## Check formatting, lint, types, and names in documents
+	$(call reads)
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
@@ -276,6 +282,7 @@ gpu-day: $(CONFIG_PY) ## Every measurement of this GPU, in MINUTES=; resumable
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help completion clean mrproper
 setup: ## Create the Python environment; EXTRAS= adds packages
+	$(if $(filter setup,$(MAKECMDGOALS)),$(call reads,VENV))
 	@$(SETUP) "$$EXTRAS" $(if $(and $(filter setup,$(MAKECMDGOALS)),$(call given,VENV)),--share $(call quote,$(VENV)))
 
 tensorboard: $(CONFIG_PY) ## Serve TensorBoard for the runs, on localhost
@@ -285,17 +292,18 @@ trackio-view: $(CONFIG_PY) ## Serve the trackio dashboard, on localhost
 	$(Q)$(PY) scripts/dashboard.py trackio $(INTO)
 
 help: ## Show this text
+	$(call reads)
 	@$(boot) -m lib.make_help Makefile "$$(test ! -f $(call quote,$(DOTCONFIG)) || \
 		$(PY) scripts/status.py --one-line $(INTO) 2> /dev/null || \
 		echo '.config exists: make plan lists its runs')"
 
 FRAGMENTS := $(patsubst defconfigs/fragments/%,+%,$(wildcard defconfigs/fragments/*))
 completion: ## Completion of bash, zsh: source <(make -s completion)
+	$(call reads)
 	@$(boot) -m lib.make_help Makefile --completion $(DEFCONFIGS:defconfig-%=%) $(FRAGMENTS)
 
-# No script refuses a variable that these do not read.
 clean: ## Remove generated files; keeps .config, data and results
-	$(if $(KABLATE_GIVEN),@$(boot) -m lib.make_help Makefile --unread)
+	$(call reads)
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
 	$(Q)rm -f $(call quote,$(BUILD))/randcheck-*.defconfig
 	$(Q)for part in baseline test; do rm -f $(call quote,$(BUILD))/mutation-$$part.json; done

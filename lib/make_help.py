@@ -2,7 +2,7 @@
 
     python3 -m lib.make_help MAKEFILE [SUMMARY]
     python3 -m lib.make_help MAKEFILE --unknown target|variable NAME...
-    python3 -m lib.make_help MAKEFILE --unread
+    python3 -m lib.make_help MAKEFILE --reads VARIABLE...
     python3 -m lib.make_help MAKEFILE --completion DEFCONFIG...
 
 ``target: ... ## text`` describes a target, ``##: label text`` any other entry, and ``##@ Group``
@@ -63,6 +63,8 @@ def refuse_unknown(makefile: str, kind: str, names: Sequence[str]) -> NoReturn:
 
     known = _targets(makefile) if kind == "target" else _settings(makefile)
     advice = "type: make help"
+    if kind == "target" and names[0].startswith("defconfig"):
+        advice = "type: make defconfig-NAME; make list-defconfigs lists the names"
     if kind == "variable":
         symbol = names[-1] if re.fullmatch("[A-Z][A-Z0-9_]*", names[-1]) else "NAME"
         advice += f'; a symbol of .config is set by SET="{symbol}=VALUE"'
@@ -138,14 +140,14 @@ def _refuse(makefile: str, kind: str, *names: str) -> int:
         refuse_unknown(makefile, names[0], names[1:])
     from lib.make_variables import require_read
 
-    require_read(())
+    require_read({*names, "JSON"})
     return 0
 
 
 def main(path: str, *words: str) -> int:
     """Print the help, or an error; return the exit code."""
     with open(path, encoding="utf-8") as makefile:
-        if words[:1] in (("--unknown",), ("--unread",)):
+        if words[:1] in (("--unknown",), ("--reads",)):
             from lib.console import run_main
 
             text = makefile.read()

@@ -9,7 +9,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,13 @@ def settings_layers(arguments: argparse.Namespace) -> list[ConfigLayer]:
     """Return the layer of the options of ``add_settings``; none without a setting."""
     gpus = [shlex.quote(f"GPUS={arguments.gpus}")] if arguments.gpus else []
     text = " ".join([*filter(None, [arguments.set]), *gpus])
-    return [parse_command_line_settings(text)] if text else []
+    if not text:
+        return []
+    layer = parse_command_line_settings(text)
+    if gpus and layer.assignments:
+        *others, last = layer.assignments
+        layer = replace(layer, assignments=(*others, replace(last, where="GPUS")))
+    return [layer]
 
 
 @dataclass(frozen=True)

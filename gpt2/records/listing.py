@@ -53,7 +53,7 @@ class ListedRun:
     study: str
     # Slug of the step.
     step: str
-    # new, running, done, failed, interrupted, stale, damaged or replaced
+    # One of STATES.
     state: str
     # Cause of a failure or damage, else "".
     problem: str = ""
@@ -82,6 +82,7 @@ class ListedRun:
         return vars(self)[name] if name in FIELDS else self.symbols.get(name)
 
 
+STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", "replaced")
 # Field → heading, in the order of the full table.
 FIELDS: Mapping[str, str] = {
     "run": "run",
@@ -331,6 +332,9 @@ def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
     if name in _BY_BEGINNING:
         return condition
     ordered, pattern = condition.sign not in ("=", "!="), "*" in condition.text
+    if name == "state" and not (ordered or pattern) and condition.text not in STATES:
+        near = nearest(condition.text, STATES)
+        raise _invalid(text, f"unknown state{near} (expected one of {', '.join(STATES)})")
     numbers = [_number(value) for run in runs if (value := run.value(name)) is not None]
     if ordered and (name in _TEXTS or (numbers and all(number is None for number in numbers))):
         raise _invalid(text, f"{name} is not a number (expected = or !=)")

@@ -21,7 +21,7 @@ def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that plans runs with environment variables and returns the seeds."""
     symbols = {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True}
     write_build(tmp_path, symbols)
-    for name in ("SEED", "SEEDS", "QUANT"):
+    for name in ("SEED", "SEEDS", "QUANT", "GPUS", "SET"):
         monkeypatch.delenv(name, raising=False)
 
     def planned(**variables: str) -> list[int]:
@@ -62,6 +62,14 @@ def test_one_seed_and_several_conflict(seeds) -> None:
     with pytest.raises(ConfigError) as caught:
         seeds(SEED="7", SEEDS="2,3")
     assert caught.value.codes == ["usage.conflict"]
+
+
+@pytest.mark.parametrize("settings", ["", "DROPOUT=0.1"])
+def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds, settings: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        seeds(GPUS="0", SET=settings)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("config.out-of-range", "GPUS")
 
 
 def test_training_is_not_quantized(seeds) -> None:

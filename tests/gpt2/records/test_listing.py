@@ -151,6 +151,7 @@ def test_conditions_select_runs(listed, where, expected):
         ("N_LAYER", "usage.invalid-condition", ""),
         ("val_loss<low", "usage.invalid-condition", "number"),
         ("N_LAYER=six", "usage.invalid-condition", "number"),
+        ("state=dne", "usage.invalid-condition", "done"),
         ("state<3", "usage.invalid-condition", "number"),
         ("finished>today", "usage.invalid-condition", "time"),
         ("state='done", "usage.invalid-condition", ""),
