@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from lib.console import run_main
+from lib.make_variables import require_read
 from lib.project import ROOT
 from tests.fuzz import mutations
 from tests.fuzz.harness import Case, Study
@@ -78,6 +79,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
     parser.add_argument("--keep", action="store_true", help="save the failures as tests")
     args = parser.parse_args()
+    # The commands under test would refuse the variables of make fuzz.
+    require_read({"COUNT", "SEED"})
     began = time.monotonic()
     manners: Counter[str] = Counter()
     with temporary_folder() as folder:
@@ -98,4 +101,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

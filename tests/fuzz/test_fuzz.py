@@ -1,10 +1,13 @@
 """Saved failures and a small share of make fuzz: no damaged file makes a command crash or deceive."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lib.make_variables import EXPORTED, GIVEN, TARGET
+from tests.fuzz import fuzz
 from tests.fuzz.fuzz import CASES, draw_cases, load, temporary_folder
 from tests.fuzz.harness import Case, Study
 from tests.fuzz.study import trained_study
@@ -59,3 +62,17 @@ def test_each_kind_of_failure_is_noticed(study: Study, monkeypatch: pytest.Monke
         seen.append(study.check(case).partition(":")[0])
     expected = ["traceback", "changed", "code executed", "written through a link", "exit code 77"]
     assert seen == expected
+
+
+def test_the_commands_under_test_do_not_read_the_variables_of_make_fuzz(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {TARGET: "fuzz", GIVEN: "COUNT SEED", EXPORTED: "", "COUNT": "0", "SEED": "3"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = {}
+    monkeypatch.setattr(fuzz, "trained_study", lambda folder: seen.update(os.environ))
+    monkeypatch.setattr(fuzz, "draw_cases", lambda *_: ())
+    monkeypatch.setattr("sys.argv", ["fuzz"])
+    assert fuzz.main() == 0
+    assert not seen.keys() & {TARGET, GIVEN, EXPORTED}
