@@ -208,14 +208,18 @@ def git_state() -> dict[str, str | bool | None]:
     }
 
 
-def history_state() -> list[int]:
-    """Return times that change if git fetches, packs or removes commits of this repository."""
+def history_state() -> list[str | int]:
+    """Return facts that change if git fetches, packs or removes commits of this repository.
+
+    A fetch without news writes the same FETCH_HEAD again.
+    """
     output = run_git("rev-parse", "--git-common-dir")
     if output is None:
         return []
     folder = ROOT / os.fsdecode(output).strip()
-    paths = (folder / "FETCH_HEAD", folder / "objects/pack")
-    return [path.stat().st_mtime_ns for path in paths if path.exists()]
+    fetched, packs = folder / "FETCH_HEAD", folder / "objects/pack"
+    heads: list[str | int] = [sha256_file(fetched)] if fetched.is_file() else []
+    return [*heads, packs.stat().st_mtime_ns] if packs.exists() else heads
 
 
 @functools.cache
