@@ -138,7 +138,7 @@ def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunVi
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
-    index = RunIndex(plan.folder, "plan", _to_fields, _from_fields, shared="sources")
+    index = RunIndex(plan.folder, "plan", _to_fields, _from_fields, shared=("sources",))
     comparison = SourceComparison()
     records = [_read_run(run, index, comparison) for run in plan.runs]
     index.save()

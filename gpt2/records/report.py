@@ -174,7 +174,7 @@ def _commands(
     plan: Plan, results: Sequence[RunResult], settings: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[tuple[str, str]]:
     """Return the commands that repeat the study, and a single run bit by bit."""
-    commits = dict.fromkeys(r.facts.record.manifest.code.git_sha for r in results)
+    commits = dict.fromkeys(r.origin.commit for r in results)
     commands = [(f"git checkout {commit}", "the code") for commit in commits if commit]
     files = [str(s["where"]).partition(":")[0] for _, s in settings if s["label"] in _SHIPPED]
     names = "+".join(dict.fromkeys(file.rpartition("/")[2] for file in files))

@@ -4,15 +4,15 @@ Declared figures come from configurations, all other figures from the directorie
 Does not import torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from lib.plan.run import PlannedRun
 from lib.report.render import TableSection
 from lib.report.run_results import RunResult
-from lib.runs.record import RunRecord, StatisticsRow
-from lib.tracking.reader import Layers, reduce_over_layers
+from lib.runs.record import RunRecord
+from lib.tracking.reader import reduce_over_layers
 
 # {statistic logged by native sparse attention: column heading}
 _GATE_HEADINGS = {
@@ -37,7 +37,7 @@ def _attention(results: Sequence[RunResult]) -> TableSection | None:
     """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
     if len({result.run.config.model.pairs_per_token() for result in results}) < 2:
         return None
-    statistics = [_statistics(result.facts.record) for result in results]
+    statistics = [reduce_over_layers(result.curves.last_statistics) for result in results]
     names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
     rows = []
     for result, values in zip(results, statistics, strict=True):
@@ -86,14 +86,6 @@ def _speed(results: Sequence[RunResult]) -> TableSection | None:
 def _peak_reserved_mib(record: RunRecord) -> float:
     beats = (beat for beats in record.heartbeats.values() for beat in beats)
     return max((beat.mem_reserved_mib for beat in beats), default=0.0)
-
-
-def _statistics(record: RunRecord) -> Mapping[str, float]:
-    """Return the last mechanism statistics of the run, averaged over the layers with a value."""
-    layers: Layers = {}
-    for row in record.metrics:
-        layers = row.values if isinstance(row, StatisticsRow) else layers
-    return reduce_over_layers(layers)
 
 
 def _name(run: PlannedRun[Config]) -> str:

@@ -39,7 +39,7 @@ from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_orde
 from lib.project import ROOT
 from lib.report.leaderboard import record_reused_runs
 from lib.report.report_page import REPORT_FILE
-from lib.report.run_results import RunResult
+from lib.report.run_results import FinishedRun, MissingResult, RunResult, results_index
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
@@ -59,7 +59,8 @@ from lib.runner.queue import belongs_to_different_run, require_matching_director
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker
-from lib.runs.code import SourceComparison, manifest_drift, run_drift
+from lib.runs.code import SourceComparison, origin_drift, run_drift
+from lib.runs.index import RunIndex
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.verdict_run import send_verdicts
@@ -118,7 +119,8 @@ class Gpt2Backend:
 
     def is_stale(self, result: RunResult) -> bool:
         """Return whether other code, torch or device made a result whose manifest has been read."""
-        return bool(manifest_drift(result.facts.record.manifest, self._device, self._comparison))
+        recorded = result.origin.recorded
+        return recorded is None or bool(origin_drift(recorded, self._device, self._comparison))
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
@@ -337,8 +339,10 @@ def report(
         path = plan.folder / REPORT_FILE
         log("REPORT", f"{path} is up to date; to write it again, type: make report FORCE=1")
         return text
-    table, path = _written(plan, whole, label_by)
-    shown = result_table(plan, label_by) if selected else table
+    index = results_index(whole.folder, stamp.files, anew=force)
+    table, path = _written(plan, whole, label_by, index)
+    shown = result_table(plan, label_by, index=index) if selected else table
+    index.save()
     text = _shown(plan, shown, path, json)
     # A tracker that lacks the verdicts receives them with the next report.
     if not plan.base.tracking.trackers:
@@ -346,13 +350,18 @@ def report(
     return text
 
 
-def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:
+def _written(
+    plan: Plan,
+    whole: Plan,
+    label_by: Sequence[str],
+    index: RunIndex[FinishedRun | MissingResult] | None = None,
+) -> tuple[ResultTable, Path]:
     """Write table and report of ``whole``; return the table and the path of the report.
 
     The number of seeds in a folder is not a declaration: a look needs the seeds of ``plan``.
     """
     declared = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
-    table = _table(whole, label_by, looks=declared and not label_by)
+    table = _table(whole, label_by, looks=declared and not label_by, index=index)
     return table, _published(whole, table)
 
 
@@ -405,9 +414,15 @@ def verdicts(
     return verdicts_exit_code(study, strict=strict), text
 
 
-def _table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> ResultTable:
+def _table(
+    plan: Plan,
+    label_by: Sequence[str] = (),
+    *,
+    looks: bool = True,
+    index: RunIndex[FinishedRun | MissingResult] | None = None,
+) -> ResultTable:
     """Write the table of all runs of the study, and list those of other configurations below it."""
-    table = result_table(plan, label_by, looks=looks)
+    table = result_table(plan, label_by, looks=looks, index=index)
     if others := other_configurations(plan):
         table = replace(table, sections=[*table.sections, others])
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -418,17 +433,26 @@ def _table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> R
     return table
 
 
-def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
+def result_table(
+    plan: Plan,
+    label_by: Sequence[str] = (),
+    *,
+    looks: bool = False,
+    index: RunIndex[FinishedRun | MissingResult] | None = None,
+) -> ResultTable:
     """Return the result table of the plan's runs; writes nothing.
 
-    Without ``looks``, the verdicts are those of the recorded looks.
+    Without ``looks``, the verdicts are those of the recorded looks. Unchanged runs come from the
+    ``index``, if there is one.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]
     declared = verdict_plan(plan.base, planned_looks(plan), plan.variants)
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     declared = with_other_studies(declared, plan.folder)
-    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
+    table = build_table(
+        *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, index)
+    )
     return replace(table, sections=sections(plan, table.results))
 
 

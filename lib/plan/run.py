@@ -27,8 +27,12 @@ class RunConfig(Protocol):
     """Protocol of a run configuration, as used by the planner and the runner."""
 
     @property
+    def digest(self) -> str:
+        """Return the SHA-256, in hex, of the identity's canonical JSON."""
+
+    @property
     def hash8(self) -> str:
-        """Return eight hex digits that differ if configurations may give different results."""
+        """Return the first eight hex digits of the digest."""
 
     def identity(self) -> dict[str, Any]:
         """Return all settings that may affect a bit of the result."""

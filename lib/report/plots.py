@@ -25,7 +25,6 @@ from lib.report.series import (
 from lib.report.table import ResultTable
 from lib.report.verdict_text import verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict, VerdictWord
-from lib.tracking.stability import unstable_points
 from lib.units import signed
 
 # A figure with more rows is continued in the next one, so that it fits a page.
@@ -233,7 +232,7 @@ def _losses(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
     spikes = []
     for row, _, _ in drawn:
         for result in row.results:
-            for at, loss in unstable_points(result.facts.record, result.unstable):
+            for at, loss in result.curves.spikes:
                 axes.plot([at], [loss], "x", color=canvas.colour(role_of(row)), ms=5)
                 spikes.append(loss)
     later = spikes + [

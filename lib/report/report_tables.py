@@ -7,13 +7,13 @@ from typing import Any
 from lib.json_files import MissingRecord, RecordError
 from lib.report.html import Cell, Html, details, joined, table, tag
 from lib.report.run_facts import code_digest
-from lib.report.run_results import MissingResult, RunResult
+from lib.report.run_results import MissingResult, RunOrigin, RunResult
 from lib.report.series import RowRuns, document_differences, final_statistics
 from lib.report.table import ResultTable, TableRow
 from lib.report.table_text import format_loss
 from lib.report.verdict_text import verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict
-from lib.runs.record import UNKNOWN, RunRecord
+from lib.runs.record import UNKNOWN
 from lib.units import format_duration, format_si, signed
 
 _SHOWN_DOCUMENTS = 5
@@ -72,15 +72,14 @@ def _result_row(
 
 def _source(result: RunResult) -> str:
     """Return the source of the loss of a run: seed, loss, folder with its hash, commit."""
-    commit = _commit(result.facts.record)
+    commit = _commit(result.origin)
     folder = result.run.path.name
     return f"seed {result.run.seed}: {result.final.val_loss:.4f}, {folder}, commit {commit}"
 
 
-def _commit(record: RunRecord) -> str:
-    code = record.manifest.code
-    edited = "" if code.dirty_tree is False else f", edited: {code.dirty_tree}"
-    return (code.git_sha or UNKNOWN)[:12] + edited.replace(": True", "")
+def _commit(origin: RunOrigin) -> str:
+    edited = "" if origin.edited is False else f", edited: {origin.edited}"
+    return (origin.commit or UNKNOWN)[:12] + edited.replace(": True", "")
 
 
 def _verdict_cell(verdict: ContrastVerdict | None) -> Cell:
@@ -321,21 +320,19 @@ def _provenance_row(item: RunResult | MissingResult) -> list[Cell | str]:
     if isinstance(item, MissingResult):
         state = Cell(item.state, class_="differs", title=item.reason)
         return [run.path.name, seed, "-", state, run.config.hash8, *("-" for _ in range(5))]
-    record = item.facts.record
-    manifest = record.manifest
-    loss = item.final.val_loss
-    weights = str(manifest.find("final_weights_digest"))[:_DIGEST_CHARS]
+    origin, loss = item.origin, item.final.val_loss
+    recorded = origin.recorded
     return [
         run.path.name,
         seed,
         Cell(f"{loss:.6f}", loss),
         "done",
         run.config.hash8,
-        _commit(record),
-        manifest.origin.torch,
-        manifest.origin.device,
-        manifest.data_digest[:_DIGEST_CHARS],
-        weights,
+        _commit(origin),
+        recorded.torch if recorded else UNKNOWN,
+        recorded.device if recorded else UNKNOWN,
+        origin.data[:_DIGEST_CHARS],
+        origin.weights[:_DIGEST_CHARS],
     ]
 
 

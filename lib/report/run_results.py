@@ -2,19 +2,32 @@
 
 import contextlib
 import hashlib
+import math
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
+from lib.report.run_curves import RunCurves, decode_numbers, encode_numbers, read_curves
 from lib.report.run_facts import RunFacts, recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
-from lib.runs.record import FinalResults, RunRecord, RunTiming, TelemetrySample
+from lib.runs.code import recorded_origin
+from lib.runs.index import RunIndex, StudyFiles
+from lib.runs.record import (
+    FinalResults,
+    OriginRecord,
+    RunRecord,
+    RunTiming,
+    TelemetrySample,
+)
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
 from lib.tracking.stability import UnstableStep, unstable_steps
@@ -27,6 +40,8 @@ _UNTRAINED_NATS = 0.1
 # A run that ends above its loss at this share of its iterations has diverged.
 _EARLY_SHARE = 0.2
 _MIB_PER_GB = 1024
+# Path of the only setting in which the runs of a variant differ.
+_SEED = "seed"
 # Name → (heading, number format), in table order. 1 GB is 2^30 bytes.
 UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
     "tokens_per_second": ("tok/s", ",.0f"),
@@ -37,6 +52,59 @@ UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
     "process/cpu_cores": ("cores", ".2f"),
     "process/rss_peak_gb": ("RSS GB, peak", ".2f"),
 }
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """Origin of the figures of a run, as a report shows it; "unknown" if it was not recorded."""
+
+    run_id: str
+    # First digits of the digest of the configuration.
+    configuration: str
+    # None outside of a repository.
+    commit: str | None
+    edited: bool | str
+    # Digests of data set and final weights.
+    data: str
+    weights: str
+    # Code, torch and device; None if the record of one of them cannot be read.
+    recorded: OriginRecord | None
+
+    @classmethod
+    def of(cls, record: RunRecord) -> "RunOrigin":
+        """Return the origin of a run. Raises RecordError if a file of the run cannot be read."""
+        manifest = record.manifest
+        commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
+        recorded = None
+        with contextlib.suppress(RecordError):
+            recorded = recorded_origin(manifest)
+        return cls(
+            run_id=str(manifest.find("run", "run_id")),
+            configuration=str(record.config.find("hash8")),
+            commit=commit if isinstance(commit, str) else None,
+            edited=edited if isinstance(edited, bool) else str(edited),
+            data=str(manifest.find("data", "digest")),
+            weights=str(manifest.find("final_weights_digest")),
+            recorded=recorded,
+        )
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What the directory of a finished run contains for a report, whatever is planned."""
+
+    # SHA-256, in hex, of the canonical JSON of the identity.
+    identity_digest: str
+    # Facts that two runs must share to be compared.
+    facts: RunFacts
+    final: FinalResults
+    timing: RunTiming
+    # Speed, memory and utilisation by name.
+    machine: Mapping[str, float]
+    outcome: SeedOutcome
+    unstable: Sequence[UnstableStep]
+    origin: RunOrigin
+    curves: RunCurves
 
 
 @dataclass(frozen=True)
@@ -52,6 +120,19 @@ class RunResult:
     machine: Mapping[str, float]
     outcome: SeedOutcome
     unstable: Sequence[UnstableStep] = ()
+    # Where the rest comes from; the record of ``facts`` if None.
+    finished: FinishedRun | None = None
+
+    @cached_property
+    def origin(self) -> RunOrigin:
+        """Return the origin of the figures. Raises RecordError if a file cannot be read."""
+        return self.finished.origin if self.finished else RunOrigin.of(self.facts.record)
+
+    @cached_property
+    def curves(self) -> RunCurves:
+        """Return the curves. Raises RecordError if a file cannot be read."""
+        known = self.finished
+        return known.curves if known else read_curves(self.facts.record, self.unstable)
 
 
 @dataclass(frozen=True)
@@ -71,10 +152,40 @@ class MissingResult:
         return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
 
 
-def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
+def read_run_result(
+    run: PlannedRun[Any], index: RunIndex[FinishedRun | MissingResult] | None = None
+) -> RunResult | MissingResult:
     """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
-    files.
+    files. Files that have not changed since they were added to the ``index`` are not read.
     """
+
+    def read() -> tuple[FinishedRun | MissingResult, bool]:
+        value = _read_finished(run)
+        if isinstance(value, MissingResult):
+            return value, False
+        # A mean over damaged telemetry may be infinite, which JSON does not have.
+        return value, all(map(math.isfinite, value.machine.values()))
+
+    value = index.read(RunDir(run.path), None, read) if index else read()[0]
+    if isinstance(value, MissingResult):
+        return value
+    if value.identity_digest != run.config.digest:
+        return _foreign(run)
+    return RunResult(
+        run,
+        *(value.facts, value.final, value.timing, value.machine),
+        replace(value.outcome, seed=run.seed) if value.outcome.seed != run.seed else value.outcome,
+        value.unstable,
+        value,
+    )
+
+
+def _foreign(run: PlannedRun[Any]) -> MissingResult:
+    reason = "identity differs from the planned run"
+    return MissingResult(run, "not comparable", reason, ("identity",))
+
+
+def _read_finished(run: PlannedRun[Any]) -> FinishedRun | MissingResult:
     record = RunRecord(RunDir(run.path))
     status = record.status
     if status is None:
@@ -84,17 +195,96 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
     if findings := artifact_findings(record, every_byte=False):
         return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
     try:
-        facts = recorded_facts(record)
-        if canonical_json(record.config.identity) != canonical_json(run.config.identity()):
-            reason = "identity differs from the planned run"
-            return MissingResult(run, "not comparable", reason, ("identity",))
-        summary = record.summary
+        identity = canonical_json(record.config.identity)
+        digest = hashlib.sha256(identity.encode()).hexdigest()
+        if digest != run.config.digest:
+            return _foreign(run)
         unstable = unstable_steps(record)
-        outcome = finished_outcome(run.seed, record, unstable)
-        machine = run_utilisation(record)
-        return RunResult(run, facts, summary.final, summary.timing, machine, outcome, unstable)
+        return FinishedRun(
+            identity_digest=digest,
+            # Another record of the same run, because the rows of all runs would fill the memory.
+            facts=replace(recorded_facts(record), record=RunRecord(record.run)),
+            final=record.summary.final,
+            timing=record.summary.timing,
+            machine=run_utilisation(record),
+            outcome=finished_outcome(run.seed, record, unstable),
+            unstable=unstable,
+            origin=RunOrigin.of(record),
+            curves=read_curves(record, unstable),
+        )
     except RecordError as error:
         return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
+
+
+# The index of the results.
+
+
+def results_index(
+    folder: Path, files: StudyFiles, *, anew: bool = False
+) -> RunIndex[FinishedRun | MissingResult]:
+    """Return the index of the results of the study in ``folder``, whose files are ``files``.
+
+    If every run is to be read ``anew``, it is empty.
+    """
+    shared = ("sources", "facts", "axes")
+    return RunIndex(
+        folder, "results", _to_fields, _from_fields, shared=shared, files=files, anew=anew
+    )
+
+
+def _to_fields(value: FinishedRun | MissingResult) -> dict[str, Any]:
+    assert isinstance(value, FinishedRun)
+    facts, origin, outcome = value.facts, value.origin, vars(value.outcome)
+    axes, curves = value.curves.to_json()
+    settings = {name: setting for name, setting in facts.settings.items() if name != _SEED}
+    recorded = origin.recorded and {**vars(origin.recorded), "sources": None}
+    return {
+        "path": str(facts.run.path),
+        "identity_digest": value.identity_digest,
+        "seed": facts.settings.get(_SEED),
+        "facts": {
+            "settings": settings,
+            "observed": facts.observed,
+            "requested": facts.requested,
+            "speed": facts.speed,
+        },
+        "sources": facts.sources,
+        "final": vars(value.final),
+        "timing": vars(value.timing),
+        "machine": value.machine,
+        "outcome": {**outcome, "documents": encode_numbers(array("d", value.outcome.documents))},
+        "unstable": [vars(step) for step in value.unstable],
+        "origin": {**vars(origin), "recorded": recorded},
+        "axes": axes,
+        "curves": curves,
+    }
+
+
+def _from_fields(fields: Mapping[str, Any]) -> FinishedRun:
+    facts, origin, outcome = fields["facts"], fields["origin"], fields["outcome"]
+    sources, recorded = fields["sources"], origin["recorded"]
+    if recorded is not None:
+        recorded = OriginRecord(**{**recorded, "sources": sources})
+    seed = {} if fields["seed"] is None else {_SEED: fields["seed"]}
+    documents = tuple(decode_numbers(outcome["documents"]))
+    return FinishedRun(
+        identity_digest=fields["identity_digest"],
+        facts=RunFacts(
+            RunRecord(RunDir(Path(fields["path"]))),
+            {**facts["settings"], **seed},
+            facts["observed"],
+            facts["requested"],
+            sources,
+            facts["speed"],
+        ),
+        final=FinalResults(**fields["final"]),
+        timing=RunTiming(**fields["timing"]),
+        machine=fields["machine"],
+        outcome=SeedOutcome(**{**outcome, "documents": documents, "undeclared": ()}),
+        unstable=[UnstableStep(**step) for step in fields["unstable"]],
+        origin=RunOrigin(**{**origin, "recorded": recorded}),
+        curves=RunCurves.from_json(fields["axes"], fields["curves"]),
+    )
 
 
 def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
@@ -191,7 +381,9 @@ def run_utilisation(record: RunRecord) -> dict[str, float]:
         samples = record.telemetry[1:]
     figures = {"tokens_per_second": record.summary.timing.tokens_per_second}
     figures |= {"mfu": median(mfu)} if mfu else {}
-    figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
+    # The sum of damaged samples may overflow.
+    with contextlib.suppress(OverflowError):
+        figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
     return {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
 
 

@@ -4,20 +4,17 @@ Curves and differences of documents describe the runs; none of them is a verdict
 taken between runs of the same seed, the row minus the baseline of its part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import sub
 from statistics import fmean
-from typing import TypeVar
 
+from lib.report.run_curves import Curve, bin_width, binned
 from lib.report.run_results import RunResult
 from lib.report.table import ResultTable, TableRow
-from lib.runs.record import StatisticsRow
-from lib.tracking.reader import present_values, reduce_over_layers
-
-K = TypeVar("K")
-
-# Points of a training curve; each is a mean over equally many tokens.
-_BINS = 60
+from lib.runs.record import RunRecord
+from lib.tracking.reader import present_values
 
 
 @dataclass(frozen=True)
@@ -69,18 +66,18 @@ def runs_of_rows(table: ResultTable) -> list[RowRuns]:
 
 def training_curves(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
     """Return the training loss of each row over tokens; None for a row without runs."""
-    width = _bin_width(rows)
-    return [_band([_binned(r, width) for r in row.results]) for row in rows]
+    losses = _binned(rows)
+    return [_band([losses(result) for result in row.results]) for row in rows]
 
 
 def training_differences(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
     """Return the training loss of each row minus the baseline's, over tokens."""
-    width = _bin_width(rows)
+    losses = _binned(rows)
     pairs = [row.pairs for row in rows]
     # Once, although all rows of a part have the same baseline.
     runs = {id(run): run for each in pairs for pair in each for run in pair}
-    binned = {key: _binned(run, width) for key, run in runs.items()}
-    return [_band([_minus(binned[id(a)], binned[id(b)]) for a, b in each]) for each in pairs]
+    curves = {key: losses(run) for key, run in runs.items()}
+    return [_band([_minus(curves[id(a)], curves[id(b)]) for a, b in each]) for each in pairs]
 
 
 def evaluation_curves(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
@@ -95,21 +92,17 @@ def evaluation_differences(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
 
 def statistics_curves(row: RowRuns) -> dict[str, SeedBand]:
     """Return the statistics of the row's mechanisms over iterations, reduced over layers."""
-    by_name: dict[str, list[dict[float, float]]] = {}
+    by_name: dict[str, list[Curve]] = {}
     for result in row.results:
-        series: dict[str, dict[float, float]] = {}
-        for logged in _statistics(result):
-            for name, value in reduce_over_layers(logged.values).items():
-                series.setdefault(name, {})[logged.iteration] = value
-        for name, points in series.items():
-            by_name.setdefault(name, []).append(points)
+        for name, curve in result.curves.statistics.items():
+            by_name.setdefault(name, []).append(curve)
     bands = {name: _band(seeds) for name, seeds in by_name.items()}
     return {name: band for name, band in bands.items() if band is not None}
 
 
 def final_statistics(row: RowRuns) -> dict[str, list[float | None]]:
     """Return the last statistics of the row's mechanisms: per layer, the mean over the seeds."""
-    last = [logged[-1].values for result in row.results if (logged := _statistics(result))]
+    last = [result.curves.last_statistics for result in row.results]
     names = dict.fromkeys(name for values in last for name in values)
     return {
         name: _layer_means([values[name] for values in last if name in values]) for name in names
@@ -121,19 +114,20 @@ def document_differences(row: RowRuns) -> dict[str, float]:
 
     Only documents that every compared run evaluated are listed.
     """
-    by_seed = [_minus(_documents(a), _documents(b)) for a, b in row.pairs]
+    by_seed = [_document_differences(a, b) for a, b in row.pairs]
     if not by_seed:
         return {}
     shared = [name for name in by_seed[0] if all(name in each for each in by_seed)]
     return {name: fmean(each[name] for each in by_seed) for name in shared}
 
 
+def _document_differences(a: RunResult, b: RunResult) -> dict[str, float]:
+    others = _documents(b)
+    return {name: loss - others[name] for name, loss in _documents(a).items() if name in others}
+
+
 def _documents(result: RunResult) -> dict[str, float]:
-    return {item.item_id: item.nll_mean for item in result.facts.record.documents}
-
-
-def _statistics(result: RunResult) -> list[StatisticsRow]:
-    return [row for row in result.facts.record.metrics if isinstance(row, StatisticsRow)]
+    return dict(zip(result.curves.documents, result.outcome.documents, strict=True))
 
 
 def _layer_means(by_seed: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -142,37 +136,47 @@ def _layer_means(by_seed: Sequence[Sequence[float | None]]) -> list[float | None
     return [fmean(values) if values else None for values in columns]
 
 
-def _evaluations(result: RunResult) -> dict[float, float]:
-    return {row.tokens: row.val_loss for row in result.facts.record.eval_rows}
+def _binned(rows: Sequence[RowRuns]) -> Callable[[RunResult], Curve]:
+    """Return the function that gives the training loss of a run, in the bins of the longest one.
+
+    All runs have the same bins, so that bins of two rows are paired.
+    """
+    longest = max((r.final.tokens for row in rows for r in row.results), default=0)
+    width = bin_width(longest)
+
+    def of(result: RunResult) -> Curve:
+        if result.curves.width == width:
+            return result.curves.train
+        # Not the record of the facts, which would keep the rows.
+        return binned(RunRecord(result.facts.run).train_rows, width)
+
+    return of
 
 
-def _bin_width(rows: Sequence[RowRuns]) -> float:
-    """Return the tokens of one bin, the same for all rows, so that bins of two rows are paired."""
-    results = [result for row in rows for result in row.results]
-    return max((result.final.tokens for result in results), default=0) / _BINS or 1.0
+def _evaluations(result: RunResult) -> Curve:
+    return result.curves.evaluations
 
 
-def _binned(result: RunResult, width: float) -> dict[float, float]:
-    """Return the mean training loss of each bin of tokens, at the end of the bin."""
-    bins: dict[float, list[float]] = {}
-    for row in result.facts.record.train_rows:
-        bins.setdefault(-(-row.tokens // width) * width, []).append(row.loss)
-    return {at: fmean(losses) if losses[1:] else losses[0] for at, losses in bins.items()}
+def _minus(a: Curve, b: Curve) -> Curve:
+    """Return the difference at the points that both curves have."""
+    if a.at == b.at:
+        return Curve(a.at, array("d", map(sub, a.values, b.values)))
+    others = dict(zip(*b, strict=True))
+    return Curve.of({at: value - others[at] for at, value in zip(*a, strict=True) if at in others})
 
 
-def _minus(a: Mapping[K, float], b: Mapping[K, float]) -> dict[K, float]:
-    return {key: value - b[key] for key, value in a.items() if key in b}
-
-
-def _band(seeds: Sequence[Mapping[float, float]]) -> SeedBand | None:
+def _band(seeds: Sequence[Curve]) -> SeedBand | None:
     """Return the band over the points that all seeds have; None without such a point."""
     if not seeds:
         return None
-    shared = sorted(set.intersection(*(set(seed) for seed in seeds)))
+    shared = seeds[0].at
+    if any(seed.at != shared for seed in seeds):
+        common = set.intersection(*(set(seed.at) for seed in seeds))
+        shared = array("d", sorted(common))
+        chosen = [dict(zip(*seed, strict=True)) for seed in seeds]
+        seeds = [Curve(shared, array("d", map(points.__getitem__, shared))) for points in chosen]
     if not shared:
         return None
-
-    def over(reduce: Callable[[list[float]], float]) -> list[float]:
-        return [reduce([seed[at] for seed in seeds]) for at in shared]
-
-    return SeedBand(shared, over(fmean), over(min), over(max))
+    columns = list(zip(*(seed.values for seed in seeds), strict=True))
+    mean = list(map(fmean, columns))
+    return SeedBand(list(shared), mean, list(map(min, columns)), list(map(max, columns)))

@@ -24,6 +24,7 @@ from lib.report.contrasts import AA_ROLE, DesignEffects, contrasts_of, control_c
 from lib.report.render import TableSection
 from lib.report.run_facts import code_digest, observed_differences
 from lib.report.run_results import (
+    FinishedRun,
     MissingResult,
     RunResult,
     mean_over_seeds,
@@ -32,6 +33,7 @@ from lib.report.run_results import (
 )
 from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
+from lib.runs.index import RunIndex
 from lib.runs.record import UNKNOWN
 from lib.tracking.stability import instability_text
 from lib.units import format_runs
@@ -191,8 +193,9 @@ def build_table(
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
     verdict_plan: VerdictPlan | None = None,
+    index: RunIndex[FinishedRun | MissingResult] | None = None,
 ) -> ResultTable:
-    """Read the directories of ``runs`` and return the table of their results.
+    """Read the directories of ``runs``, or their ``index``, and return the table of their results.
 
     ``is_stale`` tells the runs made by different code, ``left_out`` lists the unplanned
     combinations with reasons. A run that differs from the baseline in more than its variant's
@@ -200,7 +203,7 @@ def build_table(
     gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
     All comparisons of the table form one family under the rule of ``verdict_plan``. Raises ConfigError if ``label_by`` contains an unknown field.
     """
-    items = [read_run_result(run) for run in runs]
+    items = [read_run_result(run, index) for run in runs]
     kept = {item.run.label for item in items if isinstance(item, RunResult) and is_stale(item)}
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
@@ -349,14 +352,12 @@ def _row(
 
 
 def _origins(results: Sequence[RunResult]) -> dict[str, Sequence[str]]:
-    manifests = [result.facts.record.manifest for result in results]
+    origins = [result.origin for result in results]
     return {
         "runs": [result.run.path.name for result in results],
-        "run_ids": [str(manifest.find("run", "run_id")) for manifest in manifests],
-        "configurations": [str(result.facts.record.config.find("hash8")) for result in results],
-        "commits": list(
-            dict.fromkeys(str(m.find("code", "git_sha") or UNKNOWN) for m in manifests)
-        ),
+        "run_ids": [origin.run_id for origin in origins],
+        "configurations": [origin.configuration for origin in origins],
+        "commits": list(dict.fromkeys(origin.commit or UNKNOWN for origin in origins)),
     }
 
 

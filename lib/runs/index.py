@@ -6,7 +6,9 @@ missing, damaged or foreign index, or one of other code, is empty. Commands that
 may be trusted (audit, claims, verify-results, reproduce, archive, verdicts) read the files.
 
 The stamp of a command is derived in the same way from all its input files: while none has changed,
-and its output files have the same content, the command is up to date. Imports no torch.
+and its output files have the same content, the command is up to date. A file that changes after its
+stat data were read has other stat data in the next call, so nothing is read twice to be sure. Imports
+no torch.
 """
 
 import errno
@@ -16,7 +18,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -39,11 +41,56 @@ _MAX_BYTES = 1 << 28
 _WRITABLE_BY_OTHERS = 0o022
 # Of the folders of a study.
 _MAX_DEPTH = 8
-# Comparing a value with more of them takes longer than reading it.
-MAX_SHARED = 64
 
-# Digest of the folder and the files that were read, the names of the files, and the JSON fields.
+# Digest of stat data, and the newest time in them.
+_Signature = tuple[str, int]
+# Digest of the stat data of what was read, the names of the files, and the JSON fields.
 _Entry = tuple[str, Sequence[str], Mapping[str, Any]]
+
+
+class StudyFiles:
+    """Stat data of every file of a study at one moment, by folder."""
+
+    def __init__(self, folders: Sequence[Path], without: Set[str] = frozenset()) -> None:
+        """Read the stat data of all files below ``folders`` except the paths ``without``."""
+        self._without = without
+        self._below: dict[str, _Signature | None] = {}
+        parts = [self._read(str(folder)) for folder in folders]
+        known = [part for part in parts if part is not None]
+        # None if a folder or file cannot be read.
+        self.signature = _combined(known) if len(known) == len(parts) else None
+
+    def below(self, folder: str) -> _Signature | None:
+        """Return what changes with any file below ``folder``: one of the folders, or directly in one.
+
+        Return None if the folder is neither, or something in it cannot be read.
+        """
+        return self._below.get(folder)
+
+    def _read(self, folder: str) -> _Signature | None:
+        try:
+            files, subfolders = _folder_facts(folder, self._without)
+        except OSError:
+            return None
+        for subfolder in subfolders:
+            self._below[subfolder] = tree_signature(subfolder, self._without)
+        parts = [self._below[subfolder] for subfolder in subfolders]
+        known = [part for part in parts if part is not None]
+        whole = _combined([files, *known]) if len(known) == len(parts) else None
+        self._below.setdefault(folder, whole)
+        return whole
+
+
+def tree_signature(folder: str, without: Set[str] = frozenset()) -> _Signature | None:
+    """Return what changes with any file below ``folder`` but ``without``.
+
+    Return None if a folder or file cannot be read, or folders are nested too deeply, as in a link to
+    a folder above.
+    """
+    try:
+        return _combined(_tree_facts(folder, without))
+    except OSError:
+        return None
 
 
 class RunIndex(Generic[T]):
@@ -56,48 +103,58 @@ class RunIndex(Generic[T]):
         encode: Callable[[T], Mapping[str, Any]],
         decode: Callable[[Mapping[str, Any]], T],
         *,
-        shared: str = "",
+        shared: Sequence[str] = (),
         settings: str = "",
+        files: StudyFiles | None = None,
+        anew: bool = False,
     ) -> None:
-        """Load the index of a command for the study in ``folder``.
+        """Load the index of a command for the study in ``folder``, unless every run is read ``anew``.
 
-        ``encode`` and ``decode`` convert a value to JSON fields and back, without a loss. The field
-        ``shared`` is equal for many runs and stored once. The values depend on ``settings``.
+        ``encode`` and ``decode`` convert a value to JSON fields and back, without a loss. The fields
+        ``shared`` are equal for many runs; equal values are stored once. The values depend on
+        ``settings``. With ``files``, the value of a run depends on all files below its folder.
         """
         self._path = _cache_file(folder, command, settings)
-        self._encode, self._decode, self._shared = encode, decode, shared
+        self._encode, self._decode, self._files = encode, decode, files
         self._new = 0
         self._entries: dict[str, _Entry] = {}
-        document = _read_document(self._path)
-        self._values: list[Any] = document.get("shared", [])
-        for run, (signature, files, fields) in document.get("entries", {}).items():
-            if shared:
-                fields[shared] = self._values[fields[shared]]
-            self._entries[run] = signature, files, fields
+        document = {} if anew else _read_document(self._path)
+        stored = document.get("shared", {})
+        self._shared = {name: _SharedValues(stored.get(name, [])) for name in shared}
+        for run, (signature, names, fields) in document.get("entries", {}).items():
+            for name, values in self._shared.items():
+                fields[name] = values.items[fields[name]]
+            self._entries[run] = signature, names, fields
 
     def read(
-        self, run: RunDir, names: Callable[[], Sequence[str]], read: Callable[[], tuple[T, bool]]
+        self,
+        run: RunDir,
+        names: Callable[[], Sequence[str]] | None,
+        read: Callable[[], tuple[T, bool]],
     ) -> T:
         """Return the value of a run: from the index if nothing has changed, else from ``read``.
 
         ``read`` returns the value and whether it may be stored: the run has ended, and no file is
-        damaged. ``names`` are all files that it reads.
+        damaged. ``names`` are all files that it reads; None for those of ``files``.
         """
         folder = str(run.path)
         entry = self._entries.get(folder)
         if entry is not None:
-            signature = _signature(folder, entry[1])
+            signature = self._signature(folder, entry[1])
             if signature is not None and signature[0] == entry[0]:
                 return self._decode(entry[2])
             del self._entries[folder]
-        files, now = names(), time.time_ns()
-        before = _signature(folder, files)
+        read_names, now = names() if names else (), time.time_ns()
+        before = self._signature(folder, read_names)
         value, storable = read()
         is_settled = before is not None and before[1] < now - RACY_NS
-        if storable and before is not None and is_settled and _signature(folder, files) == before:
-            fields = dict(self._encode(value))
-            if not self._shared or self._share(fields):
-                self._entries[folder] = before[0], files, fields
+        if storable and before is not None and is_settled:
+            after = tree_signature(folder) if self._files else _signature(folder, read_names)
+            if after == before:
+                fields = dict(self._encode(value))
+                for name, values in self._shared.items():
+                    fields[name] = values.known(fields[name])
+                self._entries[folder] = before[0], read_names, fields
                 self._new += 1
                 return self._decode(fields)
         return value
@@ -107,36 +164,44 @@ class RunIndex(Generic[T]):
         if self._new < MIN_NEW_ENTRIES:
             return
         entries = {k: entry for k, entry in self._entries.items() if os.path.isdir(k)}
-        shared = {}
-        if self._shared:
-            values = [fields[self._shared] for _, _, fields in entries.values()]
-            shared = {id(value): value for value in values}
-        numbers = {key: number for number, key in enumerate(shared)}
-        records = {
-            folder: [signature, list(files), self._packed(fields, numbers)]
-            for folder, (signature, files, fields) in entries.items()
-        }
-        if _write_document(self._path, {"entries": records, "shared": [*shared.values()]}):
+        used = {name: _SharedValues() for name in self._shared}
+        records = {}
+        for folder, (signature, names, fields) in entries.items():
+            numbers = {name: values.number(fields[name]) for name, values in used.items()}
+            records[folder] = [signature, list(names), {**fields, **numbers}]
+        shared = {name: values.items for name, values in used.items()}
+        if _write_document(self._path, {"entries": records, "shared": shared}):
             self._new = 0
 
-    def _share(self, fields: dict[str, Any]) -> bool:
-        """Replace the shared field by an equal value of another run; return False for one too many."""
-        value = fields[self._shared]
-        for known in reversed(self._values):
-            if known == value:
-                fields[self._shared] = known
-                return True
-        if len(self._values) == MAX_SHARED:
-            return False
-        self._values.append(value)
-        return True
+    def _signature(self, folder: str, names: Sequence[str]) -> _Signature | None:
+        return self._files.below(folder) if self._files else _signature(folder, names)
 
-    def _packed(self, fields: Mapping[str, Any], numbers: Mapping[int, int]) -> Mapping[str, Any]:
-        """Return the fields with the number of the shared value in its place."""
-        return {
-            name: numbers[id(value)] if name == self._shared else value
-            for name, value in fields.items()
-        }
+
+class _SharedValues:
+    """JSON values without duplicates."""
+
+    def __init__(self, items: Sequence[Any] = ()) -> None:
+        self.items = list(items)
+        # Most values are the object of another run, or have the JSON text of one.
+        self._by_object = {id(item): number for number, item in enumerate(self.items)}
+        self._by_text: dict[str, int] = {}
+
+    def known(self, value: Any) -> Any:
+        """Return the equal value, which is added if there is none."""
+        return self.items[self.number(value)]
+
+    def number(self, value: Any) -> int:
+        """Return the number of the equal value, which is added if there is none."""
+        if id(value) in self._by_object:
+            return self._by_object[id(value)]
+        if len(self._by_text) < len(self.items):
+            self._by_text = {canonical_json(item): n for n, item in enumerate(self.items)}
+        number = self._by_text.setdefault(canonical_json(value), len(self.items))
+        if number == len(self.items):
+            # The items are kept, so no other object gets their ids.
+            self.items.append(value)
+            self._by_object[id(value)] = number
+        return number
 
 
 class OutputStamp:
@@ -158,48 +223,31 @@ class OutputStamp:
         the folders ``inputs`` except ``outputs``, on the code, and on the installed packages.
         """
         self._path = _cache_file(folder, command, settings)
-        self._facts, self._inputs, self._outputs = facts, inputs, outputs
+        self._outputs = outputs
         self._began = time.time_ns()
-        self._key = self._signature()
+        self.files = StudyFiles(inputs, {str(path) for path in outputs})
+        packages = os.stat(sysconfig.get_path("purelib")).st_mtime_ns
+        all_facts = [facts, sys.version, packages, *map(str, inputs), self.files.signature]
+        self._key = hashlib.sha256(canonical_json(all_facts).encode()).hexdigest()
 
     def text(self) -> str | None:
         """Return the text of the call before, if inputs and outputs are those of that call."""
         stored = _read_document(self._path)
-        unchanged = stored and self._key is not None and stored["key"] == self._key[0]
+        unchanged = stored and self.files.signature and stored["key"] == self._key
         return stored["text"] if unchanged and stored["outputs"] == self._digests() else None
 
     def save(self, text: str, runs: int) -> None:
-        """Store the text of a study of many ``runs``.
+        """Store the text of a study of many ``runs``, for the inputs as they were at the beginning.
 
-        It is not stored if an input has changed since the stamp was created, or just before.
+        It is not stored if one of them had just changed: a further change may not change its time.
         """
-        key = self._key
-        if runs < MIN_NEW_ENTRIES or key is None or key[1] >= self._began - RACY_NS:
+        files = self.files.signature
+        if runs < MIN_NEW_ENTRIES or files is None or files[1] >= self._began - RACY_NS:
             return
-        if self._signature() == key:
-            document = {"key": key[0], "text": text, "outputs": self._digests()}
-            _write_document(self._path, document)
+        _write_document(self._path, {"key": self._key, "text": text, "outputs": self._digests()})
 
     def _digests(self) -> list[str]:
         return [content_digest(path) for path in self._outputs]
-
-    def _signature(self) -> tuple[str, int] | None:
-        """Return a digest that changes with any input, and the newest time of a file.
-
-        Return None if a folder or file cannot be read.
-        """
-        packages = os.stat(sysconfig.get_path("purelib"))
-        facts = [self._facts, sys.version, packages.st_mtime_ns, *map(str, self._inputs)]
-        digest, newest = hashlib.sha256(canonical_json(facts).encode()), 0
-        without = {str(path) for path in self._outputs}
-        try:
-            for path in self._inputs:
-                for names, modified in _tree_facts(str(path), without):
-                    digest.update(names.encode())
-                    newest = max(newest, modified)
-        except OSError:
-            return None
-        return digest.hexdigest(), newest
 
 
 def content_digest(path: Path) -> str:
@@ -210,29 +258,45 @@ def content_digest(path: Path) -> str:
         return repr(error)
 
 
-def _tree_facts(folder: str, without: Set[str], depth: int = 0) -> Iterator[tuple[str, int]]:
+def _tree_facts(folder: str, without: Set[str], depth: int = 1) -> Iterator[_Signature]:
     """Yield, folder by folder, names and stat data of all files but ``without``, and the newest time.
 
-    Raises OSError if a folder or file cannot be read, or folders are nested too deeply, as in a link
-    to a folder above.
+    Raises OSError if a folder or file cannot be read, or folders are nested too deeply.
     """
     if depth > _MAX_DEPTH:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), folder)
+    files, subfolders = _folder_facts(folder, without)
+    yield files
+    for subfolder in subfolders:
+        yield from _tree_facts(subfolder, without, depth + 1)
+
+
+def _folder_facts(folder: str, without: Set[str]) -> tuple[_Signature, list[str]]:
+    """Return names and stat data of the files of one folder, and the subfolders. Raises OSError."""
     facts: list[Any] = [folder]
-    newest = 0
+    newest, subfolders = 0, []
     with os.scandir(folder) as listed:
         entries = sorted(listed, key=attrgetter("name"))
     for entry in entries:
         if entry.is_dir():
-            yield from _tree_facts(entry.path, without, depth + 1)
+            subfolders.append(entry.path)
         elif entry.path not in without:
             s = entry.stat()
             facts.append((entry.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino))
             newest = max(newest, s.st_mtime_ns, s.st_ctime_ns)
-    yield repr(facts), newest
+    return (repr(facts), newest), subfolders
 
 
-def _signature(folder: str, files: Sequence[str]) -> tuple[str, int] | None:
+def _combined(parts: Iterable[_Signature]) -> _Signature:
+    """Return the digest of the texts of ``parts``, and their newest time."""
+    digest, newest = hashlib.blake2b(digest_size=16), 0
+    for text, modified in parts:
+        digest.update(text.encode("utf-8", "surrogateescape"))
+        newest = max(newest, modified)
+    return digest.hexdigest(), newest
+
+
+def _signature(folder: str, files: Sequence[str]) -> _Signature | None:
     """Return a digest of what changes with the folder or a file, and the newest time.
 
     Return None if a file does not exist. The time of the folder changes with a new file in it.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from lib.files import write_json
+from lib.files import canonical_json, write_json
 from lib.runs.documents import DocumentResult, to_csv
 from lib.runs.finalize import SCHEMA_VERSION, add_artifact_digests, write_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -74,6 +74,11 @@ MANIFEST: dict[str, Any] = {
 }
 # Loss, right tokens and length of each document.
 DOCUMENTS: Mapping[str, tuple[float, int, int]] = {"x": (31.4, 5, 10), "y": (29.0, 6, 10)}
+
+
+def digest_of(identity: Mapping[str, Any]) -> str:
+    """Return the digest of a configuration with this identity."""
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
 def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:

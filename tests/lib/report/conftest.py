@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib.plan.run import PlannedRun, RunVariant, run_path
-from tests.lib.fabricated import MANIFEST, WARMUP, changed, write_run
+from tests.lib.fabricated import MANIFEST, WARMUP, changed, digest_of, write_run
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class Named:
     """A configuration that consists of its name."""
 
     hash8: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.identity())
 
     def identity(self) -> dict[str, Any]:
         return {"name": self.hash8, **WARMUP}

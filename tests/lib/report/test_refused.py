@@ -10,7 +10,7 @@ from lib.report.compare import compare_runs
 from lib.report.run_facts import read_run_facts
 from lib.report.table import build_table
 from lib.report.table_text import table_to_markdown
-from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
+from tests.lib.fabricated import IDENTITY, MANIFEST, changed, digest_of, write_run
 
 # Knobs missing from the fabricated manifest.
 KNOBS = {
@@ -78,6 +78,7 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
     field = FACTS[name][1]
 
     class Planned:
+        digest = digest_of(IDENTITY)
         hash8 = "0123abcd"
 
         def identity(self):
