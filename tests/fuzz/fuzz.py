@@ -79,8 +79,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
     parser.add_argument("--keep", action="store_true", help="save the failures as tests")
     args = parser.parse_args()
-    # The commands under test would refuse the variables of make fuzz.
+    # The commands under test would refuse or read the variables of make fuzz.
     require_read({"COUNT", "SEED"})
+    for name in ("COUNT", "SEED"):
+        os.environ.pop(name, None)
     began = time.monotonic()
     manners: Counter[str] = Counter()
     with temporary_folder() as folder:
