@@ -65,6 +65,7 @@ _INDEX_COMMANDS = {
     "plan": ("plan", "status", "status-json"),
     "watch": ("watch-done",),
     "report": ("report", "report-json"),
+    "results": ("report", "report-json"),
 }
 # Folder of the indexes of runs, below the build folder.
 CACHE = "cache"
@@ -163,6 +164,10 @@ class Study:
         # again. The case before may have left the index out of date.
         is_index = case.file.startswith(f"{CACHE}/")
         intact = self.run(case.command) if is_index else None
+        if target.name.startswith("results-"):
+            # A report that is up to date does not read its runs.
+            for stamp in target.parent.glob("report-*"):
+                stamp.unlink()
         mutations.apply(target, case.operations, self.victim)
         damaged = {name: signature(self.tree / name) for name in scan(self.tree)}
         try:
