@@ -354,7 +354,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: JOBS=n or -jN  Concurrent runs
 ##: SUBMIT=y  For slurm: submit the batch script
 ##: PROMPT="..."  For generate: the text to continue
-##: TOKENS=n  Tokens to generate; for bench-nsa the longest sequence
+##: TOKENS=n  Tokens to generate; of bench-nsa, gpu-day: the longest
 ##: TEMPERATURE=x SEED=n  Sampling of generate; also TOP_K=n, TOP_P=x
 ##: QUANT=int8  For evaluate: none, int8, nf4 or fp4
 ##: O=DIR  Folder of .config, data and results, instead of the tree

@@ -32,6 +32,8 @@ from lib.units import GIB
 
 _WORKER, _REPEAT = "gpt2.bench.device_worker", "gpt2.bench.repeat_worker"
 _STEP_SECONDS, _DEFAULT_MINUTES = 240, 40
+# Longest sequence of sparse attention, by device.
+_DEFAULT_TOKENS = {"cuda": 65536, "cpu": 2048}
 # Margin of a calibrated card, at least: clocks and temperatures vary.
 _MIN_MARGIN = 1.1
 _ERROR_CHARACTERS = 2000
@@ -168,6 +170,7 @@ def add_gpu_day_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpu_day``."""
     add_selection(parser)
     add_variable(parser, "minutes", f"when to stop (default {_DEFAULT_MINUTES})")
+    add_variable(parser, "tokens", "longest sequence of the part nsa (default 65536; CPU: 2048)")
 
 
 def gpu_day(args: argparse.Namespace) -> tuple[int, str]:
@@ -178,7 +181,7 @@ def gpu_day(args: argparse.Namespace) -> tuple[int, str]:
     folder.mkdir(parents=True, exist_ok=True)
     values = plan_values(args)
     failed = False
-    parts = _parts(args.build_dir.absolute(), values)
+    parts = _parts(args.build_dir.absolute(), values, args.tokens)
     for name, (seconds, command) in parts.items():
         left = ends - time.monotonic()
         if _result(folder, name) or left < seconds:
@@ -192,11 +195,13 @@ def gpu_day(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def _parts(
-    build_dir: Path, values: Mapping[str, Mapping[str, SymbolValue]]
+    build_dir: Path, values: Mapping[str, Mapping[str, SymbolValue]], tokens: str
 ) -> dict[str, tuple[float, list[str]]]:
     """Return name → (seconds without which the part is not started, command)."""
     first = next(iter(values.values()))
-    repeated = (str(build_dir / "gpu-day" / "repeated"), str(first["DEVICE"]))
+    device = str(first["DEVICE"])
+    repeated = (str(build_dir / "gpu-day" / "repeated"), device)
+    longest = tokens or str(_DEFAULT_TOKENS[device])
     bench = [sys.executable, str(ROOT / "scripts" / "bench.py")]
     here = ["--build-dir", str(build_dir)]
     return {
@@ -205,7 +210,7 @@ def _parts(
         "plain": (60, python_module_command(_WORKER, "plain", str(first["BATCH_SIZE"]))),
         "repeat": (60, python_module_command(_REPEAT, *repeated)),
         "validate": (60, [sys.executable, str(ROOT / "scripts" / "validate_machine.py"), "--full"]),
-        "nsa": (60, [*bench, "nsa", "--tokens", "65536", "--rounds", "1", *here]),
+        "nsa": (60, [*bench, "nsa", "--tokens", longest, "--rounds", "1", *here]),
     }
 
 
@@ -215,7 +220,8 @@ def _run_part(
     """Run a part for at most ``seconds``; return its exit code, time and output."""
     started = time.monotonic()
     # Variables of the make that runs this command are not meant for the parts.
-    names = [name for name in os.environ if name.startswith(("KABLATE_", "MAKE", "MINUTES"))]
+    prefixes = ("KABLATE_", "MAKE", "MINUTES", "TOKENS")
+    names = [name for name in os.environ if name.startswith(prefixes)]
     variables = {name: value for name, value in os.environ.items() if name not in names}
     # Not pipes: a process that the part started may outlive it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -233,6 +239,10 @@ def _run_part(
             except subprocess.TimeoutExpired:
                 _stop(process)
                 code = EXIT_TIME_LIMIT
+            except KeyboardInterrupt:
+                # The part has a session of its own, which Ctrl-C does not reach.
+                _stop(process)
+                raise
         texts = []
         for file in (output, errors):
             file.seek(0)

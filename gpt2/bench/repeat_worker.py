@@ -2,11 +2,14 @@
 
     python -m gpt2.bench.repeat_worker FOLDER cpu|cuda
 
-Prints one JSON line for each comparison; exit code 1 if one of them is not bitwise equal.
+Empties FOLDER first. Prints one JSON line for each comparison; exit code 1 if one of them is not
+bitwise equal.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +19,12 @@ from pathlib import Path
 
 import torch
 
+from lib.errors import Problem, RunError
 from lib.project import ROOT
 
 _DEFCONFIG = "defconfig-gpt2-quickstart"
-_SETTINGS = "SINGLE_TRAINING=y CHECKPOINT_INTERVAL=20 MAX_ITERS=200"
+# Threads that wait for each other would take most of the time on a CPU with other load.
+_SETTINGS = "SINGLE_TRAINING=y CHECKPOINT_INTERVAL=20 MAX_ITERS=200 CPU_THREADS=1"
 # Variables that select runs of the study from whose measurement this process was started.
 _SELECTION = ("STEPS", "SEEDS", "SEED", "SET", "SWEEP", "SAMPLES", "RUNS", "JSON")
 _POLL_SECONDS, _START_SECONDS = 0.1, 120.0
@@ -39,7 +44,10 @@ def trained(folder: Path, settings: Sequence[str]) -> Path:
 
 
 def killed(folder: Path, settings: Sequence[str]) -> None:
-    """Start the run of ``settings`` and kill its processes after the first checkpoint."""
+    """Start the run of ``settings`` and kill its processes after the first checkpoint.
+
+    Raises RunError unless the killed run has a checkpoint and no result.
+    """
     subprocess.run(make(folder, _DEFCONFIG), check=True, stdout=sys.stderr)
     process = subprocess.Popen(
         make(folder, "all", *settings), stdout=sys.stderr, start_new_session=True
@@ -49,8 +57,13 @@ def killed(folder: Path, settings: Sequence[str]) -> None:
         if any(folder.rglob("checkpoints/*/*")):
             break
         time.sleep(_POLL_SECONDS)
-    os.killpg(process.pid, signal.SIGKILL)
+    # The run may have ended by itself.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if not any(folder.rglob("checkpoints/*/*")) or any(folder.rglob("summary.json")):
+        what = f"{folder}: no run to resume (expected a checkpoint and no result)"
+        raise RunError(Problem(what, code="process.failed"))
 
 
 def report(name: str, command: Sequence[str]) -> bool:
@@ -70,6 +83,8 @@ def main() -> int:
     for name in _SELECTION:
         os.environ.pop(name, None)
     folder, device = Path(sys.argv[1]), sys.argv[2]
+    if folder.exists():
+        shutil.rmtree(folder)
     settings = [f"SET=DEVICE_{device.upper()}=y {_SETTINGS}", "ALLOW_DIRTY=y"]
     first = trained(folder / "first", settings)
     equal = report("trained again", make(folder / "first", "reproduce", f"RUN={first}"))

@@ -1,9 +1,14 @@
 """Calibration and GPU day: rates, factor and margin; parts that stop by the clock and continue."""
 
+import contextlib
 import dataclasses
 import json
+import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +16,12 @@ import pytest
 import torch
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.bench import gpu_day
+from gpt2.bench import gpu_day, repeat_worker
 from gpt2.bench.device_worker import device_rates, parity_rows, plain_rows, step_row, variants
 from gpt2.config import Config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import EXIT_DONE, EXIT_TIME_LIMIT
+from lib.errors import EXIT_DONE, EXIT_TIME_LIMIT, RunError
 
 CPU = torch.device("cpu")
 
@@ -97,6 +102,17 @@ def run(folder: Path, name: str, code: str, seconds: float = 20.0) -> dict[str, 
     return result
 
 
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Send SIGINT to this process after ``seconds``."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def test_a_part_stops_by_the_clock_and_runs_again(tmp_path: Path) -> None:
     started = time.monotonic()
     result = run(tmp_path, "nsa", "import time; print(1, flush=True); time.sleep(60)", 0.5)
@@ -106,6 +122,39 @@ def test_a_part_stops_by_the_clock_and_runs_again(tmp_path: Path) -> None:
     assert run(tmp_path, "nsa", "print(2)")["code"] == EXIT_DONE
     assert gpu_day._result(tmp_path, "nsa") is not None
     assert gpu_day._result(tmp_path, "plain") is None
+
+
+def test_ctrl_c_stops_the_part(tmp_path: Path) -> None:
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    command = [sys.executable, "-c", code, str(tmp_path / "pid")]
+    with interrupted_after(1.5), pytest.raises(KeyboardInterrupt):
+        gpu_day._run_part(command, 20.0, {})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_repeat_starts_anew_and_refuses_a_run_that_cannot_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "repeated"
+    (folder / "first").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["repeat_worker", str(folder), "cpu"])
+    monkeypatch.setattr(repeat_worker, "make", lambda *_: ["true"])
+    monkeypatch.setattr(repeat_worker, "trained", lambda *_: folder)
+    with pytest.raises(RunError) as caught:
+        repeat_worker.main()
+    assert caught.value.codes == ["process.failed"]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "tokens"),
+    [("cpu", "", "2048"), ("cuda", "", "65536"), ("cuda", "9000", "9000")],
+)
+def test_the_length_of_sparse_attention(device: str, given: str, tokens: str) -> None:
+    values = {"baseline": {"DEVICE": device, "BATCH_SIZE": 1}}
+    _, command = gpu_day._parts(Path("build"), values, given)["nsa"]
+    assert command[command.index("--tokens") + 1] == tokens
 
 
 def test_the_report_shows_rows_as_a_table_and_errors(tmp_path: Path) -> None:
