@@ -13,6 +13,7 @@ import pytest
 from gpt2.config import identity_digest
 from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.planning.view import look
+from gpt2.records.listing import list_runs
 from gpt2.running.launch import result_table
 from lib import json_files
 from lib.errors import ConfigError
@@ -30,6 +31,10 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("build") / "large"
     write_large_study(folder, 2, iterations=2, documents=1)
     return folder
+
+
+def test_the_runs_are_listed_as_done(build: Path) -> None:
+    assert {run.state for run in list_runs(build / "results").runs} == {"done"}
 
 
 def test_a_plan_reads_three_files_of_each_finished_run_once(

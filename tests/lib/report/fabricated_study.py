@@ -91,6 +91,8 @@ def write_planned(
     )
     directory.metrics.write_text(_metrics(iterations, loss, source, statistics and number % 2 == 1))
     directory.sample.write_text(f"The model of {run.path.name} says nothing much.\n")
+    config = json.loads(directory.resolved_config.read_text()) | {"hash8": run.config.hash8}
+    directory.resolved_config.write_text(json.dumps(config))
     timing = json.loads(directory.summary.read_text())
     timing["timing"]["train_seconds"] = 15.0 + number / 3
     directory.summary.write_text(json.dumps(timing))
