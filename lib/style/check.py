@@ -130,7 +130,7 @@ class KnownNames:
 def check_names(path: Path, text: str, known: KnownNames) -> Iterator[Problem]:
     """Yield one problem for each name that does not exist."""
     # Join continued lines into one command without changing the number of lines.
-    text = re.sub(r" *\\\n *(.*)", r" \1\n", text)
+    text = re.sub(r"(?:.*\\\n)+.*", _joined, text)
     for code in _CODE.finditer(text):
         for number, line in enumerate(code[0].split("\n"), text.count("\n", 0, code.start()) + 1):
             where = f"{path}:{number}"
@@ -143,6 +143,11 @@ def check_names(path: Path, text: str, known: KnownNames) -> Iterator[Problem]:
                 yield Problem(what, where, code="style.unknown-symbol")
             for word in _paths(line, known):
                 yield Problem(f"no such file or folder {word}", where, code="style.unknown-path")
+
+
+def _joined(continued: re.Match[str]) -> str:
+    first, *others = continued[0].split("\\\n")
+    return " ".join([first.rstrip(), *map(str.strip, others)]) + "\n" * len(others)
 
 
 def _words(line: str) -> Iterator[str]:

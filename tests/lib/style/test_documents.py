@@ -48,6 +48,7 @@ def test_a_wrong_name_is_found(text, code, name):
         "`make`, `make -j4 plan`, `make plan STEPS=0-3,ra O=/tmp/x`, `make defconfig-gpt2-124m+cpu`",
         "`make defconfig-NAME+FRAGMENT` and `results/<study>/x.json` and `tests/*.py`",
         '```\nmake plan   what would run\nmake defconfig-gpt2-124m \\\n    SET="N_LAYER=4"\n```',
+        '```\nmake defconfig-gpt2-124m SET="N_LAYER=4 \\\n    N_LAYER=4 \\\n    N_LAYER=4"\n```',
         "`N_LAYER`, `CONFIG_N_LAYER=4`, `q_BNTH`, `lib/config/field.py`, `gpt2/`, `status.json`",
         "`results/ratio/table.md`, `.config`, `/abs/file.py`",
     ],
