@@ -435,12 +435,18 @@ class Config:
 
     def with_seed(self, seed: int) -> "Config":
         """Return this configuration with another seed, on which no other symbol depends."""
-        config = replace(self, seed=seed, values={**self.values, "SEED": seed})
-        # A study may have thousands of runs.
-        vars(config).update(
-            _seedless_identity=self._seedless_identity, _identity_members=self._identity_members
-        )
-        return config
+        if seed not in self._by_seed:
+            config = replace(self, seed=seed, values={**self.values, "SEED": seed})
+            # A study may have thousands of runs, and several plans of them.
+            vars(config).update(
+                _seedless_identity=self._seedless_identity, _identity_members=self._identity_members
+            )
+            self._by_seed[seed] = config
+        return self._by_seed[seed]
+
+    @cached_property
+    def _by_seed(self) -> dict[int, "Config"]:
+        return {}
 
     def function(self) -> dict[str, Any]:
         """Return the identity without the settings that only select a backend or numerics."""

@@ -3,6 +3,7 @@
 Does not import torch.
 """
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,9 @@ def report_stamp(plan: Plan, whole: Plan, options: Sequence[Any]) -> OutputStamp
     others = [f for f in whole.folder.parent.glob(f"*/{VERDICTS_FILE}") if f != verdicts]
     runs = [*whole.runs, *plan.runs]
     variants = {id(v): v for v in (*whole.variants, *(run.variant for run in runs))}
-    elsewhere = {run.path for run in runs if run.path.parent != whole.folder and run.path.exists()}
+    inside = f"{whole.folder}{os.sep}"
+    paths = {str(run.path) for run in runs}
+    elsewhere = {p for p in paths if not p.startswith(inside) and os.path.exists(p)}
     facts = {
         "plan": [whole.study, repr(whole.looks), repr(whole.auto)],
         "sweep": whole.sweep and [whole.sweep.axes, whole.sweep.samples],
@@ -68,7 +71,7 @@ def report_stamp(plan: Plan, whole: Plan, options: Sequence[Any]) -> OutputStamp
         "report",
         settings=canonical_json(options),
         facts=facts,
-        inputs=[whole.folder, *sorted(elsewhere)],
+        inputs=[whole.folder, *map(Path, sorted(elsewhere))],
         outputs=[whole.folder / name for name in (REPORT_FILE, *TABLE_FILES)],
     )
 
@@ -104,12 +107,10 @@ def other_folders(plan: Plan) -> list[tuple[str, str]]:
     planned = {run.path.name for run in plan.runs if run.path.parent == plan.folder}
     if not plan.folder.is_dir():
         return []
-    folders = sorted(path for path in plan.folder.iterdir() if path.is_dir())
-    return [
-        (path.name, _state(RunDir(path)))
-        for path in folders
-        if path.name not in planned | _KNOWN_FOLDERS and not path.name.startswith(".")
-    ]
+    known = planned | _KNOWN_FOLDERS
+    names = sorted(n for n in os.listdir(plan.folder) if n not in known and not n.startswith("."))
+    folders = (path for name in names if (path := plan.folder / name).is_dir())
+    return [(path.name, _state(RunDir(path))) for path in folders]
 
 
 def _state(run: RunDir) -> str:

@@ -151,12 +151,22 @@ def training_order(runs: Sequence[PlannedRun[C]]) -> list[PlannedRun[C]]:
 
 def default_run_path(run: PlannedRun[Any], folder: Path) -> Path:
     """Return the path of ``run`` in its study's ``folder``, even if another directory is reused."""
-    return run_path(folder, run.variant.slug, run.seed, run.config)
+    return folder / run_name(run)
+
+
+def run_name(run: PlannedRun[Any]) -> str:
+    """Return the name of the directory of ``run``, even if another directory is reused."""
+    return _name(run.variant.slug, run.seed, run.config)
 
 
 def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
+    """Return the directory of a run in the ``folder`` of its study."""
+    return folder / _name(slug, seed, config)
+
+
+def _name(slug: str, seed: int, config: RunConfig) -> str:
     """Return ``<slug>-s<seed>-<hash8>``: each configuration has its own directory."""
-    return folder / f"{slug}-s{seed}-{config.hash8}"
+    return f"{slug}-s{seed}-{config.hash8}"
 
 
 def run_key(path: Path) -> str:

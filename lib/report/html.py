@@ -101,7 +101,8 @@ def table(
 
 def _cell(cell: Cell | str, side: str) -> Html:
     if isinstance(cell, str):
-        return tag("td", cell, class_=side)
+        # Most cells of a large study.
+        return Html(f'<td class="{side}">{escape(cell)}</td>')
     return tag(
         "td",
         cell.content,

@@ -8,7 +8,7 @@ likely. The test assumes no distribution; with few seeds its smallest possible p
 import functools
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import comb
@@ -231,12 +231,15 @@ def drift_test(runs: Sequence[TimedValue]) -> DriftTest | None:
 
 def _means(runs: Sequence[TimedValue]) -> int:
     """Return the number of independent means: steps + seeds − groups that share neither."""
-    nodes = {("step", run.step) for run in runs} | {("seed", str(run.seed)) for run in runs}
-    group = {node: node for node in nodes}
+    by_seed: dict[int, set[str]] = {}
     for run in runs:
-        a, b = group[("step", run.step)], group[("seed", str(run.seed))]
-        group = {node: a if member == b else member for node, member in group.items()}
-    return len(nodes) - len(set(group.values()))
+        by_seed.setdefault(run.seed, set()).add(run.step)
+    groups: list[set[str]] = []
+    for steps in by_seed.values():
+        apart = [group for group in groups if group.isdisjoint(steps)]
+        joined = steps.union(*(group for group in groups if not group.isdisjoint(steps)))
+        groups = [*apart, joined]
+    return len({run.step for run in runs}) + len(by_seed) - len(groups)
 
 
 def _residuals(runs: Sequence[TimedValue], values: Sequence[float]) -> list[float]:
@@ -247,15 +250,23 @@ def _residuals(runs: Sequence[TimedValue], values: Sequence[float]) -> list[floa
     """
     left = list(values)
     limit = _CONVERGED * max(map(abs, values), default=0.0)
+    groupings = [_members([run.step for run in runs]), _members([run.seed for run in runs])]
     for _ in range(_MAX_PASSES):
         change = 0.0
-        for keys in ([run.step for run in runs], [str(run.seed) for run in runs]):
-            members: dict[str, list[float]] = {}
-            for key, value in zip(keys, left, strict=True):
-                members.setdefault(key, []).append(value)
-            means = {key: math.fsum(group) / len(group) for key, group in members.items()}
-            left = [value - means[key] for key, value in zip(keys, left, strict=True)]
-            change = max(change, *map(abs, means.values()))
+        for members in groupings:
+            for numbers in members:
+                mean = math.fsum(left[i] for i in numbers) / len(numbers)
+                change = max(change, abs(mean))
+                for i in numbers:
+                    left[i] -= mean
         if change <= limit:
             break
     return left
+
+
+def _members(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the positions of each distinct key."""
+    members: dict[Hashable, list[int]] = {}
+    for position, key in enumerate(keys):
+        members.setdefault(key, []).append(position)
+    return list(members.values())

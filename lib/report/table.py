@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.plan.run import PlannedRun, RunVariant, default_run_path
+from lib.plan.run import PlannedRun, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, DesignEffects, contrasts_of, control_contrasts
 from lib.report.render import TableSection
-from lib.report.run_facts import code_digest, observed_differences
+from lib.report.run_facts import FieldDifference, code_digest, observed_differences
 from lib.report.run_results import (
     FinishedRun,
     MissingResult,
@@ -75,11 +75,21 @@ def split_comparable(
 
 def _checked(results: Sequence[Any], baseline: str) -> list[RunResult | MissingResult]:
     reference = next((r for r in results if r.run.variant.slug == baseline), results[0])
-    return [_against(reference, item) for item in results]
+    # Indexed runs of a variant have the same object of facts: they differ only in the seed.
+    mismatches: dict[tuple[int, int, str | None], list[FieldDifference]] = {}
+    checked = []
+    for result in results:
+        facts = result.facts
+        key = id(facts.observed), id(facts.sources), result.origin.commit
+        if key not in mismatches:
+            mismatches[key] = observed_differences(reference.facts, facts)
+        checked.append(_against(reference, result, mismatches[key]))
+    return checked
 
 
-def _against(reference: RunResult, result: RunResult) -> RunResult | MissingResult:
-    mismatches = observed_differences(reference.facts, result.facts)
+def _against(
+    reference: RunResult, result: RunResult, mismatches: Sequence[FieldDifference]
+) -> RunResult | MissingResult:
     if not mismatches:
         return result
     fields = tuple(difference.field for difference in mismatches)
@@ -88,8 +98,8 @@ def _against(reference: RunResult, result: RunResult) -> RunResult | MissingResu
 
 
 def _labels(results: Sequence[RunResult], label_by: Sequence[str]) -> list[tuple[str, ...]]:
-    if not results:
-        return []
+    if not results or not label_by:
+        return [()] * len(results)
     shared = set.intersection(*(set(r.facts.sources) for r in results))
     labels: list[tuple[str, ...]] = []
     for result in results:
@@ -235,11 +245,7 @@ def build_table(
         labels = format_runs([result.run.label for result in unstable])
         notes.append(f"{labels}: {instability_text(unstable[0].unstable)}")
     notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
-    reused = [
-        r.run
-        for r in results
-        if r.run.path != default_run_path(r.run, r.run.path.parents[1] / study)
-    ]
+    reused = [r.run for r in results if r.run.path.parts[-2:] != (study, run_name(r.run))]
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
     unigram_entropy = results[0].final.unigram_entropy if results else None
     return ResultTable(
@@ -292,24 +298,29 @@ def variant_rows(
     part: ComparableGroup, variants: Sequence[RunVariant], baseline: str, kept: Collection[str]
 ) -> list[TableRow]:
     """Return a row for each variant that has a planned run in ``part``."""
-    results = [item for item in part.items if isinstance(item, RunResult)]
-    holes = [item for item in part.items if isinstance(item, MissingResult)]
-    present = {item.run.variant.slug for item in part.items}
+    results: dict[str, list[RunResult]] = {}
+    holes: dict[str, list[MissingResult]] = {}
+    for item in part.items:
+        slug = item.run.variant.slug
+        if isinstance(item, RunResult):
+            results.setdefault(slug, []).append(item)
+        else:
+            holes.setdefault(slug, []).append(item)
     # The finished seeds of a variant with a diverged seed are a biased sample.
     diverged = {item.run.variant.slug for item in part.items if item.outcome.diverged}
-    compared = [r for r in results if r.run.variant.slug not in diverged]
+    compared = {slug: runs for slug, runs in results.items() if slug not in diverged}
     return [
         _row(
             variant,
-            [r for r in results if r.run.variant.slug == variant.slug],
-            [h for h in holes if h.run.variant.slug == variant.slug],
-            [r for r in compared if r.run.variant.slug == baseline != variant.slug],
-            [r for r in compared if r.run.variant.slug == variant.parent],
+            results.get(variant.slug, []),
+            holes.get(variant.slug, []),
+            compared.get(baseline, []) if baseline != variant.slug else [],
+            compared.get(variant.parent, []),
             kept,
             part.labels,
         )
         for variant in variants
-        if variant.slug in present
+        if variant.slug in {*results, *holes}
     ]
 
 
