@@ -350,6 +350,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: DATA=require  For check: missing data is a failure
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24
 ##: GPU=h100  For plan: predict time and memory on this GPU
+##: GPU=h100,mi300x  For validate-machine: kernels for absent GPUs
 ##: MINUTES=40  For gpu-day: when to stop
 ##: JOBS=n or -jN  Concurrent runs
 ##: SUBMIT=y  For slurm: submit the batch script

@@ -46,6 +46,23 @@ def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:
         outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTH, k_BKMH, v_BKMH, sight)
         return outputs
 
+    def ranked(
+        q_BKTgH: Tensor,
+        k_BKMH: Tensor,
+        lse_BNT: Tensor,
+        sight: MaskSpec,
+        scale: float,
+        size: int,
+        count: int,
+    ) -> Tensor:
+        blocks = q_BKTgH.new_empty(*q_BKTgH.shape[:3], count, dtype=torch.int64)
+        pairs = sum(sight.complete(sight.first + t + 1) for t in range(sight.queries))
+        # A compressed block is multiplied once for each selected block with a token of it.
+        visits = (size + sight.size - sight.stride) / size
+        flops = 2.0 * visits * pairs * q_BKTgH.numel() / sight.queries
+        tracker.launch(_attention_kernel(flops, q_BKTgH, k_BKMH, lse_BNT, blocks))
+        return blocks
+
     def selected(
         q_BKTgH: Tensor,
         k_BKSH: Tensor,
@@ -58,7 +75,7 @@ def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:
         context: Tensor = _SelectedPass.apply(tracker, *qkv, blocks_BKTn.contiguous(), size)
         return context
 
-    return FusedKernels(visible, selected)
+    return FusedKernels(visible, ranked, selected)
 
 
 def tile_pairs(sight: MaskSpec) -> int:

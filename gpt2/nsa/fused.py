@@ -2,11 +2,11 @@
 
 FlexAttention (Dong et al. 2024, arXiv 2412.05496) computes the compressed and the window branch:
 their masks depend on positions alone. The selected branch has kernels of its own (``kernels.py``),
-because the blocks of FlexAttention are tiles of queries, which together select almost every block.
-Blocks are ranked in fp32 from the log-sum-exp of the compressed branch.
+because the blocks of FlexAttention are tiles of queries, which together select almost every block;
+another one selects the blocks, from the log-sum-exp of the compressed branch.
 
 B batch, T queries, N heads, K key/value heads, g query heads per key/value head, H head dim, M
-keys, n selected blocks, r the queries of a chunk.
+keys, n selected blocks.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,11 @@ from gpt2.attention.sdpa import DTYPES
 from gpt2.nsa.cache import BranchKeyValues, KeyValue
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import random_blocks, score_blocks, select_blocks
+from gpt2.nsa.select import random_blocks
 from gpt2.shape import ModelShape
 from lib.env.options import MachineConfig
 from lib.errors import PreflightError, Problem
 
-# Scores of a chunk of queries whose blocks are ranked.
-_CHUNK_ELEMENTS = 1 << 28
 # Queries and keys of a tile of FlexAttention.
 _TILE = 128
 
@@ -38,10 +36,12 @@ class FusedKernels:
     """Kernels of the branches, which tests replace on a machine without a GPU.
 
     ``visible``: q BNTH, k BKMH, v, mask and scale → context BNTH and log-sum-exp BNT;
+    ``ranked``: q BKTgH, k BKMH, log-sum-exp, mask, scale, tokens of a block and n → blocks BKTn;
     ``selected``: q BKTgH, k BKSH, v, blocks BKTn, tokens of a block and scale → context BKTgH.
     """
 
     visible: Callable[[Tensor, Tensor, Tensor, MaskSpec, float], tuple[Tensor, Tensor]]
+    ranked: Callable[[Tensor, Tensor, Tensor, MaskSpec, float, int, int], Tensor]
     selected: Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
 
 
@@ -49,10 +49,10 @@ class FusedKernels:
 def gpu_kernels() -> FusedKernels | None:
     """Return the kernels of a GPU; None without triton, and in the code of an exported model."""
     try:
-        from gpt2.nsa.kernels import attend_blocks
+        from gpt2.nsa.kernels import attend_blocks, rank_blocks
     except ImportError:
         return None
-    return FusedKernels(flex_visible, attend_blocks)
+    return FusedKernels(flex_visible, rank_blocks, attend_blocks)
 
 
 def attend_fused(
@@ -70,6 +70,10 @@ def attend_fused(
     length, scale = q_BNTH.shape[2], q_BNTH.shape[-1] ** -0.5
     outputs: list[Tensor] = []
     blocks_BKTn = None
+    q_BKTgH = q_BNTH.unflatten(1, (keys.heads, -1)).transpose(2, 3)
+    if options.branch_selected:
+        # One copy for both kernels that read it.
+        q_BKTgH = q_BKTgH.contiguous()
     if options.compresses:
         assert keys.compressed_BKMH
         k_BKMH, *rest = keys.compressed_BKMH
@@ -80,13 +84,13 @@ def attend_fused(
         if options.branch_compressed:
             outputs.append(context_BNTH)
         if options.ranks:
-            blocks_BKTn = _rank(q_BNTH, k_BKMH, lse_BNT, sight, scale, options)
+            sizes = options.select, options.count
+            blocks_BKTn = kernels.ranked(q_BKTgH, k_BKMH, lse_BNT, sight, scale, *sizes)
     if keys.selected_BKSH:
         if not options.ranks:
             drawn = random_blocks(options, block, keys.heads, first, length, q_BNTH.device)
             blocks_BKTn = drawn.expand(len(q_BNTH), -1, -1, -1)
         assert blocks_BKTn is not None
-        q_BKTgH = q_BNTH.unflatten(1, (keys.heads, -1)).transpose(2, 3)
         context_BKTgH = kernels.selected(
             q_BKTgH, *keys.selected_BKSH, blocks_BKTn, options.select, scale
         )
@@ -152,36 +156,6 @@ def _compressed(
         nothing = q_BNTH * 0 + (k_BKMH.sum() + v_BKMH.sum()) * 0
         return nothing, q_BNTH.new_full(q_BNTH.shape[:-1], -torch.inf, dtype=torch.float32)
     return kernels.visible(q_BNTH, *blocks, sight, scale)
-
-
-@torch.no_grad()
-def _rank(
-    q_BNTH: Tensor,
-    k_BKMH: Tensor,
-    lse_BNT: Tensor,
-    sight: MaskSpec,
-    scale: float,
-    options: NsaOptions,
-) -> Tensor:
-    """Return the selected blocks BKTn."""
-    batch, heads, length, _ = q_BNTH.shape
-    height = max(1, _CHUNK_ELEMENTS // (batch * heads * max(1, k_BKMH.shape[2])))
-    q_BKgTH = q_BNTH.unflatten(1, (k_BKMH.shape[1], -1)).float()
-    lse_BKgT = lse_BNT.unflatten(1, (k_BKMH.shape[1], -1))
-    columns_M = torch.arange(k_BKMH.shape[2], device=q_BNTH.device)
-    chosen = []
-    for start in range(0, length, height):
-        stop = min(start + height, length)
-        # Products of half-precision inputs are exact in TF32.
-        scores_BKgrM = q_BKgTH[..., start:stop, :] @ k_BKMH.float().mT[:, :, None] * scale
-        tokens_r = torch.arange(sight.first + start, sight.first + stop, device=q_BNTH.device)
-        seen_rM = columns_M * sight.stride + sight.size <= tokens_r[:, None] + 1
-        weights_BKgrM = (scores_BKgrM - lse_BKgT[..., start:stop, None]).exp_()
-        weights_BKgrM = weights_BKgrM.masked_fill_(~seen_rM, 0)
-        count = -(-(sight.first + stop) // options.select)
-        scores_BKrJ = score_blocks(weights_BKgrM, options, count)
-        chosen.append(select_blocks(scores_BKrJ, options, sight.first + start))
-    return torch.cat(chosen, 2)
 
 
 def flex_visible(

@@ -1,15 +1,18 @@
-"""Triton kernels of the selected branch: attention of each query to a list of key blocks.
+"""Triton kernels of the selected branch: selection of blocks, and attention to the selected blocks.
 
-A program of ``_forward`` and ``_query_gradients`` processes all heads of one key head at one query:
-these heads share the list, so each block is loaded once for all of them. A program of
-``_key_gradients`` processes one block with up to ``SEGMENT`` of the queries that selected the
-block, and ``_reduce`` adds the segments of each block in order: no atomics, so the results do not
-depend on the schedule of the GPU. Scores are binary logarithms, since exp2 is cheaper than exp;
+A program of ``_rank`` selects the blocks of one query for one key head from the weights of the
+compressed branch, which it recomputes from the log-sum-exp of the rows: nothing larger than the
+lists is stored. A program of ``_forward`` and ``_query_gradients`` processes all heads of one key
+head at one query: these heads share the list, so each block is loaded once for all of them. A
+program of ``_key_gradients`` processes one block with up to ``SEGMENT`` of the queries that selected
+the block, and ``_reduce`` adds the segments of each block in order: no atomics, so the results do
+not depend on the schedule of the GPU. Scores are binary logarithms, since exp2 is cheaper than exp;
 backward recomputes the weights from the log₂-sums of the rows, as FlashAttention does (Dao et al.
 2022, arXiv 2205.14135). Importing the module requires triton.
 
 B batch, K key/value heads, T queries, S tokens, g query heads per key/value head, H head dim, n
-selected blocks, J blocks; G, P and C are g, H and the size of a block, padded to powers of two.
+selected blocks, J blocks, M compressed blocks, L blocks of a tile; G, P and C are g, H and the size
+of a block, padded to powers of two.
 """
 
 import math
@@ -21,13 +24,46 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import SEGMENT, queries_by_block, segment_owners
 
 # Smallest side of a matrix product.
 _MIN_SIDE = 16
-# Rows (query heads) of a matrix product of ``_key_gradients``.
-_ROWS = 64
+# Rows (query heads) of a matrix product of ``_key_gradients``, and bytes of these rows, at most.
+_ROWS, _ROW_BYTES = 64, 8192
 _LOG2_E = math.log2(math.e)
+_EXP2 = tl.constexpr(_LOG2_E)
+# Above the index of every block.
+_ABSENT = tl.constexpr((1 << 31) - 1)
+# Warps of a program of keys; bytes of keys for each warp of a program of one query, and their limit.
+_WARPS, _WARP_BYTES, _MAX_WARPS = 4, 4096, 8
+
+
+@torch.no_grad()
+def rank_blocks(
+    q_BKTgH: Tensor,
+    k_BKMH: Tensor,
+    lse_BNT: Tensor,
+    sight: MaskSpec,
+    scale: float,
+    size: int,
+    count: int,
+) -> Tensor:
+    """Return the selected blocks BKTn in ascending order, padded with −1 at the end.
+
+    These are ``count`` blocks of ``size`` tokens, ranked as by ``score_blocks`` and
+    ``select_blocks``. ``lse_BNT`` are the log-sum-exp of the scores of the compressed blocks in
+    ``sight``, which are products times ``scale``.
+    """
+    q, k, lse = q_BKTgH.contiguous(), k_BKMH.contiguous(), lse_BNT.contiguous()
+    batch, heads, length, group, width = q.shape
+    blocks = q.new_empty(batch, heads, length, count, dtype=torch.int64)
+    _rank[(length, batch * heads)](
+        q, k, lse, blocks, scale * _LOG2_E, length, k.shape[2], sight.first,
+        group, width, count, size, sight.size, sight.stride,
+        **launch_constants(_rank, q.dtype, group, width, size, count),
+    )  # fmt: skip
+    return blocks
 
 
 def attend_blocks(
@@ -55,8 +91,8 @@ class _BlockAttention(torch.autograd.Function):
         logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         _forward[(length, batch * heads)](
             q, k, v, blocks, context, logsums, scale * _LOG2_E, length, k.shape[2],
-            group, width, blocks.shape[-1], size, **_sides(group, width, size),
-            num_warps=NUM_WARPS[_forward],
+            group, width, blocks.shape[-1], size,
+            **launch_constants(_forward, q.dtype, group, width, size, blocks.shape[-1]),
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, blocks, context, logsums)
         ctx.settings = size, scale
@@ -72,11 +108,14 @@ class _BlockAttention(torch.autograd.Function):
         dcontext = dcontext.contiguous()
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         inner = torch.empty_like(logsums)
-        sides = _sides(group, width, size)
         sizes = (length, tokens, group, width, count, size)
+
+        def constants(kernel: Any) -> dict[str, int]:
+            return launch_constants(kernel, q.dtype, group, width, size, count)
+
         _query_gradients[(length, batch * heads)](
             q, k, v, blocks, context, dcontext, logsums, inner, dq, scale, scale * _LOG2_E,
-            *sizes, **sides, num_warps=NUM_WARPS[_query_gradients],
+            *sizes, **constants(_query_gradients),
         )  # fmt: skip
         rows, starts, segments = queries_by_block(blocks, -(-tokens // size), length, SEGMENT)
         owners = segment_owners(segments, blocks.numel(), SEGMENT)
@@ -85,25 +124,32 @@ class _BlockAttention(torch.autograd.Function):
         _key_gradients[(len(owners),)](
             q, k, v, dcontext, logsums, inner, rows, starts, segments, owners,
             partial_k, partial_v, scale, scale * _LOG2_E, batch * heads, total, *sizes,
-            **sides, QUERIES=_queries(sides), SEGMENT=SEGMENT,
-            num_warps=NUM_WARPS[_key_gradients],
+            **constants(_key_gradients),
         )  # fmt: skip
         _reduce[(total, batch * heads)](
             partial_k, partial_v, segments, dk, dv, tokens, width, size,
-            P=sides["P"], C=sides["C"], num_warps=NUM_WARPS[_reduce],
+            **constants(_reduce),
         )  # fmt: skip
         return dq, dk, dv, None, None, None
 
 
-def _sides(group: int, width: int, size: int) -> dict[str, int]:
-    """Return the padded sides of the matrix products."""
-    names = {"G": group, "P": width, "C": size}
-    return {name: max(_MIN_SIDE, triton.next_power_of_2(side)) for name, side in names.items()}
+def launch_constants(
+    kernel: Any, dtype: torch.dtype, group: int, width: int, size: int, count: int
+) -> dict[str, int]:
+    """Return the padded sides and the number of warps with which ``kernel`` is launched.
 
-
-def _queries(sides: dict[str, int]) -> int:
-    """Return the number of queries in a matrix product of ``_key_gradients``."""
-    return max(1, _ROWS // sides["G"])
+    Fewer warps or more rows would not have enough registers (``make validate-machine GPU=``).
+    """
+    sides = {"G": group, "P": width, "C": size, "L": count}
+    sides = {name: max(_MIN_SIDE, triton.next_power_of_2(side)) for name, side in sides.items()}
+    warps = _WARPS
+    if kernel in (_rank, _forward, _query_gradients):
+        tile_bytes = sides["P"] * sides["L" if kernel is _rank else "C"] * dtype.itemsize
+        warps = min(_MAX_WARPS, max(1, tile_bytes // _WARP_BYTES))
+    rows = min(_ROWS, _ROW_BYTES // (sides["P"] * dtype.itemsize))
+    sides |= {"QUERIES": max(1, rows // sides["G"]), "SEGMENT": SEGMENT}
+    constants = {name: side for name, side in sides.items() if name in kernel.arg_names}
+    return constants | {"num_warps": warps}
 
 
 @triton.jit
@@ -118,6 +164,50 @@ def _load_block(k, v, head, tokens, held_C, dims, S, H: tl.constexpr):  # type: 
     k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
     v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
     return k_CP, v_CP
+
+
+@triton.jit
+def _rank(  # type: ignore[no-untyped-def]
+    q, k, lse, blocks, scale, T, M, first,
+    g: tl.constexpr, H: tl.constexpr, n: tl.constexpr, size: tl.constexpr,
+    compress: tl.constexpr, stride: tl.constexpr,
+    G: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    token = first + t
+    last = token // size
+    heads, dims, lanes = tl.arange(0, G), tl.arange(0, P), tl.arange(0, L)
+    at_GP = (head * T + t) * g * H + heads[:, None] * H + dims[None, :]
+    q_GP = tl.load(q + at_GP, mask=(heads[:, None] < g) & (dims[None, :] < H), other=0.0)
+    lse_G = tl.load(lse + (head * g + heads) * T + t, mask=heads < g, other=0.0) * _EXP2
+    # Score and index of the best blocks so far in one integer each, in descending order.
+    best_L = tl.full([L], -1, tl.int64)
+    for start in range(0, last + 1, L):
+        block_L = start + lanes
+        score_L = tl.zeros([L], tl.float32)
+        # The compressed blocks with a token of a block, by their distance to the first one in it.
+        for offset in range(1 - compress // stride, size // stride):
+            m_L = block_L * (size // stride) + offset
+            seen_L = (m_L >= 0) & (m_L < M) & (m_L * stride + compress <= token + 1)
+            at_LP = (head * M + m_L[:, None]) * H + dims[None, :]
+            mask_LP = seen_L[:, None] & (dims[None, :] < H)
+            k_LP = tl.load(k + at_LP, mask=mask_LP, other=0.0)
+            weights_GL = tl.exp2(_dot(q_GP, tl.trans(k_LP)) * scale - lse_G[:, None])
+            weights_GL = tl.where(seen_L[None, :] & (heads[:, None] < g), weights_GL, 0.0)
+            pairs = tl.minimum(offset + compress // stride, size // stride - offset)
+            score_L += tl.sum(weights_GL, 0) * tl.minimum(pairs, min(compress, size) // stride)
+        # The first, the previous and the own block are always selected; a NaN counts as infinite.
+        forced_L = (block_L == 0) | (block_L == last) | (block_L == last - 1)
+        score_L = tl.where(forced_L | (score_L != score_L), float("inf"), score_L)
+        # The bit patterns of floats ≥ 0 sort like the floats; of equal scores, the lower index wins.
+        bits_L = score_L.to(tl.int32, bitcast=True).to(tl.int64)
+        code_L = tl.where(block_L <= last, (bits_L << 32) | (_ABSENT - block_L), -1)
+        # Of a descending and an ascending sequence, the element-wise maxima are the best of both.
+        best_L = tl.sort(tl.maximum(best_L, tl.sort(code_L)), descending=True)
+    chosen_L = tl.where((lanes < n) & (best_L >= 0), _ABSENT - (best_L & _ABSENT), _ABSENT)
+    chosen_L = tl.sort(chosen_L)
+    chosen_L = tl.where(chosen_L == _ABSENT, -1, chosen_L)
+    tl.store(blocks + (head * T + t) * n + lanes, chosen_L, mask=lanes < n)
 
 
 @triton.jit
@@ -256,5 +346,4 @@ def _reduce(  # type: ignore[no-untyped-def]
     tl.store(dv + at_CP, dv_CP.to(dv.dtype.element_ty), mask=mask_CP)
 
 
-# Warps of a program.
-NUM_WARPS = {_forward: 1, _query_gradients: 1, _key_gradients: 4, _reduce: 4}
+KERNELS = (_rank, _forward, _query_gradients, _key_gradients, _reduce)

@@ -1,11 +1,19 @@
 """``make validate-machine``: check native sparse attention on the present device, by both backends.
 
+With ``GPU=`` the Triton kernels are checked for GPUs that are absent: in Triton's interpreter, and
+compiled.
+
 B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
 """
 
+import json
+import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +29,10 @@ from gpt2.nsa.options import BRANCHES, NsaOptions, resolve_backend
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import PreflightError
-from lib.report.render import markdown_table
+from lib.env.gpu import ARCHITECTURES, find_gpu
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem, RunError
+from lib.project import python_module_command
+from lib.report.render import json_document, markdown_table
 
 BACKENDS = ("blocks", "gather", "triton")
 _SMALL: dict[str, SymbolValue] = {
@@ -216,3 +226,96 @@ def _long_context(config: Config, device: torch.device, length: int) -> str:
         if difference:
             return f"{name}: {difference}"
     return ""
+
+
+# The Triton kernels for GPUs that are absent.
+
+
+# Errors relative to the norm, by type of the interpreted kernels.
+_KERNEL_TOLERANCES = {"fp32": 2e-6, "fp16": 2e-3}
+_COMPILED_TYPES = ("bf16", "fp32")
+_ERRORS = ("blocks", "values", "dq", "dk", "dv")
+
+
+def validate_kernels(names: str, as_json: bool) -> tuple[int, str]:
+    """Check the Triton kernels for GPUs with comma-separated names; return exit code and text.
+
+    Raises ConfigError for an unknown GPU, PreflightError without triton, and RunError if a kernel
+    cannot be compiled.
+    """
+    gpus = {find_gpu(name).name for name in names.split(",")}
+    architectures = [name for name, (of, _) in ARCHITECTURES.items() if gpus & of]
+    if old := gpus.difference(*(of for of, _ in ARCHITECTURES.values())):
+        what = f"GPU: unsupported (expected compute capability 8.0 or later, got {min(old)})"
+        raise ConfigError(Problem(what, next="type: GPU=h100", code="gpu.unsupported"))
+    rows = kernel_rows(architectures)
+    code = EXIT_FAILED if any(row["state"] == "FAIL" for row in rows) else EXIT_DONE
+    if as_json:
+        return code, json_document(1, {"architectures": architectures, "rows": rows})
+    return code, kernels_to_markdown(rows, architectures)
+
+
+def kernel_rows(architectures: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of ``gpt2.nsa.ahead``, each with its ``state``: PASS or FAIL.
+
+    A row fails if an interpreted kernel selects other blocks or exceeds the tolerance, or if a
+    compiled one exceeds the shared memory. A kernel that spills registers is slow, not wrong.
+    """
+    if not find_spec("triton"):
+        fix = "type: make setup EXTRAS=triton"
+        raise PreflightError(
+            Problem("GPU: the package triton is missing", next=fix, code="env.missing-package")
+        )
+    rows = list(_ahead("1", "interpret", *_KERNEL_TOLERANCES))
+    for row in rows:
+        errors = [row[name] for name in _ERRORS[1:]]
+        right = not row["blocks"] and max(errors) <= _KERNEL_TOLERANCES[row["type"]]
+        row["state"] = "PASS" if right else "FAIL"
+    for architecture in architectures:
+        for row in _ahead("0", "compile", architecture, *_COMPILED_TYPES):
+            fits = row["shared_bytes"] <= ARCHITECTURES[architecture][1]
+            rows.append(row | {"state": "PASS" if fits else "FAIL"})
+    return rows
+
+
+def _ahead(interpret: str, *arguments: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a process, which reads ``TRITON_INTERPRET`` when it imports triton."""
+    done = subprocess.run(
+        python_module_command("gpt2.nsa.ahead", *arguments),
+        env={**os.environ, "TRITON_INTERPRET": interpret},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
+    )
+    if done.returncode:
+        what = f"gpt2.nsa.ahead {' '.join(arguments)}: failed (exit code {done.returncode})"
+        raise RunError(Problem(what, code="process.failed"))
+    yield from map(json.loads, done.stdout.splitlines())
+
+
+def kernels_to_markdown(rows: Sequence[Mapping[str, Any]], architectures: Sequence[str]) -> str:
+    """Return a table of the interpreted, and one of the compiled kernels."""
+    interpreted = [row for row in rows if "blocks" in row]
+    heads = ["g, H, l', n", "type", "blocks that differ", *_ERRORS[1:], ""]
+    cells = [
+        [_shape(row), row["type"], f"{row['blocks']:.0%}"]
+        + [f"{row[name]:.1e}" for name in _ERRORS[1:]]
+        + [row["state"]]
+        for row in interpreted
+    ]
+    text = markdown_table(heads, cells, left=(0, 1)) + "\n"
+    compiled: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in rows:
+        if "kernel" in row:
+            figures = (row["shared_bytes"] / 1024, row["registers"], row["spilled_bytes"])
+            key = (row["kernel"], _shape(row), row["type"])
+            failed = " FAIL" * (row["state"] == "FAIL")
+            cell = "{:.0f}, {}, {}".format(*figures) + failed
+            compiled.setdefault(key, {})[row["target"]] = cell
+    heads = ["kernel", "g, H, l', n", "type", *architectures]
+    cells = [[*key, *(cell[name] for name in architectures)] for key, cell in compiled.items()]
+    return text + markdown_table(heads, cells, left=(0, 1, 2))
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, row["shape"]))

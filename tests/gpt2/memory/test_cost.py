@@ -109,12 +109,13 @@ def test_a_mechanism_launches_a_few_kernels_more_than_the_baseline(
 
 
 @pytest.mark.parametrize(
-    ("batch", "length", "count", "window"), [(4, 2048, 8, 256), (1, 16384, 16, 512)]
+    ("batch", "length", "count", "window"),
+    [(4, 2048, 8, 256), (1, 16384, 16, 512), (1, 131072, 16, 512)],
 )
 def test_fused_sparse_attention_launches_few_kernels(
     batch: int, length: int, count: int, window: int
 ) -> None:
-    """An H100 counted 51 forward, and 101 with backward, which needs several for a sort."""
+    """At any length. An H100 counted 50 backward, which needs several for a sort."""
     sizes = dict(compress=32, stride=16, select=64, count=count, window=window)
     options = NsaOptions(**PARTS["nsa"] | sizes)
 
@@ -131,7 +132,7 @@ def test_fused_sparse_attention_launches_few_kernels(
         leaves = [q, *(x for pair in pairs for x in pair)]
         torch.autograd.grad(out, leaves, [torch.empty_like(x) for x in out])
     launches = {stage: sum(kernels.values()) for stage, kernels in tracker.kernels.items()}
-    assert 0 < launches["forward"] <= 51 and 0 < launches["backward"] <= 50
+    assert 0 < launches["forward"] <= 6 and 0 < launches["backward"] <= 50
     assert not tracker.reads
 
 

@@ -12,6 +12,7 @@ from gpt2.nsa.fused import FusedKernels, attend_fused, visible_tiles
 from gpt2.nsa.module import attend_branches
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
+from gpt2.nsa.select import rank_compressed
 from tests.gpt2.builders import PARTS
 from tests.gpt2.nsa.test_backends import by_formula, normal
 
@@ -34,8 +35,16 @@ def all_pairs(q, k, v, sight, scale):
     return (scores - lse.clamp_min(-1e30)[..., None]).exp() @ v, lse
 
 
+def ranked(q, k, lse, sight, scale, size, count):
+    """Return the blocks that the CPU selects, which computes the log-sum-exp anew."""
+    options = replace(OPTIONS, compress=sight.size, stride=sight.stride, select=size, count=count)
+    return rank_compressed((q * scale).transpose(2, 3), k, options, sight.first)
+
+
 KERNELS = FusedKernels(
-    all_pairs, lambda q, k, v, blocks, size, scale: by_formula(q * scale, k, v, blocks, size)
+    all_pairs,
+    ranked,
+    lambda q, k, v, blocks, size, scale: by_formula(q * scale, k, v, blocks, size),
 )
 VARIANTS = {
     "all": {},

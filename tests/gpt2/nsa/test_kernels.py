@@ -12,6 +12,9 @@ import sys
 
 import pytest
 
+from gpt2.nsa import validate
+from lib.env.gpu import ARCHITECTURES
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
@@ -74,50 +77,54 @@ def test_equals_the_formula(shape, dtype):
     assert len(errors) == 4 and max(errors) <= TOLERANCES[dtype]
 
 
-COMPILE = """
+RANK = """
 import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from dataclasses import replace
+import torch
 from gpt2.nsa import kernels
+from gpt2.nsa.query_major import MaskSpec
+from gpt2.nsa.select import rank_compressed
+from tests.gpt2.nsa.test_fused import OPTIONS, all_pairs
 
-TYPES = {name: "i32" for name in ("T", "S", "BK", "J")} | {"scale": "fp32", "scale2": "fp32"}
-TYPES |= {name: "*fp32" for name in ("logsums", "inner", "partial_k", "partial_v")}
-TYPES |= {name: "*i32" for name in ("rows", "starts", "segments", "owners")} | {"blocks": "*i64"}
-backend, arch, warp, dtype, *sizes = sys.argv[1:]
-group, width, size, count = map(int, sizes)
-target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp))
-sides = kernels._sides(group, width, size)
-known = {"g": group, "H": width, "n": count, "size": size, **sides}
-known |= {"QUERIES": kernels._queries(sides), "SEGMENT": kernels.SEGMENT}
-for kernel, warps in kernels.NUM_WARPS.items():
-    constants = {name: value for name, value in known.items() if name in kernel.arg_names}
-    signature = {
-        name: "constexpr" if name in constants else TYPES.get(name, "*" + dtype)
-        for name in kernel.arg_names
-    }
-    indices = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, indices)
-    compiled = triton.compile(source, target=target, options={"num_warps": warps})
-    print(kernel.__name__, list(compiled.asm)[-1], compiled.metadata.shared)
+dtype = getattr(torch, sys.argv[1])
+first, queries, group, width, compress, stride, size, count = map(int, sys.argv[2:])
+options = replace(OPTIONS, compress=compress, stride=stride, select=size, count=count)
+generator = torch.Generator().manual_seed(0)
+keys = options.compressed(first + queries)
+q, k = (
+    torch.randn(1, heads, length, width, generator=generator).to(dtype)
+    for heads, length in ((2 * group, queries), (2, keys))
+)
+if keys:
+    # Every query of the first head has equal scores for all blocks, and one key is not a number.
+    q[:, :group] = 0
+    k[0, 1, keys // 3] = torch.nan
+sight = MaskSpec(queries, keys, first, compress, stride)
+lse = torch.full(q.shape[:3], -torch.inf)
+if keys:
+    lse = all_pairs(q.double(), k.double(), k.double(), sight, 0.3)[1].float()
+q_BKTgH = q.unflatten(1, (2, group)).transpose(2, 3)
+found = kernels.rank_blocks(q_BKTgH, k, lse, sight, 0.3, size, count)
+right = rank_compressed((q.double() * 0.3).unflatten(1, (2, group)), k.double(), options, first)
+assert torch.equal(found, right), (found - right).nonzero()
 """
-# Type of target, architecture, threads of a warp, binary, and bytes of shared memory of a program.
-TARGETS = {
-    "sm_80": ("cuda", "80", "32", "cubin", 166_912),
-    "sm_90": ("cuda", "90", "32", "cubin", 232_448),
-    "MI300X": ("hip", "gfx942", "64", "hsaco", 65_536),
-    "W7900": ("hip", "gfx1100", "32", "hsaco", 65_536),
-}
+# First token, queries, query heads of a key head, width, l, d, l', n.
+RANKINGS = [(94, 3, 6, 20, 4, 2, 4, 12), (0, 9, 1, 16, 2, 2, 2, 20), (43, 3, 2, 16, 8, 2, 8, 3)]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("sizes", [("6", "64", "64", "8"), ("6", "128", "64", "16")], ids=str)
-def test_compiles_for_absent_gpus(target, sizes):
-    *arguments, binary, limit = TARGETS[target]
-    output = run(COMPILE, False, *arguments, "bf16", *sizes)
-    lines = [line.split() for line in output.splitlines()]
-    assert [name for name, *_ in lines] == [
-        "_forward", "_query_gradients", "_key_gradients", "_reduce"
-    ]  # fmt: skip
-    for _, kind, shared in lines:
-        assert kind == binary and int(shared) <= limit
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("shape", RANKINGS, ids=str)
+def test_selects_the_blocks_of_the_cpu(shape, dtype):
+    """Also for equal scores, a NaN, more blocks than one tile, and fewer than n."""
+    run(RANK, True, dtype, *map(str, shape))
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "gfx942", "gfx1100"])
+def test_half_precision_fits_absent_gpus(architecture):
+    rows = list(validate._ahead("0", "compile", architecture, "bf16"))
+    names = ["rank", "forward", "query_gradients", "key_gradients", "reduce"]
+    assert [row["kernel"] for row in rows] == names * (len(rows) // len(names))
+    for row in rows:
+        assert row["shared_bytes"] <= ARCHITECTURES[architecture][1], row
+        assert row["spilled_bytes"] == 0 or architecture == "gfx1100", row
+        assert row["registers"] > 0
