@@ -9,16 +9,18 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from black.cache import CACHE_DIR
+from black.cache import CACHE_DIR, Cache
 
 from lib.env.python_env import PROJECT, import_path
 from lib.project import ROOT
 from lib.style import check
 from tests.integration.tree import commit_copy, git
 
+MYPY_CACHE = ".mypy_cache"
 # Contexts of nsa-perf, times forms of ranges.
 PERF_CELLS = 9
 
@@ -27,25 +29,26 @@ BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | 
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path) -> Iterator[Path]:
     """Return a repository with the current files of this tree, and an interpreter for it."""
     folder = tmp_path / "clone"
     commit_copy(folder)
     _install(folder, tmp_path / "venv")
     _copy_caches(folder, tmp_path / "black")
-    return folder
+    yield folder
+    if (folder / MYPY_CACHE).exists() and not (ROOT / MYPY_CACHE).exists():
+        shutil.copytree(folder / MYPY_CACHE, ROOT / MYPY_CACHE)
 
 
 def _copy_caches(folder: Path, place: Path) -> None:
-    """Copy what black and mypy have recorded about this tree; both compare the contents of files."""
+    """Copy what black and mypy have recorded; both compare the contents of files."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.copytree(ROOT / ".mypy_cache", folder / ".mypy_cache")
+        shutil.copytree(ROOT / MYPY_CACHE, folder / MYPY_CACHE)
+    files = {str(path): Cache.get_file_data(path) for path in folder.rglob("*.py")}
     for cache in CACHE_DIR.glob("cache.*.pickle"):
-        recorded = {
-            str(folder / Path(path).relative_to(ROOT)): facts
-            for path, facts in pickle.loads(cache.read_bytes()).items()
-            if Path(path).is_relative_to(ROOT)
-        }
+        # black records files by path: those of any tree count.
+        formatted = {facts[2] for facts in pickle.loads(cache.read_bytes()).values()}
+        recorded = {path: tuple(facts) for path, facts in files.items() if facts.hash in formatted}
         (place / CACHE_DIR.name).mkdir(parents=True, exist_ok=True)
         (place / CACHE_DIR.name / cache.name).write_bytes(pickle.dumps(recorded))
 
