@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from lib.make_variables import EXPORTED, GIVEN, TARGET
+from tests.command_server import CommandServer
 
 # A change is usually tested before it is committed. Tests of the rule itself remove this variable.
 os.environ["ALLOW_DIRTY"] = "y"
@@ -190,6 +191,32 @@ def shared_folder(
         return folder
 
     return shared
+
+
+@pytest.fixture(scope="session")
+def write_faults(shared_folder: Callable[..., Path]) -> Path | None:
+    """Compile write_faults.c, which does nothing unless a command has its variables."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    source = Path(__file__).parent / "integration" / "write_faults.c"
+    name = "write_faults.so"
+
+    def compile_in(folder: Path) -> None:
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / name), str(source)]
+        subprocess.run([*command, "-ldl"], check=True)
+
+    return shared_folder("library", compile_in) / name
+
+
+@pytest.fixture(scope="session")
+def server(
+    shared_folder: Callable[..., Path], write_faults: Path | None
+) -> Iterator[CommandServer]:
+    """Return a client of the process that forks the commands of all tests."""
+    server = CommandServer(shared_folder("server", lambda folder: None), write_faults)
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Refused configurations: lines of .config without effect, and an edited or stale config.py."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import EXIT_CONFIG, ConfigError
 from lib.project import ROOT
 from tests.build_folder import write_build
+from tests.command_server import CommandServer
 
 # Line → what is said of it, and what the symbol would be in silence.
 WRONG = {
@@ -77,7 +77,12 @@ def test_all_of_them_are_told_at_once(folder: Path) -> None:
     "script", ["plan", "status", "run_test_matrix", "train", "check", "prepare_data"]
 )
 def test_every_command_refuses_an_edited_or_stale_config_py(
-    tmp_path: Path, script: str, file: str, code: str
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    server: CommandServer,
+    script: str,
+    file: str,
+    code: str,
 ) -> None:
     write_build(tmp_path, {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100})
     path = tmp_path / file
@@ -86,13 +91,10 @@ def test_every_command_refuses_an_edited_or_stale_config_py(
     path.write_text(changed.replace("CONFIG_MAX_ITERS=100\n", "CONFIG_MAX_ITERS=101\n"))
     assert path.read_text() != text
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / f"scripts/{script}.py"), "-O", str(tmp_path)],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (EXIT_CONFIG, "")
-    error, advice, end = done.stderr.splitlines()
+    words = [str(ROOT / f"scripts/{script}.py"), "-O", str(tmp_path)]
+    ended, out, said = server.run(words, os.environ, tmp_path_factory.mktemp("streams"))
+    assert (ended, out) == (EXIT_CONFIG, "")
+    error, advice, end = said.splitlines()
     assert error.startswith(f"ERROR   {tmp_path}/config.py: ") and f"[config.{code}]" in error
     assert ("MAX_ITERS=101 (expected 100, " in error) == (code == "edited")
     assert f"make O={tmp_path} {tmp_path}/config.py" in advice and end == "EXIT    code 2"

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.project import ROOT
 from tests.build_folder import write_build
-from tests.integration.command_server import Command, CommandServer
+from tests.command_server import Command, CommandServer
 
 SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
@@ -74,31 +72,6 @@ class Folder:
         """Return the run directories of the selected steps."""
         plan = make_plan(config_layers(self.path), self.path, steps=steps)
         return [run.path for run in plan.runs]
-
-
-@pytest.fixture(scope="session")
-def write_faults(shared_folder: Callable[..., Path]) -> Path | None:
-    """Compile write_faults.c, which does nothing unless a command has its variables."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return None
-    source, name = Path(__file__).with_name("write_faults.c"), "write_faults.so"
-
-    def compile_in(folder: Path) -> None:
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / name), str(source)]
-        subprocess.run([*command, "-ldl"], check=True)
-
-    return shared_folder("library", compile_in) / name
-
-
-@pytest.fixture(scope="session")
-def server(
-    shared_folder: Callable[..., Path], write_faults: Path | None
-) -> Iterator[CommandServer]:
-    """Return a client of the process that forks the commands of all tests."""
-    server = CommandServer(shared_folder("server", lambda folder: None), write_faults)
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from lib.files import sha256_file
 from lib.project import ROOT
-from tests.integration.command_server import CommandServer
+from tests.command_server import CommandServer
 from tests.integration.conftest import SINGLE
 from tests.integration.tree import commit_copy, git
 

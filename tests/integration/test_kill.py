@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lib.runs.run_dir import RunDir, State, read_status
+from tests.command_server import Command
 from tests.fuzz.fuzz import temporary_folder
-from tests.integration.command_server import Command
 from tests.integration.conftest import Folder
 
 STEPS = "1,full"

@@ -15,7 +15,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.integration.command_server import CommandServer
+from tests.command_server import CommandServer
 from tests.integration.conftest import SMALL
 
 # A line of the trainer, and an edit that changes a training from its second step on.

@@ -35,7 +35,7 @@ from lib.runs.finalize import add_artifact_digests, write_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import TrackioSource, WandbOfflineSource
 from tests.build_folder import write_build
-from tests.integration.command_server import CommandServer
+from tests.command_server import CommandServer
 from tests.integration.conftest import SMALL
 from tests.integration.tree import commit_copy, git
 from tests.lib.fabricated import changed

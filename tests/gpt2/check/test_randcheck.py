@@ -3,8 +3,7 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
 
-SCRIPT = [sys.executable, str(ROOT / "scripts" / "check.py"), "random"]
+SCRIPT = [str(ROOT / "scripts" / "check.py"), "random"]
 
 
 @pytest.fixture(scope="module")
@@ -148,24 +147,27 @@ class TestReduce:
 
 
 class TestCommand:
-    def test_checks_and_counts(self, tmp_path):
+    def test_checks_and_counts(self, tmp_path, tmp_path_factory, server):
         (tmp_path / "randcheck-9.defconfig").touch()
         words = ["-O", str(tmp_path), "--count", "2", "--checks", "causal", "--seed", "3", "--json"]
-        done = subprocess.run([*SCRIPT, *words], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        record = json.loads(done.stdout)
+        scratch = tmp_path_factory.mktemp("streams")
+        code, out, said = server.run([*SCRIPT, *words], os.environ, scratch)
+        assert code == 0, said
+        record = json.loads(out)
         assert (record["configurations"], record["failures"], record["seed"]) == (2, [], 3)
-        assert "2/2 configurations, 0 failed" in done.stderr
+        assert "2/2 configurations, 0 failed" in said
         assert list(tmp_path.iterdir()) == []
 
-    def test_an_interrupt_ends_it_with_130(self, tmp_path):
+    def test_an_interrupt_ends_it_with_130(self, tmp_path, server):
         words = [*SCRIPT, "-O", str(tmp_path), "--count", "12", "--checks", "causal"]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-            assert "1/12 configurations, 0 failed, eta" in process.stderr.readline()
-            process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=30)
-        assert process.returncode == 130 and "Traceback" not in stderr
-        assert stderr.splitlines()[-1].split() == ["EXIT", "code", "130"]
+        command = server.start(words, os.environ, tmp_path)
+        while "\n" not in command.stderr:
+            assert command.poll() is None
+            time.sleep(0.01)
+        assert "1/12 configurations, 0 failed, eta" in command.stderr.splitlines()[0]
+        command.signal(signal.SIGINT)
+        assert command.wait(30) == 130 and "Traceback" not in command.stderr
+        assert command.stderr.splitlines()[-1].split() == ["EXIT", "code", "130"]
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -176,11 +178,11 @@ class TestCommand:
             (("--checks", "causl"), "nearest: causal [usage.unknown-check]"),
         ],
     )
-    def test_an_invalid_argument_is_reported(self, tmp_path, words, message):
+    def test_an_invalid_argument_is_reported(self, tmp_path, server, words, message):
         environment = {k: v for k, v in os.environ.items() if k not in ("COUNT", "SEED")}
         command = [*SCRIPT, "-O", str(tmp_path), *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+        code, _, said = server.run(command, environment, tmp_path)
+        assert (code, message in said) == (2, True), said
 
 
 def test_a_request_requires_at_least_one_configuration():

@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -51,7 +50,7 @@ LIBRARIES = (
     "matplotlib.ticker",
 )
 TIMEOUT_SECONDS = 120
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 # Loaded by every command that trains, so that the sources recorded by a run remain the same.
 MODULES = ("gpt2.planning.view", "gpt2.running.launch")
 # Packages of a tree, and the modules that its scripts import from their own folder.
@@ -86,12 +85,17 @@ class Command:
 
     def wait(self, timeout: float = TIMEOUT_SECONDS) -> int:
         """Wait for the end; return the exit code. Raise TimeoutError."""
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._request['command']} runs after {timeout} s")
-            time.sleep(0.01)
-        return code
+        if self._code is None:
+            # Until the server has waited for the process, its id is not used again.
+            ended = os.pidfd_open(self.pid)
+            try:
+                if not wait([ended], timeout):
+                    raise TimeoutError(f"{self._request['command']} runs after {timeout} s")
+            finally:
+                os.close(ended)
+            self.poll()
+        assert self._code is not None
+        return self._code
 
     def signal(self, number: int) -> None:
         """Send a signal unless the command has ended."""
