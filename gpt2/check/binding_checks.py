@@ -229,20 +229,23 @@ def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _derived_sizes(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check sizes that the documents derive from the model's width if their symbol is 0."""
-    values, block = subject.config.values, subject.full_model.blocks[0]
-    n_embd = int(values["N_EMBD"])
-    sizes = []
+    """Check sizes that the documents derive from others: the vocabulary's rows, widths if 0."""
+    model, values = subject.full_model, subject.config.values
+    block, n_embd = model.blocks[0], int(values["N_EMBD"])
+    multiple = int(values["VOCAB_MULTIPLE"])
+    rows = math.ceil(subject.config.model.shape.vocab_size / multiple) * multiple
+    sizes = [("VOCAB_MULTIPLE", model.wte.num_embeddings, rows)]
     if values["ATTENTION_PROJECTION"] == "latent":
         latent = block.attn.c_attn.get_submodule("c_k").get_parameter("weight").shape[0]
         derived = max(8, 8 * math.floor(n_embd / 6 / 8 + 0.5))
-        sizes.append(("LATENT_DIM", latent, derived))
+        sizes.append(("LATENT_DIM", latent, int(values["LATENT_DIM"]) or derived))
     if values["MLP_SIZING"] == "hidden":
-        sizes.append(("MLP_HIDDEN", block.mlp.c_proj.in_features, 4 * n_embd))
+        hidden = int(values["MLP_HIDDEN"]) or 4 * n_embd
+        sizes.append(("MLP_HIDDEN", block.mlp.c_proj.in_features, hidden))
     return [
         CheckFinding("derived-size", f"{name}={values[name]}: {expected} in the model", str(built))
-        for name, built, derived in sizes
-        if built != (expected := int(values[name]) or derived)
+        for name, built, expected in sizes
+        if built != expected
     ]
 
 

@@ -423,6 +423,18 @@ MUTANTS = (
         step="mla",
     ),
     _bound(
+        "the vocabulary is multiplied instead of padded",
+        "VOCAB_MULTIPLE times the rows, which no loss shows",
+        "formula",
+        replaced(
+            ModelShape,
+            "padded_vocab_size",
+            lambda _: property(lambda self: self.vocab_size * self.vocab_multiple),
+        ),
+        "derived-size",
+        "^VOCAB_MULTIPLE=",
+    ),
+    _bound(
         "weight decay is hard-coded",
         "0.1, whatever WEIGHT_DECAY is",
         "binding",
