@@ -89,8 +89,10 @@ class Disturbed:
         inside = path.relative_to(self.tree).parts
         if inside[0] == "results" and len(inside) > 3:
             return inside[3] not in (*DETERMINISTIC, "export")
-        # Table and report have the seconds of the runs, and a report's stamp has the times of files.
-        return inside[0] in ("environment", "results") or path.name.startswith("report-")
+        # Table and report have the seconds of the runs; a report's stamp and index the times of files.
+        return inside[0] in ("environment", "results") or path.name.startswith(
+            ("report-", "results-")
+        )
 
     def _content(self, path: Path) -> bytes:
         content = path.read_bytes()
