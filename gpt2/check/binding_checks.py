@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -288,6 +288,9 @@ def _budgets(subject: StepUnderTest) -> list[CheckFinding]:
 
 # Other values than in any configuration, so that a constant in the code cannot pass for one.
 _OTHER_VALUES: Mapping[str, SymbolValue] = {
+    "GLOBAL_BATCH": 6,
+    "BATCH_SIZE": 3,
+    "GRAD_ACCUMULATION": 2,
     "GRAD_CLIP": "0.037",
     "LEARNING_RATE": "0.00123",
     "MIN_LEARNING_RATE": "0.00017",
@@ -324,18 +327,21 @@ def _other_training(subject: StepUnderTest) -> list[CheckFinding]:
     values = {name: value for name, value in _OTHER_VALUES.items() if name in active}
     config = with_changes(small, **values)
     run = ShortRun(config, context.prepare_data(config), context.new_run_dir())
-    optimizer: Any = run.session.state.optimizer
+    model, optimizer = run.session.state.model, cast(Any, run.session.state.optimizer)
     norms: list[float] = []
-    parameters = list(run.session.state.model.parameters())
+    rows: list[int] = []
+    parameters = list(model.parameters())
 
     def record(*given: Any) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         norms.append(torch.nn.utils.get_total_norm(gradients).item())
 
     optimizer.register_step_pre_hook(record)
+    model.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
     run.step()
     run.close()
     built: dict[str, Any] = {"LEARNING_RATE": optimizer.param_groups[0]["lr"]}
+    built |= {"GLOBAL_BATCH": sum(rows), "BATCH_SIZE": max(rows), "GRAD_ACCUMULATION": len(rows)}
     built["WEIGHT_DECAY"] = max(group["weight_decay"] for group in optimizer.param_groups)
     for name, (option, index) in _GROUP_OPTIONS.items():
         if name in values:

@@ -14,13 +14,16 @@ from gpt2.attention.options import LatentOptions
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.check import short_run
 from gpt2.config import ModelConfig, TrainConfig
 from gpt2.data.options import DataOptions
 from gpt2.mlp.config import MlpConfig
 from gpt2.shape import ModelShape
-from gpt2.training import budget, setup
+from gpt2.training import budget, session, setup
 from gpt2.training.budget import TrainingBudget
 from lib.config.field import SymbolValue
+from lib.env.machine import require_world_size
+from lib.env.ranks import ProcessRank
 from lib.optim.options import AdamwspamOptions
 from lib.optim.schedule import ScheduleOptions
 from lib.optim.spam import Adamwspam
@@ -97,6 +100,26 @@ _MLP_RATIO: Mapping[str, SymbolValue] = {"MLP_SIZING_RATIO": True}
 def _usual_betas(self: Adamwspam) -> None:
     for group in self.param_groups:
         group["betas"] = 0.9, 0.95
+
+
+def _with_gpus_as_batch(right: Any) -> Any:
+    """Return a loader whose micro-batches have one sequence."""
+
+    def loader(*given: Any) -> Any:
+        sampler, config, global_batch, _, *others = given
+        return right(sampler, config, global_batch, 1, *others)
+
+    return loader
+
+
+def _open_accumulating(right: Any) -> Any:
+    """Return an open_session that expects as many processes as accumulated micro-batches."""
+
+    def open_session(config: Any, *given: Any, **named: Any) -> Any:
+        require_world_size(ProcessRank(), config.train.grad_accumulation)
+        return right(config, *given, **named)
+
+    return open_session
 
 
 MUTANTS = (
@@ -240,6 +263,22 @@ MUTANTS = (
         replaced(train, "learning_rate_at", lambda _: lambda *given: 6e-4),
         "trained-value",
         r"^LEARNING_RATE=0\.00123 ",
+    ),
+    _bound(
+        "micro-batches have the number of processes",
+        "GPUS sequences in each pass, instead of BATCH_SIZE",
+        "binding",
+        replaced(session, "BatchLoader", _with_gpus_as_batch),
+        "trained-value",
+        "^BATCH_SIZE=3 .*; 1$",
+    ),
+    _bound(
+        "one process is taken for one of GRAD_ACCUMULATION",
+        "a run that accumulates does not start",
+        "binding",
+        replaced(short_run, "open_session", _open_accumulating),
+        "ranks.count-mismatch",
+        "",
     ),
     _bound(
         "the last block is left out",
