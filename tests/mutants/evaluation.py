@@ -426,7 +426,7 @@ MUTANTS = (
         "a column of the table repeats another",
         "swapped",
         ("table-figures", "delta_parent of "),
-        edited(table, "variant_rows", "== variant.parent", "== baseline"),
+        edited(table, "variant_rows", "compared.get(variant.parent", "compared.get(baseline"),
     ),
     _evaluated(
         "summary.json has another version",
