@@ -447,12 +447,20 @@ def _paths(path: Path, data_format: str) -> Sequence[Path]:
         return paths
     if path.is_file():
         return [path]
-    paths = sorted(path.glob(f"*{_SUFFIX[data_format]}"))
+    suffix = _SUFFIX[data_format]
+    paths = sorted(path.glob(f"*{suffix}"))
     if not paths:
-        raise _bad(path, f"contains no *{_SUFFIX[data_format]} file", "data.missing")
+        others = sorted({p.suffix for p in path.iterdir() if p.is_file()})
+        what = f"contains no *{suffix} file (got {' '.join(f'*{s}' for s in others) or 'none'})"
+        remedy = f"rename the documents to *{suffix}, or set another path, and type: make data"
+        raise _bad(path, what, "data.missing", remedy)
     return paths
 
 
-def _bad(where: Path | str, what: str, code: str) -> DataError:
-    remedy = "fix the file, or set another path, and type: make data"
+def _bad(
+    where: Path | str,
+    what: str,
+    code: str,
+    remedy: str = "fix the file, or set another path, and type: make data",
+) -> DataError:
     return DataError(Problem(what, str(where), remedy, code=code))

@@ -171,7 +171,7 @@ def _check_side(side: SplitWriter) -> None:
             Problem(
                 f"no {name} documents after the split",
                 "VAL_FRACTION",
-                "add documents, change VAL_FRACTION, or provide train.bin and val.bin",
+                "add documents (files or lines), change VAL_FRACTION, or set CUSTOM_VAL_PATH",
                 code="data.empty-split",
             )
         )

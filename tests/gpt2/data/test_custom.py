@@ -70,6 +70,14 @@ def test_missing_files(data_format: str, tmp_path: Path) -> None:
     assert pattern[data_format] in str(caught.value)
 
 
+def test_files_of_another_suffix_are_named(tmp_path: Path) -> None:
+    (tmp_path / "chapter.md").write_text("text")
+    with pytest.raises(DataError) as caught:
+        find_custom_corpus(tmp_path, "text", "")
+    (problem,) = caught.value.problems
+    assert problem.code == "data.missing" and "*.md" in problem.what and "*.txt" in problem.next
+
+
 def bin_folder(folder: Path, train: np.ndarray, val: np.ndarray) -> None:
     """Write nanoGPT's train.bin and val.bin."""
     folder.mkdir(exist_ok=True)
