@@ -62,16 +62,19 @@ class Folder:
 
     def start(self, script: str, *arguments: str, **variables: str) -> Command:
         """Start a script of the tree in a session of its own."""
-        # COUNT and SEED of make test-long are for the tests.
-        outside = ("V", "JSON", "STEPS", "COUNT", "SEED")
-        environment = {k: v for k, v in os.environ.items() if k not in outside}
         command = [str(ROOT / script), "-O", str(self.path), *arguments]
-        return self.server.start(command, {**environment, **variables}, self.scratch)
+        return self.server.start(command, {**_outside(), **variables}, self.scratch)
 
     def runs(self, steps: str) -> list[Path]:
         """Return the run directories of the selected steps."""
         plan = make_plan(config_layers(self.path), self.path, steps=steps)
         return [run.path for run in plan.runs]
+
+
+def _outside() -> dict[str, str]:
+    """Return the environment without variables of make; COUNT and SEED are for the tests."""
+    ours = ("V", "JSON", "STEPS", "COUNT", "SEED")
+    return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 @pytest.fixture
@@ -103,8 +106,8 @@ def with_write_faults(
         command = [str(Path(__file__).with_name(f"{module}.py")), *map(str, arguments)]
         # For the processes that the module starts.
         variables = {"LD_PRELOAD": str(write_faults), "PYTHONPATH": str(ROOT)}
-        # COUNT cases take hours.
-        done = server.start(command, {**os.environ, **variables}, tmp_path, ROOT, 24 * 3600)
+        # Many cases take hours.
+        done = server.start(command, {**_outside(), **variables}, tmp_path, ROOT, 24 * 3600)
         assert done.wait(24 * 3600) == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -124,9 +124,10 @@ def main() -> None:
         shutil.rmtree(training.tree / "results", ignore_errors=True)
         training.train(**{"kill_at" if kind == "write" else "seconds": moment})
         training.train()
-        kills[moment] = training.outcome() == whole
+        # Neighbours may be drawn at the same write.
+        kills[number] = training.outcome() == whole
         print(
-            f"{ranks} ranks, {kind} {moment:.6g}: {'same' if kills[moment] else 'OTHER'} bytes",
+            f"{ranks} ranks, {kind} {moment:.6g}: {'same' if kills[number] else 'OTHER'} bytes",
             flush=True,
         )
     print(json.dumps({"calls": calls, "seconds": round(seconds, 3), "kills": kills}))
