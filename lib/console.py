@@ -15,9 +15,9 @@ from typing import NoReturn, TextIO
 
 from lib.errors import (
     EXIT_INTERRUPTED,
-    EXIT_PREFLIGHT,
     ConfigError,
     KablateError,
+    PreflightError,
     Problem,
     printable,
 )
@@ -121,25 +121,15 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except KablateError as error:
-        if is_verbose():
-            traceback.print_exc()
-        for problem in error.problems:
-            log("ERROR", str(problem))
-        code = error.exit_code
-        if _wants_json():
-            problems = [vars(problem) for problem in error.problems]
-            document = {"schema_version": 1, "exit_code": code, "problems": problems}
-            sys.stdout.write(pretty_json(document))
+        code = _report(error)
     except BrokenPipeError:
         # The reader of the output (head, less) exited: not an error.
         sys.stderr.close()
         code = 0
     except OSError as error:
         # A full disk, a read-only folder or a missing permission is not a defect of the program.
-        if is_verbose():
-            traceback.print_exc()
-        log("ERROR", f"{error.filename or 'input/output'}: {error.strerror or error}")
-        code = EXIT_PREFLIGHT
+        what, where = error.strerror or str(error), str(error.filename or "input/output")
+        code = _report(PreflightError(Problem(what, where, code="file.input-output")))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code:
@@ -147,6 +137,19 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     # The interpreter traverses every object at its exit: with torch loaded, for half a second.
     gc.freeze()
     sys.exit(code)
+
+
+def _report(error: KablateError) -> int:
+    """Write the problems of an error; return its exit code."""
+    if is_verbose():
+        traceback.print_exc()
+    for problem in error.problems:
+        log("ERROR", str(problem))
+    if _wants_json():
+        problems = [vars(problem) for problem in error.problems]
+        document = {"schema_version": 1, "exit_code": error.exit_code, "problems": problems}
+        sys.stdout.write(pretty_json(document))
+    return error.exit_code
 
 
 def confirm(question: str, yes: bool) -> None:

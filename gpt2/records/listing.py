@@ -324,7 +324,8 @@ def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
     condition = _Condition(*match.groups())
     name = condition.name
     known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run.symbols)]
-    if runs and name not in known:
+    # Without runs the symbols are unknown, but not the fields.
+    if name not in known and (runs or not name.isupper()):
         what = f"unknown field {name!r}{nearest(name, known)}"
         raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
     if name == "finished" and not _DAY.fullmatch(condition.text):

@@ -11,7 +11,7 @@ import pytest
 
 from lib.errors import EXIT_INTERRUPTED
 from lib.json_files import read_json_lines
-from lib.runs.lease import read_lease
+from lib.runs.lease import current_holder, read_lease
 from lib.runs.run_dir import RunDir, State, read_status
 
 
@@ -77,7 +77,9 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
 
     code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")
     assert code == 0 and re.search(r"^STOP +ratio/02-golden s1 ", said, re.M)
-    wait_for(lambda: read_status(paths[1]).state is State.INTERRUPTED)
+    # The lease is released after the status is written.
+    wait_for(lambda: current_holder(paths[1]) is None)
+    assert read_status(paths[1]).state is State.INTERRUPTED
     assert read_status(paths[0]).state is State.RUNNING
     assert list(paths[1].checkpoints.iterdir())
     code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")

@@ -1,11 +1,13 @@
-"""Lines on a terminal."""
+"""Lines on a terminal, and the exit of a command."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from lib import console
-from lib.errors import ConfigError
+from lib.errors import EXIT_PREFLIGHT, ConfigError
 
 LONG = f"ratio/00-baseline s1   {'word ' * 20}/a/path/{'x' * 80}"
 
@@ -39,3 +41,19 @@ def test_misuse_of_an_option_is_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         console.CommandLine().parse_args(["--nonesuch"])
     assert caught.value.codes == ["usage.invalid-argument"]
+
+
+def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JSON", "1")
+    with pytest.raises(SystemExit) as caught:
+        console.run_main(lambda: (tmp_path / "absent" / "file").write_text(""))
+    assert caught.value.code == EXIT_PREFLIGHT
+    out, err = capsys.readouterr()
+    (problem,) = json.loads(out)["problems"]
+    assert (problem["code"], problem["where"]) == (
+        "file.input-output",
+        str(tmp_path / "absent" / "file"),
+    )
+    assert "[file.input-output]" in err

@@ -195,3 +195,6 @@ def test_json_lists_the_same_runs(listed):
 def test_an_absent_folder_has_no_runs(tmp_path):
     listed = select(list_runs(tmp_path / "none"), "N_LAYER=6")
     assert listed.runs == [] and "".join(to_text(listed).split()).endswith(f"{tmp_path}/none")
+    with pytest.raises(ConfigError) as caught:
+        select(listed, "val_los<2")
+    assert caught.value.codes == ["usage.unknown-field"]

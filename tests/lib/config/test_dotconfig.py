@@ -203,7 +203,7 @@ def test_missing_constants(tree: KconfigTree, tmp_path) -> None:
     place.config_py.unlink()
     problem = refused_constants(place)
     assert (problem.code, problem.where) == ("config.missing", str(place.config_py))
-    assert problem.next == f"make O={tmp_path} {place.config_py}"
+    assert problem.next == f"type: make O={tmp_path} {place.config_py}"
     place.config.unlink()
     problem = refused_constants(place)
     assert (problem.code, problem.where) == ("config.missing", str(place.config))
