@@ -384,8 +384,10 @@ def _view(
     elif seconds is None and tokens is not None:
         source, flops_per_second = estimate.source, estimate.flops_per_second
         seconds = tokens * flops / flops_per_second if flops_per_second else None
-    iteration = status.iteration if status else 0
-    left = 0.0 if done else _seconds_left(directory, state, seconds, iteration, budget)
+    # The status of a running run has the iteration of its last checkpoint.
+    latest = _last_timing(directory) if state == "running" else None
+    iteration = max(status.iteration if status else 0, latest.iteration if latest else 0)
+    left = 0.0 if done else _seconds_left(latest, seconds, iteration, budget)
     return RunView(
         label=run.label,
         delta=_describe_delta(run.variant),
@@ -546,13 +548,11 @@ def _flops_per_second(
 
 
 def _seconds_left(
-    directory: RunDir, state: str, seconds: float | None, iteration: int, budget: TrainingBudget
+    latest: TimingRow | None, seconds: float | None, iteration: int, budget: TrainingBudget
 ) -> float | None:
-    """Return the remaining training time: the live ETA of a running run, else an estimate."""
-    if state == "running":
-        last = _last_timing(directory)
-        if last is not None and last.eta_seconds is not None:
-            return max(0.0, last.eta_seconds - (time.time() - last.written_at))
+    """Return the remaining training time: the ETA of a running run's latest line, else an estimate."""
+    if latest is not None and latest.eta_seconds is not None:
+        return max(0.0, latest.eta_seconds - (time.time() - latest.written_at))
     if seconds is None:
         return None
     return seconds * (1 - iteration / budget.iterations) if budget.iterations else seconds
