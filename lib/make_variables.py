@@ -49,7 +49,7 @@ def require_read(reads: Collection[str], command: str = "") -> None:
 # Beginnings of the names that the earlier systems read.
 _FORMER_PREFIXES = ("GPT2_", "NSA_", "RA_MLA_", "TEST_SPARSITY_")
 # Symbols that are variables of make too.
-_SYMBOLS_OF_MAKE = {"DRY_RUN", "GPUS", "JOBS", "SEED"}
+_SYMBOLS_OF_MAKE = {"DRY_RUN", "GPUS", "JOBS", "ON_STALE", "SEED"}
 
 
 def variables_without_effect(symbols: Collection[str], variables: Collection[str]) -> list[str]:

@@ -25,7 +25,7 @@ from lib.report.report_tables import (
 from lib.report.run_results import MissingResult
 from lib.report.series import RowRuns, runs_of_rows
 from lib.report.study_verdicts import AA_FAILED, StudyVerdicts
-from lib.report.table import ResultTable, TableRow, marginal_effects
+from lib.report.table import ResultTable, TableRow, hole_notes, marginal_effects
 from lib.report.table_text import EFFECTS_NOTE, effect_rows
 from lib.report.verdict_text import (
     all_remarks,
@@ -406,7 +406,7 @@ def _missing(results: ResultTable, context: ReportContext) -> Html:
     if context.other_folders:
         grid = _texts(("folder", "state"), context.other_folders)
         parts += [tag("h3", "Other folders beside the runs"), grid]
-    described = {f"{h.run.label}: {h.state}: {h.reason}" for h in holes}
+    described = hole_notes(holes)
     notes = [note for note in results.notes if note not in described]
     if notes:
         parts += [tag("h3", "Notes"), tag("ul", *(tag("li", note) for note in _grouped(notes)))]

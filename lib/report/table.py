@@ -238,7 +238,7 @@ def build_table(
     verdicts = replace(verdicts, evaluation_set=_evaluation_set(results))
     rows = [_with_verdicts(row, verdicts) for row in rows]
     holes = [item for item in compared if isinstance(item, MissingResult)]
-    notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
+    notes = hole_notes(holes)
     if stale := [result.run.label for result in results if result.run.label in kept]:
         notes.append(f"{format_runs(stale)}: stale, made by other code")
     if unstable := [result for result in results if result.unstable]:
@@ -251,6 +251,15 @@ def build_table(
     return ResultTable(
         study, rows, unigram_entropy, notes, left_out, verdicts=verdicts, parts=parts
     )
+
+
+def hole_notes(holes: Sequence[MissingResult]) -> list[str]:
+    """Return a note for each reason why runs have no result, with these runs."""
+    runs: dict[str, list[str]] = {}
+    for hole in holes:
+        if hole.reason:
+            runs.setdefault(f"{hole.state}: {hole.reason}", []).append(hole.run.label)
+    return [f"{format_runs(labels)}: {reason}" for reason, labels in runs.items()]
 
 
 def _evaluation_set(results: Sequence[RunResult]) -> str:

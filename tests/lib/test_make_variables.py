@@ -2,9 +2,12 @@
 
 import pytest
 
-from lib import make_variables
+from gpt2.ablation.resolve import resolve_config
+from lib import make_help, make_variables
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.make_variables import EXPORTED, GIVEN, TARGET, require_read, require_value, resume_command
+from lib.project import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +30,13 @@ def test_exported_symbols_and_former_names_have_no_effect():
     symbols = {"LEARNING_RATE", "SEED"}
     ignored = ["GPT2_MAX_ITERS", "LEARNING_RATE", "NSA_USE_FA2"]
     assert make_variables.variables_without_effect(symbols, exported) == ignored
+
+
+def test_variables_of_make_that_are_symbols_too_have_an_effect():
+    names = make_help._settings((ROOT / "Makefile").read_text())
+    symbols = resolve_config(KconfigTree(), []).values
+    assert {"GPUS", "ON_STALE"} <= symbols.keys() & set(names)
+    assert make_variables.variables_without_effect(symbols, names) == []
 
 
 def test_variables_of_every_script_are_read(monkeypatch):

@@ -106,6 +106,14 @@ def test_a_run_that_differs_in_more_than_its_step_is_not_compared(make_run, othe
     assert table.notes[0].startswith(f"demo/00-wide s1: not comparable: {field}: against demo/00-b")
 
 
+def test_runs_with_the_same_reason_are_one_note(make_run):
+    other = {"manifest": {"origin__torch": "2.12.0"}}
+    runs = [make_run("base", 3.0)]
+    runs += [make_run(name, 2.0, parent="base", **other) for name in ("wide", "deep", "long")]
+    (note,) = build_table("demo", runs).notes
+    assert note.startswith("demo/00-wide s1 and 2 more runs: not comparable: torch: ")
+
+
 def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     other = {"manifest": {"origin__torch": "2.12.0"}}
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
