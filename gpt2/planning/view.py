@@ -45,12 +45,25 @@ from lib.units import format_duration, format_si
 
 def notes(config: Config) -> list[ConfigNote]:
     """Return the notes of one run."""
+    return [*_model_notes(config), *_schedule_notes(config)]
+
+
+def _model_notes(config: Config) -> list[ConfigNote]:
     model = config.model
     shows = {model.mlp.reads_weights(site) for site in model.sites()}
     found = list(model.attention.pattern.notes(model.shape))
     if config.machine.device == "cuda":
         found += gpu_notes(model.attention, model.shape, shows)
     return found
+
+
+def _schedule_notes(config: Config) -> list[ConfigNote]:
+    """Return a warning if the learning rate never reaches its peak."""
+    warm_up, iterations = config.schedule.warmup_steps, run_budget(config).iterations
+    if not 0 < iterations <= warm_up:
+        return []
+    text = f"WARMUP_STEPS={warm_up}: the run ends in its warm-up, after {iterations:,} iterations"
+    return [ConfigNote(text, warns=True)]
 
 
 def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
@@ -64,8 +77,8 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
     for label, config in runs:
         key = id(config.model), config.machine.device
         if key not in known:
-            known[key] = notes(config)
-        for note in known[key]:
+            known[key] = _model_notes(config)
+        for note in (*known[key], *_schedule_notes(config)):
             labels_by_note.setdefault(note, []).append(label)
     return [
         f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"

@@ -341,6 +341,13 @@ def test_a_running_state_requires_a_live_process(planned):
     assert views[0].seconds_left is not None and 1800 < views[0].seconds_left <= 1995
 
 
+@pytest.mark.parametrize(("iterations", "warned"), [(100, True), (101, False)])
+def test_a_run_that_ends_in_its_warm_up_is_a_warning(planned, iterations, warned):
+    (run,) = planned(MAX_ITERS=iterations, WARMUP_STEPS=100).runs
+    assert [note.warns for note in planning_view.notes(run.config)] == [True] * warned
+    assert len(planning_view.note_lines([("a", run.config), ("b", run.config)])) == warned
+
+
 def test_json_is_one_document(planned):
     plan = planned(steps="0-1", RA_MLA_ABLATION_MODE=True)
     document = json.loads(planning_view.to_json(plan, planning_view.look(plan)))
@@ -380,7 +387,7 @@ def test_pairs_and_reads_are_listed_where_runs_differ_in_them(planned):
 
 def test_a_plan_says_where_native_sparse_attention_does_not_pay(planned):
     chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-    plan = planned(**chosen, SEED_LIST="1,2")
+    plan = planned(**chosen, SEED_LIST="1,2", WARMUP_STEPS=0)
     text = planning_view.plan_text(plan, planning_view.look(plan))
     assert "\nWARN  single/run s1 +1: selection takes every block: NSA_SELECT_COUNT=16" in text
     assert "full attention / NSA: 0.49, so full attention does less\n" in text
