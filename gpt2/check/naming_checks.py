@@ -88,6 +88,7 @@ def _keys_of_nsa(subject: StepUnderTest, parent: Facts) -> int:
     return (length - block) // stride + 1 + min(count * select, length) + min(window, length)
 
 
+_PHRASES_FILE = "TITLE_PHRASES in gpt2/check/naming_checks.py"
 # Phrases of titles, and the facts that each states; groups of the expression are its numbers.
 TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
     (r"\bGPT-2\b", lambda m: {}),
@@ -214,7 +215,7 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
         if case.is_own or _is_of_base(subject, name):
             uncompared.append(name)
         else:
-            advice = f"{case.title!r} does not state it: add a phrase of TITLE_PHRASES"
+            advice = f"{case.title!r} does not state it: add a phrase to {_PHRASES_FILE}"
             findings.append(CheckFinding("unstated-change", what, f"{found}; {advice}"))
     return findings if case.is_own else findings + _unstated_numbers(case, expected_facts)
 
@@ -361,7 +362,7 @@ def _stated(step: CheckCase) -> tuple[Facts, list[CheckFinding]]:
     unread = [*_UNREAD_NUMBER.findall(title), *re.findall(r"\b\d+\b", slug)]
     if not unread:
         return stated, []
-    text = f"{unread[0]!r} in {step.slug!r} ({step.title}): add a phrase of TITLE_PHRASES"
+    text = f"{unread[0]!r} in {step.slug!r} ({step.title}): add a phrase to {_PHRASES_FILE}"
     return stated, [CheckFinding("stated-number", "a number that can be measured", text)]
 
 
