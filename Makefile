@@ -321,7 +321,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SEEDS=auto  More seeds until every comparison has a word
 ##: RUNS=PATTERN  Runs: patterns over the names of make plan, or paths
 ##: RUN=NAME  One run: its name in make plan, or its directory
-##: WHERE="N_LAYER=6 val_loss<2.5 state=done"  For ls: = != < <= > >=
+##: WHERE="val_loss<2.5"  For ls, archive, clean-runs: runs (= != < <= > >=)
 ##: WEIGHTS=1  For archive: include the final weights; ARCHIVE=FILE
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
@@ -332,7 +332,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
 ##: ITERS=n  For quick-compare and bench-*: iterations per variant
-##: DRY_RUN=1  For defconfig-NAME: make checks, and does not train
+##: DRY_RUN=1  For make and defconfig-NAME: check, and train nothing
 ##: CHECKS=causal,data  For check and randcheck: only these
 ##: JUNIT=FILE  For check: also write the results as JUnit XML
 ##: FAST=1  For check, randcheck, test: skip what is slow

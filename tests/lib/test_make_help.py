@@ -53,3 +53,10 @@ def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, ty
 def test_help_puts_the_summary_into_the_run_group():
     text = help_text(["##@ Run\n", "all: data ## Train\n", "##: A=n  A value\n"], "57 runs")
     assert text.splitlines() == ["Run", "  57 runs", f"  {'all':22}Train", f"  {'A=n':22}A value"]
+
+
+def test_the_help_of_the_makefile_has_two_columns_within_80_characters():
+    lines = help_text(MAKEFILE.splitlines(), "summary").splitlines()
+    entries = [line for line in lines if line.startswith("  ") and line != "  summary"]
+    assert len(entries) > 100 and max(map(len, lines)) <= 80
+    assert [line for line in entries if line[23] != " " or line[24] == " "] == []
