@@ -15,7 +15,7 @@ from typing import Any
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord
-from lib.runs.code import same_syntax
+from lib.runs.code import makes_results, same_syntax
 from lib.runs.documents import DocumentResult
 from lib.runs.record import UNKNOWN, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir
@@ -263,13 +263,13 @@ def speed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:
 
 
 def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
-    """Yield a difference if the code of files that both runs loaded is not the same.
+    """Yield a difference if the code that makes results is not the same in files that both runs loaded.
 
     A file loaded by only one run follows from the settings: a file that both runs share imports it.
     """
     if a.sources and a.sources == b.sources and _is_digest("".join(a.sources.values())):
         return
-    shared = sorted(a.sources.keys() & b.sources.keys())
+    shared = sorted(filter(makes_results, a.sources.keys() & b.sources.keys()))
     if not shared:
         yield FieldDifference("code", UNKNOWN, UNKNOWN)
         return

@@ -29,8 +29,9 @@ from lib.project import ROOT
 from lib.runs.record import OriginRecord, RunManifest, read_manifest
 from lib.runs.run_dir import RunDir
 
-# Code that only plans and starts runs or reads their results: editing these files does not make a
-# finished run stale. A worker has some of them loaded, depending on the command that started it.
+# Code that only configures, plans and starts runs, writes text, or reads results: editing these files
+# does not make a finished run stale. What they configure is the recorded identity of the run. A worker
+# has some of them loaded, depending on the command that started it.
 NOT_TRAINING = (
     "gpt2/ablation/",
     "gpt2/bench/",
@@ -40,16 +41,28 @@ NOT_TRAINING = (
     "gpt2/records/audit.py",
     "gpt2/records/comparison.py",
     "gpt2/records/listing.py",
+    "gpt2/records/report.py",
+    "gpt2/records/sections.py",
     "gpt2/running/",
     "lib/build/",
+    "lib/config/check.py",
+    "lib/config/commands.py",
+    "lib/config/dotconfig.py",
     "lib/console.py",
+    "lib/env/speed.py",
+    "lib/errors.py",
     "lib/make_help.py",
+    "lib/make_variables.py",
     "lib/plan/",
     "lib/report/",
     "lib/runner/",
+    "lib/runs/audit.py",
+    "lib/runs/audit_weights.py",
     "lib/runs/index.py",
     "lib/style/",
+    "lib/toml_files.py",
     "lib/tracking/",
+    "lib/units.py",
 )
 _PACKAGES = ("gpt2", "lib")
 # A module that is run by ``python -m`` has another name.
@@ -72,20 +85,21 @@ def loaded_source() -> dict[str, str]:
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(_MODULES)]
     files = [vars(module).get("__file__") or "" for module in modules]
     names = {file.removeprefix(root) for file in files if file.startswith(roots)}
-    return {name: _loaded_digest(name) for name in sorted(names) if _makes_results(name)}
+    return {name: _loaded_digest(name) for name in sorted(names) if makes_results(name)}
 
 
 def changed_since(recorded: Mapping[str, str], commit: str | None = None) -> list[str]:
     """Return the files of ``recorded`` that were edited or removed since.
 
-    Given the ``commit`` of the record, an edit of comments, docstrings or formatting is no change.
+    Given the ``commit`` of the record, an edit of comments, docstrings or formatting is no change. The
+    files of ``NOT_TRAINING``, which older records have, do not count.
     """
-    now = {name: _digest(name) for name in recorded}
+    now = {name: _digest(name) for name in recorded if makes_results(name)}
     return [
         name
-        for name, digest in recorded.items()
-        if now[name] != digest
-        and not (commit and same_syntax(name, (digest, commit), (now[name], None)))
+        for name, digest in now.items()
+        if recorded[name] != digest
+        and not (commit and same_syntax(name, (recorded[name], commit), (digest, None)))
     ]
 
 
@@ -257,9 +271,9 @@ def _is_code(name: str) -> bool:
     return (path.suffix == ".py" or path.name.startswith("Kconfig")) and path.is_file()
 
 
-def _makes_results(name: str) -> bool:
-    inside = name.split("/", 1)[0] in _PACKAGES
-    return inside and not name.startswith(NOT_TRAINING)
+def makes_results(name: str) -> bool:
+    """Return whether the code of a file, by its path in the tree, can affect results."""
+    return not name.startswith(NOT_TRAINING)
 
 
 def _loaded_digest(name: str) -> str:

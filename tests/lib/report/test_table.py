@@ -114,6 +114,15 @@ def test_runs_with_the_same_reason_are_one_note(make_run):
     assert note.startswith("demo/00-wide s1 and 2 more runs: not comparable: torch: ")
 
 
+def test_code_that_writes_text_may_differ(make_run):
+    runs = []
+    for name, digit in (("base", "b"), ("wide", "c")):
+        sources = {"gpt2/train.py": "a" * 64, "lib/errors.py": digit * 64}
+        runs.append(make_run(name, 3.0, manifest={"origin__sources": sources}))
+    table = build_table("demo", runs)
+    assert [row.state for row in table.rows] == ["done", "done"]
+
+
 def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     other = {"manifest": {"origin__torch": "2.12.0"}}
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
