@@ -58,6 +58,7 @@ NOT_TRAINING = (
     "lib/runner/",
     "lib/runs/audit.py",
     "lib/runs/audit_weights.py",
+    "lib/runs/code.py",
     "lib/runs/index.py",
     "lib/style/",
     "lib/toml_files.py",
