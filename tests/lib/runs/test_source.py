@@ -15,7 +15,7 @@ from lib.runs import code
 
 def test_loaded_modules_are_digested() -> None:
     found = code.loaded_source()
-    assert found["lib/runs/code.py"] == sha256_file(ROOT / "lib/runs/code.py")
+    assert found["lib/files.py"] == sha256_file(ROOT / "lib/files.py")
     assert all(name.startswith(("gpt2/", "lib/")) for name in found)
 
 
