@@ -430,10 +430,11 @@ def test_an_edited_config_py_is_neither_used_nor_replaced(build):
     older = target.stat().st_mtime - 10
     os.utime(build / ".config", (older, older))
     used = make(f"O={build}", "plan")
+    explained = make(f"O={build}", "why", "SYM=N_LAYER")
     later = time.time() + 1
     os.utime(build / ".config", (later, later))
     replaced = make(*words)
-    for done in (used, replaced):
+    for done in (used, explained, replaced):
         assert done.returncode == 2 and done.stdout == ""
         assert f"{target}: " in done.stderr and "[config.edited]" in done.stderr
         assert "N_LAYER=5" in done.stderr and "make menuconfig" in done.stderr

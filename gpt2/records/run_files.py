@@ -10,7 +10,7 @@ from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
 from lib.config.commands import explain_symbol
-from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
+from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_generated
 from lib.config.field import MISSING_SYMBOL
 from lib.config.layers import ConfigLayer, to_kconfig_text
 from lib.config.tree import KconfigTree
@@ -217,13 +217,15 @@ def why(
 ) -> str:
     """Explain the value of ``sym`` in ``.config``, in one step of its study, or in a finished run.
 
-    Raises ConfigError if there is no such symbol, step or run.
+    Raises ConfigError if there is no such symbol, step or run, or if ``config.py`` was edited.
     """
     if run:
         return explain_setting(place, sym, run, json, RunLookup(steps, seeds), set)
     if seeds:
         what = f"requires RUN= (got {seeds!r})"
         raise ConfigError(Problem(what, "SEEDS", code="usage.missing-argument"))
+    if place.config.exists() and place.config_py.exists():
+        read_generated(place)
     return explain_symbol(place, sym, json, layers_on_top(place, set, steps))
 
 
