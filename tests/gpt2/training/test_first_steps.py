@@ -179,6 +179,6 @@ def test_sparse_attention_logs_its_pairs(configure: Configure, train: Callable) 
     given = {f"NSA_{name}": size for name, size in sizes.items()} | {"NSA_WINDOW": 4}
     # 49, 120 and 58 pairs in 16 tokens, of which full attention has 136.
     chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True, "DROPOUT": "0.0"}
-    done = train(configure(**chosen, **given, N_KV_HEAD=1, MAX_ITERS=1))
+    done = train(configure(**chosen, **given, N_KV_HEAD=1, MAX_ITERS=1, WARMUP_STEPS=0))
     told = [e["text"] for e in done.events if e["kind"] == "line" and e["tag"] == "WARN"]
     assert told == ["query-key pairs, full attention / NSA: 0.60, so full attention does less"]
