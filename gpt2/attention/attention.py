@@ -81,7 +81,7 @@ class Attention(nn.Module):
         return cast(Pattern, self.pattern)
 
     def backend(self, device: str) -> str:
-        """Return the backend for a whole sequence on ``device``: sdpa, rows, joined or own.
+        """Return the backend for a whole sequence on ``device``: sdpa, rows, joined, triton or own.
 
         Raises ConfigError if the configured backend does not support the components there.
         """
@@ -128,8 +128,9 @@ class Attention(nn.Module):
     def _plan(self, dropout: float) -> AttentionPlan:
         terms = cast(list[ScoreTerm], list(self.terms.values()))
         gates = cast(list[Gate], list(self.gates.values()))
-        chunks, window = self.execution.score_chunks, self.execution.window_attention
-        return AttentionPlan(self._visible, terms, gates, self.reader, dropout, chunks, window)
+        execution = self.execution
+        kernels = execution.score_chunks, execution.window_attention, execution.tile_launch
+        return AttentionPlan(self._visible, terms, gates, self.reader, dropout, *kernels)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:
         """Return the head outputs, multiplied by the gates outside the kernel and by ``state``."""

@@ -20,6 +20,7 @@ from torch import Generator, Tensor, library, nn
 
 from gpt2.attention.flex import BranchedScores, ScoreBranch, WindowAttention, window_attention
 from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.attention.tiled import TileLaunch, TileSpec, triton_launch
 
 # Added to the score of a masked pair: exp() of it is exactly 0, but unlike −inf its product with a
 # weight of 0 or a small gradient is finite.
@@ -135,6 +136,13 @@ class ScoreTerm(nn.Module):
         """
         raise NotImplementedError
 
+    def tile_spec(self, spec: TileSpec, inputs: Sequence[Tensor]) -> tuple[TileSpec, Tensor | None]:
+        """Return the specification with the term added, and a learnable factor per head, if any.
+
+        Not called if ``lacks_triton`` of the term's options is set.
+        """
+        raise NotImplementedError
+
 
 class Gate(nn.Module):
     """Gate: a factor per row, computed from a statistic of the first softmax of the row.
@@ -165,6 +173,10 @@ class Gate(nn.Module):
     @abstractmethod
     def joined_statistic(self, scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
         """Return the statistic from log-sum-exps, BNT, if joined passes support the gate."""
+
+    @abstractmethod
+    def tile_spec(self, spec: TileSpec) -> TileSpec:
+        """Return the specification with the statistic, if the Triton kernels support the gate."""
 
     @abstractmethod
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
@@ -281,9 +293,10 @@ Inputs = dict[ScoreTerm | Gate, list[Tensor]]
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Components of one attention call, dropout on its weights, chunk sizes and the window kernel.
+    """Components of one attention call, dropout on its weights, and the kernels of its backend.
 
-    The window kernel computes the passes of the FlexAttention backend.
+    Chunk sizes are those of the row engine. The window kernel computes the passes of the
+    FlexAttention backend, ``tile_launch`` launches the Triton kernels.
     """
 
     pattern: Pattern
@@ -293,6 +306,7 @@ class AttentionPlan:
     dropout: float = 0.0
     score_chunks: ScoreChunks = ScoreChunks()
     window_attention: WindowAttention = window_attention
+    tile_launch: TileLaunch = triton_launch
 
     def parts(self) -> list[ScoreTerm | Gate]:
         """Return the terms, and the gates that scale scores."""

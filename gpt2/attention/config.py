@@ -32,6 +32,8 @@ from lib.errors import ConfigError, Problem
 
 # Minimum head dim of FlexAttention's kernels.
 MIN_FLEX_HEAD_DIM = 16
+# Maximum head dim of the Triton kernels: wider tiles exceed the registers.
+MAX_TILE_HEAD_DIM = 128
 
 PROJECTIONS: Registry[ProjectionOptions] = Registry(
     "attention projection",
@@ -51,7 +53,9 @@ GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
 
 
 def _small_backend(form: SmallForm, name: str) -> str:
-    """Return the math kernel for kernels that a CPU lacks, or lacks with dropout."""
+    """Return the math kernel or rows for kernels that a CPU lacks, or lacks with dropout."""
+    if form.values[name] == "triton":
+        return "rows"
     unsupported = ("efficient", "flash") if float(form.values["DROPOUT"]) else ("efficient",)
     return "math" if form.values[name] in unsupported else str(form.values[name])
 
@@ -65,7 +69,7 @@ class AttentionConfig:
     positions: PositionOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[GateOptions, ...]
-    # auto, rows, joined, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
+    # auto, rows, joined, triton, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
     backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
 
     @classmethod
@@ -125,23 +129,27 @@ def select_backend(
 ) -> str:
     """Return the backend for attention on ``device`` ("cpu" or "cuda").
 
-    One of sdpa, rows, joined, or own if the pattern has its own kernel. ``shows_weights`` is true
-    if an MLP reads attention weights. Raises ConfigError if joined passes are configured but do not
-    support the configured components.
+    One of sdpa, rows, joined, triton, or own if the pattern has its own kernel. ``shows_weights``
+    is true if an MLP reads attention weights. Raises ConfigError if joined passes or the Triton
+    kernels are configured but do not support the configured components.
     """
     if attention.pattern.attends:
         return "own"
-    # Joined passes are opt-in until a GPU has compared their values with rows.
-    if attention.backend == "joined":
-        if unsupported := unsupported_by_flex(attention, shape, shows_weights, device):
+    # Both are opt-in until a GPU has compared their values with rows.
+    if attention.backend in ("joined", "triton"):
+        unsupported = unsupported_by_triton(attention, shape)
+        if attention.backend == "joined":
+            unsupported = unsupported_by_flex(attention, shape, shows_weights, device)
+        if unsupported:
+            what = f"{attention.backend} does not support {', '.join(unsupported)}"
             raise ConfigError(
                 Problem(
-                    f"ATTENTION_BACKEND: joined does not support {', '.join(unsupported)}",
+                    f"ATTENTION_BACKEND: {what}",
                     next="type: SET=ATTENTION_BACKEND_ROWS=y",
                     code="attention.backend-unsupported",
                 )
             )
-        return "joined"
+        return attention.backend
     plain = not (attention.terms or attention.gates or shows_weights)
     return "sdpa" if plain and attention.backend != "rows" else "rows"
 
@@ -149,13 +157,20 @@ def select_backend(
 def gpu_notes(
     attention: AttentionConfig, shape: ModelShape, shows_weights: Collection[bool]
 ) -> list[ConfigNote]:
-    """Return a note if a GPU computes attention by rows that joined passes could compute.
+    """Return a note if a GPU computes attention by rows that a faster backend could compute.
 
-    Dropout is not counted as an obstacle. ``shows_weights`` contains true if an MLP reads attention
-    weights, and false if one does not.
+    Dropout is not counted as an obstacle to joined passes. ``shows_weights`` contains true if an
+    MLP reads attention weights, and false if one does not.
     """
     forms = {shows: select_backend(attention, shape, shows, "cuda") for shows in shows_weights}
     plain = replace(shape, dropout=0.0)
+    if "rows" not in forms.values():
+        return []
+    if not unsupported_by_triton(attention, shape):
+        # Predicted for the steps of the RATIO study: docs/gpu.md.
+        share = "0.2 to 0.5 times as long, and never ran on a GPU: type make gpu-day"
+        text = f"attention by rows; ATTENTION_BACKEND_TRITON=y is predicted to take {share}"
+        return [ConfigNote(text)]
     if not any(
         form == "rows" and not unsupported_by_flex(attention, plain, shows, "cuda")
         for shows, form in forms.items()
@@ -180,4 +195,15 @@ def unsupported_by_flex(
     unsupported += [f"DROPOUT={shape.dropout}"] if shape.dropout else []
     if device == "cuda" and shape.head_dim < MIN_FLEX_HEAD_DIM:
         unsupported.append(f"head dim {shape.head_dim} (minimum {MIN_FLEX_HEAD_DIM})")
+    return [feature for feature in unsupported if feature]
+
+
+def unsupported_by_triton(attention: AttentionConfig, shape: ModelShape) -> list[str]:
+    """Return the configured features that the Triton kernels do not support."""
+    unsupported = [part.lacks_triton for part in (*attention.terms, *attention.gates)]
+    # A pass has one band and one statistic.
+    unsupported += ["several score terms"] * (len(attention.terms) > 1)
+    unsupported += ["several gates"] * (len(attention.gates) > 1)
+    if shape.head_dim > MAX_TILE_HEAD_DIM:
+        unsupported.append(f"head dim {shape.head_dim} (maximum {MAX_TILE_HEAD_DIM})")
     return [feature for feature in unsupported if feature]

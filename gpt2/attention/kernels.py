@@ -3,6 +3,7 @@
 sdpa     one call of torch's scaled_dot_product_attention
 rows     chunks of query rows, with hand-written derivatives (``chunked.py``)
 joined   FlexAttention passes over windows, differentiated by autograd (``flex.py``)
+triton   one pass of our own kernels, with hand-written derivatives (``tiled.py``)
 own      the kernel of the pattern itself
 cached   new tokens against a KV cache, by the components of the row engine
 
@@ -10,21 +11,38 @@ B batch, T new tokens (rows), S visible tokens (columns), C n_embd, N heads, K k
 width; r rows and c columns as in the row engine.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+import importlib.util
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gpt2.attention import chunked
-from gpt2.attention.chunk_parts import AttentionPlan, AttentionResult, Pattern, RowChunk, repeat_kv
+from gpt2.attention.chunk_parts import (
+    AttentionPlan,
+    AttentionResult,
+    AttentionWeightsTap,
+    Pattern,
+    RowChunk,
+    repeat_kv,
+)
 from gpt2.attention.chunked import scores_factor, softmaxes_from_scores
-from gpt2.attention.config import AttentionConfig
+from gpt2.attention.config import AttentionConfig, select_backend
 from gpt2.attention.flex import BranchedScores, ScoreBranch
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
-from gpt2.attention.sdpa import sdpa_attention
+from gpt2.attention.sdpa import DTYPES, sdpa_attention, selected_sdpa_kernel
+from gpt2.attention.tiled import TileSpec, tile_problem, tiled_attention
+from gpt2.config import ModelConfig
 from gpt2.kv_cache import BlockKVCache
+from lib.env.options import MachineConfig
+from lib.env.ranks import current_process
+from lib.errors import PreflightError, Problem
+
+# Tokens of the preflight check of the Triton kernels: tiles of rows before and after the first.
+_PROBE_TOKENS = 130
 
 
 class AttentionKernel(Protocol):
@@ -66,6 +84,7 @@ def build_kernels(
         "sdpa": SdpaKernel(options.backend),
         "rows": ChunkedKernel(),
         "joined": FlexKernel(),
+        "triton": TiledKernel(),
     }
     return AttentionKernels(kernels[backend], CachedKernel(projection, scale, options.reach))
 
@@ -125,6 +144,70 @@ class FlexKernel:
             if factor_BNT is not None:
                 context, _ = scores.times(factor_BNT).attend(v)
             return AttentionResult(context.to(v.dtype), statistics, None)
+
+
+@dataclass(frozen=True)
+class TiledKernel:
+    """Triton kernels; the plan must not use features in ``unsupported_by_triton``."""
+
+    # The kernels are compiled already.
+    @torch.compiler.disable
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Attend within a whole sequence. Raises RunError if the kernels cannot run."""
+        q_BNTH = qkv.q_BNTH
+        k, v = (x.to(q_BNTH.dtype) for x in (qkv.k_BKTH, qkv.v_BKTH))
+        inputs = plan.by_part(plan.inputs())
+        window, scale = plan.pattern.longest_row(q_BNTH.shape[2]), q_BNTH.shape[-1] ** -0.5
+        spec, alpha_N, factor_BNT = TileSpec(window, scale, dropout=plan.dropout), None, None
+        with torch.autocast(q_BNTH.device.type, enabled=False):
+            for term in plan.terms:
+                spec, alpha_N = term.tile_spec(spec, inputs[term])
+            statistics: list[Tensor] = []
+            for gate in plan.gates:
+                gated = gate.tile_spec(spec)
+                if not gate.scales_scores:
+                    spec = gated
+                    continue
+                first = tiled_attention(q_BNTH, k, None, alpha_N, None, gated, plan.tile_launch)
+                assert first.statistic_BNT is not None
+                statistics.append(first.statistic_BNT)
+                factor_BNT = scores_factor(plan, statistics, inputs)
+            reads = plan.reader is not None
+            context, statistic, mean_BTS = tiled_attention(
+                q_BNTH, k, v, alpha_N, factor_BNT, spec, plan.tile_launch, reads
+            )
+        weights = None
+        if plan.reader:
+            weights = _SelectedWeights.apply(mean_BTS, plan.reader, q_BNTH.dtype)
+        if statistic is not None:
+            statistics.append(statistic)
+        assert context is not None
+        return AttentionResult(context, statistics, weights)
+
+
+class _SelectedWeights(torch.autograd.Function):
+    """Selection of mean weights by the reader of the row engine, whose only chunk is all rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean_BTS: Tensor, reader: AttentionWeightsTap, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.reader = reader
+        ctx.chunk = RowChunk(0, mean_BTS.shape[1], 0)
+        ctx.save_for_backward(mean_BTS)
+        weights = reader.read(mean_BTS[:, None], ctx.chunk).to(dtype)
+        if reader.request.detach:
+            ctx.mark_non_differentiable(weights)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dweights_BTS: Tensor) -> tuple[Tensor | None, ...]:
+        (mean_BTS,) = ctx.saved_tensors
+        dmean_B1TS = ctx.reader.backward(dweights_BTS, mean_BTS[:, None], ctx.chunk)
+        return dmean_B1TS[:, 0], None, None
 
 
 @dataclass(frozen=True)
@@ -190,3 +273,68 @@ def _product(rows_BNrx: Tensor, shared_BKxy: Tensor) -> Tensor:
     batch, heads, height, _ = rows_BNrx.shape
     grouped = rows_BNrx.reshape(batch, shared_BKxy.shape[1], -1, rows_BNrx.shape[-1])
     return (grouped @ shared_BKxy).view(batch, heads, height, -1)
+
+
+# Preflight check: the configured attention can run on this machine.
+
+
+def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
+    """Check that the configured attention backend is available on this device.
+
+    Raises PreflightError if it is not. If a kernel of SDPA is named, torch is queried with tensors
+    of the configured shape; no kernel runs. The Triton kernels run on a few tokens.
+    """
+    options = model.attention
+    options.pattern.check_kernels(model.shape, options.projection, machine)
+    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    forms = {select_backend(model.attention, model.shape, s, machine.device) for s in shows_weights}
+    device = torch.device(machine.device)
+    if machine.device == "cuda":
+        device = torch.device("cuda", current_process().local_rank)
+    if "sdpa" in forms and model.attention.backend != "auto":
+        selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
+    if "triton" in forms:
+        _check_tiles(model, DTYPES[machine.precision], device)
+    on_gpu = machine.device == "cuda"
+    if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
+        raise _refusal(
+            model,
+            "the package triton is missing (required by FlexAttention on a GPU)",
+            "env.missing-package",
+        )
+
+
+def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Run the Triton kernels forward and backward on a few tokens of zeros."""
+    if problem := tile_problem(dtype, device):
+        raise PreflightError(problem)
+    if device.type == "cuda" and not torch.version.hip:
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            what = f"triton: unsupported (expected compute capability 8.0, got {major}.{minor})"
+            raise _refusal(model, what, "gpu.unsupported")
+    from triton.errors import TritonError
+
+    options, shape = model.attention, replace(model.shape, block_size=_PROBE_TOKENS)
+    pattern: Any = options.pattern.build(shape, options.projection, options.positions, 0)
+    terms = [term.build(shape).to(device) for term in options.terms]
+    gates = [gate.build(shape).to(device) for gate in options.gates]
+    plan = AttentionPlan(pattern, terms, gates, dropout=shape.dropout)
+    size = (1, shape.n_head, _PROBE_TOKENS, shape.head_dim)
+    q, k, v = (torch.zeros(size, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    # The state of the generator is part of a run.
+    gpus = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(gpus):
+            context_BNTH = TiledKernel()(QKV(q, k, v), plan, q, None).context_BNTH
+        torch.autograd.grad(context_BNTH.sum(), q)
+    except (RuntimeError, TritonError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        what = f"triton cannot run this attention on {device} ({dtype}, head dim {shape.head_dim})"
+        raise _refusal(model, f"{what}: {lines[0]}", "gpu.unsupported") from error
+
+
+def _refusal(model: ModelConfig, what: str, code: str) -> PreflightError:
+    where = f"ATTENTION_BACKEND_{model.attention.backend.upper()}"
+    next_ = "type: SET=ATTENTION_BACKEND_ROWS=y"
+    return PreflightError(Problem(what, where=where, next=next_, code=code))

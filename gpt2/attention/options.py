@@ -195,7 +195,11 @@ class ScoreComponentOptions(Protocol):
 
     @property
     def lacks_joined(self) -> str:
-        """Return the features that only the row engine supports ("" if none)."""
+        """Return the features that joined passes do not support ("" if none)."""
+
+    @property
+    def lacks_triton(self) -> str:
+        """Return the features that the Triton kernels do not support ("" if none)."""
 
 
 @runtime_checkable

@@ -3,7 +3,6 @@
 B batch, T tokens, N heads, K key/value heads, H head dim.
 """
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,14 +13,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2.attention.chunk_parts import Pattern
-from gpt2.attention.config import select_backend
 from gpt2.attention.options import GroupedOptions
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV
 from gpt2.config import ModelConfig
 from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
-from lib.env.options import MachineConfig
-from lib.env.ranks import current_process
 from lib.errors import KablateError, PreflightError, Problem, RunError
 
 BACKENDS = {
@@ -146,33 +142,3 @@ def _allowed(
                 code="attention.backend-unsupported",
             )
         ) from error
-
-
-# Preflight check: the configured attention can run on this machine.
-
-
-def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
-    """Check that the configured attention backend is available on this device.
-
-    Raises PreflightError if it is not. If a kernel is named, torch is queried with tensors of the
-    configured shape; no kernel runs.
-    """
-    options = model.attention
-    options.pattern.check_kernels(model.shape, options.projection, machine)
-    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
-    forms = {select_backend(model.attention, model.shape, s, machine.device) for s in shows_weights}
-    if "sdpa" in forms and model.attention.backend != "auto":
-        device = torch.device(machine.device)
-        if machine.device == "cuda":
-            device = torch.device("cuda", current_process().local_rank)
-        selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
-    on_gpu = machine.device == "cuda"
-    if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
-        raise PreflightError(
-            Problem(
-                "the package triton is missing (required by FlexAttention on a GPU)",
-                where=f"ATTENTION_BACKEND_{model.attention.backend.upper()}",
-                next="type: SET=ATTENTION_BACKEND_ROWS=y",
-                code="env.missing-package",
-            )
-        )

@@ -34,7 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from gpt2.attention.config import select_backend, unsupported_by_flex
+from gpt2.attention.config import (
+    select_backend,
+    unsupported_by_flex,
+    unsupported_by_triton,
+)
 from gpt2.attention.sdpa import BACKENDS
 from gpt2.bench.runner import time_calls
 from gpt2.check.subject import fill_parameters
@@ -193,6 +197,8 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
     if options.terms or options.gates or reads:
         joins = not unsupported_by_flex(options, shape, reads, device.type)
         backends = [*(("joined",) if joins else ()), "rows"]
+    if not unsupported_by_triton(options, shape):
+        backends.append("triton")
     for backend in backends:
         for precision, tolerance in _TOLERANCE.items():
             attention = dataclasses.replace(options, backend=backend)
@@ -304,8 +310,8 @@ def _plain_step(config: Config, device: torch.device) -> Callable[[], None]:
 def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Config]]:
     """Yield the configuration, and forms of it that may be faster.
 
-    Without dropout, FlexAttention can compute the attention of the row engine. The first of a study
-    is also timed without dropout, and compiled.
+    The Triton kernels can compute the attention of the row engine, and FlexAttention without
+    dropout. The first of a study is also timed without dropout, and compiled.
     """
     yield name, config
     model = config.model
@@ -323,6 +329,10 @@ def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Conf
         joined = dataclasses.replace(attention, backend="joined")
         fused = dataclasses.replace(model, shape=plain, attention=joined)
         yield f"{name}, DROPOUT=0, joined", dataclasses.replace(config, model=fused)
+    if not unsupported_by_triton(attention, model.shape):
+        tiled = dataclasses.replace(attention, backend="triton")
+        with_tiles = dataclasses.replace(model, attention=tiled)
+        yield f"{name}, triton", dataclasses.replace(config, model=with_tiles)
 
 
 def steps(named: list[tuple[str, Config]], device: torch.device, seconds: float) -> None:

@@ -6,12 +6,14 @@ B batch, T queries, S tokens, N heads, K key/value heads, g query heads per key/
 queries and keys, E width of values, H head dim, n selected blocks.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpt2.attention.flex import WindowAttention
+from gpt2.attention.tiled import TileLaunch, TileSpec
 from gpt2.memory.cost import Kernel
 from gpt2.memory.tracker import StorageTracker
 from gpt2.nsa.fused import FusedKernels
@@ -21,6 +23,8 @@ from gpt2.nsa.select import SEGMENT, queries_by_block, segment_owners
 
 # Queries and keys of a tile of FlexAttention, which it computes or skips as a whole.
 TILE = 128
+# Rows and columns of a tile of ``tile_kernels.py``.
+_SIDE = 64
 
 
 def fake_flex_pass(tracker: StorageTracker) -> WindowAttention:
@@ -78,14 +82,41 @@ def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:
     return FusedKernels(visible, ranked, selected)
 
 
-def tile_pairs(sight: MaskSpec) -> int:
+def fake_tile_launch(tracker: StorageTracker) -> TileLaunch:
+    """Return a replacement for ``triton_launch`` that adds the kernels to ``tracker``."""
+
+    def launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> None:
+        present = {key: x for key, x in tensors.items() if x is not None}
+        q = present["q"]
+        batch, heads, length, width = q.shape
+        sight = MaskSpec(length, length, 0, window=min(spec.window, length))
+        pairs = tile_pairs(sight, _SIDE)
+        near = 0
+        if spec.band >= 0:
+            window = min(spec.window, spec.band + 1, length)
+            near = tile_pairs(MaskSpec(length, length, 0, window=window), _SIDE)
+        values, mean = "v" in present, "dmean" in present
+        # The products of all pairs, and those of the band: the transposed scores, and their gradients.
+        products, banded = {
+            "forward": (1 + values, 1),
+            "row_gradients": (2 + values + mean, 2 + mean),
+            "column_gradients": (2 + 2 * values, 2),
+            "mean_weights": (1, 1),
+        }[name]
+        flops = 2.0 * batch * heads * width * (products * pairs + banded * near)
+        tracker.launch(_attention_kernel(flops, *present.values()))
+
+    return launch
+
+
+def tile_pairs(sight: MaskSpec, side: int = TILE) -> int:
     """Return the number of pairs in tiles in which any query sees any key."""
     tiles = 0
-    for start in range(0, sight.queries, TILE):
-        first, last = sight.first + start, sight.first + min(start + TILE, sight.queries)
+    for start in range(0, sight.queries, side):
+        first, last = sight.first + start, sight.first + min(start + side, sight.queries)
         if end := sight.complete(last):
-            tiles += -(-end // TILE) - sight.begin(first + 1) // TILE
-    return tiles * TILE**2
+            tiles += -(-end // side) - sight.begin(first + 1) // side
+    return tiles * side**2
 
 
 class _FlexPass(torch.autograd.Function):

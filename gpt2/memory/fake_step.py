@@ -30,7 +30,7 @@ from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
 from gpt2.memory.cost import Kernel, StepKernels
-from gpt2.memory.fake_kernels import fake_flex_pass, fake_nsa_kernels
+from gpt2.memory.fake_kernels import fake_flex_pass, fake_nsa_kernels, fake_tile_launch
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
@@ -105,7 +105,8 @@ def target_execution(target: Gpu | None, tracker: StorageTracker) -> Execution:
     if target is None:
         return Execution(FewScoreChunks(tracker=tracker), FirstLogitsBlocks())
     chunks = FewScoreChunks(cpu_elements=GPU_CHUNK_ELEMENTS, tracker=tracker)
-    return Execution(chunks, WholeLogitsChunks(), fake_flex_pass(tracker))
+    kernels = fake_flex_pass(tracker), fake_tile_launch(tracker)
+    return Execution(chunks, WholeLogitsChunks(), *kernels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -303,7 +303,7 @@ def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
 
 
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
-    from gpt2.attention.sdpa import check_attention
+    from gpt2.attention.kernels import check_attention
 
     models = {(c.model, c.machine): None for c in configs}
     return [p for model, machine in models for p in problems_of(check_attention, model, machine)]

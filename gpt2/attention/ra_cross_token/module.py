@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gpt2.attention.chunk_parts import Gate, ScoredRows, topk_values
 from gpt2.attention.flex import BranchedScores
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.tiled import TileSpec
 from gpt2.shape import ModelShape
 
 # Statistics of attention rows that RA-CT reads, each with its derivative.
@@ -157,7 +158,7 @@ class RaCrossToken(Gate):
         self.head_average = options.head_average
         self.detach_stats = options.detach_stats
         self.scales_scores = options.scales_scores
-        self._mode = options.mode
+        self._mode, self._topk = options.mode, options.topk
         self._statistic = STATISTICS[options.mode](options)
         self.scale = nn.Parameter(torch.full((shape.n_head,), options.scale))
         self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
@@ -181,6 +182,12 @@ class RaCrossToken(Gate):
         # A detached statistic does not need a backward pass.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_stats):
             return FLEX_STATISTICS[self._mode](scores, lse_BNT)
+
+    def tile_spec(self, spec: TileSpec) -> TileSpec:
+        """Return the specification with the statistic; the largest weight is a top-k of one."""
+        if self._mode == "max":
+            return replace(spec, statistic="topk", top=1)
+        return replace(spec, statistic=self._mode, top=self._topk)
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """Return (1 − α) + α g, BNT."""

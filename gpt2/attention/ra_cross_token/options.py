@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from gpt2.attention.ra_cross_token.module import RaCrossToken
 
 
+# Largest k of the Triton kernels, which sort a tile of columns.
+_MAX_TILE_TOPK = 32
+
+
 @dataclass(frozen=True)
 class RaCrossTokenOptions:
     """Options of the cross-token gate; α = 0 disables it (rows are multiplied by one).
@@ -42,6 +46,12 @@ class RaCrossTokenOptions:
     def lacks_joined(self) -> str:
         """Return the mode if it needs the weights of a row themselves, else ""."""
         return f"RA_CROSS_TOKEN_MODE_{self.mode.upper()}" if self.mode in ("topk", "max") else ""
+
+    @property
+    def lacks_triton(self) -> str:
+        """Return k if a list of so many weights of each row exceeds the registers, else ""."""
+        many = self.mode == "topk" and self.topk > _MAX_TILE_TOPK
+        return f"RA_CROSS_TOKEN_TOPK={self.topk} (maximum {_MAX_TILE_TOPK})" if many else ""
 
     def num_params(self, shape: ModelShape) -> int:
         """Return 2N: a scale and a bias per head."""

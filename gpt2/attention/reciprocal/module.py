@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gpt2.attention.chunk_parts import RowChunk, ScoreTerm
 from gpt2.attention.flex import ScoreBranch
 from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.tiled import TileSpec
 from gpt2.shape import ModelShape
 
 
@@ -89,6 +90,11 @@ class Reciprocal(ScoreTerm):
             )
             for inside in branch.part(0, self.window + 1)
         ]
+
+    def tile_spec(self, spec: TileSpec, inputs: Sequence[Tensor]) -> tuple[TileSpec, Tensor | None]:
+        """Return the specification with the band, and α per head if it is learnable."""
+        alpha = None if inputs else self.constant
+        return replace(spec, band=self.window, alpha=alpha), inputs[0] if inputs else None
 
     def _left(self, chunk: RowChunk) -> int:
         """Return the first visible column inside the band of any row of the chunk."""

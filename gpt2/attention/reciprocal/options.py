@@ -20,6 +20,7 @@ class ReciprocalOptions:
 
     name: ClassVar[str] = "reciprocal"
     lacks_joined: ClassVar[str] = ""
+    lacks_triton: ClassVar[str] = ""
     # A learnable α would start at 0 and be trained.
     off: ClassVar[Mapping[str, SymbolValue]] = {
         "RECIPROCAL_ALPHA": "0.0",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpt2.attention.config import gpu_notes, select_backend
-from gpt2.attention.sdpa import check_attention
+from gpt2.attention.kernels import check_attention
 from gpt2.model import GPT
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -59,13 +59,17 @@ def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(given, expected, 
         (RA | {"dropout": 0.1}, 1),
         (RA, 1),
         (RA | {"attention_backend": "joined"}, 0),
+        (RA | {"attention_backend": "triton"}, 0),
         ({"dropout": 0.1}, 0),
-        (gated(TOPK), 0),
-        (RA | {"mechanisms": ("mlp_cross_token",)}, 0),
+        (gated(TOPK), 1),
+        (RA | {"mechanisms": ("mlp_cross_token",)}, 1),
+        # Only joined passes support such heads, and only the row engine so many weights of them.
+        (RA | {"n_embd": 4 * 160}, 1),
+        (gated({"ra_cross_token": {"topk": 64}}), 0),
     ],
 )
-def test_a_note_states_that_joined_passes_would_be_faster_on_a_gpu(given, notes):
-    model = wide(**given)
+def test_a_note_states_that_another_backend_would_be_faster_on_a_gpu(given, notes):
+    model = make_model_config(**{"n_embd": 64, **given})
     shows = {model.mlp.reads_weights(site) for site in model.sites()}
     assert len(gpu_notes(model.attention, model.shape, shows)) == notes
 

@@ -81,6 +81,11 @@ def of_step(configure: Configure, slug: str, **changes: SymbolValue) -> StepKern
 
 
 JOINED: dict[str, SymbolValue] = {"DROPOUT": "0.0", "ATTENTION_BACKEND_JOINED": True}
+TRITON: dict[str, SymbolValue] = {
+    "DROPOUT": "0.1",
+    "DEVICE_CUDA": True,
+    "ATTENTION_BACKEND_TRITON": True,
+}
 SLIDING: dict[str, SymbolValue] = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 64}
 
 
@@ -94,13 +99,22 @@ SLIDING: dict[str, SymbolValue] = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_W
         ("ra", JOINED, 16, 38),
         ("baseline", JOINED | {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}, 17, 43),
         ("ract-entropy", JOINED, 29, 43),
+        # The seed of dropout is one more launch, and the update of a seed's state none.
+        ("baseline", TRITON | SLIDING, 2, 2),
+        ("ra", TRITON, 2, 2),
+        ("baseline", TRITON | {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}, 2, 4),
+        ("golden-gate-cross", TRITON, 30, 35),
+        ("ract", TRITON, 10, 16),
+        ("ract-weights", TRITON, 10, 16),
+        ("full", TRITON, 45, 62),
     ],
 )
 def test_a_mechanism_launches_a_few_kernels_more_than_the_baseline(
     configure: Configure, slug: str, changes: dict[str, SymbolValue], forward: int, backward: int
 ) -> None:
     """In every layer, at any length: one form without a loop over chunks of rows."""
-    plain = of_step(configure, "baseline", DROPOUT="0.0")
+    dropout = changes.get("DROPOUT", "0.0")
+    plain = of_step(configure, "baseline", DROPOUT=dropout)
     for length in (256, 1024):
         step = of_step(configure, slug, BLOCK_SIZE=length, **({"DROPOUT": "0.0"} | changes))
         assert sum(step.forward.values()) - sum(plain.forward.values()) <= forward

@@ -1,0 +1,234 @@
+"""Attention by the Triton kernels of ``tile_kernels.py``, with hand-written derivatives.
+
+One launch computes the outputs, and one row statistic of the same softmax; two launches compute all
+gradients. One more computes the mean of the weights over heads.
+
+B batch, T tokens (queries), S tokens (keys), N heads, K key/value heads, H head dim.
+"""
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lib.errors import Problem, RunError
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class TileSpec:
+    """Scores, statistic and dropout of a pass.
+
+    Scores are products times ``scale``; row i sees i − ``window`` < j ≤ i. In pairs with
+    i − j ≤ ``band``, the score of the transposed pair is added, times ``alpha`` (None: one learnable
+    factor per head). ``statistic`` is "" (none), entropy, rms, or topk: the sum of the ``top``
+    largest weights. ``dropout`` acts on the weights that multiply the values.
+    """
+
+    window: int
+    scale: float
+    band: int = -1
+    alpha: float | None = 0.0
+    statistic: str = ""
+    top: int = 1
+    dropout: float = 0.0
+
+
+class TileOutputs(NamedTuple):
+    """Head outputs BNTH, the statistic BNT, and the mean over heads of the weights, BTS in fp32."""
+
+    context_BNTH: Tensor | None
+    statistic_BNT: Tensor | None
+    mean_BTS: Tensor | None
+
+
+# Launches a kernel, given its name, the specification, and the tensors by name; None if absent.
+TileLaunch = Callable[[str, TileSpec, Mapping[str, Tensor | None]], None]
+
+
+def tiled_attention(
+    q_BNTH: Tensor,
+    k_BKTH: Tensor,
+    v_BKTH: Tensor | None,
+    alpha_N: Tensor | None,
+    factor_BNT: Tensor | None,
+    spec: TileSpec,
+    launch: TileLaunch,
+    mean: bool = False,
+) -> TileOutputs:
+    """Return differentiable outputs; query head n reads key/value head n·K // N.
+
+    Without values there are no head outputs. ``factor_BNT``, in fp32, multiplies the scores of the
+    rows. ``mean`` requests the mean weights, before dropout.
+    """
+    outputs = _TiledAttention.apply(launch, spec, mean, q_BNTH, k_BKTH, v_BKTH, alpha_N, factor_BNT)
+    return TileOutputs(*outputs)
+
+
+class _TiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        launch: TileLaunch,
+        spec: TileSpec,
+        mean: bool,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        alpha: Tensor | None,
+        factor: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.launch, ctx.spec = launch, spec
+        ctx.set_materialize_grads(False)
+        batch, heads, length, _ = q.shape
+
+        def rows(present: bool = True) -> Tensor | None:
+            sizes = batch, heads, length
+            return q.new_empty(sizes, dtype=torch.float32) if present else None
+
+        drops = v is not None and spec.dropout > 0
+        tensors = {
+            "q": _rows_of_vectors(q),
+            "k": _rows_of_vectors(k),
+            "v": None if v is None else _rows_of_vectors(v),
+            "alphas": alpha,
+            "factor": None if factor is None else factor.contiguous(),
+            # Drawn on the device, so that the host does not wait for it.
+            "seed": torch.randint(1 << 62, (1,), device=q.device) if drops else None,
+            "context": None if v is None else _token_major(q),
+            "logsums": rows(),
+            "statistic": rows(spec.statistic != ""),
+            "edges": rows(spec.statistic == "topk"),
+            "shares": rows(spec.statistic == "topk"),
+        }
+        launch("forward", spec, tensors)
+        shown = None
+        if mean:
+            shown = q.new_empty(batch, length, length, dtype=torch.float32)
+            names = "q", "k", "alphas", "factor", "logsums"
+            launch("mean_weights", spec, {n: tensors[n] for n in names} | {"mean": shown})
+        ctx.names = list(tensors)
+        ctx.save_for_backward(*tensors.values())
+        return tensors["context"], tensors["statistic"], shown
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dcontext: Tensor | None, dstatistic: Tensor | None, dmean: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        saved: dict[str, Any] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        q, k, v, alpha, factor = (saved[name] for name in ("q", "k", "v", "alphas", "factor"))
+        context, rows = saved.pop("context"), saved["logsums"]
+        if dcontext is None and v is not None:
+            dcontext = torch.zeros_like(context)
+        if dcontext is not None:
+            dcontext = dcontext.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        banded = ctx.spec.band >= 0
+        shared = saved | {
+            "dcontext": dcontext,
+            "dstatistic": None if dstatistic is None else dstatistic.contiguous(),
+            "dmean": None if dmean is None else dmean.contiguous(),
+            "deltas": torch.empty_like(rows),
+            # Sums over columns, to which the second kernel adds the sums over rows of the band.
+            "dq_rows": _token_major(q, torch.float32) if banded else None,
+            "dk_rows": _token_major(q, torch.float32) if banded else None,
+        }
+        dq, dk, dv = (None if x is None else _token_major(x) for x in (q, k, v))
+        dfactor, dalphas = (None if x is None else torch.empty_like(rows) for x in (factor, alpha))
+        by_row = {"context": context, "dfactor": dfactor, "dalphas": dalphas}
+        complete = {"dq": dq}
+        ctx.launch("row_gradients", ctx.spec, shared | by_row | ({} if banded else complete))
+        by_column = {"dk": dk, "dv": dv}
+        ctx.launch("column_gradients", ctx.spec, shared | by_column | (complete if banded else {}))
+        dalpha = None if dalphas is None else dalphas.sum((0, 2)).to(alpha.dtype)
+        return None, None, None, dq, dk, dv, dalpha, dfactor
+
+
+def _rows_of_vectors(x: Tensor) -> Tensor:
+    """Return ``x`` with adjacent elements of a vector."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _token_major(x_BNTH: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty tensor of the shape, BTNH in memory as the output projection reads it."""
+    batch, heads, length, width = x_BNTH.shape
+    return x_BNTH.new_empty(batch, length, heads, width, dtype=dtype).transpose(1, 2)
+
+
+def tile_scalars(spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> dict[str, int | float]:
+    """Return the arguments of the kernels that are numbers, by name."""
+    q, k, v = tensors["q"], tensors["k"], tensors.get("v")
+    assert q is not None and k is not None
+    _, heads, length, width = q.shape
+    numbers: dict[str, int | float] = {
+        "scale": spec.scale * LOG2_E,
+        "alpha": spec.alpha or 0.0,
+        "keep": 1 / (1 - spec.dropout),
+        # A word of Philox is uniform in −2³¹ ≤ word < 2³¹; a share of ``dropout`` is below this.
+        "threshold": min(round(spec.dropout * 2**32), 2**32 - 1) - 2**31,
+        "T": length,
+        "N": heads,
+        "g": heads // k.shape[1],
+        "window": min(spec.window, length),
+        "band": min(spec.band, length),
+        "H": width,
+        "n": spec.top,
+    }
+    for name, x in (("q", q), ("k", k), ("v", v if v is not None else k)):
+        for axis, stride in zip("bnt", x.stride(), strict=False):
+            numbers[name + axis] = stride
+    return numbers
+
+
+def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
+    """Return why the Triton kernels cannot run, if so: no package triton, fp64, or a CPU.
+
+    Triton's interpreter runs them on a CPU.
+    """
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+    fix, code = "type: SET=ATTENTION_BACKEND_ROWS=y", "gpu.unsupported"
+    if importlib.util.find_spec("triton") is None:
+        what, code = "the package triton is missing", "env.missing-package"
+        fix = f"type: make setup EXTRAS=triton, or {fix.removeprefix('type: ')}"
+    elif dtype == torch.float64:
+        what = "no kernel for float64 (expected fp32, fp16 or bf16)"
+    elif device.type == "cpu" and not interpreted:
+        what = "no kernel for a CPU (expected a GPU)"
+    else:
+        return None
+    return Problem(what, "ATTENTION_BACKEND_TRITON", fix, code=code)
+
+
+def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> None:
+    """Launch a Triton kernel on the device of the tensors. Raises RunError if it cannot run there."""
+    q, k = tensors["q"], tensors["k"]
+    assert q is not None and k is not None
+    if problem := tile_problem(q.dtype, q.device):
+        raise RunError(problem)
+    import triton
+
+    from gpt2.attention import tile_kernels
+
+    kernel = tile_kernels.KERNELS[name]
+    # A statistic without a gradient does not affect the gradients.
+    counted = name == "forward" or tensors.get("dstatistic") is not None
+    constants = tile_kernels.launch_constants(name, q.dtype, q.shape[-1], spec.top)
+    constants |= {"MODE": tile_kernels.MODES[spec.statistic] if counted else 0}
+    constants |= {"BAND": spec.band >= 0}
+    arguments = {**tensors, **tile_scalars(spec, tensors), **constants}
+    arguments = {name: arguments.get(name) for name in (*kernel.arg_names, "num_warps")}
+    tiles = {side: triton.cdiv(q.shape[2], constants[side]) for side in ("M", "C")}
+    grids = {
+        "forward": (tiles["M"], q.shape[1]),
+        "row_gradients": (tiles["M"], q.shape[1]),
+        "column_gradients": (tiles["C"], k.shape[1]),
+        "mean_weights": (tiles["M"], tiles["C"]),
+    }
+    kernel[*grids[name], len(q)](**arguments)

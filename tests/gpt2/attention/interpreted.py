@@ -1,0 +1,258 @@
+"""Measurements of the Triton kernels of attention in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compositions TYPE [NAME]...
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted dropout
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted model
+
+Prints a JSON object. compositions: name → errors of values and gradients relative to the norm,
+against the row engine in float64.
+"""
+
+import contextlib
+import json
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2.attention import tile_kernels
+from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
+from gpt2.attention.kernels import ChunkedKernel, TiledKernel
+from gpt2.attention.options import FullOptions, SlidingOptions
+from gpt2.attention.projections import QKV
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.check.subject import fill_parameters
+from gpt2.model import GPT
+from gpt2.shape import ModelShape
+from lib.errors import RunError
+from tests.gpt2.builders import EVERYTHING, make_model_config
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Heads and components of an attention call, and the tile of the kernels."""
+
+    length: int = 37
+    heads: tuple[int, int] = (2, 2)
+    width: int = 16
+    window: int = 0
+    band: int = -1
+    learnable: bool = False
+    gate: tuple[str, str] | None = None
+    top: int = 3
+    reader: str = ""
+    detach: bool = False
+    batch: int = 1
+    tile: tuple[int, int] = (16, 16)
+
+    def plan(self, dtype: torch.dtype) -> AttentionPlan:
+        """Build the components with parameters of ``dtype``."""
+        heads = self.heads[0]
+        shape = ModelShape(2, heads, heads * self.width, self.length, 64, 0.0, True, 50)
+        options = SlidingOptions(self.window) if self.window else FullOptions()
+        pattern: Any = options.build(shape, None, None, 0)  # type: ignore[arg-type]
+        terms, gates, reader = [], [], None
+        if self.band >= 0:
+            terms = [ReciprocalOptions(0.6, self.band, self.learnable).build(shape).to(dtype)]
+        if self.gate:
+            chosen = dict(alpha=0.7, topk=self.top, scale=1.5, bias=0.2)
+            flags = dict(head_average=self.batch > 1, detach_stats=False)
+            gates = [RaCrossTokenOptions(*self.gate, **chosen, **flags).build(shape).to(dtype)]
+        if self.reader:
+            request = AttentionWeightsOptions(self.reader, 3, 0.5, self.detach)  # type: ignore[arg-type]
+            reader = AttentionWeightsTap(request, pattern)
+        return AttentionPlan(pattern, terms, gates, reader)
+
+    def inputs(self, dtype: torch.dtype) -> list[Tensor]:
+        """Draw q, k and v."""
+        generator = torch.Generator().manual_seed(0)
+        sizes = [
+            (self.batch, count, self.length, self.width)
+            for count in (self.heads[0], *self.heads[1:] * 2)
+        ]
+        return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+
+
+def run(kernel: Any, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
+    """Return head outputs, statistics and weights, and all gradients of a random combination."""
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    result = kernel(QKV(*leaves), plan, leaves[0], None)
+    weights = [] if result.weights_BTS is None else [result.weights_BTS]
+    outputs = [result.context_BNTH, *result.statistics_BNT, *weights]
+    grads = random_like(outputs)
+    pairs = [(x, g) for x, g in zip(outputs, grads, strict=True) if x.requires_grad]
+    leaves += plan.inputs()
+    given = [x for x, _ in pairs], leaves, [g for _, g in pairs]
+    return [x.detach() for x in (*outputs, *torch.autograd.grad(*given))]
+
+
+def random_like(tensors: list[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(x.shape, generator=generator).to(x.dtype) for x in tensors]
+
+
+def relative(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Return the error of each tensor relative to the norm, or the norm if nothing is expected."""
+    pairs = zip(actual, expected, strict=True)
+    norms = [(float((a.double() - e).norm()), float(e.norm())) for a, e in pairs]
+    return [error / norm if norm > 1e-12 else error for error, norm in norms]
+
+
+def errors(case: Composition, dtype: torch.dtype) -> list[float]:
+    """Return the error of every output and gradient."""
+    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (*case.tile, 4))
+    qkv = case.inputs(dtype)
+    actual = run(TiledKernel(), case.plan(torch.float32), qkv)
+    expected = run(ChunkedKernel(), case.plan(torch.float64), [x.double() for x in qkv])
+    return relative(actual, expected)
+
+
+GATES = [(m, apply) for m in ("topk", "max", "entropy", "rms") for apply in ("output", "weights")]
+COMPOSITIONS = {
+    "plain": Composition(),
+    "one token": Composition(length=1, band=2, gate=("entropy", "output")),
+    "grouped heads of width 20": Composition(
+        heads=(4, 2), width=20, band=6, learnable=True, length=23
+    ),
+    "sliding": Composition(window=9, tile=(16, 32)),
+    "sliding within the band": Composition(window=9, band=40, tile=(32, 16)),
+    "band": Composition(band=5, length=50),
+    "band of the token itself": Composition(band=0, length=20),
+    "learnable band": Composition(band=19, learnable=True, batch=2),
+    **{"-".join(each): Composition(band=5, gate=each) for each in GATES},
+    "more than are visible": Composition(gate=("topk", "output"), top=12, length=20),
+    "averaged": Composition(gate=("rms", "weights"), batch=2, length=20),
+    "read topk": Composition(reader="topk", band=5),
+    "read rms": Composition(reader="rms", window=9, gate=("entropy", "weights")),
+    "read none": Composition(reader="none", heads=(2, 1), length=20),
+    "read detached": Composition(reader="topk", detach=True, length=20),
+    "all": Composition(
+        33, (4, 2), band=5, learnable=True, gate=("topk", "weights"), reader="topk", tile=(32, 16)
+    ),
+    "width 128": Composition(40, (1, 1), 128, band=9, gate=("topk", "output"), tile=(32, 32)),
+}
+
+
+def equal_scores() -> dict[str, Any]:
+    """Return errors of a row statistic if keys are equal, so that weights tie."""
+    case = Composition(length=40, band=7, top=3, gate=("topk", "output"))
+    found = {}
+    for mode in ("topk", "max"):
+        tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 16, 4))
+        tied = replace(case, gate=(mode, "output"), band=-1)
+        qkv = tied.inputs(torch.float32)
+        # Every other token has one of two keys.
+        qkv[1][:, :, ::2] = qkv[1][:, :, :2].repeat_interleave(10, 2)
+        exact = [x.double() for x in qkv]
+        actual = run(TiledKernel(), tied.plan(torch.float32), qkv)
+        found[mode] = relative(actual, run(ChunkedKernel(), tied.plan(torch.float64), exact))
+    return found
+
+
+def dropout() -> dict[str, Any]:
+    """Recover the mask from a pass with an identity as values, and compare with autograd."""
+    rate, length, width = 0.3, 40, 64
+    case = Composition(
+        length, (2, 2), width, band=7, gate=("rms", "output"), batch=2, tile=(32, 16)
+    )
+    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (*case.tile, 4))
+    plan = replace(case.plan(torch.float32), dropout=rate)
+    q, k, v = case.inputs(torch.float32)
+    identity = torch.eye(length, width).expand_as(v)
+
+    def weights(seed: int, layer: int = 0) -> Tensor:
+        """Return the weights that multiply the values, BNTS."""
+        torch.manual_seed(seed)
+        for _ in range(layer + 1):
+            context = TiledKernel()(QKV(q, k, identity), plan, q, None).context_BNTH
+        return context[..., :length].detach()
+
+    # By another tile, the same words.
+    first = weights(3)
+    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 32, 4))
+    again = weights(3)
+    kept = first > 0
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    others = [weights(4) > 0, weights(3, layer=1) > 0]
+    heads = [kept[0, 1], kept[1, 0], kept[1, 1]]
+    torch.manual_seed(3)
+    actual = run(TiledKernel(), plan, [q, k, v])
+
+    # The row engine with this mask.
+    exact = replace(case.plan(torch.float64), dropout=rate)
+    row = Masked(**vars(exact))
+    row.masks = (kept.double() / (1 - rate)).flatten(1, 2)
+    expected = run(ChunkedKernel(), row, [q.double(), k.double(), v.double()])
+    return {
+        "share": float(kept[..., seen].double().mean()),
+        "pairs": int(seen.sum()) * 4,
+        "same": torch.equal(kept, again > 0),
+        "hidden": bool((first[..., ~seen] != 0).any()),
+        # Shares of pairs on which another seed, layer, head or sequence agrees.
+        "agreement": [float((each == kept)[..., seen].double().mean()) for each in others]
+        + [float((each == kept[0, 0])[seen].double().mean()) for each in heads],
+        "errors": relative(actual, expected),
+    }
+
+
+class Masked(AttentionPlan):
+    """Plan whose dropout mask of all rows is given."""
+
+    masks: Tensor
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def drop(self, weights_BNrc: Tensor, generator: Any) -> Tensor:
+        batch, heads, rows, columns = weights_BNrc.shape
+        return self.masks.view(batch, heads, rows, columns)
+
+
+def model() -> dict[str, Any]:
+    """Train steps of a whole model with every mechanism, by both backends and checkpointed."""
+    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 16, 4))
+    parts = {"mlp_cross_token": {"detach_weights": False}}
+    given = EVERYTHING | {"parts": parts, "n_head": 2, "n_embd": 16, "block_size": 20}
+
+    def losses(backend: str, **changes: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        gpt = GPT(make_model_config(**given, attention_backend=backend, **changes))
+        gpt.init_weights(0)
+        fill_parameters(gpt)
+        idx = torch.arange(40).view(2, 20) % 50
+        torch.manual_seed(5)
+        logits = gpt(idx)
+        logits.square().mean().backward()
+        return [logits.detach(), *(p.grad for p in gpt.parameters() if p.grad is not None)]
+
+    with torch.no_grad(), contextlib.suppress(RunError):
+        gpt = GPT(make_model_config(**given, attention_backend="triton")).double()
+        gpt(torch.zeros(1, 20, dtype=torch.long))
+        raise AssertionError("float64 was not refused")
+    rows = losses("rows")
+    kept = losses("triton", dropout=0.2)
+    again = losses("triton", dropout=0.2, grad_checkpointing=True)
+    return {
+        "errors": relative(losses("triton"), [x.double() for x in rows]),
+        "same bits": all(torch.equal(a, b) for a, b in zip(kept, again, strict=True)),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    subject, *args = sys.argv[1:]
+    if subject == "compositions":
+        dtype, *names = args
+        chosen = {name: COMPOSITIONS[name] for name in names or COMPOSITIONS}
+        found = {name: errors(case, getattr(torch, dtype)) for name, case in chosen.items()}
+    else:
+        found = {"dropout": dropout, "ties": equal_scores, "model": model}[subject]()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The Triton kernels of attention, in Triton's interpreter.
+
+The interpreter computes products of bfloat16 wrongly, so fp32 and fp16 are tested. It runs in a process
+of its own: triton reads the variable that enables the interpreter when it is imported.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2.attention.config import select_backend
+from gpt2.attention.kernels import check_attention
+from gpt2.model import GPT
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError, PreflightError, RunError
+from tests.gpt2.attention.test_forms import CPU
+from tests.gpt2.builders import EVERYTHING, make_model_config
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason='needs: make setup EXTRAS="triton"'
+)
+# Relative to the norm; the gradient of a gate is the difference of nearly equal sums.
+TOLERANCES = {"float32": 1e-5, "float16": 5e-3}
+
+
+def interpreted(*arguments):
+    """Return the object that a measurement of ``interpreted.py`` prints."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.gpt2.attention.interpreted", *arguments]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_a_few_compositions_equal_the_row_engine():
+    found = interpreted("compositions", "float32", "sliding within the band", "all")
+    assert max(error for errors in found.values() for error in errors) <= TOLERANCES["float32"]
+
+
+@needs_triton
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_every_composition_equals_the_row_engine(dtype):
+    found = interpreted("compositions", dtype)
+    assert len(found) == 24
+    assert {n: e for n, e in found.items() if max(e) > TOLERANCES[dtype]} == {}
+
+
+@needs_triton
+@pytest.mark.long
+def test_equal_weights_share_the_slope_of_a_statistic():
+    found = interpreted("ties")
+    assert max(map(max, found.values())) <= TOLERANCES["float32"]
+
+
+@needs_triton
+@pytest.mark.slow
+def test_dropout_acts_on_the_values_alone_and_follows_seed_layer_head_and_sequence():
+    found = interpreted("dropout")
+    # Five standard errors of a share of independent pairs.
+    errors = 5 * (0.25 / found["pairs"]) ** 0.5
+    assert abs(found["share"] - 0.7) < errors
+    assert found["same"] and not found["hidden"]
+    assert all(abs(each - 0.58) < 2 * errors for each in found["agreement"])
+    assert max(found["errors"]) <= TOLERANCES["float32"]
+
+
+@needs_triton
+@pytest.mark.long
+def test_a_whole_model_trains_alike_and_repeats_its_dropout_in_recomputed_blocks():
+    found = interpreted("model")
+    assert max(found["errors"]) <= TOLERANCES["float32"] and found["same bits"]
+
+
+@pytest.mark.parametrize(
+    ("given", "feature"),
+    [
+        ({"gates": ("ra_cross_token",), "parts": {"ra_cross_token": {"topk": 33}}}, "TOPK=33"),
+        ({"n_embd": 4 * 129}, "head dim 129"),
+        ({"terms": ("reciprocal", "reciprocal")}, "several score terms"),
+        ({"gates": ("ra_cross_token", "ra_cross_token")}, "several gates"),
+    ],
+)
+def test_unsupported_features_are_refused_by_name(given, feature):
+    model = make_model_config(**given, attention_backend="triton")
+    with pytest.raises(ConfigError) as caught:
+        select_backend(model.attention, model.shape, False, "cuda")
+    assert caught.value.codes == ["attention.backend-unsupported"]
+    assert feature in caught.value.problems[0].what
+    assert "SET=ATTENTION_BACKEND_ROWS=y" in caught.value.problems[0].next
+
+
+def test_every_component_and_dropout_are_supported():
+    model = make_model_config(**EVERYTHING, dropout=0.1, attention_backend="triton")
+    assert select_backend(model.attention, model.shape, True, "cuda") == "triton"
+
+
+@needs_triton
+def test_a_cpu_is_refused_before_and_in_a_run():
+    model = make_model_config(terms=("reciprocal",), attention_backend="triton")
+    with pytest.raises(PreflightError) as caught:
+        check_attention(model, CPU)
+    assert caught.value.codes == ["gpu.unsupported"]
+    with pytest.raises(RunError) as caught:
+        GPT(model)(torch.zeros(1, 16, dtype=torch.long))
+    assert caught.value.codes == ["gpu.unsupported"]
+
+
+def test_kconfig_offers_the_kernels_on_a_gpu():
+    tree = KconfigTree()
+    chosen = {"ATTENTION_BACKEND_TRITON": True}
+    with pytest.raises(ConfigError, match="DEVICE_CUDA"):
+        tree.resolve([ConfigLayer.of("defconfig", "test", chosen | {"DEVICE_CPU": True})])
+    gpu = chosen | {"DEVICE_CUDA": True}
+    values = tree.resolve([ConfigLayer.of("defconfig", "test", gpu)]).values
+    assert values["ATTENTION_BACKEND"] == "triton"
+
+
+def test_the_kernels_need_their_compiler(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    model = make_model_config(attention_backend="triton")
+    with pytest.raises(PreflightError) as caught:
+        check_attention(model, replace(CPU, device="cuda"))
+    assert caught.value.codes == ["env.missing-package"]
