@@ -97,6 +97,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Leave the objects of the tests out of pytest's five garbage collections at its end."""
+    gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect slow tests, and most cases of large parametrized tests, in the fast tier.
@@ -124,13 +129,16 @@ def _deal(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     """Return the items in the order in which each worker's equal part begins with slow files.
 
     xdist divides the list into such parts, and a worker without tests takes the end of another's part.
+    A file stays whole, so that one worker imports its libraries and sets up its fixtures.
     """
+    slow = {item.path for item in items if _is_slow(item)}
     files: dict[Path, list[pytest.Item]] = {}
-    for item in filter(_is_slow, items):
-        files.setdefault(item.path, []).append(item)
+    for item in items:
+        if item.path in slow:
+            files.setdefault(item.path, []).append(item)
     longest = [path for name in LONGEST for path in files if path.stem == name]
     order = [*longest, *(path for path in files if path not in longest)]
-    quick = [item for item in items if not _is_slow(item)]
+    quick = [item for item in items if item.path not in slow]
     dealt = []
     for worker in range(workers):
         part = [item for path in order[worker::workers] for item in files[path]]
