@@ -306,10 +306,10 @@ def together(train: Trainer, ranks: Ranks) -> Callable[..., tuple[Trained, list[
     return start
 
 
-def losses(trained: Trained) -> torch.Tensor:
-    """Return loss and gradient norm of each iteration."""
+def losses(trained: Trained, iterations: int) -> torch.Tensor:
+    """Return loss and gradient norm of each of so many iterations."""
     rows = trained.rows("train")
-    assert [row["iteration"] for row in rows] == list(range(1, ITERATIONS + 1))
+    assert [row["iteration"] for row in rows] == list(range(1, iterations + 1))
     return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
 
 

@@ -23,33 +23,41 @@ from lib.runs import checkpoint
 from tests.gpt2.training.test_resume import die_at_call
 
 Configure = Callable[..., Config]
-# Property check: takes train, configure and patch, returns whether the property holds.
-Proof = Callable[[Callable, Configure, pytest.MonkeyPatch], bool]
+Results = dict[str, Any]
+# Property check: takes train, configure, patch and the results of a run without a fault; returns
+# whether the property holds.
+Proof = Callable[[Callable, Configure, pytest.MonkeyPatch, Results], bool]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def repeated(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+def repeated(
+    train: Callable, configure: Configure, patch: pytest.MonkeyPatch, whole: Results
+) -> bool:
     """Return whether results are independent of the generators' state before the run."""
-    first = train(configure(), "first").core()
     torch.manual_seed(999)
-    return bool(train(configure(), "second").core() == first)
+    return bool(train(configure()).core() == whole)
 
 
-def resumed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+def resumed(
+    train: Callable, configure: Configure, patch: pytest.MonkeyPatch, whole: Results
+) -> bool:
     """Return whether an interrupted and resumed run has the bytes of an uninterrupted one."""
-    whole = train(configure(), "whole").core()
-    train(configure(), "stopped", stop_at=6)
-    return bool(train(configure(), "stopped").core() == whole)
+    train(configure(), stop_at=6)
+    return bool(train(configure()).core() == whole)
 
 
-def evaluated(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+def evaluated(
+    train: Callable, configure: Configure, patch: pytest.MonkeyPatch, whole: Results
+) -> bool:
     """Return whether training is independent of the evaluation interval."""
     often, never = train(configure(), "often"), train(configure(EVAL_INTERVAL=0), "never")
     weights = [run.files.weights.read_bytes() for run in (often, never)]
     return bool(often.rows("train") == never.rows("train") and weights[0] == weights[1])
 
 
-def logged(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+def logged(
+    train: Callable, configure: Configure, patch: pytest.MonkeyPatch, whole: Results
+) -> bool:
     """Return whether the log has the exact measured losses."""
     measured: list[float] = []
 
@@ -62,7 +70,9 @@ def logged(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> 
     return [row["loss"] for row in train(configure()).rows("train")] == measured
 
 
-def killed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+def killed(
+    train: Callable, configure: Configure, patch: pytest.MonkeyPatch, whole: Results
+) -> bool:
     """Return whether a run killed while saving has only complete checkpoints."""
     child = os.fork()
     if child == 0:
@@ -134,15 +144,23 @@ FAULTS: dict[Plant, Proof] = {
 
 @pytest.mark.parametrize("proof", dict.fromkeys(FAULTS.values()))
 def test_properties_hold_without_a_fault(
-    train: Callable, configure: Configure, monkeypatch: pytest.MonkeyPatch, proof: Proof
+    train: Callable,
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    uninterrupted: Results,
+    proof: Proof,
 ) -> None:
     assert configure().model.shape.dropout > 0
-    assert proof(train, configure, monkeypatch)
+    assert proof(train, configure, monkeypatch, uninterrupted)
 
 
 @pytest.mark.parametrize("plant", FAULTS)
 def test_each_fault_breaks_a_property(
-    train: Callable, configure: Configure, monkeypatch: pytest.MonkeyPatch, plant: Plant
+    train: Callable,
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    uninterrupted: Results,
+    plant: Plant,
 ) -> None:
     plant(monkeypatch)
-    assert not FAULTS[plant](train, configure, monkeypatch)
+    assert not FAULTS[plant](train, configure, monkeypatch, uninterrupted)

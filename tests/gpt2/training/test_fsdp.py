@@ -40,8 +40,10 @@ Configure = Callable[..., Config]
 Changes = dict[str, SymbolValue | None]
 FSDP: Changes = {"DATA_PARALLEL_FSDP": True}
 _OTHER_OPTIMIZER: Changes = {"OPTIMIZER_ADAMWSPAM": None}
-# The same kind of model and run in each; twelve iterations of four sequences.
+# The same kind of model and run in each; six iterations of four sequences.
+ITERATIONS = 6
 BARE: Changes = {"DROPOUT": "0.0", "EVAL_INTERVAL": 0, "CHECKPOINT_INTERVAL": 0}
+BARE |= {"MAX_ITERS": ITERATIONS}
 CASES: dict[str, Changes] = {
     "dropout and SPAM with spikes, clipping and resets": {
         "DROPOUT": "0.2",
@@ -78,7 +80,8 @@ CASES: dict[str, Changes] = {
     # The casts of a micro-batch must not be used for the next one.
     "bf16": {"RUN_PROFILE_MAXOUT_SPEED": True, "OOM_FALLBACK": False, "PRECISION_BF16": True},
 }
-_STEPS = 6
+# SPAM resets in the last one.
+_STEPS = 5
 # A loss in bf16 has eight bits of mantissa, and pruning amplifies differences.
 _TOLERANCES = {"bf16": 1e-3}
 
@@ -173,14 +176,14 @@ def test_every_step_of_a_study_trains_as_with_ddp(
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bytes(configure: Configure, together: Callable) -> None:
     """With dropout, evaluations, statistics, pruning and a sample."""
-    config = configure(**SPLITS[2], **FSDP, STATISTICS_INTERVAL=3, MAX_ITERS=8)
+    config = configure(**SPLITS[2], **FSDP, STATISTICS_INTERVAL=3, MAX_ITERS=6)
     whole, ended = together(config, "whole")
-    assert ended == [["SUCCESS", 8, ""]] * 2
+    assert ended == [["SUCCESS", 6, ""]] * 2
     assert whole.manifest()["knobs"]["data_parallel"]["observed"] == "fsdp"
     assert whole.manifest()["deviations"] == []
 
     def deadly(session: TrainingSession, *rest: Any) -> Any:
-        if session.group.rank == 1 and session.state.iteration == 6:
+        if session.group.rank == 1 and session.state.iteration == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         return optimizer_step(session, *rest)
 
@@ -188,7 +191,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(configure: Configure, together: 
         _, (main, other) = together(config, "killed")
     assert "[run.lost-process]" in main and other == -signal.SIGKILL
     resumed, ended = together(config, "killed")
-    assert ended == [["SUCCESS", 8, ""]] * 2
+    assert ended == [["SUCCESS", 6, ""]] * 2
     assert resumed.core() == whole.core()
 
 
@@ -214,24 +217,23 @@ def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(
         return checkpoint
 
     whole, _ = together(split(1, False), "whole")
-    ddp, _ = together(split(2, False), "ddp", stop_at=3)
-    fsdp, _ = together(split(2, True), "fsdp", stop_at=3)
+    ddp, _ = together(split(2, False), "ddp", stop_at=2)
+    fsdp, _ = together(split(2, True), "fsdp", stop_at=2)
     torch.testing.assert_close(saved(fsdp).weights, saved(ddp).weights, rtol=1e-4, atol=1e-5)
     states = [saved(trained).state["session"] for trained in (fsdp, ddp)]
     for part in ("optimizer", "pruner"):
         tensors = [list(iter_tensors(state[part])) for state in states]
         torch.testing.assert_close(*tensors, rtol=1e-3, atol=1e-4)
     # 2 -> 4 -> 1 processes, the last one without FSDP.
-    _, refused = together(split(4, True), moved(fsdp, "refused"))
-    assert all("train.gpus (was 2, is 4)" in str(error) for error in refused)
-    four, _ = together(split(4, True), moved(fsdp, "four"), stop_at=7, allow_stale=True)
+    four, _ = together(split(4, True), moved(fsdp, "four"), stop_at=4, allow_stale=True)
     one, ended = together(split(1, False), moved(four, "one"), allow_stale=True)
-    assert ended == [["SUCCESS", 12, ""]]
+    assert ended == [["SUCCESS", ITERATIONS, ""]]
     # From DDP to FSDP.
     sharded, ended = together(split(2, True), moved(ddp, "sharded"), allow_stale=True)
-    assert ended == [["SUCCESS", 12, ""]] * 2
+    assert ended == [["SUCCESS", ITERATIONS, ""]] * 2
     for trained in (one, sharded):
-        torch.testing.assert_close(losses(trained), losses(whole), rtol=2e-6, atol=2e-6)
+        tables = [losses(run, ITERATIONS) for run in (trained, whole)]
+        torch.testing.assert_close(*tables, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -244,14 +246,14 @@ def test_a_non_finite_loss_on_one_rank_is_located(
         calls, forward = count(), GPT.forward
 
         def spoiled(*arguments: Any) -> torch.Tensor:
-            bad = rank == 1 and next(calls) >= 7
+            bad = rank == 1 and next(calls) >= 3
             return forward(*arguments) * (float("nan") if bad else 1.0)
 
         with mock.patch("gpt2.model.GPT.forward", spoiled):
             return train(config).status.message
 
     main, other = ranks(2, body)
-    assert main.startswith("loss is NaN (rank 1) at it 4")
+    assert main.startswith("loss is NaN (rank 1) at it 2")
     assert other == f"RunError: {main} [numerics.non-finite]"
     assert read_status(train.found("run").files).state is State.FAILED
 

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from tests.gpt2.training.conftest import BASE
+from tests.gpt2.training.conftest import BASE, Trained, Trainer
 
 Configure = Callable[..., Config]
 Open = Callable[..., TrainingSession]
@@ -86,14 +88,37 @@ def test_every_optimizer_and_pruner_is_trained_here(configure: Configure) -> Non
     assert {config.machine.precision for config in configs} == {"fp32", "bf16"}
 
 
-@pytest.mark.parametrize("changes", TOGETHER.values(), ids=TOGETHER)
+@pytest.fixture(scope="module")
+def planned(configure: Configure) -> Callable[..., Config]:
+    """Return a function that returns the short run of a case of TOGETHER with changed symbols."""
+
+    def build(name: str, **changes: SymbolValue) -> Config:
+        return configure(**TOGETHER[name], **{"DROPOUT": "0.0", "MAX_ITERS": 8} | changes)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def alone(
+    planned: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Trained]:
+    """Return a function that trains a case in one process, once for all tests."""
+
+    @cache
+    def start(name: str) -> Trained:
+        torch.set_num_threads(1)
+        return Trainer(build_dir, tmp_path_factory.mktemp("alone"))(planned(name))
+
+    return start
+
+
+@pytest.mark.parametrize("name", TOGETHER)
 def test_killed_and_resumed_gives_the_same_bytes(
-    configure: Configure, train: Callable, changes: dict[str, Any]
+    planned: Callable[..., Config], alone: Callable[[str], Trained], train: Callable, name: str
 ) -> None:
-    config = configure(**changes)
-    whole = train(config, "whole")
-    train(config, "cut", stop_at=7)
-    cut = train(config, "cut")
+    whole = alone(name)
+    train(planned(name), "cut", stop_at=5)
+    cut = train(planned(name), "cut")
     assert cut.core() == whole.core()
     final = whole.summary()["final"]
     assert final["sparsity"] == pytest.approx(0.5, abs=0.0025)
@@ -102,17 +127,19 @@ def test_killed_and_resumed_gives_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", TOGETHER.values(), ids=TOGETHER)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_two_processes_leave_the_bytes_of_one_that_accumulates(
-    configure: Configure, train: Callable, ranks: Callable, changes: dict[str, Any]
+    planned: Callable[..., Config],
+    alone: Callable[[str], Trained],
+    train: Callable,
+    ranks: Callable,
+    name: str,
 ) -> None:
     """The sum a / 2 + b / 2 has a single order, and halving is exact."""
-    few = {**changes, "DROPOUT": "0.0"}
-    alone = train(configure(**few), "alone")
-    both = configure(**few, GPUS=2, GRAD_ACCUMULATION=1)
+    both = planned(name, GPUS=2, GRAD_ACCUMULATION=1)
     (train.folder / "both").mkdir()
     assert ranks(2, lambda rank: train(both, "both").status.state) == ["SUCCESS"] * 2
-    assert train.found("both").core() == alone.core()
+    assert train.found("both").core() == alone(name).core()
 
 
 def test_exported_weights_carry_their_zeros(configure: Configure, train: Callable) -> None:

@@ -35,11 +35,15 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("iteration", [0, 1, 4, 5, 11, 12])
+@pytest.mark.parametrize("iteration", [0, 5, 12])
 def test_interrupted_and_resumed_is_uninterrupted(
-    configure: Configure, train: Callable, uninterrupted: dict[str, Any], iteration: int
+    configure: Configure,
+    train: Callable,
+    stopped_at: Callable,
+    uninterrupted: dict[str, Any],
+    iteration: int,
 ) -> None:
-    assert train(configure(), stop_at=iteration).status.state is State.INTERRUPTED
+    assert stopped_at(iteration).status.state is State.INTERRUPTED
     torch.manual_seed(iteration)
     resumed = train(configure())
     assert resumed.status.state is State.SUCCESS
