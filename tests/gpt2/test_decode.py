@@ -96,7 +96,10 @@ def models(
         chosen = PROJECTIONS[projection], PATTERNS[pattern], TERMS[term], GATES[gate], mlps[mlp]
         (p, _), (seen, _), (terms, _), (gates, _), (mechanisms, _) = chosen
         parts = {name: options for _, given in chosen for name, options in given.items()}
-        yield f"{gate}, {mlp}", make_model_config(p, seen, terms, gates, mechanisms, parts)
+        # These two act on the next block.
+        blocks = 2 if {GATE, COUPLING} & {*mechanisms} else 1
+        model = make_model_config(p, seen, terms, gates, mechanisms, parts, n_layer=blocks)
+        yield f"{gate}, {mlp}", model
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -13,8 +13,10 @@ from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, RampOptions
 from lib.pruning.pruners import PaddedEmbedding, prunable_parameters
 
 STEPS = 40
+# All other symbols have their defaults, so the ramp goes from step 4 to this one.
+RAMP_END = 30
 
-# Case → symbols. All other symbols have their defaults, so the ramp goes from step 4 to step 30.
+# Case → symbols.
 SETTINGS: dict[str, dict[str, SymbolValue]] = {
     f"{pruner}-{scope}-{ramp}": {
         f"PRUNING_{pruner.upper()}": True,
@@ -76,7 +78,7 @@ class Trial:
         self.pruner: Any = self.options.build(self.model)
         self.tokens = torch.arange(12)
         # Gradients and weights of each step, for the movement scores.
-        self.history: list[dict[str, tuple[list[float], list[float]]]] = []
+        self.history: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []
 
     def step(self, step: int) -> None:
         """Run step ``step`` (from 1) of ``STEPS``."""
@@ -87,7 +89,7 @@ class Trial:
         norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
         self.pruner.observe(norm)
         self.history.append(
-            {n: (p.grad.flatten().tolist(), p.flatten().tolist()) for n, p in self.weights.items()}
+            {n: (p.grad.clone(), p.detach().clone()) for n, p in self.weights.items()}
         )
         nn.utils.clip_grads_with_norm_(self.model.parameters(), 0.05, norm)
         self.optimizer.step(gradient_norm=norm)
