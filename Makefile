@@ -26,7 +26,8 @@ $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call fr
 UNKNOWN := $(filter-out __%,$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v)))
 MAKEOVERRIDES :=
 
-Q := $(if $(filter-out 0,$(V)),,@)
+# With JSON=1, stdout is the document alone.
+Q := $(if $(filter-out 0,$(V)),$(if $(filter-out 0 n no false,$(JSON)),@),@)
 MAKEFLAGS += $(if $(filter 2,$(V)),--trace)
 
 # Quote a value as one word of the shell; escape it as one file name of a rule.

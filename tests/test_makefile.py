@@ -474,6 +474,7 @@ def test_verbosity(build):
     assert "configure.py" not in quiet.stdout
     assert "configure.py list-defconfigs" in full.stdout
     assert "update target 'list-defconfigs'" in why.stdout
+    json.loads(make(*words, "V=1", "JSON=1").stdout)
 
 
 class TestEnvironments:
