@@ -212,9 +212,12 @@ def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None
     assert q is not None and k is not None
     if problem := tile_problem(q.dtype, q.device):
         raise RunError(problem)
-    import triton
-
-    from gpt2.attention import tile_kernels
+    try:
+        from gpt2.attention import tile_kernels
+    except ImportError as error:
+        what = "the kernels are not part of an exported model"
+        fix = 'set the backend of attention to "auto" in config.json'
+        raise RunError(Problem(what, next=fix, code="gpu.unsupported")) from error
 
     kernel = tile_kernels.KERNELS[name]
     # A statistic without a gradient does not affect the gradients.
@@ -224,7 +227,7 @@ def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None
     constants |= {"BAND": spec.band >= 0}
     arguments = {**tensors, **tile_scalars(spec, tensors), **constants}
     arguments = {name: arguments.get(name) for name in (*kernel.arg_names, "num_warps")}
-    tiles = {side: triton.cdiv(q.shape[2], constants[side]) for side in ("M", "C")}
+    tiles = {side: -(-q.shape[2] // constants[side]) for side in ("M", "C")}
     grids = {
         "forward": (tiles["M"], q.shape[1]),
         "row_gradients": (tiles["M"], q.shape[1]),
