@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial, partialmethod
 from multiprocessing.util import spawnv_passfds
@@ -84,6 +85,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         _running.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Fail a test that leaves torch with several threads, which would slow down all that follow."""
+    outcome = yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+        pytest.fail("leaves torch with several threads: use torch_as_before", pytrace=False)
+    return outcome
 
 
 @pytest.hookimpl(wrapper=True)

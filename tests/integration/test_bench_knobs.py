@@ -92,6 +92,7 @@ def test_the_table_compares_within_rounds():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("torch_as_before")
 def test_a_setting_without_an_effect_on_bits_leaves_the_weights_alone(build):
     """Train the base, with gradient checkpointing, and in bf16."""
     folder = build(DROPOUT="0.1").path
