@@ -126,9 +126,9 @@ def test_ctrl_c_saves_says_how_to_go_on_and_is_continued(study):
 
 
 def test_ctrl_c_twice_stops_at_once(study):
-    # A step that takes longer than this test waits.
-    make = study.start(all={"steps": 2, "step_seconds": 60})
-    study.wait_until(lambda: study.journal())
+    # The first step waits for data; a worker between steps would save.
+    make = study.start(all={"steps": 2, "fail_at": 0, "fails_by": "waiting for data"})
+    study.wait_until(lambda: (study.folder / "journal.fifo").exists())
     os.killpg(make.pid, signal.SIGINT)
     time.sleep(0.5)
     os.killpg(make.pid, signal.SIGINT)
