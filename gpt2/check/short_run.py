@@ -30,13 +30,7 @@ from gpt2.training.records import NullRecords, RecordWriter
 from gpt2.training.session import MicroBatch, StepMetrics, TrainingSession
 from gpt2.training.setup import build_state, open_session
 from lib.optim.options import AdamwspamOptions
-from lib.pruning.pruners import (
-    MaskPruner,
-    MovementPruner,
-    NeverPruned,
-    NonePruner,
-    PaddedEmbedding,
-)
+from lib.pruning.pruners import MaskPruner, NeverPruned, NonePruner, PaddedEmbedding
 from lib.pruning.reference import PruningSnapshot
 from lib.runs.run_dir import RunDir
 
@@ -240,7 +234,6 @@ class TracedRun:
             self._nonzero_gradients = _nonzero(
                 {n: parameters[n].grad for n in pruner.masks}, pruner
             )
-        if isinstance(pruner, MovementPruner):
             unclipped = norm / clipped
             for name in pruner.masks:
                 if (gradient := parameters[name].grad) is not None:

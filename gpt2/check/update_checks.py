@@ -8,7 +8,7 @@ Both are compared with ``lib/optim/reference.py`` and ``lib/pruning/reference.py
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from lib.config.field import SymbolValue
 from lib.optim.options import AdamwpruneOptions
 from lib.optim.reference import AdamwspamReference
 from lib.pruning.options import PruningOptions
-from lib.pruning.pruners import MaskPruner, MovementPruner, NeverPruned
+from lib.pruning.pruners import MaskPruner, NeverPruned, Pruner
 from lib.pruning.reference import PruningSnapshot, lowest, ramp_sparsity, scope_sparsities
 
 # Tolerance relative to a tensor's total change, and to its size: fp32 rounds in every step.
@@ -368,20 +368,23 @@ def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _skipped_step(run: DrivenRun) -> list[CheckFinding]:
-    """Check that a step that fp16 skips adds nothing to the scores of movement."""
+    """Check that a step that fp16 skips adds nothing to the scores of the pruner."""
     pruner = run.session.state.pruner
-    if not isinstance(pruner, MovementPruner):
-        return []
-    before = {name: scores.clone() for name, scores in pruner.state_dict()["scores"].items()}
+    before = [tensor.clone() for tensor in _state_tensors(pruner)]
     for parameter in run.model.parameters():
         parameter.grad = torch.full_like(parameter, math.inf)
     pruner.observe(torch.tensor(math.inf))
-    after = pruner.state_dict()["scores"]
     run.session.state.optimizer.zero_grad(set_to_none=True)
-    if all(torch.equal(after[name], scores) for name, scores in before.items()):
+    if all(map(torch.equal, before, _state_tensors(pruner))):
         return []
-    what = "scores of movement without the steps that fp16 skips"
+    what = "scores of the pruner without the steps that fp16 skips"
     return [CheckFinding("skipped-step", what, "other scores after a non-finite gradient")]
+
+
+def _state_tensors(pruner: Pruner) -> list[Tensor]:
+    """Return the masks and scores in the state of ``pruner``."""
+    parts = (part for part in pruner.state_dict().values() if isinstance(part, Mapping))
+    return [tensor for part in parts for tensor in part.values()]
 
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
