@@ -300,7 +300,7 @@ def in_batches_of(rows: int, evaluate: Evaluator) -> Evaluator:
 
 
 def first_elements(tensor: Tensor) -> list[float]:
-    """Return the elements of a followed tensor that are recomputed."""
+    """Return the first elements of a tensor, as many as the checks recompute."""
     numbers: list[float] = tensor.flatten()[:_MAX_ELEMENTS].tolist()
     return numbers
 

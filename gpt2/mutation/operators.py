@@ -69,7 +69,7 @@ _CONTEXTS = re.compile(r"no_grad|autocast|fork_rng|exchange|clock|lock|main_firs
 
 @dataclass
 class Vocabulary:
-    """Names of the tree that may be confused with each other."""
+    """Names in the source that a fault may confuse with each other."""
 
     # Field → other fields of the same class and type.
     fields: dict[str, set[str]] = field(default_factory=dict)

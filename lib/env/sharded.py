@@ -67,7 +67,7 @@ def whole(tensor: Tensor) -> Tensor:
 def whole_state(value: Any, kept: bool) -> Any:
     """Return nested mappings and sequences with every sharded tensor gathered on the CPU.
 
-    Empty tensors take their place unless they are ``kept``, on the rank that writes them.
+    Without ``kept``, as on ranks that write nothing, empty tensors replace them.
     """
     if isinstance(value, Tensor):
         if not is_sharded(value):

@@ -43,7 +43,7 @@ class SnapshotCommand:
     command: Sequence[str]
     reads: Callable[[str], bool]
 
-    def answer(self) -> str:
+    def output(self) -> str:
         """Run the command and return its output.
 
         Raises PreflightError if the command fails or its output is invalid.
@@ -159,7 +159,7 @@ def refresh_snapshot(
         "python_version.txt": f"Python {interpreter.python}\n",
         "interpreter.json": json.dumps(_interpreter(interpreter), sort_keys=True, indent=2) + "\n",
     }
-    contents |= _answers(_questions(config, interpreter))
+    contents |= _outputs(_commands(config, interpreter))
     if locked:
         contents[lock.name] = lock.read_bytes()
     try:
@@ -222,7 +222,7 @@ def _interpreter(interpreter: Interpreter) -> dict[str, Any]:
     }
 
 
-def _questions(config: EnvironmentConfig, interpreter: Interpreter) -> list[SnapshotCommand]:
+def _commands(config: EnvironmentConfig, interpreter: Interpreter) -> list[SnapshotCommand]:
     """Return the commands of the tools that belong to the policy."""
     pip = (interpreter.program, "-m", "pip", "--disable-pip-version-check")
     freeze = SnapshotCommand("pip_freeze.txt", (*pip, "freeze"), _is_freeze)
@@ -253,21 +253,21 @@ def _questions(config: EnvironmentConfig, interpreter: Interpreter) -> list[Snap
     ]
 
 
-def _answers(questions: Sequence[SnapshotCommand]) -> dict[str, str]:
-    """Return file → output.
+def _outputs(commands: Sequence[SnapshotCommand]) -> dict[str, str]:
+    """Return the output of every command by the name of its file, without secrets.
 
     Raises PreflightError listing every command that failed.
     """
-    answers: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     problems: list[Problem] = []
-    for question in questions:
+    for command in commands:
         try:
-            answers[question.file] = redact_secrets(question.answer())
+            outputs[command.file] = redact_secrets(command.output())
         except PreflightError as error:
             problems += error.problems
     if problems:
         raise PreflightError(*problems)
-    return answers
+    return outputs
 
 
 def _pip_check(config: EnvironmentConfig, interpreter: Interpreter) -> dict[str, Any] | None:

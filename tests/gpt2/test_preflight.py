@@ -72,7 +72,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
         for module in ("lib.env.preflight", "lib.env.snapshot"):
             monkeypatch.setattr(f"{module}.current_interpreter", lambda: found)
         monkeypatch.setattr(snapshot, "find_spec", lambda name: None)
-        monkeypatch.setattr(snapshot, "_answers", lambda questions: {q.file: "" for q in questions})
+        monkeypatch.setattr(snapshot, "_outputs", lambda commands: {c.file: "" for c in commands})
         monkeypatch.setattr(snapshot, "run_program", lambda command: (0, "", ""))
         monkeypatch.setenv("CONDA_PREFIX", str(found.prefix))
         return found
@@ -124,7 +124,7 @@ def test_a_variable_makes_no_conda_environment(
 ) -> None:
     monkeypatch.setenv("CONDA_DEFAULT_ENV", "llmhe")
     monkeypatch.setenv("CONDA_PREFIX", "/opt/conda/envs/llmhe")
-    monkeypatch.setattr(snapshot, "_answers", lambda questions: {})
+    monkeypatch.setattr(snapshot, "_outputs", lambda commands: {})
     found = failing(configured(ENV_POLICY_CONDA=True), place)
     assert "[env.wrong-kind]" in found["environment"]
 
@@ -259,7 +259,7 @@ def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> N
     conda = Interpreter("conda", "llmhe", "3.13.1", place.build_dir)
     for policy in ("conda", "uv", "venv"):
         wanted = replace(configured().environment, policy=policy)
-        written |= {question.file for question in snapshot._questions(wanted, conda)}
+        written |= {command.file for command in snapshot._commands(wanted, conda)}
     assert listed == written | {"rocm_smi.txt"}
 
 
