@@ -210,9 +210,10 @@ def _literal(text: str, place: ConfigWorkspace, line: int) -> SymbolValue:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise _damaged(place, line) from None
-    if not isinstance(value, bool | int | str):
+    if not isinstance(value, bool | int | float | str):
         raise _damaged(place, line)
-    return value
+    # Kconfig has no floats, but a person who edits the file types one.
+    return str(value) if isinstance(value, float) else value
 
 
 def _damaged(place: ConfigWorkspace, line: int) -> ConfigError:
