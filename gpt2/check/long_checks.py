@@ -38,21 +38,29 @@ def check_long(subject: StepUnderTest) -> list[CheckFinding]:
     idx_BT = ids.repeat(-(-length // len(ids)))[None, :length]
     embedded_BTC, input_BTC, out_BTC, weights_BTS = _forward(model, idx_BT)
     findings = _embeddings(model, idx_BT, embedded_BTC)
-    attention = model.blocks[0].attn
+    parameters = dict(model.blocks[0].attn.named_parameters())
     rows = _rows(config, height)
+    leaf_BTC = input_BTC.detach().requires_grad_()
+    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
     expected_BrC, expected_BrS = reference.attention(
-        input_BTC,
-        {name: parameter.detach() for name, parameter in attention.named_parameters()},
+        leaf_BTC,
+        leaves,
         shape.n_head,
         config.model.attention,
         requested_weights(config.model.sites()[0], config.model.mlp),
         rows=rows,
     )
-    findings += _compare("attention output", out_BTC[:, rows], expected_BrC, rows)
+    out_BrC = out_BTC[:, rows]
+    findings += _compare("attention output", out_BrC, expected_BrC, rows)
+    actual, expected = [out_BrC], [expected_BrC]
     if weights_BTS is not None and expected_BrS is not None:
         what = "attention weights for the MLP"
         findings += _compare(what, weights_BTS[:, rows], expected_BrS, rows)
-    return findings
+        actual.append(weights_BTS[:, rows])
+        expected.append(expected_BrS)
+    gradients = _gradients(actual, [input_BTC, *parameters.values()])
+    by_formula = _gradients(expected, [leaf_BTC, *leaves.values()])
+    return findings + _compare_gradients(["the input", *parameters], gradients, by_formula)
 
 
 def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -71,12 +79,36 @@ def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
         block.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0])),
         block.attn.register_forward_hook(record),
     ]
-    with torch.no_grad():
-        model.hidden(idx_BT)
+    model.hidden(idx_BT)
     for hook in hooks:
         hook.remove()
     embedded_BTC, input_BTC, out_BTC = seen
     return embedded_BTC, input_BTC, out_BTC, shown[0]
+
+
+def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the gradients of a random sum of ``outputs``, without those that are detached."""
+    generator = torch.Generator().manual_seed(0)
+    sums = [
+        (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum()
+        for x in outputs
+        if x.requires_grad
+    ]
+    return torch.autograd.grad(torch.stack(sums).sum(), inputs, materialize_grads=True)
+
+
+def _compare_gradients(
+    names: Sequence[str], gradients: Sequence[Tensor], by_formula: Sequence[Tensor]
+) -> list[CheckFinding]:
+    """Return a finding for the first gradient that differs, relative to the largest of them."""
+    # The gradient of queries is zero up to rounding if every row has a single key.
+    largest = max(float(expected.abs().max()) for expected in by_formula)
+    for name, actual, expected in zip(names, gradients, by_formula, strict=True):
+        error = float((actual - expected).abs().max())
+        if not error <= _TOLERANCE * largest:
+            what = f"the gradient of {name} by the formulas, at the configured context"
+            return [CheckFinding("long-gradient", what, f"differs by {error:.1e}")]
+    return []
 
 
 def _chunk_rows(config: Config) -> int:
@@ -121,8 +153,8 @@ def _compare(
     what: str, actual_BrX: Tensor, expected_BrX: Tensor, rows: Sequence[int]
 ) -> list[CheckFinding]:
     """Return a finding for the first row that differs."""
-    error_r = (actual_BrX - expected_BrX).abs().amax((0, 2))
-    wrong = ~(error_r <= _TOLERANCE * float(expected_BrX.abs().max()))
+    error_r = (actual_BrX - expected_BrX).detach().abs().amax((0, 2))
+    wrong = ~(error_r <= _TOLERANCE * expected_BrX.detach().abs().max())
     if not bool(wrong.any()):
         return []
     first = int(wrong.nonzero()[0])

@@ -455,8 +455,8 @@ def _numbers(values: Tensor) -> str:
 
 
 _REFERENCE_TOLERANCE = 1e-9
-# Longer than every small window, and more than one chunk of attention.
-_LENGTH = 14
+# Longer than every small window, and three chunks of attention, the last of them shorter.
+_LENGTH, _CHUNK_ROWS = 14, 5
 
 
 def check_reference(subject: StepUnderTest) -> list[CheckFinding]:
@@ -476,7 +476,7 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
         logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX
     )
     loss.backward()
-    with subject.chunked() as chunks:
+    with subject.chunked(rows=_CHUNK_ROWS) as chunks:
         with torch.no_grad():
             logits = model(idx_BT)
         # Without dropout, training computes the same function.

@@ -236,18 +236,20 @@ class StepUnderTest:
         return ids[: batch * length].view(batch, length).clone()
 
     @contextlib.contextmanager
-    def chunked(self, model: GPT | None = None) -> Iterator[ObservedChunks | None]:
+    def chunked(
+        self, model: GPT | None = None, rows: int = _ROWS
+    ) -> Iterator[ObservedChunks | None]:
         """Process attention and loss of a model in chunks, as at the configured size.
 
-        The model is the exact step unless another is given. Yields the chunks of the loss, or None
-        if the configured size needs none.
+        The model is the exact step unless another is given. A chunk of attention has at most
+        ``rows``. Yields the chunks of the loss, or None if the configured size needs none.
         """
         model = model or self.model
         shape, before = self.config.model.shape, model.execution
         tokens = self.config.train.batch_size * shape.block_size
         scores, logits = before.score_chunks, None
         if shape.block_size > MIN_CHUNK_ROWS:
-            scores = ScoreChunks(cpu_elements=0, min_rows=_ROWS)
+            scores = ScoreChunks(cpu_elements=0, min_rows=rows)
         if tokens * shape.vocab_size > BLOCK_ELEMENTS:
             small = model.wte.num_embeddings * self.small_exact.model.shape.block_size
             elements = min(_LOGITS, small // 2)

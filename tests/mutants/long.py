@@ -15,13 +15,24 @@ from gpt2.attention.chunk_parts import AttentionWeightsTap, RowChunk, ScoreChunk
 from gpt2.attention.options import SlidingOptions
 from gpt2.attention.patterns import Sliding
 from gpt2.attention.positions import Rope
+from gpt2.attention.ra_cross_token.module import Entropy
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.model import GPT
-from gpt2.nsa import ops, select
-from tests.mutants.mutant import MECHANISMS, Expected, Kind, Mutant, Plant, replaced, then
+from gpt2.nsa import ops, query_major, select
+from tests.mutants.mutant import (
+    MECHANISMS,
+    Expected,
+    Kind,
+    Mutant,
+    Plant,
+    edited,
+    replaced,
+    then,
+)
 
 _NSA = "nsa-quickstart"
 _ATTENTION: Expected = ("long-context", "^attention output")
+_GRADIENT: Expected = ("long-gradient", "^the gradient of the input ")
 
 
 def _long(
@@ -189,5 +200,34 @@ MUTANTS = (
         "golden-gate-cross",
         then(AttentionWeightsTap, "read", _near_alone),
         ("long-context", "^attention weights"),
+    ),
+    _long(
+        "a chunk replaces the gradient of keys",
+        "keys learn from the last queries alone",
+        "gradient",
+        "nsa",
+        edited(
+            query_major,
+            "backward",
+            "dk_MH[columns].addmm_(dscores_Rc.T, q_Rx[:, :-1])",
+            "dk_MH[columns] = dscores_Rc.T @ q_Rx[:, :-1]",
+        ),
+        _GRADIENT,
+        defconfig=_NSA,
+    ),
+    Mutant(
+        "the slope of the entropy counts tokens from its chunk",
+        "the gradient is correct in the first chunk alone",
+        "gradient",
+        "ract-entropy",
+        {"long": _GRADIENT, "reference": ("reference-formulas", "^the gradient of ")},
+        edited(
+            Entropy,
+            "add_slope_",
+            "rows.chunk.positions(rows.scores_BNrc).log()",
+            "(rows.chunk.positions(rows.scores_BNrc) - rows.chunk.first).log()",
+        ),
+        # A gradient with dropout is not compared if a value is detached.
+        settings={"MLP_CROSS_TOKEN": True},
     ),
 )
