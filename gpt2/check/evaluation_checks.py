@@ -117,10 +117,13 @@ def _selection(
     ids.tofile(path)
     budget = int(subject.small.values["EVAL_TOKENS"])
     split = TokenSplit("val", [path], None)
-    actual = [(w.document, w.offset, w.length) for w in evaluation_windows(split, size, budget)]
-    windows = _within_budget(list(_cut("", ids.tolist(), "val", size)), budget)
-    expected = [(f"window-{w.start // size:06d}", w.start, len(w.tokens)) for w in windows]
-    findings += _different_windows(f"{what} of a token file", actual, expected)
+    # In windows of the second size, the last one predicts a single token.
+    for length, limit in ((size, budget), (len(ids) - 2, len(ids))):
+        chosen = evaluation_windows(split, length, limit)
+        actual = [(w.document, w.offset, w.length) for w in chosen]
+        windows = _within_budget(list(_cut("", ids.tolist(), "val", length)), limit)
+        expected = [(f"window-{w.start // length:06d}", w.start, len(w.tokens)) for w in windows]
+        findings += _different_windows(f"{what} of a token file", actual, expected)
     shards = TokenSplit("val", [path, path], None)
     whole = shards.n_tokens == 2 * len(ids)
     across = shards.window(len(ids) - 1, 2).tolist() if whole else []

@@ -212,6 +212,13 @@ MUTANTS = (
         then(store, "_cut", lambda out, document, size: [w for w in out if w.length > size]),
     ),
     _evaluated(
+        "a last window of one token is dropped",
+        "one token less of some documents",
+        "off by one",
+        _WINDOWS,
+        edited(store, "_cut", "end - 1", "end - 2"),
+    ),
+    _evaluated(
         "evaluation reads the training split",
         "data sets open with equal splits",
         "leak",
