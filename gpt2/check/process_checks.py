@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpt2 import train
 from gpt2.check.cases import CheckFinding
-from gpt2.check.short_run import CHECKPOINT_STEP, ShortRun, TracedRun
+from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun, TracedRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.data import store
@@ -167,7 +167,9 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     """Resume the traced run from its checkpoint in the peer, and compare the remaining steps."""
     traced = subject.traced_run
     arguments = (traced.config, subject.context.folder, traced.folder)
-    start, records, losses, digest, order = subject.context.peer.call(resume_and_finish, *arguments)
+    start, records, recorded, losses, digest, order = subject.context.peer.call(
+        resume_and_finish, *arguments
+    )
     findings = []
     if start != CHECKPOINT_STEP:
         expected = f"a resume at step {CHECKPOINT_STEP}"
@@ -177,6 +179,10 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
             f"the records of {CHECKPOINT_STEP} steps after a resume, without those of later ones"
         )
         findings.append(CheckFinding("resumed-records", expected, f"{records} records"))
+    if recorded != RECORDED_STEPS:
+        expected = "the last evaluation at step {} and the last statistics at step {}, as saved"
+        found = "steps {} and {} after a resume".format(*recorded)
+        findings.append(CheckFinding("resumed-records", expected.format(*RECORDED_STEPS), found))
     for i, (loss, resumed_loss) in enumerate(
         zip(traced.losses[CHECKPOINT_STEP:], losses, strict=False), CHECKPOINT_STEP + 1
     ):
@@ -214,20 +220,23 @@ def _saved_again(traced: TracedRun) -> list[CheckFinding]:
 
 def resume_and_finish(
     config: Config, build_dir: Path, folder: Path
-) -> tuple[int, int, list[float], str, str]:
+) -> tuple[int, int, tuple[int, int], list[float], str, str]:
     """Resume a run and train it to its end.
 
-    Returns the step at which it resumed, the number of its records then, its losses, and the
-    digests of its weights and of the order of its data.
+    Returns the step at which it resumed, the number of its records then, the steps of its last
+    evaluation and statistics, its losses, and the digests of its weights and of the order of its
+    data.
     """
     run = ShortRun(config, build_dir, folder)
     resume(run.session)
     start = run.session.state.iteration
     records = run.session.run.metrics.read_bytes().count(b"\n")
+    recorded = run.session.state.evaluated_at, run.session.state.statistics_at
     for _ in range(start, run.session.state.budget.iterations):
         run.step()
     run.close()
-    return start, records, run.losses, run.digest(), run.session.state.order.state_dict()
+    order = run.session.state.order.state_dict()
+    return start, records, recorded, run.losses, run.digest(), order
 
 
 # Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.

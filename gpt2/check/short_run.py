@@ -108,6 +108,8 @@ class ShortRun:
 # Steps after which every parameter must have received a gradient.
 GRADIENT_STEPS = 3
 CHECKPOINT_STEP = 4
+# Steps of the last evaluation and the last statistics in the checkpoint.
+RECORDED_STEPS = (2, 3)
 # One vector and one matrix that every model has.
 TRACED_PARAMETERS = ("ln_f.weight", "h.0.attn.c_proj.weight")
 # Elements of each followed tensor: enough to identify an algorithm, few enough for scalar formulas.
@@ -188,6 +190,7 @@ class TracedRun:
                     name: w.clone() for name, w in session.state.weights().items()
                 }
             if i == CHECKPOINT_STEP:
+                session.state.evaluated_at, session.state.statistics_at = RECORDED_STEPS
                 train.save_checkpoint(session)
         self.losses = list(self.run.losses)
         self.digest = self.run.digest()

@@ -19,6 +19,7 @@ from gpt2.model import GPT
 from gpt2.training import setup, step
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainState
 from lib.env.process_group import ProcessGroup
 from lib.runs import checkpoint
 from tests.mutants.mutant import (
@@ -367,6 +368,22 @@ MUTANTS = (
         "baseline",
         {"reload": "resumed-records"},
         nothing(RecordWriter, "rewind"),
+    ),
+    Mutant(
+        "statistics are recorded again after a resume",
+        "the checkpoint does not contain their last step",
+        "resume",
+        "baseline",
+        {"reload": ("resumed-records", "statistics at step 3, .*steps 2 and 0 ")},
+        edited(TrainState, "load_state_dict", 'state["told_at"]', "0"),
+    ),
+    Mutant(
+        "an evaluation is repeated after a resume",
+        "metrics.jsonl has it twice",
+        "resume",
+        "baseline",
+        {"reload": ("resumed-records", "evaluation at step 2 .*steps 0 and 3 ")},
+        edited(TrainState, "load_state_dict", 'state["evaluated_at"]', "0"),
     ),
     Mutant(
         "checkpoint loses the optimizer",
