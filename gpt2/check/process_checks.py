@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import math
 import os
+import struct
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,7 @@ from gpt2.training import step
 from gpt2.training.records import NullRecords
 from gpt2.training.session import TrainingSession
 from gpt2.training.setup import place_model, resume
+from gpt2.training.state import DataOrder
 from lib.env.machine import grad_scaler
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
@@ -46,6 +48,8 @@ _TOLERANCE = 1e-9
 _LOSS_TOLERANCE = 1e-6
 _TIMEOUT = timedelta(seconds=10)
 _RANKS = 2
+# Offsets of the sequences of each step, the first half of them for rank 0.
+_ORDER = ((5, 3, 8, 1), (2, 9, 4, 7))
 
 
 def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
@@ -62,8 +66,8 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         failure.callback(subject.context.end_peer)
         peer = subject.context.peer
         peer.start(train_rank, 1, config, rendezvous, rows)
-        digest, loss, gradients = train_rank(0, config, rendezvous, rows)
-        peer_digest, peer_loss, peer_gradients = peer.result()
+        digest, loss, gradients, order = train_rank(0, config, rendezvous, rows)
+        peer_digest, peer_loss, peer_gradients, _ = peer.result()
         failure.pop_all()
     findings = []
     if digest != peer_digest:
@@ -77,6 +81,9 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         CheckFinding("gradient-on-all-ranks", f"a gradient of {name} on both ranks", "none")
         for name in unused
     ]
+    if order != _order_digest():
+        what = f"the digest of the data order of {len(_ORDER)} steps as in one process"
+        findings.append(CheckFinding("same-data-order", what, "another digest"))
     expected_loss, expected_gradients = _single_process(config, ids_BT)
     for rank, found in enumerate((loss, peer_loss)):
         if not math.isclose(found, expected_loss, rel_tol=_LOSS_TOLERANCE):
@@ -98,10 +105,11 @@ def _on_ranks(subject: StepUnderTest) -> Config:
 
 def train_rank(
     rank: int, config: Config, rendezvous: Path, rows: list[list[int]]
-) -> tuple[str, float, dict[str, np.ndarray | None]]:
+) -> tuple[str, float, dict[str, np.ndarray | None], str]:
     """Run the passes of a step as one rank does.
 
-    Returns a digest of the initial weights, and loss and gradients after the all-reduce.
+    Returns a digest of the initial weights, loss and gradients after the all-reduce, and the digest
+    of the order of ``_ORDER``.
     """
     _join_group(rank, rendezvous)
     model = _initialized(config)
@@ -124,7 +132,19 @@ def train_rank(
     gradients = {
         n: None if p.grad is None else whole(p.grad).numpy() for n, p in model.named_parameters()
     }
-    return digest.hexdigest(), loss, gradients
+    order = DataOrder(group)
+    for offsets in _ORDER:
+        order.offered(torch.tensor(offsets).view(_RANKS, -1)[rank])
+        order.consumed()
+    return digest.hexdigest(), loss, gradients, order.state_dict()
+
+
+def _order_digest() -> str:
+    """Return the digest of ``_ORDER`` by the rule in ``docs/seeds.md``."""
+    digest = hashlib.sha256().digest()
+    for offsets in _ORDER:
+        digest = hashlib.sha256(digest + struct.pack(f"<{len(offsets)}q", *offsets)).digest()
+    return digest.hex()
 
 
 def _join_group(rank: int, rendezvous: Path) -> None:

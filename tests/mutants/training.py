@@ -19,7 +19,7 @@ from gpt2.model import GPT
 from gpt2.training import setup, step
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
-from gpt2.training.state import TrainState
+from gpt2.training.state import DataOrder, TrainState
 from lib.env.process_group import ProcessGroup
 from lib.runs import checkpoint
 from tests.mutants.mutant import (
@@ -472,6 +472,14 @@ MUTANTS = (
             "session.group.add(total) / session.group.size",
             "total",
         ),
+    ),
+    Mutant(
+        "ranks digest their own steps one after the other",
+        "the recorded order of the data depends on the number of processes",
+        "swapped",
+        "baseline",
+        {"parallel": "same-data-order"},
+        edited(DataOrder, "_exchange", "transpose(0, 1)", "reshape(offsets_RSB.shape[1], -1)"),
     ),
     Mutant(
         "dropout masks differ in the backward pass",
