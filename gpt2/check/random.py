@@ -398,6 +398,8 @@ def _check_all(
     started, last_log = time.monotonic(), 0.0
     for report in check_in_workers(executor, jobs, {}, build_dir):
         reports[report.slug] = report
+        if names := _failed_checks(report):
+            log("FAIL", f"configuration {report.slug}: {', '.join(names)}")
         now = time.monotonic()
         if now - last_log >= _PROGRESS_INTERVAL_SECONDS or len(reports) == len(jobs):
             last_log = now

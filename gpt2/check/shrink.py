@@ -75,13 +75,14 @@ def long_config(config: Config) -> Config:
 
     Windows, counts and block sizes are the configured ones. A context of more than 1,024 tokens is
     cut to 1,024, unless a rule requires the whole context. The block is a deterministic function in
-    fp32. Raises ConfigError like ``small_config``.
+    fp32, with an MLP of GPT-2's width: a small block may not reach the size of a configured ratio or
+    number of parameters. Raises ConfigError like ``small_config``.
     """
     full = config.model.shape.block_size
     form: dict[str, SymbolValue] = {"N_LAYER": 1, "DROPOUT": "0.0", "PRECISION": "fp32"}
 
     def at(context: int) -> Config:
-        cut = with_changes(config, BLOCK_SIZE=context)
+        cut = with_changes(config, BLOCK_SIZE=context, MLP_SIZING="hidden", MLP_HIDDEN=0)
         return _first_valid(
             cut, lambda width: _small_values(cut, (), width, context, LONG_HEADS) | form
         )

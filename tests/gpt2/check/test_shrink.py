@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.check.cases import config_layers_to_check, plan_cases
-from gpt2.check.shrink import small_config, with_changes
+from gpt2.check.shrink import long_config, small_config, with_changes
 from gpt2.config import Config
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
@@ -74,3 +74,16 @@ def test_selection_takes_all_blocks_if_it_does_at_full_size(name):
 
 def is_nsa(config: Config) -> bool:
     return config.model.attention.pattern.name == "nsa"
+
+
+def test_one_long_block_need_not_reach_a_number_of_parameters():
+    """The positions of 22,824 tokens have most of the parameters, which one block cannot replace."""
+    settings = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 12, "N_HEAD": 1, "N_EMBD": 8, "BIAS": False}
+    settings |= {"BLOCK_SIZE": 22_824, "POSITIONS_ROPE": True, "MLP_SIZING_PARAMS": True}
+    settings |= {"MLP_CROSS_TOKEN": True, "MLP_ATTN_GATE": True, "MLP_SHARE": "0.891"}
+    layers = [
+        *config_layers_to_check(Path(), "gpt2-124m"),
+        ConfigLayer.of("narrow", "a test", settings),
+    ]
+    shape = long_config(resolve_config(KconfigTree(), layers)).model.shape
+    assert (shape.n_layer, shape.block_size) == (1, 1024)
