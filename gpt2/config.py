@@ -436,10 +436,14 @@ class Config:
     def with_seed(self, seed: int) -> "Config":
         """Return this configuration with another seed, on which no other symbol depends."""
         if seed not in self._by_seed:
-            config = replace(self, seed=seed, values={**self.values, "SEED": seed})
-            # A study may have thousands of runs, and several plans of them.
+            # A study may have thousands of runs: nothing is computed again, no field is checked.
+            config = object.__new__(Config)
             vars(config).update(
-                _seedless_identity=self._seedless_identity, _identity_members=self._identity_members
+                {field: vars(self)[field] for field in Config.__dataclass_fields__},
+                seed=seed,
+                values={**self.values, "SEED": seed},
+                _seedless_identity=self._seedless_identity,
+                _identity_members=self._identity_members,
             )
             self._by_seed[seed] = config
         return self._by_seed[seed]

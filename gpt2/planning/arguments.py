@@ -205,8 +205,8 @@ def asked_tables(arguments: argparse.Namespace) -> tuple[Plan, Plan, bool]:
     """
     layers, plan = asked_plan(arguments)
     whole = table_plan(plan, layers)
-    same = {run.path for run in plan.runs} == {run.path for run in whole.runs}
-    return plan, whole, selects_runs(arguments) and not same
+    selected = selects_runs(arguments) and whole.runs != plan.runs
+    return plan, whole, selected and {r.path for r in plan.runs} != {r.path for r in whole.runs}
 
 
 def selects_runs(arguments: argparse.Namespace) -> bool:

@@ -1,6 +1,7 @@
 """Combinations of settings as runs: test matrices, sweeps, and designs over features."""
 
-from collections.abc import Sequence, Set
+import os
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -278,7 +279,7 @@ def make_plan(
         seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
         assert all(a == b for a, b in seeds_of), "a step without the planned seed"
     refuse_lone_arms([config for block in planned.values() for _, config in block])
-    runs = build_runs(name, output, planned)
+    runs = _known_runs(known, planned) or build_runs(name, output, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
     folder = output / name
     return Plan(
@@ -323,6 +324,15 @@ def _with_seeds(
         ]
         for seed in seeds
     }
+
+
+def _known_runs(
+    known: Plan | None, planned: Mapping[int, Sequence[tuple[RunVariant, Config]]]
+) -> Sequence[PlannedRun[Config]]:
+    """Return the runs of ``known`` if they are those of the ``planned`` blocks, else none."""
+    items = [(seed, *item) for seed, block in planned.items() for item in block]
+    runs = known.runs if known else ()
+    return runs if items == [(run.seed, run.variant, run.config) for run in runs] else ()
 
 
 def _require_steps(study: Study | None, automatic: bool) -> None:
@@ -467,12 +477,14 @@ def _started_seeds(plan: Plan) -> set[int]:
     configs = {run.variant.slug: run.config for run in plan.runs}
     planned = {run.path.name for run in plan.runs if run.path.parent == plan.folder}
     seeds: set[int] = set()
-    for path in plan.folder.glob("*-s*-*"):
-        slug, seed, _ = path.name.rsplit("-", 2)
-        if path.name in planned or slug not in configs or not WHOLE_NUMBER.fullmatch(seed[1:]):
+    names = os.listdir(plan.folder) if plan.folder.is_dir() else ()
+    for name in set(names) - planned:
+        slug, seed, _ = name.rsplit("-", 2) if name.count("-") > 1 else ("", "", "")
+        if slug not in configs or not WHOLE_NUMBER.fullmatch(seed[1:]):
             continue
         number = int(seed[1:])
-        if path == run_path(plan.folder, slug, number, configs[slug].with_seed(number)):
+        path = run_path(plan.folder, slug, number, configs[slug].with_seed(number))
+        if path.name == name:
             seeds.add(number)
     return seeds
 

@@ -60,7 +60,7 @@ def report_stamp(plan: Plan, whole: Plan, options: Sequence[Any]) -> OutputStamp
         "sweep": whole.sweep and [whole.sweep.axes, whole.sweep.samples],
         "values": whole.base.values,
         "variants": [repr(variant) for variant in variants.values()],
-        "runs": [[(run.label, str(run.path)) for run in each.runs] for each in (whole, plan)],
+        "runs": [_names(whole), "the same" if plan.runs == whole.runs else _names(plan)],
         "left out": [str(problem) for problem in whole.left_out],
         "code": [installed_torch(), *history_state(), *device_facts(plan.base.machine.device)],
         # The report reads and writes it.
@@ -74,6 +74,10 @@ def report_stamp(plan: Plan, whole: Plan, options: Sequence[Any]) -> OutputStamp
         inputs=[whole.folder, *map(Path, sorted(elsewhere))],
         outputs=[whole.folder / name for name in (REPORT_FILE, *TABLE_FILES)],
     )
+
+
+def _names(plan: Plan) -> list[tuple[str, str]]:
+    return [(run.label, str(run.path)) for run in plan.runs]
 
 
 def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:

@@ -7,6 +7,7 @@ the study does not favour a variant.
 """
 
 import fnmatch
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -104,24 +105,25 @@ def build_runs(
     regardless of its name and study. A repeat has a directory of its own, which no other run reuses.
     Raises ConfigError if two other runs have the same configuration and seed.
     """
-    items = [(seed, item) for seed, block in blocks.items() for item in block]
-    repeats = {
-        run_path(folder / study, variant.slug, seed, config)
-        for seed, (variant, config) in items
-        if variant.is_repeat
-    }
-    defaults = [run_path(folder / study, v.slug, seed, config) for seed, (v, config) in items]
-    absent = [path for path in defaults if path not in repeats and not path.exists()]
-    finished = _finished(folder, {run_key(path) for path in absent}, repeats)
-    reused = {path: finished.get(run_key(path), path) for path in absent}
+    home = folder / study
+    items = [
+        (_name(variant.slug, seed, config), seed, variant, config)
+        for seed, block in blocks.items()
+        for variant, config in block
+    ]
+    repeats = {name for name, _, variant, _ in items if variant.is_repeat}
+    present = repeats | _names(home)
+    absent = {name: _key(name) for name, *_ in items if name not in present}
+    finished = _finished(folder, set(absent.values()), {home / name for name in repeats})
+    reused = {name: finished[key] for name, key in absent.items() if key in finished}
     runs = [
-        PlannedRun(study, variant, seed, config, reused.get(path, path))
-        for path, (seed, (variant, config)) in zip(defaults, items, strict=True)
+        PlannedRun(study, variant, seed, config, reused.get(name) or home / name)
+        for name, seed, variant, config in items
     ]
     problems = []
-    first: dict[tuple[int, str, bool], PlannedRun[C]] = {}
-    for run in runs:
-        other = first.setdefault((run.seed, run.config.hash8, run.variant.is_repeat), run)
+    first: dict[tuple[str, bool], PlannedRun[C]] = {}
+    for run, (name, *_) in zip(runs, items, strict=True):
+        other = first.setdefault((_key(name), run.variant.is_repeat), run)
         if other is not run:
             what = f"duplicate run: {run.label} equals {other.label}"
             problems.append(Problem(what, code="run.duplicate"))
@@ -169,9 +171,22 @@ def _name(slug: str, seed: int, config: RunConfig) -> str:
     return f"{slug}-s{seed}-{config.hash8}"
 
 
+def _names(folder: Path) -> set[str]:
+    """Return the names in ``folder``, without those of links that lead nowhere."""
+    try:
+        with os.scandir(folder) as entries:
+            return {e.name for e in entries if not e.is_symlink() or os.path.exists(e.path)}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
 def run_key(path: Path) -> str:
     """Return the end of the name of a run directory: ``s<seed>-<hash8>``."""
-    return "-".join(path.name.rsplit("-", 2)[1:])
+    return _key(path.name)
+
+
+def _key(name: str) -> str:
+    return "-".join(name.rsplit("-", 2)[1:])
 
 
 def _finished(folder: Path, keys: Set[str], repeats: Set[Path]) -> dict[str, Path]:

@@ -274,7 +274,7 @@ def _tree_facts(folder: str, without: Set[str], depth: int = 1) -> Iterator[_Sig
 def _folder_facts(folder: str, without: Set[str]) -> tuple[_Signature, list[str]]:
     """Return names and stat data of the files of one folder, and the subfolders. Raises OSError."""
     facts: list[Any] = [folder]
-    newest, subfolders = 0, []
+    times, subfolders = [0], []
     with os.scandir(folder) as listed:
         entries = sorted(listed, key=attrgetter("name"))
     for entry in entries:
@@ -282,9 +282,9 @@ def _folder_facts(folder: str, without: Set[str]) -> tuple[_Signature, list[str]
             subfolders.append(entry.path)
         elif entry.path not in without:
             s = entry.stat()
-            facts.append((entry.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino))
-            newest = max(newest, s.st_mtime_ns, s.st_ctime_ns)
-    return (repr(facts), newest), subfolders
+            facts += (entry.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
+            times += (s.st_mtime_ns, s.st_ctime_ns)
+    return (repr(facts), max(times)), subfolders
 
 
 def _combined(parts: Iterable[_Signature]) -> _Signature:

@@ -1,6 +1,7 @@
 """Planning a study of many runs: the work for each run is small and does not grow with the others."""
 
 import json
+import os
 import random
 import shutil
 import time
@@ -11,16 +12,19 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import identity_digest
-from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.planning.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.planning.view import look
 from gpt2.records.listing import list_runs
 from gpt2.running.launch import result_table
 from lib import json_files
+from lib.config.dotconfig import defconfig_layers
 from lib.errors import ConfigError
+from lib.project import ROOT
 from lib.runs import index
 from lib.runs.code import changed_since
-from lib.runs.run_dir import RunDir
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from lib.tracking.watch import WatchedRuns
+from tests.build_folder import write_build
 from tests.fuzz import mutations
 from tests.gpt2.planning.large_study import write_large_study
 
@@ -68,6 +72,42 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     # The parts of the digest that the seeds share are formatted once.
     for run in plan.runs:
         assert run.config.digest == identity_digest(run.config.identity())
+
+
+def test_a_table_of_all_runs_plans_and_looks_for_them_once(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    stat = Path.stat
+
+    def counted(path: Path, **options: bool) -> os.stat_result:
+        asked.append(path.parent.name)
+        return stat(path, **options)
+
+    layers = config_layers(build)
+    monkeypatch.setattr(Path, "stat", counted)
+    plan = make_plan(layers, build, steps="all", seeds="1-2")
+    # The folder of the study is listed, and its runs are not looked for one by one.
+    assert plan.folder.name not in asked
+    whole = table_plan(plan, layers)
+    assert all(a is b for a, b in zip(whole.runs, plan.runs, strict=True))
+    part = make_plan(layers, build, steps="0,1", seeds="2")
+    assert {run.path for run in table_plan(part, layers).runs} == {run.path for run in plan.runs}
+
+
+def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:
+    write_build(tmp_path, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    layers = config_layers(tmp_path)
+    run = make_plan(layers, tmp_path, steps="0", seeds="1").runs[0]
+    other = tmp_path / "results/other" / run.path.name
+    other.mkdir(parents=True)
+    write_status(RunDir(other), RunStatus(State.SUCCESS))
+    run.path.parent.mkdir()
+    run.path.symlink_to("nowhere")
+    assert make_plan(layers, tmp_path, steps="0", seeds="1").runs[0].path == other
+    run.path.unlink()
+    run.path.mkdir()
+    assert make_plan(layers, tmp_path, steps="0", seeds="1").runs[0].path == run.path
 
 
 # Changed files are stored as soon as the clock of the file system has advanced.
