@@ -158,10 +158,11 @@ def _train(
     stop_requested: Callable[[], bool],
     guard: Callable[[], None],
 ) -> None:
-    _redirect_output(run.logs)
-    # kill -USR1 writes the stack of each thread to the log; the run continues.
-    faulthandler.register(signal.SIGUSR1)
-    with _Outcome(run, parent, current_process().rank, guard):
+    with _Outcome(run, parent, current_process().rank, guard) as outcome:
+        _redirect_output(run.logs)
+        outcome.has_log = True
+        # kill -USR1 writes the stack of each thread to the log; the run continues.
+        faulthandler.register(signal.SIGUSR1)
         function(run.path, parent.send, stop_requested, guard)
 
 
@@ -178,6 +179,8 @@ class _Outcome:
         self._parent = parent
         self._rank = rank
         self._guard = guard
+        # Whether output goes to the run's log, and not to the terminal.
+        self.has_log = False
 
     def __enter__(self) -> Self:
         return self
@@ -206,8 +209,9 @@ class _Outcome:
 
     def _record(self, text: str, failed: RunStatus) -> None:
         """Write the traceback to the log, and on rank 0 the status."""
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        if self.has_log:
+            sys.stderr.write(text)
+            sys.stderr.flush()
         if self._rank == 0:
             before = read_status(self._run) or failed
             status = replace(failed, iteration=before.iteration, iterations=before.iterations)

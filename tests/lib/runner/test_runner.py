@@ -74,6 +74,22 @@ def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study, manner, ca
     assert study.steps("b") == [0, 1, 2]
 
 
+@pytest.mark.parametrize("other", ["link", "folder"])
+def test_a_log_that_cannot_be_written_is_the_cause_of_the_failure(study, other):
+    """No log yet, no output: the terminal has one line of the run, with the cause."""
+    victim = study.folder / "victim"
+    victim.write_text("of another program\n")
+    log = study.path("b") / "logs.txt"
+    log.parent.mkdir(parents=True)
+    log.symlink_to(victim) if other == "link" else log.mkdir()
+    code, stderr = study.make()
+    assert code == 1 and "Traceback" not in stderr
+    cause = "symbolic link" if other == "link" else "Is a directory"
+    assert cause in study.status("b").message and cause in stderr
+    assert victim.read_text() == "of another program\n"
+    assert [study.status(name).state for name in "ac"] == [State.SUCCESS] * 2
+
+
 def test_a_stopped_worker_writes_its_stacks_and_its_run_goes_on(study):
     runs = {"b": {"fail_at": 1, "fails_by": "stopping"}}
     code, stderr = study.make(runs=runs, names=["a", "b"], silent=1)
