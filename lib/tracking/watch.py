@@ -5,6 +5,7 @@ alarms. Does not import torch.
 """
 
 import math
+import os
 import re
 import textwrap
 import time
@@ -16,11 +17,12 @@ from typing import Any, Literal
 
 from lib.console import is_ascii_only
 from lib.files import canonical_json
+from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.report.render import json_document, text_lines
 from lib.runs.index import RunIndex
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
-from lib.runs.run_dir import RunDir, RunStatus, State
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.tracking.options import WatchOptions
 from lib.tracking.stability import UnstableStep, describe_unstable, unstable_steps
 from lib.units import format_duration
@@ -375,12 +377,23 @@ def sparkline(values: Sequence[float], blocks: str) -> str:
 
 def _run_line(run: RunDir, now: float, options: WatchOptions) -> tuple[RunLine | None, bool]:
     """Return the line of a run, None if it was not started, and whether the run has ended."""
-    if not run.status.exists():
+    # A status that is missing beside results is damage.
+    if not run.status.exists() and read_status(run) is None:
         return None, False
-    facts = read_watched_records(run, now)
+    try:
+        facts = read_watched_records(run, now)
+    except RecordError as error:
+        what = f"{error.problems[0].where}: {error.problems[0].what}"
+        return _damaged_line(what.removeprefix(f"{run.path}{os.sep}")), False
     assert facts.status is not None
-    ended = facts.status.state not in (State.RUNNING, State.DAMAGED)
-    return _line(facts, facts.status, options), ended
+    if facts.status.state is State.DAMAGED:
+        return _damaged_line(facts.status.message), False
+    return _line(facts, facts.status, options), facts.status.state is not State.RUNNING
+
+
+def _damaged_line(what: str) -> RunLine:
+    """Return the line of a run with a damaged file: no figure, since it may depend on that file."""
+    return RunLine("", State.DAMAGED.word, 0, 0, *(None,) * 5, [], {"damaged": what})
 
 
 def _line(facts: WatchedRecords, status: RunStatus, options: WatchOptions) -> RunLine:

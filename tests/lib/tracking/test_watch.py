@@ -171,6 +171,29 @@ def test_the_files_of_a_run_that_has_ended_are_read_once(
     assert watched.lines(now=6.0)[0].loss is None
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("status.json", "nested"),
+        ("status.json", "missing"),
+        ("metrics.jsonl", "nested"),
+        ("resolved_config.yaml", "nested"),
+        ("resolved_config.yaml", "missing"),
+    ],
+)
+def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, kind) -> None:
+    runs = [planned(write_run(tmp_path / slug).path) for slug in ("a", "b")]
+    file = runs[0].path / name
+    if kind == "nested":
+        file.write_text("[" * 100_000 + "\n")
+    else:
+        file.unlink()
+    damaged, intact = WatchedRuns(runs, OPTIONS, tmp_path).lines(9.0)
+    assert damaged.state == "damaged" and damaged.loss is None and damaged.eta_seconds is None
+    assert damaged.alarms["damaged"].startswith(f"{name}:")
+    assert intact.state == "done" and intact.loss is not None and not intact.alarms
+
+
 def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path) -> None:
     path = tmp_path / "base-s1-00000000"
     write_run(path)
