@@ -61,8 +61,15 @@ def shorten_titles(columns: dict[str, Sequence[str]], beside: Iterable[str], wid
 
 
 def shortened(texts: Sequence[str], length: int) -> list[str]:
-    """Return the texts with at most ``length`` characters each."""
-    return [t if len(t) <= length else f"{t[: max(0, length - 1)].rstrip()}…" for t in texts]
+    """Return the texts with at most ``length`` characters each, cut between words if possible."""
+    return [t if len(t) <= length else _cut(t, length) for t in texts]
+
+
+def _cut(text: str, length: int) -> str:
+    head = text[: max(0, length - 1)]
+    if text[len(head)] != " " and " " in head:
+        head = head[: head.rindex(" ")]
+    return f"{head.rstrip(' ,')}…"
 
 
 def room_beside(columns: Mapping[str, Sequence[str]], headings: Iterable[str], width: int) -> int:

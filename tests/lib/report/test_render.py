@@ -2,7 +2,7 @@
 
 import json
 
-from lib.report.render import csv_table, json_document, markdown_table, text_lines
+from lib.report.render import csv_table, json_document, markdown_table, shortened, text_lines
 
 ROWS = [("step", "loss"), ("baseline", "3.5"), ("ra", "10.25")]
 
@@ -32,3 +32,10 @@ def test_a_json_document_has_sorted_keys_and_the_version_of_its_schema() -> None
     text = json_document(3, {"b": 1, "a": None})
     assert json.loads(text) == {"a": None, "b": 1, "schema_version": 3}
     assert text.index('"a"') < text.index('"b"') and text.endswith("}\n")
+
+
+def test_a_long_title_is_cut_between_words():
+    titles = ["MLP at 2.5 times attention", "both, share 20 %", "GPT-2"]
+    assert shortened(titles, 10) == ["MLP at…", "both…", "GPT-2"]
+    assert shortened(titles, 12) == ["MLP at 2.5…", "both, share…", "GPT-2"]
+    assert shortened(["reciprocal"], 5) == ["reci…"]
