@@ -27,7 +27,7 @@ UNKNOWN := $(filter-out __%,$(foreach v,$(.VARIABLES),$(if $(filter command,$(or
 MAKEOVERRIDES :=
 
 # With JSON=1, stdout is the document alone.
-Q := $(if $(filter-out 0,$(V)),$(if $(filter-out 0 n no false,$(JSON)),@),@)
+Q := $(if $(filter 1 2,$(V)),$(if $(filter-out 0 n no false,$(JSON)),@),@)
 MAKEFLAGS += $(if $(filter 2,$(V)),--trace)
 
 # Quote a value as one word of the shell; escape it as one file name of a rule.
@@ -71,11 +71,16 @@ jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
 refuse = $(boot) -m lib.make_help Makefile --unknown
 # For targets without a script that refuses variables: those that the target reads.
 reads = $(if $(filter-out $(1),$(KABLATE_GIVEN)),@$(boot) -m lib.make_help Makefile --reads $(1))
-ifneq ($(UNKNOWN),)
+# Of several targets, an unknown one is refused before another one starts.
+TARGETS := $(if $(word 2,$(MAKECMDGOALS)),$(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' Makefile))
+NO_TARGETS := $(if $(TARGETS),$(filter-out $(TARGETS) defconfig-%,$(MAKECMDGOALS)))
+# Files, in whose names may be blanks.
+NO_TARGETS := $(if $(findstring /,$(MAKECMDGOALS)),,$(NO_TARGETS))
+ifneq ($(UNKNOWN)$(NO_TARGETS),)
 # Instead of the targets, also with make -n.
 .PHONY: $(KABLATE_TARGET)
 $(KABLATE_TARGET):
-	+@$(refuse) variable $(foreach v,$(UNKNOWN),$(call quote,$v))
+	+@$(refuse) $(if $(UNKNOWN),variable,target) $(foreach v,$(or $(UNKNOWN),$(NO_TARGETS)),$(call quote,$v))
 else
 
 .DEFAULT_GOAL := all
@@ -93,7 +98,8 @@ list-defconfigs: setup ## List the configurations of the tree
 
 ##: defconfig-NAME[+FRAG]  Load one, with fragments on top, and SET="..."
 DEFCONFIGS := $(patsubst defconfigs/%,defconfig-%,$(filter-out %/fragments,$(wildcard defconfigs/*)))
-dry_run = $(if $(filter-out 0 n,$(DRY_RUN)), DRY_RUN=y)
+dry_run = $(if $(filter 1 y yes true,$(DRY_RUN)), DRY_RUN=y,$(if \
+	$(filter-out 0 n no false,$(DRY_RUN)), DRY_RUN=$$DRY_RUN))
 load = $(Q)$(CONFIGURE) defconfig $(call quote,$*) --set "$$SET$(dry_run)" $(INTO)
 # Named one by one, so that a shell can complete them; combinations match the pattern.
 .PHONY: $(DEFCONFIGS) FORCE
@@ -118,8 +124,9 @@ why: setup ## Show the source of SYM='s value, and its dependencies
 	$(Q)$(CONFIGURE) why $(INTO)
 
 $(call escape,$(DOTCONFIG)): | setup
-	@echo "CONFIG  no .config: loading gpt2-quickstart (see make list-defconfigs)" >&2
-	$(Q)$(CONFIGURE) defconfig gpt2-quickstart $(INTO)
+	@$(if $(KCONFIG_CONFIG),,printf 'CONFIG  no %s: loading gpt2-quickstart (see make list-defconfigs)\n' \
+		$(call quote,$(patsubst ./%,%,$(DOTCONFIG))) >&2)
+	$(Q)$(CONFIGURE) $(if $(KCONFIG_CONFIG),constants,defconfig gpt2-quickstart) $(INTO)
 
 # The header of config.py names the .config that it came from. An edited config.py is refused.
 CHANGED := $(shell grep -qs "$$(sha256sum 2> /dev/null < $(call quote,$(DOTCONFIG)) | cut -c -64)" \

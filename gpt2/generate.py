@@ -47,7 +47,12 @@ class SamplingOptions:
         if wrong:
             raise ConfigError(
                 *(
-                    Problem(f"must be {expected}, got {value}", name, code="usage.out-of-range")
+                    Problem(
+                        f"out of range (expected {expected}, got {value})",
+                        name,
+                        "type: make help",
+                        code="usage.out-of-range",
+                    )
                     for name, expected, value in wrong
                 )
             )

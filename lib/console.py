@@ -82,7 +82,7 @@ def log(tag: str, text: str) -> None:
 
 def is_verbose() -> bool:
     """Return whether full commands and tracebacks are enabled (``V=1`` or ``V=2``)."""
-    return os.environ.get("V", "0") not in ("", "0")
+    return os.environ.get("V") in ("1", "2")
 
 
 # Entry point of every script: exit codes, and user errors without a traceback.

@@ -31,9 +31,13 @@ def resume_command() -> str:
 def require_read(reads: Collection[str], command: str = "") -> None:
     """Raise ConfigError if a variable of make's command line is not among those that a script reads.
 
+    The value of ``V``, which every script reads, must be valid too.
     Logs each variable that the script reads from the environment. A ``command`` other than make's
     target is part of another target, as loading and converting ``.config`` are, and does nothing.
     """
+    if (verbosity := os.environ.get("V", "")) not in ("", "0", "1", "2"):
+        what = f"invalid value (expected 0, 1 or 2, got {verbosity!r})"
+        raise ConfigError(Problem(what, "V", "type: make help", code="usage.invalid-value"))
     if not os.environ.get(TARGET, "").startswith(command):
         return
     # Removed, because they are not about the scripts that this one starts.

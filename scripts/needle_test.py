@@ -32,9 +32,7 @@ def main() -> int:
     add_variable(parser, "steps", "training steps per arm", str(STEPS))
     add_variable(parser, "seed", "random seed of weights and sequences", "0")
     args = parser.parse()
-    steps, seed = whole_number(args.steps, "STEPS"), whole_number(args.seed, "SEED")
-    if not steps:
-        raise ConfigError(Problem("must be >= 1, got 0", "STEPS", code="usage.out-of-range"))
+    steps, seed = whole_number(args.steps, "STEPS", 1), whole_number(args.seed, "SEED")
     torch.set_num_threads(1)
     results = {
         arm: train_and_evaluate(arm, steps, seed, lambda text: log("NEEDLE", text))

@@ -36,9 +36,7 @@ def main() -> int:
     add_positional(parser, "set", 'the settings to try, such as "A=1 B=y"')
     args = parser.parse()
     settings = require_value(args.set, "SET", 'make quick-compare SET="DROPOUT=0.1"')
-    iterations = whole_number(args.iters or "200", "ITERS")
-    if iterations == 0:
-        raise ConfigError(Problem("must be >= 1, got 0", "ITERS", code="usage.out-of-range"))
+    iterations = whole_number(args.iters or "200", "ITERS", 1)
     layers, change = config_layers(args.build_dir), parse_command_line_settings(settings)
     plan = make_trial(layers, args.build_dir, change, iterations)
     options = run_options(args, plan.base.study)

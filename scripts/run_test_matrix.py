@@ -47,6 +47,7 @@ def main() -> int:
     args = parser.parse()
     layers, plan = asked_plan(args)
     plan = plan.only(args.runs)
+    options = run_options(args, plan.base.study)
     if args.dry_run or plan.base.study.dry_run:
         cases = plan_cases(layers, build_dir=args.build_dir).only(
             [run.variant.slug for run in plan.runs]
@@ -54,7 +55,6 @@ def main() -> int:
         code, text = check_and_report(cases, CheckRequest(args.build_dir, json=args.json))
         print(text, end="")
         return code
-    options = run_options(args, plan.base.study)
     if args.worker:
         return launch.train_free_runs(plan, options)
     confirm_power(plan, args.yes)

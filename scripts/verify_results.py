@@ -44,10 +44,10 @@ def main() -> int:
     parser.add_argument("--entity", default="", help="W&B user or team")
     args = parser.parse()
     layers, plan = asked_plan(args)
+    ask = tracker(plan, args.source, args.folder, args.entity)
     study = whole_study(plan, layers)
     whole = plan if selects_runs(args) else table_plan(plan, layers)
     runs = chosen_runs(whole, study, args.runs)
-    ask = tracker(plan, args.source, args.folder, args.entity)
     axes, min_seeds = declared_axes(study, runs, args.axis), plan.base.repro.finalist_min_seeds
     checklist = verify(runs, axes, ask, args.source, min_seeds)
     print(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist), end="")

@@ -149,7 +149,8 @@ def test_the_fast_tier_is_an_option_of_pytest(fast, option):
 
 
 def test_dry_run_is_a_setting_of_the_defconfig(unconfigured):
-    for given, set_to in (("1", "$SET DRY_RUN=y"), ("0", "$SET"), ("n", "$SET")):
+    values = {"1": "$SET DRY_RUN=y", "0": "$SET", "no": "$SET", "maybe": "$SET DRY_RUN=$DRY_RUN"}
+    for given, set_to in values.items():
         printed = planned("defconfig-gpt2-quickstart", f"O={unconfigured}", f"DRY_RUN={given}")
         assert f'--set "{set_to}"' in printed
 
@@ -296,14 +297,28 @@ def test_a_former_variable_is_an_error(name):
         (["audit"], "usage.missing-argument"),
         (["ls", "WHERE=N_LAYER==6"], "usage.invalid-condition"),
         (["clean-runs"], "usage.missing-argument"),
+        (["plan", "chekc"], "usage.unknown-target"),
+        (["plan", "V=2x"], "usage.invalid-value"),
+        (["plan", "KCONFIG_CONFIG=nonesuch"], "config.missing"),
+        (["plan", "O=README.md"], "usage.build-folder"),
+        (["plan", "SWEEP=SEED=1,2", "SAMPLES=0"], "usage.out-of-range"),
+        (["DRY_RUN=1", "JOBS=zero"], "usage.invalid-number"),
+        (["DRY_RUN=1", "ON_STALE=maybe"], "usage.invalid-value"),
+        (["fuzz", "COUNT=x"], "usage.invalid-number"),
+        (["audit", "RUNS=../.."], "run.not-found"),
+        (["unpack", "ARCHIVE=nonesuch.tar.gz"], "archive.missing"),
+        (["verify-results", "SOURCE=wandbb"], "usage.invalid-value"),
     ],
     ids=" ".join,
 )
 def test_a_misuse_is_an_error_of_the_product(build, words, code):
     before = (build / ".config").read_bytes()
-    done = make(f"O={build}", *words)
+    folder = [] if any(word.startswith("O=") for word in words) else [f"O={build}"]
+    done = make(*folder, *words)
     assert done.returncode == 2 and done.stdout == ""
     assert f"[{code}]" in done.stderr and "EXIT    code 2" in done.stderr
+    # The command that helps.
+    assert "\n        " in done.stderr
     assert "Traceback" not in done.stderr and (build / ".config").read_bytes() == before
 
 

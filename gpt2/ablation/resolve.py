@@ -96,7 +96,8 @@ def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[Con
     selected = study.select(steps)
     if len(selected) != 1:
         what = f"invalid value (expected one step, got {', '.join(s.slug for s in selected)})"
-        raise ConfigError(Problem(what, "STEPS", code="usage.invalid-value"))
+        advice = "type: make why SYM=NAME STEPS=ra"
+        raise ConfigError(Problem(what, "STEPS", advice, code="usage.invalid-value"))
     return [*layers, *step_layers(study, selected[0])]
 
 

@@ -11,6 +11,8 @@ from lib.errors import ConfigError, Problem, nearest
 SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 DEFAULT_PARAMS = (-0.01, 0.01)
+# What to read after an error.
+HELP = "see docs/own-study.md"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Study:
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(what, _located(step, f"step {self.name}/{step.slug}"), code=code)
+            Problem(what, _located(step, f"step {self.name}/{step.slug}"), HELP, code=code)
             for step, what, code in self._defects()
         ]
         if problems:
@@ -96,7 +98,8 @@ class Study:
             chosen.update(step.slug for step in matches)
             if not matches:
                 what = self._no_such_step(word)
-                problems.append(Problem(what, "STEPS", code="usage.unknown-step"))
+                advice = "type: make plan, to list the steps"
+                problems.append(Problem(what, "STEPS", advice, code="usage.unknown-step"))
         if problems:
             raise ConfigError(*problems)
         if not chosen:
@@ -130,7 +133,8 @@ class Study:
             if step.slug in seen:
                 defects.append((step, "duplicate slug", "study.duplicate-step"))
             if seen and step.parent not in seen:
-                what = f"parent {step.parent!r} does not precede the step"
+                near = nearest(step.parent, seen)
+                what = f"parent {step.parent!r} is not the name of an earlier step{near}"
                 defects.append((step, what, "study.unknown-parent"))
             if seen and not step.set:
                 defects.append((step, "the step sets no symbol", "study.empty-step"))

@@ -24,12 +24,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from gpt2.ablation.step import DEFAULT_PARAMS, SLUG, Step, Study
+from gpt2.ablation.step import DEFAULT_PARAMS, HELP, SLUG, Step, Study
 from lib.errors import CONTROL_CHARACTER, ConfigError
 from lib.plan.run import parse_seeds
 from lib.toml_files import TomlEntries
 
-_EXAMPLE = "see docs/own-study.md"
 _FILE_KEYS = {"name": str, "seeds": str, "step": list}
 _STEP_KEYS = {"name": str, "title": str, "parent": str, "like": str, "set": dict, "params": list}
 _MAX_STEPS = 500
@@ -46,7 +45,7 @@ def read_study(path: Path, *, is_own: bool = True) -> Study:
 
     Problems of a user's own study are located at the lines of the file.
     """
-    reader = _Reader(path, "step", "study", _EXAMPLE, parse_float=_Fraction)
+    reader = _Reader(path, "step", "study", HELP, parse_float=_Fraction)
     steps = reader.steps()
     if reader.problems:
         raise ConfigError(*reader.problems)

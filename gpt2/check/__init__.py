@@ -104,7 +104,8 @@ def select_for(configs: Sequence[Config], names: str, *, fast: bool = False) -> 
 
 def _unknown(name: str) -> Problem:
     hint = nearest(name, CHECKS) or f"; available: {', '.join(CHECKS)}"
-    return Problem(f"unknown check {name!r}{hint}", "CHECKS", code="usage.unknown-check")
+    advice = "type: make check CHECKS=causal"
+    return Problem(f"unknown check {name!r}{hint}", "CHECKS", advice, code="usage.unknown-check")
 
 
 def _not_applicable(name: str) -> Problem:

@@ -199,6 +199,7 @@ def _matching(every: Sequence[CheckCase], patterns: str) -> list[CheckCase]:
                 Problem(
                     f"{pattern!r} matches no step (available: {available})",
                     "STEPS",
+                    "type: make plan, to list the steps",
                     code="usage.unknown-step",
                 )
                 for pattern in unmatched

@@ -202,7 +202,8 @@ def in_area(faults: Sequence[Fault], selection: str) -> list[Fault]:
         location = _LOCATION.fullmatch(word)
         if location is None and word not in AREAS:
             what = f"unknown area {word!r} (available: {', '.join(AREAS)}, or FILE.py:LINE)"
-            raise ConfigError(Problem(what, "AREA", code="usage.unknown-area"))
+            advice = "type: make mutation-test AREA=attention"
+            raise ConfigError(Problem(what, "AREA", advice, code="usage.unknown-area"))
         if location is None:
             chosen += [fault for fault in faults if fault.area == word]
             continue

@@ -182,11 +182,13 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
     reject_training(arguments.quant)
     layers = [*config_layers(arguments.build_dir), *settings_layers(arguments)]
     sweep = None
-    samples = whole_number(arguments.samples or "0", "SAMPLES")
+    samples = whole_number(arguments.samples, "SAMPLES", 1) if arguments.samples else 0
     if arguments.sweep:
         sweep = Sweep(arguments.sweep, samples)
     elif samples:
-        raise ConfigError(Problem("requires SWEEP", "SAMPLES", code="usage.missing-argument"))
+        advice = 'type: make SWEEP="A=1,2 B=3,4" SAMPLES=2'
+        problem = Problem("requires SWEEP=", "SAMPLES", advice, code="usage.missing-argument")
+        raise ConfigError(problem)
     plan = make_plan(
         layers,
         arguments.build_dir,
@@ -291,7 +293,8 @@ def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOpti
     keep_going = arguments.keep_going or "y"
     if keep_going not in ("y", "n"):
         what = f"invalid value {keep_going!r} (expected y or n)"
-        raise ConfigError(Problem(what, "KEEP_GOING", code="usage.invalid-value"))
+        advice = "type: make KEEP_GOING=n"
+        raise ConfigError(Problem(what, "KEEP_GOING", advice, code="usage.invalid-value"))
     return RunnerOptions(
         jobs,
         arguments.on_stale or study.on_stale,
@@ -305,11 +308,13 @@ def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOpti
     )
 
 
-def whole_number(text: str, name: str) -> int:
-    """Parse a non-negative integer. Raises ConfigError located at the variable ``name``."""
-    if not WHOLE_NUMBER.fullmatch(text):
-        what = f"expected a non-negative integer, got {text!r}"
-        raise ConfigError(Problem(what, name, code="usage.invalid-number"))
+def whole_number(text: str, name: str, least: int = 0) -> int:
+    """Parse an integer of at least ``least``. Raises ConfigError located at the variable ``name``."""
+    is_integer = WHOLE_NUMBER.fullmatch(text) is not None
+    if not is_integer or int(text) < least:
+        what = f"invalid value (expected an integer of at least {least}, got {text!r})"
+        code = "usage.out-of-range" if is_integer else "usage.invalid-number"
+        raise ConfigError(Problem(what, name, "type: make help", code=code))
     return int(text)
 
 
@@ -326,8 +331,11 @@ def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) 
     try:
         return kind(text)
     except ValueError:
-        what = f"expected {'an integer' if kind is int else 'a number'}, got {text!r}"
-        problem = Problem(what, name.upper(), code="usage.invalid-number")
+        expected = "an integer" if kind is int else "a number"
+        what = f"invalid value (expected {expected}, got {text!r})"
+        problem = Problem(
+            what, name.upper().replace("-", "_"), "type: make help", code="usage.invalid-number"
+        )
         raise ConfigError(problem) from None
 
 
@@ -376,4 +384,4 @@ def _is_set(variable: str) -> bool:
     if text.lower() in _YES + _NO:
         return text.lower() in _YES
     what = f"invalid value (expected y or n, got {text!r})"
-    raise ConfigError(Problem(what, variable, code="usage.invalid-value"))
+    raise ConfigError(Problem(what, variable, "type: make help", code="usage.invalid-value"))

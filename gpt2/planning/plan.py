@@ -74,7 +74,8 @@ class Sweep:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             what = f"expected NAME=value,value or a readable file, got {self.text!r}: {reason}"
-            raise ConfigError(Problem(what, "SWEEP", code="usage.invalid-axis")) from None
+            advice = 'type: make plan SWEEP="LEARNING_RATE=1e-3,2e-3"'
+            raise ConfigError(Problem(what, "SWEEP", advice, code="usage.invalid-axis")) from None
         return " ".join(line.split("#")[0].strip() for line in lines)
 
 

@@ -18,7 +18,8 @@ def parse_schemes(text: str) -> list[str]:
     names = list(dict.fromkeys(text.replace(",", " ").split())) or ["none"]
     if unknown := [name for name in names if name not in SCHEMES]:
         what = f"unknown scheme {unknown[0]!r} (expected {', '.join(SCHEMES)})"
-        raise ConfigError(Problem(what, "QUANT", code="usage.invalid-value"))
+        advice = "type: make evaluate RUN=NAME QUANT=int8"
+        raise ConfigError(Problem(what, "QUANT", advice, code="usage.invalid-value"))
     four_bit = [name for name in names if name in FOUR_BIT_SCHEMES]
     if four_bit and importlib.util.find_spec(PACKAGE) is None:
         raise PreflightError(

@@ -369,6 +369,10 @@ def archive_command(
 def unpack_command(args: argparse.Namespace, folder: Path, config: Path) -> tuple[int, str]:
     """Add the runs of an archive."""
     path = Path(require_value(args.archive, "ARCHIVE", "make unpack ARCHIVE=study.tar.gz"))
+    if not path.is_file():
+        advice = "type: make unpack ARCHIVE=study.tar.gz"
+        problem = Problem(f"no such file {str(path)!r}", "ARCHIVE", advice, code="archive.missing")
+        raise ConfigError(problem)
     unpacked = unpack(path, folder, config)
     text = f"{len(unpacked.new)} runs added below {folder}, {len(unpacked.same)} were there\n"
     if unpacked.config and unpacked.config != config:

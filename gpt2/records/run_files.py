@@ -142,12 +142,16 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
     """Return all started runs that match ``named``, finished or not.
 
     ``named`` is a directory, or a list of directories and patterns over the plan's run names.
-    Raises ConfigError if a pattern matches no run, or none of the runs has been started.
+    Raises ConfigError if a directory is not a run's, a pattern matches no run, or none of the runs
+    has been started.
     """
-    if Path(named).is_dir():
-        return [RunDir(Path(named))]
-    words = named.replace(",", " ").split()
+    words = [named] if Path(named).is_dir() else named.replace(",", " ").split()
     runs = [RunDir(Path(word)) for word in words if Path(word).is_dir()]
+    for run in runs:
+        # A run without one of these files is damaged; without any, the folder was never one.
+        if not any(path.exists() for path in (run.status, run.resolved_config, run.manifest)):
+            what = f"{str(run.path)!r} is not a run directory"
+            raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
     if patterns := [word for word in words if not Path(word).is_dir()]:
         plan = lookup.plan(build_dir)
         runs += [RunDir(run.path) for run in plan.matching(",".join(patterns))]

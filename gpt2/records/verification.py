@@ -334,7 +334,8 @@ def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Tracke
     if source not in SOURCES:
         expected = ", ".join(sorted(SOURCES))
         what = f"unknown source {source!r} (expected {expected})"
-        raise ConfigError(Problem(what, "SOURCE", code="usage.invalid-value"))
+        advice = "type: make verify-results SOURCE=wandb"
+        raise ConfigError(Problem(what, "SOURCE", advice, code="usage.invalid-value"))
     if source == "local":
         return query_run_directory
     entity = entity or str(plan.base.values["TRACKER_WANDB_ENTITY"])

@@ -71,7 +71,12 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         counts = {"TOKENS": self.tokens, "SAMPLES": self.samples}
         problems = [
-            Problem(f"must be >= 1, got {count}", name, code="usage.out-of-range")
+            Problem(
+                f"out of range (expected at least 1, got {count})",
+                name,
+                "type: make help",
+                code="usage.out-of-range",
+            )
             for name, count in counts.items()
             if count < 1
         ]

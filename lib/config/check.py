@@ -178,7 +178,8 @@ def failure_reason(symbol: Symbol, assignment: Assignment) -> FailureReason:
         what = f"selected member of the choice {symbol.choice.name}; set another member to y"
         return FailureReason(what, "config.conflict")
     if symbol.orig_type is INT and range_text(symbol):
-        return FailureReason(f"out of range {range_text(symbol)}", "config.out-of-range")
+        what = f"out of range (expected {range_text(symbol)}, got {assignment.value})"
+        return FailureReason(what, "config.out-of-range")
     forced = selecting_symbols(symbol)
     if forced:
         return FailureReason(f"must be y, selected by {' and '.join(forced)}", "config.conflict")
@@ -209,12 +210,11 @@ def _wrong_type(symbol: Symbol, assignment: Assignment) -> FailureReason | None:
             what = f'a string requires quotes: CONFIG_{symbol.name}="{value}"'
             return FailureReason(what, "config.wrong-type")
         return _unprintable(value)
-    kind, form = ("bool", "y or n") if symbol.orig_type is BOOL else ("int", "an integer")
+    form = "y or n" if symbol.orig_type is BOOL else "an integer"
     fits = value in ("y", "n") if symbol.orig_type is BOOL else _INTEGER.fullmatch(value)
-    if not fits:
-        return FailureReason(f"wrong type, {symbol.name} is {kind}: {form}", "config.wrong-type")
-    if quoted:
-        what = f"wrong type, {symbol.name} is {kind}: remove the quotes"
+    if not fits or quoted:
+        form += ", without quotes" * bool(quoted)
+        what = f"wrong type (expected {form}, got {value!r})"
         return FailureReason(what, "config.wrong-type")
     return None
 

@@ -43,7 +43,7 @@ from lib.config.layers import (
     read_file,
     to_kconfig_text,
 )
-from lib.config.tree import KconfigTree, describe_symbol, typed_value
+from lib.config.tree import FIND_SYMBOL, KconfigTree, describe_symbol, typed_value
 from lib.console import confirm, log
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
@@ -234,7 +234,7 @@ def explain_value(tree: KconfigTree, resolution: ResolvedConfig, question: str) 
     item = tree.find(name)
     if item is None:
         what = f"{name}: no such symbol{tree.nearest(name)}"
-        raise ConfigError(Problem(what, code="config.unknown-symbol"))
+        raise ConfigError(Problem(what, "SYM", FIND_SYMBOL, code="config.unknown-symbol"))
     trial = (
         _try(tree, resolution, parse_command_line_settings([question])) if "=" in question else None
     )

@@ -88,7 +88,8 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
         try:
             filled[field.name] = _convert(field, hints[field.name], values[symbol])
         except _InvalidValue as error:
-            problems.append(Problem(f"{symbol}: {error}", code=error.code))
+            advice = f"type: make why SYM={symbol}"
+            problems.append(Problem(f"{symbol}: {error}", next=advice, code=error.code))
     for field in _fields(cls, "part"):
         try:
             (filled[field.name],) = field.metadata["part"].bind(values)
@@ -147,15 +148,20 @@ def _to_float(text: str, low: float | None, high: float | None) -> float:
         number = None
     # Python reads 1_000 and the digits of every script, and configurations are read by others too.
     if number is None or (math.isfinite(number) and not _DECIMAL.fullmatch(text)):
-        raise _InvalidValue(f"{text!r} is not a number", "config.wrong-type")
+        raise _InvalidValue(f"wrong type (expected a number, got {text!r})", "config.wrong-type")
     if not math.isfinite(number):
-        raise _InvalidValue(f"{text!r} is not a finite number", "config.non-finite")
+        raise _InvalidValue(f"expected a finite number, got {text!r}", "config.non-finite")
     if (low is not None and number < low) or (high is not None and number > high):
-        raise _InvalidValue(f"{text} is out of range [{low}, {high}]", "config.out-of-range")
+        bounds = [f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (
+            high is not None
+        )
+        what = f"out of range (expected {' and '.join(bounds)}, got {text})"
+        raise _InvalidValue(what, "config.out-of-range")
     return number
 
 
 def _to_int(text: str) -> int:
     if not WHOLE_NUMBER.fullmatch(text):
-        raise _InvalidValue(f"{text!r} is not an integer >= 0", "config.wrong-type")
+        what = f"wrong type (expected an integer of at least 0, got {text!r})"
+        raise _InvalidValue(what, "config.wrong-type")
     return int(text)

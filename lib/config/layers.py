@@ -189,7 +189,8 @@ def parse_command_line_settings(text_or_words: str | Sequence[str]) -> ConfigLay
             assignments.append(Assignment(name, value, "SET"))
         else:
             what = f"malformed {word!r} (expected NAME=value without spaces around '=')"
-            problems.append(Problem(what, "SET", code="config.malformed"))
+            advice = 'type: SET="NAME=value NAME=value"'
+            problems.append(Problem(what, "SET", advice, code="config.malformed"))
     return ConfigLayer(
         "command line", tuple(assignments), tuple(problems), moves_defaults=bool(assignments)
     )

@@ -114,19 +114,30 @@ def capture_text(write: Callable[[str], str]) -> str:
 
 
 def save_config(path: Path, text: str) -> bool:
-    """Write ``.config``, save a different previous file as ``.old``, return whether it changed."""
+    """Write ``.config``, save a different previous file as ``.old``, return whether it changed.
+
+    Raises ConfigError if its folder cannot be created.
+    """
     old = path.read_bytes() if path.is_file() else None
     if old == text.encode():
         return False
     if old is not None:
         write_atomic(path.with_name(path.name + ".old"), old)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot create the folder {path.parent}: {error.strerror}"
+        problem = Problem(what, "O", "type: make O=DIR", code="usage.build-folder")
+        raise ConfigError(problem) from error
     write_atomic(path, text)
     return True
 
 
 # Parser of a tree's Kconfig files, isolated from the environment; rejects every parser warning.
 
+
+# What to type if the name of a symbol is unknown.
+FIND_SYMBOL = "type: make menuconfig, where / finds symbols"
 
 HEADER = """\
 #
@@ -486,9 +497,10 @@ class KconfigTree:
         match = re.search(r"CONFIG_(\w+)", problem.what)
         item = self.find(self._key(name or (match[1] if match else "")))
         if item is None:
-            return problem
+            return dataclasses.replace(problem, next=problem.next or FIND_SYMBOL)
         value = f"be {value_text(item)}" if value_text(item) else "have no value"
-        return dataclasses.replace(problem, next=f"if ignored, {item.name} would {value}")
+        advice = f"type: make why SYM={item.name}; if ignored, {item.name} would {value}"
+        return dataclasses.replace(problem, next=advice)
 
     def _is_deselection(self, assignment: Assignment) -> bool:
         """Return whether the assignment is a choice member's n, implied by another member's y."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree, SymbolInfo
+from lib.config.tree import FIND_SYMBOL, KconfigTree, SymbolInfo
 from lib.errors import ConfigError, Problem
 from lib.plan.fractions import MAX_FACTORS, MIN_FACTORS, fraction, full_design
 from lib.plan.run import RunVariant
@@ -140,7 +140,7 @@ def find_symbol(tree: KconfigTree, name: str) -> SymbolInfo:
     info = next((info for info in tree.symbols() if info.name == name), None)
     if info is None:
         what = f"{name}: no settable symbol or choice{tree.nearest(name)}"
-        raise ConfigError(Problem(what, code="config.unknown-symbol"))
+        raise ConfigError(Problem(what, next=FIND_SYMBOL, code="config.unknown-symbol"))
     return info
 
 

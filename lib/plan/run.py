@@ -22,6 +22,7 @@ from lib.runs.seeds import stream_seed
 
 # A longer range is assumed to be a typing error.
 _MAX_SEEDS = 1000
+_SEEDS_EXAMPLE = "type: make SEEDS=1-3"
 
 
 class RunConfig(Protocol):
@@ -208,10 +209,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not 0 <= last - first < _MAX_SEEDS:
             what = f"invalid seed {word!r} (expected N or FIRST-LAST, at most {_MAX_SEEDS} seeds)"
-            raise ConfigError(Problem(what, "SEEDS", code="usage.invalid-seed"))
+            raise ConfigError(Problem(what, "SEEDS", _SEEDS_EXAMPLE, code="usage.invalid-seed"))
         seeds += range(first, last + 1)
     duplicates = [seed for seed, count in Counter(seeds).items() if count > 1]
     if duplicates:
         what = f"duplicate seed {duplicates[0]}"
-        raise ConfigError(Problem(what, "SEEDS", code="usage.duplicate-seed"))
+        raise ConfigError(Problem(what, "SEEDS", _SEEDS_EXAMPLE, code="usage.duplicate-seed"))
     return tuple(seeds)

@@ -62,7 +62,10 @@ STOP_FILE = "stop"
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """Options of a runner invocation; none of them affects results."""
+    """Options of a runner invocation; none of them affects results.
+
+    Raises ConfigError if the handling of stale results is unknown.
+    """
 
     # Concurrent runs; 0 uses every slot returned by preflight.
     jobs: int = 0
@@ -81,6 +84,12 @@ class RunnerOptions:
     commands: Mapping[State, Sequence[str]] = field(default_factory=dict)
     # What to type to resume.
     command_line: str = "make"
+
+    def __post_init__(self) -> None:
+        if self.stale not in ("stop", "rerun", "keep"):
+            what = f"invalid value (expected stop, rerun or keep, got {self.stale!r})"
+            advice = "type: make ON_STALE=keep"
+            raise ConfigError(Problem(what, "ON_STALE", advice, code="usage.invalid-value"))
 
 
 class TrainingBackend(Protocol):
@@ -116,9 +125,6 @@ def run_all(
     PreflightError if this machine cannot train the runs, and RunError if a disk error stops a run
     that has started.
     """
-    if options.stale not in ("stop", "rerun", "keep"):
-        what = f"invalid value (expected stop, rerun or keep, got {options.stale!r})"
-        raise ConfigError(Problem(what, "ON_STALE", code="usage.invalid-value"))
     stop = file_version(folder / STOP_FILE)
     todo = _decide(runs, backend, options)
     if not todo:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from gpt2.planning.arguments import whole_number
 from lib.console import run_main
 from lib.make_variables import require_read
 from lib.project import ROOT
@@ -75,19 +76,20 @@ def load(path: Path, study: Study) -> Case:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=int(os.environ.get("COUNT") or 500))
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
+    parser.add_argument("--count", default=os.environ.get("COUNT") or "500")
+    parser.add_argument("--seed", default=os.environ.get("SEED") or "1")
     parser.add_argument("--keep", action="store_true", help="save the failures as tests")
     args = parser.parse_args()
     # The commands under test would refuse or read the variables of make fuzz.
     require_read({"COUNT", "SEED"})
+    count, seed = whole_number(args.count, "COUNT", 1), whole_number(args.seed, "SEED")
     for name in ("COUNT", "SEED"):
         os.environ.pop(name, None)
     began = time.monotonic()
     manners: Counter[str] = Counter()
     with temporary_folder() as folder:
         study = trained_study(Path(folder))
-        for number, case in enumerate(draw_cases(study, args.count, args.seed), 1):
+        for number, case in enumerate(draw_cases(study, count, seed), 1):
             failure = study.check(case)
             if failure:
                 manners[failure.partition(":")[0]] += 1
@@ -98,7 +100,7 @@ def main() -> int:
             if number % 250 == 0:
                 print(f"FUZZ    {number} cases, {time.monotonic() - began:.0f} s", flush=True)
     shown = ", ".join(f"{count} {name}" for name, count in sorted(manners.items())) or "no failure"
-    print(f"FUZZ    {args.count} cases with seed {args.seed}: {shown}")
+    print(f"FUZZ    {count} cases with seed {seed}: {shown}")
     return 1 if manners else 0
 
 

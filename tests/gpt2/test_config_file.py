@@ -21,11 +21,11 @@ from tests.command_server import CommandServer
 # Line → what is said of it, and what the symbol would be in silence.
 WRONG = {
     "CONFIG_N_KV_HEAD=2": ("N_KV_HEAD=2: needs ATTENTION_PROJECTION_GROUPED=y", "have no value"),
-    "CONFIG_N_HEAD=0": ("N_HEAD=0: out of range 1 to 128", "be 12"),
+    "CONFIG_N_HEAD=0": ("N_HEAD=0: out of range (expected 1 to 128, got 0)", "be 12"),
     "CONFIG_NO_SUCH=y": ("NO_SUCH=y: no such symbol", ""),
     "CONFIG_SEED = 5": ("spaces around '='; write CONFIG_SEED=5", "be 1"),
     "CONFIG_SEED=5 # five": ("CONFIG_SEED: comment after a value", "be 1"),
-    "CONFIG_SEED=five": ("SEED=five: wrong type, SEED is int", "be 1"),
+    "CONFIG_SEED=five": ("SEED=five: wrong type (expected an integer, got 'five')", "be 1"),
     "CONFIG_PRECISION_BF16=y": ("PRECISION_BF16=y: second member of the choice", "be fp32"),
     "CONFIG_MAX_ITERS=7": ("MAX_ITERS=7: duplicate with another value: 100 at ", "be 100"),
 }

@@ -24,14 +24,14 @@ INVALID = [
     ("CONFIG_N_LAYER=49", "out-of-range", ["N_LAYER=49: ", "1 to 48"]),
     ("CONFIG_N_LAYER=-1", "out-of-range", ["N_LAYER=-1: ", "1 to 48"]),
     ("CONFIG_N_KV_HEAD=13", "out-of-range", ["N_KV_HEAD=13: ", "1 to N_HEAD (12)"]),
-    ("CONFIG_N_LAYER=y", "wrong-type", ["N_LAYER=y: ", "int"]),
-    ("CONFIG_N_LAYER=1_0", "wrong-type", ["N_LAYER=1_0: ", "int"]),
-    ("CONFIG_N_LAYER=0x4", "wrong-type", ["N_LAYER=0x4: ", "int"]),
-    ("# CONFIG_N_LAYER is not set", "wrong-type", ["N_LAYER=n: ", "int"]),
-    ('CONFIG_N_LAYER="4"', "wrong-type", ["N_LAYER=4: ", "int", "quotes"]),
-    ("CONFIG_DROPOUT=1", "wrong-type", ["DROPOUT=1: ", "bool", "y or n"]),
-    ("CONFIG_DROPOUT=yes", "wrong-type", ["DROPOUT=yes: ", "bool", "y or n"]),
-    ("CONFIG_DROPOUT=m", "wrong-type", ["DROPOUT=m: ", "bool", "y or n"]),
+    ("CONFIG_N_LAYER=y", "wrong-type", ["N_LAYER=y: ", "integer"]),
+    ("CONFIG_N_LAYER=1_0", "wrong-type", ["N_LAYER=1_0: ", "integer"]),
+    ("CONFIG_N_LAYER=0x4", "wrong-type", ["N_LAYER=0x4: ", "integer"]),
+    ("# CONFIG_N_LAYER is not set", "wrong-type", ["N_LAYER=n: ", "integer"]),
+    ('CONFIG_N_LAYER="4"', "wrong-type", ["N_LAYER=4: ", "integer", "quotes"]),
+    ("CONFIG_DROPOUT=1", "wrong-type", ["DROPOUT=1: ", "y or n"]),
+    ("CONFIG_DROPOUT=yes", "wrong-type", ["DROPOUT=yes: ", "y or n"]),
+    ("CONFIG_DROPOUT=m", "wrong-type", ["DROPOUT=m: ", "y or n"]),
     (
         "CONFIG_LEARNING_RATE=6e-4",
         "wrong-type",
@@ -123,7 +123,7 @@ def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused) -
     """kconfiglib would silently fall back to the default."""
     (problem,) = refused("CONFIG_N_KV_HEAD=8\n", parse_command_line_settings("N_HEAD=4"))
     assert (problem.where, problem.code) == ("f:1", "config.out-of-range")
-    assert problem.what.startswith("N_KV_HEAD=8: ") and problem.what.endswith("1 to N_HEAD (4)")
+    assert problem.what.startswith("N_KV_HEAD=8: ") and "1 to N_HEAD (4)" in problem.what
 
 
 def test_forced_by_a_select(tmp_path) -> None:

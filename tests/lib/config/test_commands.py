@@ -58,12 +58,13 @@ def test_a_bad_value_ends_with_exit_code_2_and_leaves_config_alone(place: Config
     before = {path.name: path.read_bytes() for path in place.build.iterdir()}
     done = run(place, "defconfig", "base", "--set", "N_HEADS=1 LATENT_DIM=9999")
     assert done.returncode == 2
-    unknown, out_of_range, advice, end = done.stderr.splitlines()
+    unknown, menu, out_of_range, advice, end = done.stderr.splitlines()
     assert unknown.startswith("ERROR   SET: N_HEADS=1: ")
     assert unknown.endswith("N_HEAD, N_KV_HEAD [config.unknown-symbol]")
+    assert "make menuconfig" in menu
     assert out_of_range.startswith("ERROR   SET: LATENT_DIM=9999: ")
-    assert out_of_range.endswith("0 to 4096 [config.out-of-range]")
-    assert advice.startswith("        ") and advice.endswith("LATENT_DIM would be 128")
+    assert out_of_range.endswith("(expected 0 to 4096, got 9999) [config.out-of-range]")
+    assert "make why SYM=LATENT_DIM" in advice and advice.endswith("LATENT_DIM would be 128")
     assert end == "EXIT    code 2"
     assert before == {path.name: path.read_bytes() for path in place.build.iterdir()}
 
