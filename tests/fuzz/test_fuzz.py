@@ -67,7 +67,7 @@ def test_each_kind_of_failure_is_noticed(study: Study, monkeypatch: pytest.Monke
 def test_the_commands_under_test_do_not_read_the_variables_of_make_fuzz(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = {TARGET: "fuzz", GIVEN: "COUNT SEED", EXPORTED: "", "COUNT": "0", "SEED": "3"}
+    given = {TARGET: "fuzz", GIVEN: "COUNT SEED", EXPORTED: "", "COUNT": "1", "SEED": "3"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     seen = {}

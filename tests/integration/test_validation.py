@@ -37,6 +37,6 @@ def test_the_needle_s_table_and_progress(build) -> None:
 def test_invalid_arguments_of_the_needle_task(build, variable, value, kind) -> None:
     code, table, stderr = build().command("scripts/needle_test.py", **{variable: value})
     assert (code, table) == (2, "")
-    error, end = stderr.splitlines()
+    error, advice, end = stderr.splitlines()
     assert error.startswith(f"ERROR   {variable}: ") and error.endswith(f" [{kind}]")
-    assert value in error and end == "EXIT    code 2"
+    assert value in error and "make help" in advice and end == "EXIT    code 2"
