@@ -8,8 +8,8 @@
 
 For both backends of the selected branch: values and gradients against the float64 reference,
 causality, decoding against the full forward pass, bfloat16 and float16, and a long context. Reports
-PASS, FAIL, or ABSENT with the reason if the device does not support it. With --gpu: the selected
-branch in Triton's interpreter against the CPU's backend in float64 (blocks, values, gradients), and
+PASS, FAIL, or ABSENT with the reason if the device does not support it. With --gpu: the Triton kernels
+of attention in Triton's interpreter against a CPU in float64 (blocks, values, gradients), and
 shared memory in KiB, registers, and spilled bytes of a thread of each compiled kernel. Exit codes:
 0 no failure, 1 a failure, 2 usage.
 """

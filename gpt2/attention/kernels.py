@@ -34,6 +34,7 @@ from gpt2.attention.flex import BranchedScores, ScoreBranch
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
 from gpt2.attention.sdpa import DTYPES, sdpa_attention, selected_sdpa_kernel
+from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.attention.tiled import TileSpec, tile_problem, tiled_attention
 from gpt2.config import ModelConfig
 from gpt2.kv_cache import BlockKVCache
@@ -315,23 +316,39 @@ def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -
             raise _refusal(model, what, "gpu.unsupported")
     from triton.errors import TritonError
 
-    options, shape = model.attention, replace(model.shape, block_size=_PROBE_TOKENS)
-    pattern: Any = options.pattern.build(shape, options.projection, options.positions, 0)
-    terms = [term.build(shape).to(device) for term in options.terms]
-    gates = [gate.build(shape).to(device) for gate in options.gates]
-    plan = AttentionPlan(pattern, terms, gates, dropout=shape.dropout)
+    plan, shape = probe_plan(model, _PROBE_TOKENS, device), model.shape
     size = (1, shape.n_head, _PROBE_TOKENS, shape.head_dim)
     q, k, v = (torch.zeros(size, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
     # The state of the generator is part of a run.
     gpus = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(gpus):
-            context_BNTH = TiledKernel()(QKV(q, k, v), plan, q, None).context_BNTH
-        torch.autograd.grad(context_BNTH.sum(), q)
+            result = TiledKernel()(QKV(q, k, v), plan, q, None)
+        outputs = [result.context_BNTH, *result.statistics_BNT, result.weights_BTS]
+        present = [x for x in outputs if x is not None and x.requires_grad]
+        torch.autograd.grad(present, q, [torch.zeros_like(x) for x in present])
     except (RuntimeError, TritonError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         what = f"triton cannot run this attention on {device} ({dtype}, head dim {shape.head_dim})"
         raise _refusal(model, f"{what}: {lines[0]}", "gpu.unsupported") from error
+
+
+def probe_plan(
+    model: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> AttentionPlan:
+    """Build the components of attention to ``tokens`` tokens, with initial parameters.
+
+    If an MLP reads weights, all of them are read, and their gradient is computed.
+    """
+    options, shape = model.attention, replace(model.shape, block_size=tokens)
+    pattern: Any = options.pattern.build(shape, options.projection, options.positions, 0)
+    terms = [term.build(shape).to(device, dtype) for term in options.terms]
+    gates = [gate.build(shape).to(device, dtype) for gate in options.gates]
+    reader = None
+    if any(model.mlp.reads_weights(site) for site in model.sites()):
+        request = AttentionWeightsOptions("none", topk=1, tau=0.0, detach=False)
+        reader = AttentionWeightsTap(request, pattern)
+    return AttentionPlan(pattern, terms, gates, reader, shape.dropout)
 
 
 def _refusal(model: ModelConfig, what: str, code: str) -> PreflightError:

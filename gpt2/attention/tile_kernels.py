@@ -30,11 +30,12 @@ _MIN_SIDE = 16
 # Bytes of a vector above which a program has more warps.
 _VECTOR_BYTES = 128
 # Rows and columns of a tile, and warps, of heads of up to 64 elements in half precision. More would
-# not have enough registers (``make validate-machine GPU=``).
+# not have enough registers, or with more stages, not enough shared memory on GPUs of compute
+# capability 8.6 to 8.9 (``make validate-machine GPU=``).
 TILES = {
-    "forward": (64, 32, 4),
-    "row_gradients": (128, 32, 8),
-    "column_gradients": (32, 32, 4),
+    "forward": (64, 16, 4),
+    "row_gradients": (128, 16, 8),
+    "column_gradients": (16, 32, 4),
     "mean_weights": (64, 32, 4),
 }
 # Statistics of a row.
@@ -48,14 +49,18 @@ _EQUAL = tl.constexpr(2.0**-19)
 
 
 def launch_constants(name: str, dtype: torch.dtype, width: int, top: int) -> dict[str, int]:
-    """Return the sides of a tile and the number of warps with which a kernel is launched."""
+    """Return the sides of a tile, the warps and the stages of loads of a kernel's launch."""
     padded = max(_MIN_SIDE, triton.next_power_of_2(width))
     rows, columns, warps = TILES[name]
+    stages = 2
     if padded * dtype.itemsize > _VECTOR_BYTES:
         rows, warps = min(rows, 64), 8
+    if padded * dtype.itemsize > 2 * _VECTOR_BYTES:
+        rows, stages = min(rows, 32), 1
     constants = {"P": padded, "M": rows, "C": columns, "L": max(2, triton.next_power_of_2(top))}
     names = KERNELS[name].arg_names
-    return {key: side for key, side in constants.items() if key in names} | {"num_warps": warps}
+    sides = {key: side for key, side in constants.items() if key in names}
+    return sides | {"num_warps": warps, "num_stages": stages}
 
 
 @triton.jit

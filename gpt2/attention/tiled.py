@@ -208,10 +208,20 @@ def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
 
 def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> None:
     """Launch a Triton kernel on the device of the tensors. Raises RunError if it cannot run there."""
-    q, k = tensors["q"], tensors["k"]
-    assert q is not None and k is not None
+    q = tensors["q"]
+    assert q is not None
     if problem := tile_problem(q.dtype, q.device):
         raise RunError(problem)
+    kernel, grid, arguments = launch_arguments(name, spec, tensors)
+    kernel[grid](**arguments)
+
+
+def launch_arguments(
+    name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]
+) -> tuple[Any, tuple[int, ...], dict[str, Any]]:
+    """Return a kernel, its grid and its arguments. Raises RunError without the module of kernels."""
+    q, k = tensors["q"], tensors["k"]
+    assert q is not None and k is not None
     try:
         from gpt2.attention import tile_kernels
     except ImportError as error:
@@ -222,16 +232,16 @@ def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None
     kernel = tile_kernels.KERNELS[name]
     # A statistic without a gradient does not affect the gradients.
     counted = name == "forward" or tensors.get("dstatistic") is not None
-    constants = tile_kernels.launch_constants(name, q.dtype, q.shape[-1], spec.top)
-    constants |= {"MODE": tile_kernels.MODES[spec.statistic] if counted else 0}
+    launch = tile_kernels.launch_constants(name, q.dtype, q.shape[-1], spec.top)
+    constants = {"MODE": tile_kernels.MODES[spec.statistic] if counted else 0}
     constants |= {"BAND": spec.band >= 0}
     arguments = {**tensors, **tile_scalars(spec, tensors), **constants}
-    arguments = {name: arguments.get(name) for name in (*kernel.arg_names, "num_warps")}
-    tiles = {side: -(-q.shape[2] // constants[side]) for side in ("M", "C")}
+    arguments = {each: arguments.get(each) for each in kernel.arg_names} | launch
+    tiles = {side: -(-q.shape[2] // launch[side]) for side in ("M", "C")}
     grids = {
         "forward": (tiles["M"], q.shape[1]),
         "row_gradients": (tiles["M"], q.shape[1]),
         "column_gradients": (tiles["C"], k.shape[1]),
         "mean_weights": (tiles["M"], tiles["C"]),
     }
-    kernel[*grids[name], len(q)](**arguments)
+    return kernel, (*grids[name], len(q)), arguments

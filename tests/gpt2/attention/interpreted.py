@@ -3,9 +3,10 @@
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compositions TYPE [NAME]...
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted dropout
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted model
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted tiles
 
 Prints a JSON object. compositions: name → errors of values and gradients relative to the norm,
-against the row engine in float64.
+against the row engine in float64. tiles: the same in fp32, with the tiles of a GPU.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import tile_kernels
+from gpt2.attention import ahead, tile_kernels
 from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
 from gpt2.attention.kernels import ChunkedKernel, TiledKernel
 from gpt2.attention.options import FullOptions, SlidingOptions
@@ -249,6 +250,11 @@ def main() -> None:
         dtype, *names = args
         chosen = {name: COMPOSITIONS[name] for name in names or COMPOSITIONS}
         found = {name: errors(case, getattr(torch, dtype)) for name, case in chosen.items()}
+    elif subject == "tiles":
+        found = {
+            f"{name}, {width}": list(ahead.tile_errors((name, width), "fp32").values())
+            for name, width in ahead.TILE_CASES
+        }
     else:
         found = {"dropout": dropout, "ties": equal_scores, "model": model}[subject]()
     print(json.dumps(found))

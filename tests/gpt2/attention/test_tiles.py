@@ -14,11 +14,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpt2.attention import kernels
 from gpt2.attention.config import select_backend
 from gpt2.attention.kernels import check_attention
 from gpt2.model import GPT
+from gpt2.nsa import validate
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
+from lib.env.gpu import ARCHITECTURES
 from lib.errors import ConfigError, PreflightError, RunError
 from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import EVERYTHING, make_model_config
@@ -28,6 +31,8 @@ needs_triton = pytest.mark.skipif(
 )
 # Relative to the norm; the gradient of a gate is the difference of nearly equal sums.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3}
+# Bytes that a thread may spill if heads have 128 elements: six registers.
+SPILLED = 24
 
 
 def interpreted(*arguments):
@@ -81,6 +86,42 @@ def test_a_whole_model_trains_alike_and_repeats_its_dropout_in_recomputed_blocks
     assert max(found["errors"]) <= TOLERANCES["float32"] and found["same bits"]
 
 
+@needs_triton
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "gfx942", "gfx1100"])
+def test_half_precision_fits_absent_gpus(architecture):
+    """Also the kernels of native sparse attention."""
+    rows = list(validate._ahead("0", "compile", architecture, "bf16"))
+    sparse, tiles = (
+        [r for r in rows if (len(r["shape"]) == 4) == is_nsa] for is_nsa in (True, False)
+    )
+    names = ["rank", "forward", "query_gradients", "key_gradients", "reduce"]
+    assert [row["kernel"] for row in sparse] == names * 3
+    passes = ["forward", "row_gradients", "column_gradients"]
+    read = [passes[0], "mean_weights", *passes[1:]]
+    assert [r["kernel"] for r in tiles if r["shape"] == ["ra", 64]] == passes
+    assert [r["kernel"] for r in tiles if r["shape"] == ["all", 128]] == read
+    on_scores = [f"{name}, no values" for name in passes]
+    on_scores[1:1] = read
+    assert [r["kernel"] for r in tiles if r["shape"] == ["all on scores", 64]] == on_scores
+    for row in rows:
+        assert row["shared_bytes"] <= ARCHITECTURES[architecture][1], row
+        # Heads of 128 elements, and AMD's compiler, exceed the registers by a few.
+        is_tight = row["shape"][-1] == 128 or architecture == "gfx942"
+        allowed = SPILLED if is_tight and row in tiles else 0
+        assert row["spilled_bytes"] <= allowed or architecture == "gfx1100", row
+        assert row["registers"] > 0
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_tiles_of_a_gpu_equal_the_row_engine():
+    """The other tests use smaller ones."""
+    found = interpreted("tiles")
+    assert set(found) == {"ra, 64", "all, 64", "all on scores, 64", "all, 128"}
+    assert max(map(max, found.values())) <= 2e-6
+
+
 @pytest.mark.parametrize(
     ("given", "feature"),
     [
@@ -113,6 +154,23 @@ def test_a_cpu_is_refused_before_and_in_a_run():
     with pytest.raises(RunError) as caught:
         GPT(model)(torch.zeros(1, 16, dtype=torch.long))
     assert caught.value.codes == ["gpu.unsupported"]
+
+
+@needs_triton
+def test_preflight_launches_every_kernel_of_the_components(monkeypatch):
+    """With the gradients of a statistic and of weights, which need the most memory."""
+    launched = []
+
+    def launch(name, spec, tensors):
+        launched.append((name, *(tensors.get(x) is not None for x in ("dstatistic", "dmean"))))
+
+    model = make_model_config(**EVERYTHING, attention_backend="triton")
+    plan = replace(kernels.probe_plan(model, 16, torch.device("cpu")), tile_launch=launch)
+    monkeypatch.setattr(kernels, "probe_plan", lambda *_: plan)
+    monkeypatch.setattr(kernels, "tile_problem", lambda *_: None)
+    check_attention(model, CPU)
+    gradients = [(name, True, True) for name in ("row_gradients", "column_gradients")]
+    assert launched == [("forward", False, False), ("mean_weights", False, False), *gradients]
 
 
 def test_kconfig_offers_the_kernels_on_a_gpu():

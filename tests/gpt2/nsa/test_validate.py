@@ -101,18 +101,23 @@ def test_a_kernel_that_does_not_fit_or_is_wrong_fails(monkeypatch):
     fits |= {"shared_bytes": 227 * 1024, "spilled_bytes": 0}
     wrong = [right | {"blocks": 0.01}, right | {"dk": 1e-2}, right | {"type": "fp32"}]
     unfit = [fits | {"shared_bytes": 227 * 1024 + 1}]
+    # Other kernels select no blocks.
+    tile = {name: value for name, value in right.items() if name != "blocks"} | {
+        "shape": ["ra", 64]
+    }
     rows = {
-        "interpret": [right, *wrong],
+        "interpret": [right, *wrong, tile, tile | {"dv": 1e-2}],
         "compile": [fits, fits | {"spilled_bytes": 8}, *unfit],
     }
     monkeypatch.setattr(validate, "_ahead", lambda _, subject, *rest: iter(rows[subject]))
     monkeypatch.setattr(validate, "find_spec", lambda name: True)
     code, text = validate.validate_kernels("H100,h200", True)
     states = [row["state"] for row in json.loads(text)["rows"]]
-    assert code == 1 and states == ["PASS", *["FAIL"] * 3, "PASS", "PASS", "FAIL"]
-    rows["interpret"], rows["compile"] = [right], [fits]
+    assert code == 1 and states == ["PASS", *["FAIL"] * 3, "PASS", "FAIL", "PASS", "PASS", "FAIL"]
+    rows["interpret"], rows["compile"] = [right, tile], [fits]
     code, text = validate.validate_kernels("h100", False)
     assert code == 0 and "227, 90, 0" in text and "FAIL" not in text
+    assert "| ra, 64" in text
     monkeypatch.setattr(validate, "find_spec", lambda name: None)
     with pytest.raises(PreflightError) as caught:
         validate.validate_kernels("h100", False)

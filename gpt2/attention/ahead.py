@@ -1,15 +1,16 @@
 """The Triton kernels on a machine without their GPU: compiled for it, and interpreted on a CPU.
 
-    TRITON_INTERPRET=0 python -m gpt2.nsa.ahead compile ARCHITECTURE TYPE...
-    TRITON_INTERPRET=1 python -m gpt2.nsa.ahead interpret TYPE...
+    TRITON_INTERPRET=0 python -m gpt2.attention.ahead compile ARCHITECTURE TYPE...
+    TRITON_INTERPRET=1 python -m gpt2.attention.ahead interpret TYPE...
 
-Prints JSON lines for each shape. compile: shared memory and registers of every kernel, and the bytes
-that a thread spills. interpret: the share of selected blocks that differ from the CPU's selection, and
-the error of outputs and gradients relative to the norm, against the CPU's backend in float64. The
-interpreter computes products of bfloat16 wrongly. Requires triton, which reads the variable when it is
-imported.
+Prints JSON lines for each shape of native sparse attention and each case of ``tiled.py``. compile:
+shared memory and registers of every kernel, and the bytes that a thread spills. interpret: the error of
+outputs and gradients relative to the norm, against the CPU's backend or the row engine in float64; of
+sparse attention, also the share of selected blocks that differ from the CPU's selection. The interpreter
+computes products of bfloat16 wrongly. Requires triton, which reads the variable when it is imported.
 
-g query heads per key/value head, H head dim, l' tokens of a block, n selected blocks.
+g query heads per key/value head, H head dim, l' tokens of a block, n selected blocks; B batch, T tokens,
+N heads.
 """
 
 import json
@@ -17,7 +18,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gpt2.ablation.resolve import resolve_config
+from gpt2.attention.chunk_parts import AttentionPlan
+from gpt2.attention.kernels import AttentionKernel, ChunkedKernel, TiledKernel, probe_plan
+from gpt2.attention.projections import QKV
+from gpt2.attention.tiled import TileSpec, launch_arguments
+from gpt2.config import Config
 from gpt2.nsa import kernels
 from gpt2.nsa.module import attend_selected
 from gpt2.nsa.options import NsaOptions
@@ -50,6 +57,24 @@ _ARGUMENTS |= dict.fromkeys(("scale", "scale2"), "fp32") | {"blocks": "*i64"}
 _ARGUMENTS |= dict.fromkeys(("lse", "logsums", "inner", "partial_k", "partial_v"), "*fp32")
 _ARGUMENTS |= dict.fromkeys(("rows", "starts", "segments", "owners"), "*i32")
 
+_TERM: dict[str, SymbolValue] = {"RECIPROCAL": True}
+# As in the step ``full``, with the gradient of the weights that the MLP reads.
+_ALL = _TERM | {
+    "RA_CROSS_TOKEN": True,
+    "RA_CROSS_TOKEN_TOPK": 8,
+    "MLP_CROSS_TOKEN": True,
+    "MLP_CROSS_TOKEN_DETACH_WEIGHTS": False,
+}
+# Name and head dim → settings, of the kernels of ``tiled.py``.
+TILE_CASES: Mapping[tuple[str, int], dict[str, SymbolValue]] = {
+    ("ra", 64): _TERM,
+    ("all", 64): _ALL,
+    ("all on scores", 64): _ALL | {"RA_CROSS_TOKEN_APPLY_WEIGHTS": True},
+    ("all", 128): _ALL,
+}
+# Tokens of a compiled pass; and of an interpreted one, which end within a tile.
+_COMPILED_TOKENS, _TILE_TOKENS = 1024, 140
+
 
 def compiled_rows(architecture: str, dtype: str) -> Iterator[dict[str, Any]]:
     """Yield the resources of every kernel and shape, compiled for an architecture such as sm_90."""
@@ -58,19 +83,54 @@ def compiled_rows(architecture: str, dtype: str) -> Iterator[dict[str, Any]]:
     else:
         # Wavefronts have 64 threads before RDNA.
         target = GPUTarget("hip", architecture, 64 if architecture.startswith("gfx9") else 32)
+    known = {"type": dtype, "target": architecture}
     for shape in SHAPES:
         for kernel in kernels.KERNELS:
             compiled = _compiled(kernel, target, dtype, shape)
-            registers, spilled = _resources(compiled.asm)
-            yield {
-                "kernel": kernel.__name__.strip("_"),
-                "shape": shape,
-                "type": dtype,
-                "target": architecture,
-                "shared_bytes": compiled.metadata.shared,
-                "registers": registers,
-                "spilled_bytes": spilled,
-            }
+            yield known | {"kernel": kernel.__name__.strip("_"), "shape": shape} | _used(compiled)
+    triton.runtime.driver.set_active(_AbsentDriver(target))
+    for case in TILE_CASES:
+        for name, compiled in _launched_tiles(case, dtype):
+            yield known | {"kernel": name, "shape": case} | _used(compiled)
+
+
+@dataclass(frozen=True)
+class _AbsentDriver:
+    """Driver for compilation only."""
+
+    target: GPUTarget
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _launched_tiles(case: tuple[str, int], dtype: str) -> list[tuple[str, Any]]:
+    """Return every kernel that a pass launches, forward and backward, compiled as for the launch."""
+    compiled: list[tuple[str, Any]] = []
+
+    def launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> None:
+        kernel, grid, arguments = launch_arguments(name, spec, tensors)
+        # The first pass of a gate that scales scores.
+        first = spec.statistic and "v" in tensors and tensors["v"] is None
+        label = f"{name}, no values" if first else name
+        compiled.append((label, kernel.warmup(grid=grid, **arguments)))
+
+    plan = _tile_plan(case, torch.float32)
+    qkv = [torch.zeros(1, 2, _COMPILED_TOKENS, case[1], dtype=_TYPES[dtype])] * 3
+    _pass(TiledKernel(), replace(plan, dropout=0.1, tile_launch=launch), qkv)
+    return compiled
+
+
+def _used(compiled: Any) -> dict[str, int]:
+    registers, spilled = _resources(compiled.asm)
+    shared = compiled.metadata.shared
+    return {"shared_bytes": shared, "registers": registers, "spilled_bytes": spilled}
 
 
 def _compiled(kernel: Any, target: GPUTarget, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -119,6 +179,50 @@ def interpreted_rows(dtype: str) -> Iterator[dict[str, Any]]:
         errors = _errors([q, k, v], dcontext, blocks, size)
         names = ("blocks", "values", "dq", "dk", "dv")
         yield {"shape": shape, "type": dtype} | dict(zip(names, (differing, *errors), strict=True))
+    for case in TILE_CASES:
+        yield {"shape": case, "type": dtype} | tile_errors(case, dtype)
+
+
+def tile_errors(case: tuple[str, int], dtype: str) -> dict[str, float]:
+    """Return the largest error of the outputs, and those of the gradients.
+
+    The gradients of a gate are not part of a kernel, and are omitted.
+    """
+    generator = torch.Generator().manual_seed(0)
+    size = (3, 1, 2, _TILE_TOKENS, case[1])
+    qkv = list(torch.randn(size, generator=generator).to(_TYPES[dtype]))
+    actual = _pass(TiledKernel(), _tile_plan(case, torch.float32), qkv)
+    exact = [x.double() for x in qkv]
+    expected = _pass(ChunkedKernel(), _tile_plan(case, torch.float64), exact)
+    errors = [
+        float((a.double() - e).norm() / e.norm()) for a, e in zip(actual, expected, strict=True)
+    ]
+    gradients = dict(zip(("dq", "dk", "dv"), errors[-3:], strict=True))
+    return {"values": max(errors[:-3])} | gradients
+
+
+def _tile_plan(case: tuple[str, int], dtype: torch.dtype) -> AttentionPlan:
+    sizes: dict[str, SymbolValue] = {
+        "MODEL_SIZE_CUSTOM": True,
+        "N_HEAD": 2,
+        "N_EMBD": 2 * case[1],
+        "DROPOUT": "0.0",
+    }
+    model = _config(TILE_CASES[case] | sizes).model
+    return probe_plan(model, _COMPILED_TOKENS, torch.device("cpu"), dtype)
+
+
+def _pass(kernel: AttentionKernel, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
+    """Return head outputs, statistics and weights, and the gradients of a random combination."""
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    result = kernel(QKV(*leaves), plan, leaves[0], None)
+    read = [] if result.weights_BTS is None else [result.weights_BTS]
+    outputs = [result.context_BNTH, *result.statistics_BNT, *read]
+    generator = torch.Generator().manual_seed(1)
+    # Numbers that every type represents.
+    directions = [torch.randn(x.shape, generator=generator).half().to(x.dtype) for x in outputs]
+    gradients = torch.autograd.grad(outputs, leaves, directions)
+    return [x.detach() for x in (*outputs, *gradients)]
 
 
 def _options(size: int, count: int) -> NsaOptions:
@@ -131,10 +235,14 @@ def _options(size: int, count: int) -> NsaOptions:
         "NSA_SELECT_COUNT": count,
         "DROPOUT": "0.0",
     }
-    layer = ConfigLayer.of("validation", "make validate-machine", symbols)
-    options = resolve_config(KconfigTree(), [layer]).model.attention.pattern
+    options = _config(symbols).model.attention.pattern
     assert isinstance(options, NsaOptions)
     return options
+
+
+def _config(symbols: dict[str, SymbolValue]) -> Config:
+    layer = ConfigLayer.of("validation", "make validate-machine", symbols)
+    return resolve_config(KconfigTree(), [layer])
 
 
 def _ranked(
