@@ -1,12 +1,11 @@
 """Fork server for commands of the tree: each is a fresh process with the libraries loaded.
 
 Importing torch takes longer than most commands; the server imports it once for the workers of all
-tests, and ends with its last client. Of the tree, a command has only the modules that plan and
-launch, which import no torch; a command of another tree has none. The fork server of
-multiprocessing, which a command that trains starts, is a fork as well, with the modules that it
-preloads. The speed of the machine, which plans predict times with, is measured once. Each line of a
-client is a request: a command, answered with its process id, or the id of a process, answered with
-its exit code or null.
+tests, and ends with its last client. Of the tree it imports only the modules that plan and launch,
+which import no torch; a command of another tree starts without them. The fork server of
+multiprocessing, which a command that trains starts, is a fork as well. The speed of the machine,
+which plans predict times with, is measured once. Each line of a client is a request: a command,
+answered with its process id, or the id of a process, answered with its exit code or null.
 """
 
 import atexit
@@ -24,7 +23,6 @@ import socket
 import subprocess
 import sys
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
@@ -32,7 +30,6 @@ from itertools import count
 from multiprocessing.connection import wait
 from multiprocessing.util import spawnv_passfds
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TextIO
 
 LIBRARIES = (
@@ -57,8 +54,6 @@ TIMEOUT_SECONDS = 120
 ROOT = Path(__file__).resolve().parents[1]
 # Loaded by every command that trains, so that the sources recorded by a run remain the same.
 MODULES = ("gpt2.planning.view", "gpt2.running.launch")
-# The variable with the modules that a fork server of multiprocessing loads, as in lib.runner.preload.
-PRELOAD = "KABLATE_PRELOAD"
 # Packages of a tree, and the modules that its scripts import from their own folder.
 TREE = ("gpt2", "lib", "_start")
 
@@ -240,11 +235,8 @@ def serve(place: Path, listener: socket.socket) -> dict[str, Any]:
                     os._exit(0)
 
 
-def become(request: Mapping[str, Any], preloaded: Mapping[str, Mapping[str, ModuleType]]) -> str:
-    """Take over a request's arguments, variables, limit and streams; return the script.
-
-    A fork server of multiprocessing that the script starts has the modules ``preloaded``.
-    """
+def become(request: Mapping[str, Any]) -> str:
+    """Take over a request's arguments, variables, limit and streams; return the script."""
     os.setsid()
     for path, descriptor in ((os.devnull, 0), (request["out"], 1), (request["err"], 2)):
         flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -259,33 +251,19 @@ def become(request: Mapping[str, Any], preloaded: Mapping[str, Mapping[str, Modu
     sys.argv = request["command"]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[0:1] = paths
+    multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
     script = Path(sys.argv[0])
-    ours = script.is_relative_to(ROOT)
-    fork = partial(fork_interpreter, tuple(sys.path), preloaded if ours else {})
-    multiprocessing.util.spawnv_passfds = fork
     # As the interpreter does for a script.
     sys.path.insert(0, str(script.parent))
-    if not ours:
+    if not script.is_relative_to(ROOT):
         forget_tree()
     return sys.argv[0]
 
 
-def forget_tree() -> dict[str, ModuleType]:
-    """Remove the modules of a tree, so that they are imported anew; return them."""
-    names = [name for name in sys.modules if name.partition(".")[0] in TREE]
-    return {name: sys.modules.pop(name) for name in names}
-
-
-def preload() -> dict[str, dict[str, ModuleType]]:
-    """Return the modules of the tree as a fork server of multiprocessing loads them, by its list."""
-    loaded = forget_tree()
-    preloaded = {}
-    for names in (loaded["gpt2.running"].PRELOADED_MODULES, ("gpt2.check.worker",)):
-        for name in names:
-            import_module(name)
-        preloaded[",".join(names)] = forget_tree()
-    sys.modules.update(loaded)
-    return preloaded
+def forget_tree() -> None:
+    """Remove the modules of a tree, so that they are imported anew."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in TREE]:
+        del sys.modules[name]
 
 
 def measure_speeds() -> None:
@@ -297,17 +275,13 @@ def measure_speeds() -> None:
 
 
 def fork_interpreter(
-    search: Sequence[str],
-    preloaded: Mapping[str, Mapping[str, ModuleType]],
-    path: str,
-    arguments: Sequence[str],
-    descriptors: Sequence[int],
+    search: Sequence[str], path: str, arguments: Sequence[str], descriptors: Sequence[int]
 ) -> int:
     """Fork the fork server of multiprocessing instead of starting an interpreter for it.
 
     Like ``multiprocessing.util.spawnv_passfds``, return the process id. The child loses everything
-    that a new interpreter would not have: modules of the tree other than those of ``preloaded`` that
-    it would load, signal handlers, other descriptors, streams with a buffer.
+    that a new interpreter would not have: modules of the tree, signal handlers, other descriptors,
+    streams with a buffer.
     """
     code = arguments[-1]
     if not code.startswith("from multiprocessing.forkserver import main;"):
@@ -323,7 +297,6 @@ def fork_interpreter(
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     forget_tree()
-    sys.modules.update(preloaded.get(os.environ.get(PRELOAD, ""), {}))
     multiprocessing.util.spawnv_passfds = spawnv_passfds
     # Held by the caller.
     multiprocessing.forkserver._forkserver._lock._at_fork_reinit()
@@ -355,17 +328,13 @@ if __name__ == "__main__":
     gc.disable()
     for module in LIBRARIES + MODULES:
         import_module(module)
-    preloaded = preload()
     measure_speeds()
-    # Tearing down the operators of torch would take longer than many commands.
-    for final in list(weakref.finalize._registry):
-        final.atexit = False
     # A command would otherwise traverse the libraries' objects in every collection.
     gc.freeze()
     gc.enable()
     place, listener = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     try:
-        runpy.run_path(become(serve(place, listener), preloaded), run_name="__main__")
+        runpy.run_path(become(serve(place, listener)), run_name="__main__")
         code = None
     except SystemExit as end:
         code = end.code
