@@ -123,7 +123,8 @@ def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused) -
     """kconfiglib would silently fall back to the default."""
     (problem,) = refused("CONFIG_N_KV_HEAD=8\n", parse_command_line_settings("N_HEAD=4"))
     assert (problem.where, problem.code) == ("f:1", "config.out-of-range")
-    assert problem.what.startswith("N_KV_HEAD=8: ") and "1 to N_HEAD (4)" in problem.what
+    assert problem.what.startswith("N_KV_HEAD=8: ")
+    assert problem.what.endswith("(expected 1 to N_HEAD (4), got 8)")
 
 
 def test_forced_by_a_select(tmp_path) -> None:
