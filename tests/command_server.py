@@ -24,7 +24,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from itertools import count
 from multiprocessing.connection import wait
@@ -268,10 +268,8 @@ def forget_tree() -> None:
 
 def measure_speeds() -> None:
     """Measure the speed of one and of two threads, so that no command does that again."""
-    speed = sys.modules["lib.env.speed"]
-    speed._measure = cache(speed._measure)
     for threads in (1, 2):
-        speed._measure(threads)
+        sys.modules["lib.env.speed"]._measure(threads)
 
 
 def fork_interpreter(

@@ -17,14 +17,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import cache, partial, partialmethod
+from functools import partial, partialmethod
 from multiprocessing.util import spawnv_passfds
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lib.env import speed
 from lib.make_variables import EXPORTED, GIVEN, TARGET
 from tests.command_server import CommandServer
 
@@ -238,14 +237,6 @@ def server(
     server = CommandServer(shared_folder("server", lambda folder: None), write_faults)
     yield server
     server.close()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def speed_measured_once() -> Iterator[None]:
-    """Measure the speed of this machine once for the plans of all tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "_measure", cache(speed._measure))
-        yield
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 from lib.env.options import MachineConfig
@@ -33,6 +34,7 @@ def flops_per_second(machine: MachineConfig) -> float | None:
     return _CPU_EFFICIENCY * speedup * _measure(machine.cpu_threads)
 
 
+@cache
 def _measure(threads: int) -> float:
     """Measure fp32 FLOP/s of a matrix product on ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
