@@ -103,6 +103,9 @@ def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[Audi
         if status and status.state is State.DAMAGED:
             state = status.message
         yield AuditFinding(run.status.name, "state SUCCESS", state)
+    else:
+        yield from mismatch(run.status.name, "exit_code", 0, status.exit_code)
+        yield from mismatch(run.status.name, "message", "", status.message)
     for path in required:
         if not path.is_file():
             yield AuditFinding(path.name, "a file", "none")
@@ -427,6 +430,12 @@ def _rows(record: RunRecord) -> Iterator[AuditFinding]:
     yield from mismatch(name, "last iteration", final["iterations"], last["iteration"])
     for field in ("val_loss", "token_accuracy", "sparsity"):
         yield from mismatch(name, f"last {field}", final[field], last[field])
+    if (status := record.status) and status.state is State.SUCCESS:
+        file = record.run.status.name
+        yield from mismatch(file, "iteration", final["iterations"], status.iteration)
+        # 0 if a time budget limits the run.
+        planned = status.iterations and final["iterations"]
+        yield from mismatch(file, "iterations", planned, status.iterations)
 
 
 def _gap(record: RunRecord) -> str:

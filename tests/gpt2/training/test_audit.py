@@ -134,6 +134,9 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
     "a manifest field": ("manifest.json", r'"micro_batch": 2', '"micro_batch": 4', "digest"),
     "a volatile field": ("manifest.json", r'"host": "', '"host": "x', "volatile.digest"),
     "a status": ("status.json", "SUCCESS", "FAILED", "state SUCCESS, found FAILED"),
+    "a progress": ("status.json", r'"iteration": 12', '"iteration": 13', "iteration 12, found 13"),
+    "a plan": ("status.json", r'"iterations": 12', '"iterations": 13', "iterations 12, found 13"),
+    "an exit code": ("status.json", r'"exit_code": 0', '"exit_code": 1', "exit_code 0, found 1"),
     "NaN in JSON": ("summary.json", r'"train_loss": [\d.]+', '"train_loss": NaN', "NaN is not"),
     "a torn line": ("metrics.jsonl", r"\n\Z", "", "the last line"),
 }

@@ -12,7 +12,7 @@ import pytest
 
 from lib.runner.queue import stale_text
 from lib.runs.lease import current_holder
-from lib.runs.run_dir import RunDir, State
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.terminal import Terminal
 
 SLOW = {"steps": 200, "step_seconds": 0.02}
@@ -293,7 +293,7 @@ def test_a_directory_that_holds_another_run_is_refused_untouched(study, state):
     foreign = study.path("b")
     foreign.mkdir(parents=True)
     (foreign / "resolved_config.yaml").write_text('{"identity": {"name": "z"}}')
-    (foreign / "status.json").write_text(json.dumps({"state": state, "schema_version": 1}))
+    write_status(RunDir(foreign), RunStatus(State(state)))
     before = {path.name: path.read_bytes() for path in foreign.iterdir()}
     code, stderr = study.make()
     assert code == 2

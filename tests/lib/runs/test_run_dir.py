@@ -51,6 +51,8 @@ def test_a_status_with_any_damaged_byte_is_success_or_damaged(run: RunDir) -> No
         {"iteration": "12"},
         {"exit_code": True},
         {"message": 3},
+        {"schema_version": 2},
+        {"Iteration": 12},
     ],
 )
 def test_a_field_of_another_type_is_damage(run: RunDir, change: dict[str, object]) -> None:
@@ -60,6 +62,17 @@ def test_a_field_of_another_type_is_damage(run: RunDir, change: dict[str, object
     assert found is not None and (found.state, found.exit_code) == (State.DAMAGED, EXIT_FAILED)
     assert found.message.startswith("status.json: ") and name in found.message
     assert not is_done(run)
+
+
+@pytest.mark.parametrize(
+    "name", ["exit_code", "iteration", "iterations", "message", "schema_version", "written_at"]
+)
+def test_a_missing_field_is_damage(run: RunDir, name: str) -> None:
+    content = record(run)
+    del content[name]
+    run.status.write_text(json.dumps(content))
+    found = read_status(run)
+    assert found is not None and found.state is State.DAMAGED and name in found.message
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "summary.json", "per_query.csv"])
