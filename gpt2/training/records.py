@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem, RunError
+from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem
 from lib.files import canonical_json, naming, no_follow, sha256_prefix, write_atomic
 from lib.runs.lease import no_guard
 from lib.runs.run_dir import RunDir
@@ -83,28 +83,28 @@ class RecordWriter:
             for path, size in sizes.items()
         }
 
-    def rewind(self, position: Mapping[str, Any]) -> None:
-        """Truncate metrics.jsonl to its ``position`` at a checkpoint, empty at the start.
-
-        Raises RunError if metrics.jsonl or timing.jsonl is shorter, or has changed, since the
-        checkpoint.
-        """
+    def mismatch(self, position: Mapping[str, Any]) -> Problem | None:
+        """Return the problem if a file is shorter, or has changed, since its ``position``."""
         for path in (self.run.metrics, self.run.timing):
-            if path.name in position:
-                self._require_unchanged(path, **position[path.name])
+            if path.name in position and (problem := self._mismatch(path, **position[path.name])):
+                return problem
+        return None
+
+    def rewind(self, position: Mapping[str, Any]) -> None:
+        """Truncate metrics.jsonl to its ``position`` at a checkpoint, empty at the start."""
         metrics = position.get(self.run.metrics.name, {"bytes": 0})
         os.ftruncate(self._metrics, metrics["bytes"])
 
-    def _require_unchanged(self, path: Path, *, bytes: int, sha256: str) -> None:
+    def _mismatch(self, path: Path, *, bytes: int, sha256: str) -> Problem | None:
         size = path.stat().st_size
         if size < bytes:
             what = f"shorter than at the checkpoint (expected at least {bytes} bytes, got {size})"
         elif sha256_prefix(path, bytes) != sha256:
             what = f"changed since the checkpoint (digest mismatch of the first {bytes} bytes)"
         else:
-            return
+            return None
         remedy = f"type: make rerun RUNS={self.run.path.name}"
-        raise RunError(Problem(what, str(path), remedy, code="run.damaged"))
+        return Problem(what, str(path), remedy, code="run.damaged")
 
     def write(self, path: Path, content: bytes | str) -> None:
         """Write a result file atomically."""
@@ -152,6 +152,10 @@ class NullRecords(RecordWriter):
     def position(self) -> dict[str, Any]:
         """Return no position, which rank 0 saves."""
         return {}
+
+    def mismatch(self, position: Mapping[str, Any]) -> Problem | None:
+        """Return None: rank 0 reads the files, and moves checkpoints aside before others read."""
+        return None
 
     def rewind(self, position: Mapping[str, Any]) -> None:
         """Do nothing."""

@@ -7,6 +7,7 @@ All errors of the set-up are raised before the first step.
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,16 +202,18 @@ def warm_up(session: TrainingSession) -> None:
 
 
 def resume(session: TrainingSession, allow_stale: bool = False) -> None:
-    """Resume from the newest intact checkpoint, or start over if there is none.
+    """Resume from the newest intact checkpoint that fits the records, or start over without one.
 
-    Raises RunError if the checkpoint has another configuration or other data, or, unless
+    Raises RunError if the records fit no intact checkpoint, if the checkpoint has another configuration or other data, or, unless
     ``allow_stale``, if it was made by other code, another torch version or another device.
     """
     records = session.records
     damaged: list[str] = []
     # The main rank reads first, because reading moves damaged checkpoints aside.
     with session.group.main_first():
-        loaded = load_latest_checkpoint(session.run.checkpoints, damaged.append)
+        loaded = load_latest_checkpoint(
+            session.run.checkpoints, damaged.append, partial(_records_mismatch, session)
+        )
     for text in damaged:
         records.line("WARN", text)
     if loaded is None:
@@ -233,6 +236,16 @@ def resume(session: TrainingSession, allow_stale: bool = False) -> None:
 _WRONG_CONTENT = (
     *(AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
 )
+
+
+def _records_mismatch(session: TrainingSession, loaded: Checkpoint) -> Problem | None:
+    """Return the problem if a record differs from its content at the checkpoint."""
+    try:
+        return session.records.mismatch(loaded.state["records"])
+    except _WRONG_CONTENT as error:
+        what = f"checkpoint of step {loaded.step} has no sizes of the records ({error!r:.120})"
+        remedy = f"type: make rerun RUNS={session.run.path.name}"
+        return Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.damaged")
 
 
 def _restore(session: TrainingSession, loaded: Checkpoint, allow_stale: bool) -> None:

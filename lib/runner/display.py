@@ -246,4 +246,6 @@ def print_outcome(
         case State.INTERRUPTED:
             log("STOP", f"{run.label}   {lines[0]}")
         case _:
-            log("FAIL", f"{run.label}   {lines[0]}   log: {log_path}")
+            # The command that helps, if the error has one, is an indented line of its own.
+            advice = "".join(f"; {line.strip()}" for line in lines[1:2] if line[:1].isspace())
+            log("FAIL", f"{run.label}   {lines[0]}{advice}   log: {log_path}")

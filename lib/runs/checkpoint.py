@@ -100,22 +100,42 @@ def save_checkpoint(
         _remove(old)
 
 
-def load_latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def load_latest_checkpoint(
+    folder: Path,
+    warn: Callable[[str], None],
+    mismatch: Callable[[Checkpoint], Problem | None] = lambda checkpoint: None,
+) -> Checkpoint | None:
     """Return the newest checkpoint whose digests match, or None if there is none.
 
     A damaged checkpoint is renamed to ``damaged-…`` and reported to ``warn``; the previous
-    checkpoint is tried next.
+    checkpoint is tried next. ``mismatch`` returns the problem of a checkpoint that does not fit the
+    run's other files: it is treated alike if an earlier checkpoint fits, else nothing is renamed,
+    and RunError is raised with the problem of the newest one.
     """
+    mismatched: dict[Path, Problem] = {}
     for path in _steps(folder):
         damage = _damage(path)
         if not damage:
             try:
-                return _load(path)
+                loaded = _load(path)
             except _UNREADABLE as error:
                 damage = f"right digests, but not a checkpoint: {error}".splitlines()[0]
-        aside = _set_aside(path)
-        warn(f"checkpoint {path.name} is damaged ({damage}), skipped and renamed to {aside.name}")
+            else:
+                if (problem := mismatch(loaded)) is None:
+                    for newer, reason in mismatched.items():
+                        _skip(newer, reason.located, warn)
+                    return loaded
+                mismatched[path] = problem
+                continue
+        _skip(path, damage, warn)
+    if mismatched:
+        raise RunError(*[*mismatched.values()][:1])
     return None
+
+
+def _skip(path: Path, damage: str, warn: Callable[[str], None]) -> None:
+    aside = _set_aside(path)
+    warn(f"checkpoint {path.name} is damaged ({damage}), skipped and renamed to {aside.name}")
 
 
 def set_checkpoint_aside(folder: Path, step: int) -> Path:

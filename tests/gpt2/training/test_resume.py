@@ -245,6 +245,32 @@ def test_records_shorter_than_the_checkpoint_are_an_error(
     assert caught.value.codes == ["run.damaged"]
     (problem,) = caught.value.problems
     assert problem.where == str(stopped.files.metrics) and "got 0" in problem.what
+    # Nothing is moved if no checkpoint fits.
+    assert not any(stopped.files.checkpoints.glob("damaged-*"))
+
+
+@pytest.mark.parametrize("name", ["metrics", "timing"])
+@pytest.mark.parametrize("damage", ["last row", "digit of the last row"])
+def test_records_that_fit_only_the_checkpoint_before_go_on_from_it(
+    configure: Configure,
+    train: Callable,
+    stopped_at: Callable,
+    uninterrupted: dict[str, Any],
+    name: str,
+    damage: str,
+) -> None:
+    stopped = stopped_at(9)
+    path = stopped.files.path / f"{name}.jsonl"
+    content = path.read_bytes()
+    last = content.rindex(b"\n", 0, -1) + 1
+    digit = re.search(rb"[1-8](?=\D*\n\Z)", content[last:])
+    assert digit is not None
+    flipped = content[: last + digit.start()] + b"9" + content[last + digit.end() :]
+    path.write_bytes(content[:last] if damage == "last row" else flipped)
+    resumed = train(configure())
+    assert re.search(rf"WARN checkpoint step-00000009 is damaged .*{path.name}", resumed.lines())
+    assert "resumes at iteration 8" in resumed.lines()
+    assert resumed.core() == uninterrupted
 
 
 @pytest.mark.parametrize("name", ["metrics", "timing"])
