@@ -11,7 +11,7 @@ from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.records.per_document import item_facts
 from lib.errors import DataError, KablateError, Problem
-from lib.json_files import RecordError
+from lib.json_files import MissingRecord, RecordError
 from lib.report.render import json_document
 from lib.runs.audit import (
     AuditFinding,
@@ -53,6 +53,7 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
     if problems:
         verdict.notes.append("recomputation: not every file can be read")
         return verdict
+    verdict.notes += _unreadable_samples(record)
     try:
         verdict.findings += consistency_findings(record)
         _configuration(record, build_dir, verdict)
@@ -62,6 +63,17 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
         what = f"{type(error).__name__}: {error}"
         verdict.findings.append(AuditFinding(run.summary.name, "computable figures", what))
     return verdict
+
+
+def _unreadable_samples(record: RunRecord) -> Iterator[str]:
+    """Yield the damage of files without a digest: a full disk leaves their lines incomplete."""
+    for read in (lambda: record.telemetry, lambda: record.heartbeats):
+        try:
+            read()
+        except MissingRecord:
+            continue
+        except RecordError as error:
+            yield str(error.problems[0].located)
 
 
 def to_text(verdicts: Sequence[Verdict]) -> str:

@@ -142,6 +142,17 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
+def test_damaged_samples_without_a_digest_are_named(run: RunDir, build_dir: Path) -> None:
+    heartbeat = run.heartbeat(0)
+    with open(heartbeat, "a") as stream:
+        stream.write('{"ts":\n')
+    run.telemetry.write_text("[1]\n")
+    verdict = audit(run, build_dir)
+    assert verdict.valid
+    for path, line in ((run.telemetry, 1), (heartbeat, len(heartbeat.read_text().splitlines()))):
+        assert any(note.startswith(f"{path}:{line}: ") for note in verdict.notes), verdict.notes
+
+
 @pytest.mark.parametrize("case", EDITS)
 def test_every_edit_is_named(run: RunDir, build_dir: Path, case: str) -> None:
     name, pattern, replacement, expected = EDITS[case]
