@@ -45,7 +45,7 @@ from lib.units import format_duration, format_si
 
 def notes(config: Config) -> list[ConfigNote]:
     """Return the notes of one run."""
-    return [*_model_notes(config), *_schedule_notes(config)]
+    return [*_model_notes(config), *_machine_notes(config), *_schedule_notes(config)]
 
 
 def _model_notes(config: Config) -> list[ConfigNote]:
@@ -55,6 +55,17 @@ def _model_notes(config: Config) -> list[ConfigNote]:
     if config.machine.device == "cuda":
         found += gpu_notes(model.attention, model.shape, shows)
     return found
+
+
+def _machine_notes(config: Config) -> list[ConfigNote]:
+    """Return a warning if this processor can only emulate the precision."""
+    if not speed.emulates_bf16(config.machine):
+        return []
+    text = (
+        "PRECISION_BF16=y: this processor has no bf16 instructions and may take 10 times as long as "
+        "in fp32: type make SET=PRECISION_FP32=y"
+    )
+    return [ConfigNote(text, warns=True)]
 
 
 def _schedule_notes(config: Config) -> list[ConfigNote]:
@@ -78,7 +89,7 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
         key = id(config.model), config.machine.device
         if key not in known:
             known[key] = _model_notes(config)
-        for note in (*known[key], *_schedule_notes(config)):
+        for note in (*known[key], *_machine_notes(config), *_schedule_notes(config)):
             labels_by_note.setdefault(note, []).append(label)
     return [
         f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"
@@ -311,7 +322,7 @@ def _time_note(views: Sequence[RunView]) -> str:
         gpu, margin, source = predicted[0].gpu, predicted[0].margin, predicted[0].source
         return f"~ on {gpu}, within a factor of {margin:.2g}: {source}\n"
     if "unknown" in sources:
-        return "- unknown until a run was timed on the GPU; make plan GPU=h100 predicts it\n"
+        return "- unknown until a run was timed; make plan GPU=h100 predicts it for a GPU\n"
     return ""
 
 

@@ -341,6 +341,21 @@ def test_a_running_state_requires_a_live_process(planned):
     assert views[0].seconds_left is not None and 1800 < views[0].seconds_left <= 1995
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_emulated_bf16_is_a_warning_and_its_time_unknown(planned, monkeypatch, native):
+    monkeypatch.setattr(speed, "_has_bf16_instructions", lambda: native)
+    monkeypatch.setattr(speed, "_measure", lambda threads: 1e10)
+    in_bf16 = {"PRECISION_BF16": True, "PRECISION_WHY": "a test"}
+    for bf16 in (True, False):
+        plan = planned(WARMUP_STEPS=1, **(in_bf16 if bf16 else {}))
+        (run,) = plan.runs
+        emulated = bf16 and not native
+        assert [note.warns for note in planning_view.notes(run.config)] == [True] * emulated
+        assert len(planning_view.note_lines([("a", run.config)])) == emulated
+        (view,) = planning_view.look(plan)
+        assert view.seconds_from == ("unknown" if emulated else "machine")
+
+
 @pytest.mark.parametrize(("iterations", "warned"), [(100, True), (101, False)])
 def test_a_run_that_ends_in_its_warm_up_is_a_warning(planned, iterations, warned):
     (run,) = planned(MAX_ITERS=iterations, WARMUP_STEPS=100).runs
