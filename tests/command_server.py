@@ -18,6 +18,7 @@ import multiprocessing.util
 import os
 import resource
 import runpy
+import shlex
 import signal
 import socket
 import subprocess
@@ -52,6 +53,7 @@ LIBRARIES = (
 )
 TIMEOUT_SECONDS = 120
 ROOT = Path(__file__).resolve().parents[1]
+CLIENT = Path(__file__).with_name("command_client.py")
 # Loaded by every command that trains, so that the sources recorded by a run remain the same.
 MODULES = ("gpt2.planning.view", "gpt2.running.launch")
 # Packages of a tree, and the modules that its scripts import from their own folder.
@@ -190,6 +192,21 @@ class CommandServer:
         done = self.start(command, environment, scratch, cwd)
         return done.wait(), done.stdout, done.stderr
 
+    def interpreter(self) -> Path:
+        """Return a program that runs scripts of this tree in the server, all else as Python does."""
+        program = self._place / "python"
+        assert self._stream
+        with locked(self._place):
+            if not program.exists():
+                python = shlex.quote(sys.executable)
+                client = shlex.join(["-ISB", str(CLIENT), str(self._place)])
+                program.write_text(
+                    f'#!/bin/sh\ncase "$1" in\nscripts/*) exec {python} {client} "$@" ;;\n'
+                    f'*) exec {python} "$@" ;;\nesac\n'
+                )
+                program.chmod(0o755)
+        return program
+
     def _ask(self, request: object) -> Any:
         print(json.dumps(request), file=self._stream, flush=True)
         return json.loads(self._stream.readline())
@@ -243,6 +260,9 @@ def become(request: Mapping[str, Any]) -> str:
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
+    # Whether a stream can seek is decided when it is opened.
+    sys.stdout = sys.__stdout__ = _stream_of(1, sys.stdout)
+    sys.stderr = sys.__stderr__ = _stream_of(2, sys.stderr)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
@@ -258,6 +278,13 @@ def become(request: Mapping[str, Any]) -> str:
     if not script.is_relative_to(ROOT):
         forget_tree()
     return sys.argv[0]
+
+
+def _stream_of(descriptor: int, before: TextIO) -> TextIO:
+    """Open a stream on a descriptor, like the stream that had it before."""
+    buffering = 1 if before.line_buffering else -1
+    named = {"encoding": before.encoding, "errors": before.errors, "closefd": False}
+    return open(descriptor, "w", buffering, **named)
 
 
 def forget_tree() -> None:
