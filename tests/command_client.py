@@ -1,17 +1,20 @@
-"""Run a script in the command server instead of in a new interpreter: FOLDER SCRIPT [ARGUMENT …].
+"""Run a command in the command server instead of in a new interpreter: FOLDER COMMAND….
 
-Its streams are those of this process, which ends as the script does.
+The command is a script and its arguments, or -c and code, which has no time limit. Its streams are
+those of this process, which passes signals on and ends as the command does.
 """
 
 import json
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 from typing import TextIO
 
 TIMEOUT_SECONDS = 120
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def ask(stream: TextIO, request: object) -> int:
@@ -22,20 +25,27 @@ def ask(stream: TextIO, request: object) -> int:
 
 def main() -> int:
     """Run the command line."""
-    folder, script, *arguments = sys.argv[1:]
+    folder, first, *arguments = sys.argv[1:]
+    code = first == "-c"
     request = {
-        "command": [os.path.abspath(script), *arguments],
+        "command": [first if code else os.path.abspath(first), *arguments],
         "environment": dict(os.environ),
         "cwd": os.getcwd(),
-        "seconds": TIMEOUT_SECONDS,
+        "seconds": 0 if code else TIMEOUT_SECONDS,
+        "python": sys.executable,
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
+        "in": f"/proc/{os.getpid()}/fd/0" if code else os.devnull,
         "out": f"/proc/{os.getpid()}/fd/1",
         "err": f"/proc/{os.getpid()}/fd/2",
     }
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(f"{folder}/socket")
         stream = client.makefile("rw")
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         command = ask(stream, request)
+        for number in SIGNALS:
+            signal.signal(number, lambda number, frame: os.kill(command, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         # Until the server has waited for the process, its id is not used again.
         select.select([os.pidfd_open(command)], [], [])
         code = ask(stream, command)

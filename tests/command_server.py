@@ -167,15 +167,21 @@ class CommandServer:
         scratch: Path,
         cwd: Path | None = None,
         seconds: int = TIMEOUT_SECONDS,
+        python: Path | None = None,
     ) -> Command:
-        """Start a script with its arguments in a session of its own, which ends after ``seconds``."""
+        """Start a script with its arguments in a session of its own, which ends after ``seconds``.
+
+        ``python`` is the interpreter of the processes that it starts, instead of this one.
+        """
         number = next(self._numbers)
         request = {
             "command": list(command),
             "environment": dict(environment),
             "cwd": str(cwd or Path.cwd()),
             "seconds": seconds,
+            "python": str(python or sys.executable),
             "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
+            "in": os.devnull,
             "out": str(scratch / f"stdout-{number}"),
             "err": str(scratch / f"stderr-{number}"),
         }
@@ -193,16 +199,20 @@ class CommandServer:
         return done.wait(), done.stdout, done.stderr
 
     def interpreter(self) -> Path:
-        """Return a program that runs scripts of this tree in the server, all else as Python does."""
+        """Return a program that runs scripts of this tree in the server, all else as Python does.
+
+        Code after -u -c, as xdist starts its workers, runs in the server too.
+        """
         program = self._place / "python"
         assert self._stream
         with locked(self._place):
             if not program.exists():
                 python = shlex.quote(sys.executable)
                 client = shlex.join(["-ISB", str(CLIENT), str(self._place)])
+                scripts = shlex.quote(str(ROOT / "scripts"))
                 program.write_text(
-                    f'#!/bin/sh\ncase "$1" in\nscripts/*) exec {python} {client} "$@" ;;\n'
-                    f'*) exec {python} "$@" ;;\nesac\n'
+                    f'#!/bin/sh\ncase "$1" in\nscripts/*|{scripts}/*) exec {python} {client} "$@" ;;\n'
+                    f'-u) shift; exec {python} {client} "$@" ;;\n*) exec {python} "$@" ;;\nesac\n'
                 )
                 program.chmod(0o755)
         return program
@@ -253,14 +263,17 @@ def serve(place: Path, listener: socket.socket) -> dict[str, Any]:
 
 
 def become(request: Mapping[str, Any]) -> str:
-    """Take over a request's arguments, variables, limit and streams; return the script."""
-    os.setsid()
-    for path, descriptor in ((os.devnull, 0), (request["out"], 1), (request["err"], 2)):
+    """Take over a request's arguments, variables, limit and streams; return the script, or -c."""
+    # A worker of the tests is interrupted with the process that started it.
+    if request["command"][0] != "-c":
+        os.setsid()
+    for path, descriptor in ((request["in"], 0), (request["out"], 1), (request["err"], 2)):
         flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
     # Whether a stream can seek is decided when it is opened.
+    sys.stdin = sys.__stdin__ = _stream_of(0, sys.stdin)
     sys.stdout = sys.__stdout__ = _stream_of(1, sys.stdout)
     sys.stderr = sys.__stderr__ = _stream_of(2, sys.stderr)
     os.environ.clear()
@@ -268,10 +281,14 @@ def become(request: Mapping[str, Any]) -> str:
     os.chdir(request["cwd"])
     resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
     signal.alarm(request["seconds"])
-    sys.argv = request["command"]
+    sys.argv, sys.executable = request["command"], request["python"]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[0:1] = paths
     multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
+    if sys.argv[0] == "-c":
+        multiprocessing.util.spawnv_passfds = spawnv_passfds
+        forget_tree()
+        return sys.argv[0]
     script = Path(sys.argv[0])
     # As the interpreter does for a script.
     sys.path.insert(0, str(script.parent))
@@ -282,9 +299,9 @@ def become(request: Mapping[str, Any]) -> str:
 
 def _stream_of(descriptor: int, before: TextIO) -> TextIO:
     """Open a stream on a descriptor, like the stream that had it before."""
-    buffering = 1 if before.line_buffering else -1
+    mode, buffering = ("w" if descriptor else "r"), (1 if before.line_buffering else -1)
     named = {"encoding": before.encoding, "errors": before.errors, "closefd": False}
-    return open(descriptor, "w", buffering, **named)
+    return open(descriptor, mode, buffering, **named)
 
 
 def forget_tree() -> None:
@@ -359,7 +376,11 @@ if __name__ == "__main__":
     gc.enable()
     place, listener = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     try:
-        runpy.run_path(become(serve(place, listener)), run_name="__main__")
+        script = become(serve(place, listener))
+        if script == "-c":
+            exec(sys.argv.pop(1), {"__name__": "__main__"})
+        else:
+            runpy.run_path(script, run_name="__main__")
         code = None
     except SystemExit as end:
         code = end.code

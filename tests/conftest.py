@@ -12,6 +12,7 @@ import fcntl
 import gc
 import multiprocessing.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -75,6 +76,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker for each core, and two more if tests run commands, for which they wait."""
     return len(os.sched_getaffinity(0)) + (0 if config.getoption("fast") else 2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the workers from the command server, which has loaded what they would load."""
+    server = _server(config._tmp_path_factory.getbasetemp())
+    config.add_cleanup(server.close)
+    for spec in specs:
+        if spec.popen and not spec.python:
+            spec.python = shlex.quote(str(server.interpreter()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -190,31 +201,20 @@ def _skip_at_spawn(spawn: Callable[..., int], *arguments: object) -> int:
     return spawn(*arguments)
 
 
-@pytest.fixture(scope="session")
-def shared_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str, Callable[[Path], object]], Path]:
-    """Return a function that creates and fills a folder once for the workers of all tests."""
-    place = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        place = place.parent
-
-    def shared(name: str, fill: Callable[[Path], object]) -> Path:
-        folder, done = place / name, place / f"{name}.done"
-        with (place / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not done.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-                fill(folder)
-                done.touch()
-        return folder
-
-    return shared
+def _fill_once(place: Path, name: str, fill: Callable[[Path], object]) -> Path:
+    """Create and fill a folder below ``place`` unless another process has done so."""
+    folder, done = place / name, place / f"{name}.done"
+    with (place / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            fill(folder)
+            done.touch()
+    return folder
 
 
-@pytest.fixture(scope="session")
-def write_faults(shared_folder: Callable[..., Path]) -> Path | None:
+def _write_faults(place: Path) -> Path | None:
     """Compile write_faults.c, which does nothing unless a command has its variables."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -226,15 +226,37 @@ def write_faults(shared_folder: Callable[..., Path]) -> Path | None:
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / name), str(source)]
         subprocess.run([*command, "-ldl"], check=True)
 
-    return shared_folder("library", compile_in) / name
+    return _fill_once(place, "library", compile_in) / name
+
+
+def _server(place: Path) -> CommandServer:
+    """Return a client of the process that forks the commands of all tests, and the workers."""
+    return CommandServer(_fill_once(place, "server", lambda folder: None), _write_faults(place))
 
 
 @pytest.fixture(scope="session")
-def server(
-    shared_folder: Callable[..., Path], write_faults: Path | None
-) -> Iterator[CommandServer]:
+def shared_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all workers."""
+    place = tmp_path_factory.getbasetemp()
+    return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+
+
+@pytest.fixture(scope="session")
+def shared_folder(shared_place: Path) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Return a function that creates and fills a folder once for the workers of all tests."""
+    return partial(_fill_once, shared_place)
+
+
+@pytest.fixture(scope="session")
+def write_faults(shared_place: Path) -> Path | None:
+    """Return the library of write_faults.c."""
+    return _write_faults(shared_place)
+
+
+@pytest.fixture(scope="session")
+def server(shared_place: Path) -> Iterator[CommandServer]:
     """Return a client of the process that forks the commands of all tests."""
-    server = CommandServer(shared_folder("server", lambda folder: None), write_faults)
+    server = _server(shared_place)
     yield server
     server.close()
 

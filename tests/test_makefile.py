@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 import venv
 
@@ -17,49 +15,20 @@ from lib.errors import ConfigError
 from lib.make_help import FORMER_TARGETS, refuse_unknown
 from lib.project import ROOT
 from lib.style import check
+from tests import make_command
+from tests.make_command import make
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 # Each part would create a file "pwned" if make or a shell expanded it.
 HOSTILE = "$(shell touch pwned) `touch pwned` $$(touch pwned) '\" ; touch pwned # é $HOME"
-
-# The variables of an active environment, whose interpreter make uses.
-ACTIVE = {"VIRTUAL_ENV", "CONDA_PREFIX"}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def scripts_in_the_server(server):
     """Let make run the scripts of this tree without starting an interpreter for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[__name__], "interpreter", server.interpreter)
+        patch.setattr(make_command, "interpreter", server.interpreter)
         yield
-
-
-def interpreter():
-    """Return the interpreter of make."""
-    return sys.executable
-
-
-def make(*words, cwd=ROOT, **variables):
-    """Run make in an environment without make's settings.
-
-    Unless the words name another one, the interpreter is ``interpreter``, whose packages are complete.
-    """
-    unset = {"VIRTUAL_ENV", "CONDA_PREFIX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= check.makefile_variables(MAKEFILE)
-    environment = {k: v for k, v in os.environ.items() if k not in unset} | variables
-    more = []
-    if not any(word.startswith("PYTHON=") for word in words) and not set(variables) & ACTIVE:
-        dry = words[:1] == ("-n",)
-        more = [f"PYTHON={sys.executable if dry else interpreter()}"]
-        more += [] if dry or "setup" in words else ["-o", "setup"]
-    return subprocess.run(
-        ["make", *words, *more],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def planned(*words, **variables):

@@ -60,10 +60,13 @@ class Folder:
         done = self.start(script, *arguments, **variables)
         return done.wait(), done.stdout, done.stderr
 
-    def start(self, script: str, *arguments: str, **variables: str) -> Command:
+    def start(
+        self, script: str, *arguments: str, python: Path | None = None, **variables: str
+    ) -> Command:
         """Start a script of the tree in a session of its own."""
         command = [str(ROOT / script), "-O", str(self.path), *arguments]
-        return self.server.start(command, {**_outside(), **variables}, self.scratch)
+        environment = {**_outside(), **variables}
+        return self.server.start(command, environment, self.scratch, python=python)
 
     def runs(self, steps: str) -> list[Path]:
         """Return the run directories of the selected steps."""

@@ -47,9 +47,11 @@ class Study:
         self.runs = [RunDir(path) for path in folder.runs(steps)]
 
     def command(self, script: str, *words: str) -> tuple[int, str, str]:
-        """Run a script of the tree as a user of the cluster."""
+        """Run a script of the tree as a user of the cluster; workers are forks of the server."""
         variables = {"STEPS": self.steps, "SLURM_CONF": str(self.cluster.conf)}
-        return self.folder.command(f"scripts/{script}.py", *words, **variables)
+        python = self.folder.server.interpreter()
+        done = self.folder.start(f"scripts/{script}.py", *words, python=python, **variables)
+        return done.wait(), done.stdout, done.stderr
 
     def submit(self) -> None:
         """Submit the study."""
