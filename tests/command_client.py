@@ -1,7 +1,7 @@
 """Run a command in the command server instead of in a new interpreter: FOLDER COMMAND….
 
-The command is a script and its arguments, or -c and code, which has no time limit. Its streams are
-those of this process, which passes signals on and ends as the command does.
+The command is a script or, after -m, a module, and its arguments, or -c and code, which has no time
+limit. Its streams are those of this process, which passes signals on and ends as the command does.
 """
 
 import json
@@ -26,15 +26,15 @@ def ask(stream: TextIO, request: object) -> int:
 def main() -> int:
     """Run the command line."""
     folder, first, *arguments = sys.argv[1:]
-    code = first == "-c"
+    script = first not in ("-c", "-m")
     request = {
-        "command": [first if code else os.path.abspath(first), *arguments],
+        "command": [os.path.abspath(first) if script else first, *arguments],
         "environment": dict(os.environ),
         "cwd": os.getcwd(),
-        "seconds": 0 if code else TIMEOUT_SECONDS,
+        "seconds": 0 if first == "-c" else TIMEOUT_SECONDS,
         "python": sys.executable,
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
-        "in": f"/proc/{os.getpid()}/fd/0" if code else os.devnull,
+        "in": os.devnull if script else f"/proc/{os.getpid()}/fd/0",
         "out": f"/proc/{os.getpid()}/fd/1",
         "err": f"/proc/{os.getpid()}/fd/2",
     }

@@ -57,7 +57,7 @@ CLIENT = Path(__file__).with_name("command_client.py")
 # Loaded by every command that trains, so that the sources recorded by a run remain the same.
 MODULES = ("gpt2.planning.view", "gpt2.running.launch")
 # Packages of a tree, and the modules that its scripts import from their own folder.
-TREE = ("gpt2", "lib", "_start")
+TREE = ("gpt2", "lib", "tests", "_start", "fake_train")
 
 
 class Command:
@@ -201,7 +201,8 @@ class CommandServer:
     def interpreter(self) -> Path:
         """Return a program that runs scripts of this tree in the server, all else as Python does.
 
-        Code after -u -c, as xdist starts its workers, runs in the server too.
+        Modules of gpt2 after -P -m, as the product starts them, and code after -u -c, as xdist starts
+        its workers, run in the server too.
         """
         program = self._place / "python"
         assert self._stream
@@ -212,7 +213,8 @@ class CommandServer:
                 scripts = shlex.quote(str(ROOT / "scripts"))
                 program.write_text(
                     f'#!/bin/sh\ncase "$1" in\nscripts/*|{scripts}/*) exec {python} {client} "$@" ;;\n'
-                    f'-u) shift; exec {python} {client} "$@" ;;\n*) exec {python} "$@" ;;\nesac\n'
+                    f'-u|-P) case "$3" in import*|gpt2.*) shift; exec {python} {client} "$@" ;; esac ;;\n'
+                    f'esac\nexec {python} "$@"\n'
                 )
                 program.chmod(0o755)
         return program
@@ -263,12 +265,15 @@ def serve(place: Path, listener: socket.socket) -> dict[str, Any]:
 
 
 def become(request: Mapping[str, Any]) -> str:
-    """Take over a request's arguments, variables, limit and streams; return the script, or -c."""
+    """Take over a request's arguments, variables, limit and streams; return the script, -c or -m."""
     # A worker of the tests is interrupted with the process that started it.
     if request["command"][0] != "-c":
         os.setsid()
     for path, descriptor in ((request["in"], 0), (request["out"], 1), (request["err"], 2)):
-        flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        # A file of the client has been begun by other processes.
+        begin = 0 if path.startswith("/proc/") else os.O_TRUNC
+        writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | begin
+        flags = os.O_RDONLY if descriptor == 0 else writing
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
@@ -288,6 +293,8 @@ def become(request: Mapping[str, Any]) -> str:
     if sys.argv[0] == "-c":
         multiprocessing.util.spawnv_passfds = spawnv_passfds
         forget_tree()
+        return sys.argv[0]
+    if sys.argv[0] == "-m":
         return sys.argv[0]
     script = Path(sys.argv[0])
     # As the interpreter does for a script.
@@ -379,6 +386,9 @@ if __name__ == "__main__":
         script = become(serve(place, listener))
         if script == "-c":
             exec(sys.argv.pop(1), {"__name__": "__main__"})
+        elif script == "-m":
+            module, sys.argv = sys.argv[1], sys.argv[1:]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(script, run_name="__main__")
         code = None

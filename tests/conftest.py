@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial, partialmethod
 from multiprocessing.util import spawnv_passfds
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -69,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # An audit hook would be called for each opened file as well.
         subprocess.Popen.__init__ = partialmethod(_skip_at_interpreter, subprocess.Popen.__init__)
         multiprocessing.util.spawnv_passfds = partial(_skip_at_spawn, spawnv_passfds)
+        CommandServer.start = _skip_at_command
 
 
 # Optional: tests of faults run pytest without xdist.
@@ -194,6 +195,11 @@ def _skip_at_interpreter(
     start(process, args, *rest, **named)
 
 
+def _skip_at_command(server: CommandServer, *arguments: object, **named: object) -> NoReturn:
+    """Skip the running test instead of starting a command."""
+    pytest.skip(NOT_FAST)
+
+
 def _skip_at_spawn(spawn: Callable[..., int], *arguments: object) -> int:
     """Skip the running test if multiprocessing starts an interpreter."""
     if os.getpid() in _running:
@@ -259,6 +265,12 @@ def server(shared_place: Path) -> Iterator[CommandServer]:
     server = _server(shared_place)
     yield server
     server.close()
+
+
+@pytest.fixture
+def forked_modules(server: CommandServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the product fork its modules that run in a process of their own from the server."""
+    monkeypatch.setattr(sys, "executable", str(server.interpreter()))
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_a_setting_without_an_effect_on_bits_leaves_the_weights_alone(build):
     assert plain.loss == again.loss and min(plain.tokens_per_second, plain.peak_bytes) > 0
 
 
-def test_an_arm_is_a_process_of_its_own_and_says_why_it_cannot_train(build):
+def test_an_arm_is_a_process_of_its_own_and_says_why_it_cannot_train(build, forked_modules):
     folder = build()
     code, _, said = folder.command(
         "scripts/bench.py", "settings", "--rounds", "2", "--sym", "COMPILE"

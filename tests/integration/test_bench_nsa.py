@@ -15,7 +15,9 @@ from tests.lib.terminal import unaligned
 def test_the_command_line(build):
     folder = build()
     arguments = ("--tokens", "512", "--rounds", "1", "--json")
-    code, out, said = folder.command("scripts/bench.py", "nsa", *arguments)
+    python = folder.server.interpreter()
+    bench = folder.start("scripts/bench.py", "nsa", *arguments, python=python)
+    code, out, said = bench.wait(), bench.stdout, bench.stderr
     assert code == 0, said
     progress = [line for line in said.splitlines() if line.startswith("BENCH ")]
     assert "10 rows" in progress[0] and "bench_nsa.csv" in progress[0]

@@ -52,7 +52,7 @@ def test_the_bare_loop_trains_the_same_weights_and_keeps_nothing(build, tmp_path
     assert len(weights) == 1
 
 
-def test_a_side_is_timed_in_a_process_of_its_own(build):
+def test_a_side_is_timed_in_a_process_of_its_own(build, forked_modules):
     folder = build(**SINGLE).path
     figures = settings.train_side(asked(folder)[0].off, folder)
     assert figures.start_up_seconds > figures.seconds > 0

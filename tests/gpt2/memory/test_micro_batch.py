@@ -143,7 +143,7 @@ def test_a_gpu_decides_if_there_is_one(configure: Callable[..., Config], monkeyp
 
 
 @pytest.mark.slow
-def test_this_machine_predicts_its_cpu(tmp_path) -> None:
+def test_this_machine_predicts_its_cpu(tmp_path, forked_modules) -> None:
     settings = {name: v for name, v in BASE.items() if not name.startswith("RA_MLA")}
     build = write_build(tmp_path, settings)
     plan = make_plan(config_layers(build), build)

@@ -49,7 +49,7 @@ def test_a_plan_fits_the_columns_of_a_terminal(planned) -> None:
     assert "delta" in planning_view.plan_text(plan, views).splitlines()[0]
 
 
-def test_before_a_first_run_a_gpu_is_predicted_and_marked(planned) -> None:
+def test_before_a_first_run_a_gpu_is_predicted_and_marked(planned, forked_modules) -> None:
     settings = {"DEVICE_CUDA": True, "DEVICE_CPU": None, "PRECISION_BF16": True}
     settings |= {"PRECISION_WHY": "a test", "GPU_WATTS": 700}
     plan = planned(steps="0,5", seeds="1,2", RA_MLA_ABLATION_MODE=True, **settings)

@@ -1,11 +1,7 @@
 """Study of fake runs, started in a separate process like make."""
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +11,7 @@ from typing import Any
 import pytest
 
 from lib.runs.run_dir import RunDir, RunStatus, read_status
+from tests.command_server import Command, CommandServer
 
 _SCRIPT = Path(__file__).with_name("fake_make.py")
 _PATIENCE_SECONDS = 30.0
@@ -25,18 +22,15 @@ class FakeStudy:
     """Starts ``fake_make.py`` in a folder and inspects the results."""
 
     folder: Path
-    started: list[subprocess.Popen] = field(default_factory=list)
+    server: CommandServer
+    scratch: Path
+    started: list[Command] = field(default_factory=list)
 
-    def start(self, **options: Any) -> subprocess.Popen:
+    def start(self, **options: Any) -> Command:
         """Start a make in a separate process group, as a terminal does."""
         environment = {k: v for k, v in os.environ.items() if k not in ("V", "CI", "NO_COLOR")}
-        process = subprocess.Popen(
-            [sys.executable, str(_SCRIPT), str(self.folder), json.dumps(options)],
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**environment, "PYTHONUNBUFFERED": "1"},
-        )
+        command = [str(_SCRIPT), str(self.folder), json.dumps(options)]
+        process = self.server.start(command, environment, self.scratch)
         self.started.append(process)
         return process
 
@@ -44,10 +38,9 @@ class FakeStudy:
         """Run a whole make; return exit code and stderr."""
         return self.finish(self.start(**options))
 
-    def finish(self, process: subprocess.Popen) -> tuple[int, str]:
+    def finish(self, process: Command) -> tuple[int, str]:
         """Wait for a make to end; return exit code and stderr."""
-        _, stderr = process.communicate(timeout=_PATIENCE_SECONDS)
-        return process.returncode, stderr
+        return process.wait(_PATIENCE_SECONDS), process.stderr
 
     def path(self, name: str) -> Path:
         return self.folder / f"results/fake/{name}-s1-{name}"
@@ -74,11 +67,10 @@ class FakeStudy:
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Iterator[FakeStudy]:
-    fake_study = FakeStudy(tmp_path)
+def study(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
+) -> Iterator[FakeStudy]:
+    fake_study = FakeStudy(tmp_path, server, tmp_path_factory.mktemp("streams"))
     yield fake_study
     for process in fake_study.started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
+        process.kill()

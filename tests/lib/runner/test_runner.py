@@ -215,7 +215,7 @@ def test_the_run_of_a_killed_make_is_continued_by_its_helper(study):
     makes = [study.start(all=SLOW, names=["a"]), None]
     study.wait_until(lambda: len(study.steps("a")) > 3)
     makes[1] = study.start(all=SLOW, names=["a"])
-    study.wait_until(lambda: b"WAIT" in os.read(makes[1].stderr.fileno(), 4096))
+    study.wait_until(lambda: "WAIT" in makes[1].stderr)
     os.killpg(makes[0].pid, signal.SIGKILL)
     assert study.finish(makes[1])[0] == 0
     assert study.steps("a") == list(range(200))
