@@ -278,9 +278,10 @@ def become(request: Mapping[str, Any]) -> str:
         os.dup2(opened, descriptor)
         os.close(opened)
     # Whether a stream can seek is decided when it is opened.
-    sys.stdin = sys.__stdin__ = _stream_of(0, sys.stdin)
-    sys.stdout = sys.__stdout__ = _stream_of(1, sys.stdout)
-    sys.stderr = sys.__stderr__ = _stream_of(2, sys.stderr)
+    if request["out"].startswith("/proc/"):
+        sys.stdin = sys.__stdin__ = _stream_of(0, sys.stdin)
+        sys.stdout = sys.__stdout__ = _stream_of(1, sys.stdout)
+        sys.stderr = sys.__stderr__ = _stream_of(2, sys.stderr)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
