@@ -87,3 +87,11 @@ def test_one_long_block_need_not_reach_a_number_of_parameters():
     ]
     shape = long_config(resolve_config(KconfigTree(), layers)).model.shape
     assert (shape.n_layer, shape.block_size) == (1, 1024)
+
+
+def test_mechanisms_of_the_long_form_have_weights():
+    cases = plan_cases(defconfig_layers(ROOT, "gpt2-ratio-ablation")).every
+    for case in cases:
+        config = long_config(case.config).model
+        for mechanism in config.mlp.mechanisms:
+            assert not mechanism.sized or mechanism.given_width() > 0, case.slug
