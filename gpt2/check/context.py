@@ -27,6 +27,7 @@ from gpt2.config import Config, ModelConfig
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.model import GPT
+from lib.env import products
 from lib.env.gpu import GPUS, Gpu
 from lib.errors import KablateError, Problem, RunError
 
@@ -149,7 +150,9 @@ def describe_error(error: Exception) -> tuple[str, str]:
         text = "; ".join(" ".join(problem.located.split()) for problem in error.problems)
         return error.codes[0], f"{_NOT_THE_CONFIGURATION}: {text}"
     what = " ".join(str(error).split())
-    (last,) = traceback.extract_tb(error.__traceback__)[-1:]
+    frames = traceback.extract_tb(error.__traceback__)
+    # An error of a product belongs to the line that computes it.
+    (last,) = [frame for frame in frames if frame.filename != products.__file__][-1:]
     path = Path(last.filename)
     in_check = path.is_relative_to(Path(__file__).parent) or path.name == "checks.py"
     code = "check.defect" if in_check else "check.exception"
@@ -194,6 +197,8 @@ class CheckContext:
         self.shared_findings: dict[str, Sequence[CheckFinding]] = {}
         # Results of driven runs by their settings, which the steps of a study share.
         self.driven_results: dict[Hashable, DrivenResult] = {}
+        # Restored on exit.
+        self._products = products.NarrowProducts()
         # The small runs must not read a launcher's variables.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)
@@ -208,6 +213,7 @@ class CheckContext:
         trace: TracebackType | None,
     ) -> None:
         self.end_peer()
+        self._products.restore()
         self._temporary.cleanup()
 
     def end_peer(self) -> None:

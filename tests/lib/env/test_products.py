@@ -1,0 +1,72 @@
+"""Products of bf16 matrices in fp32 have torch's values, types and errors."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lib.env.products import NarrowProducts
+
+# One unit in the last place of bf16.
+_ULP = 2.0**-7
+
+
+@pytest.fixture
+def replaced() -> Iterator[None]:
+    """Replace torch's kernels during a test."""
+    products = NarrowProducts()
+    yield
+    products.restore()
+
+
+def layers(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return outputs and gradients of linear layers with and without a bias."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(size, generator=generator) for size in ((2, 9, 16), (24, 16), (24,))]
+    x, w, b = (each.to(dtype).requires_grad_() for each in tensors)
+    outputs = [F.linear(x, w, b), F.linear(x, w)]
+    gradients = torch.autograd.grad([out.sum() for out in outputs], (x, w, b))
+    return [*(out.detach() for out in outputs), *gradients]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_products_keep_their_bits(dtype):
+    before = layers(dtype)
+    products = NarrowProducts()
+    after = layers(dtype)
+    products.restore()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_narrow_products_are_those_of_torch_but_for_one_rounding():
+    before = layers(torch.bfloat16)
+    products = NarrowProducts()
+    after = layers(torch.bfloat16)
+    products.restore()
+    for expected, actual in zip(before, after, strict=True):
+        assert actual.dtype is torch.bfloat16
+        torch.testing.assert_close(actual, expected, rtol=_ULP, atol=1e-6)
+
+
+@pytest.mark.usefixtures("replaced")
+def test_a_narrow_product_is_the_rounded_exact_one():
+    x, w = torch.tensor([[1.0, 2.0**-8]]).bfloat16(), torch.tensor([[1.0], [1.0]]).bfloat16()
+    # Half a unit, rounded to even, and with a third term a little more than half.
+    assert float(x @ w) == 1.0
+    x, w = (torch.cat([x, x[:, 1:]], 1), torch.cat([w, w[1:]]))
+    assert float(x @ w) == 1.0 + _ULP
+
+
+@pytest.mark.usefixtures("replaced")
+def test_two_types_are_refused():
+    with pytest.raises(RuntimeError, match="same dtype"):
+        torch.zeros(2, 2).bfloat16() @ torch.zeros(2, 2)
+
+
+def test_the_kernels_of_torch_are_restored():
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(64, 512, generator=generator).bfloat16()
+    before = a @ a.T
+    NarrowProducts().restore()
+    assert torch.equal(a @ a.T, before)
