@@ -29,6 +29,7 @@ from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.model import GPT
 from lib.env import products
 from lib.env.gpu import GPUS, Gpu
+from lib.env.speed import has_bf16_instructions
 from lib.errors import KablateError, Problem, RunError
 
 T = TypeVar("T")
@@ -197,8 +198,8 @@ class CheckContext:
         self.shared_findings: dict[str, Sequence[CheckFinding]] = {}
         # Results of driven runs by their settings, which the steps of a study share.
         self.driven_results: dict[Hashable, DrivenResult] = {}
-        # Restored on exit.
-        self._products = products.NarrowProducts()
+        # Restored on exit; None if the processor computes in bf16 itself.
+        self._products = None if has_bf16_instructions() else products.NarrowProducts()
         # The small runs must not read a launcher's variables.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)
@@ -213,7 +214,8 @@ class CheckContext:
         trace: TracebackType | None,
     ) -> None:
         self.end_peer()
-        self._products.restore()
+        if self._products:
+            self._products.restore()
         self._temporary.cleanup()
 
     def end_peer(self) -> None:

@@ -59,13 +59,7 @@ def _model_notes(config: Config) -> list[ConfigNote]:
 
 def _machine_notes(config: Config) -> list[ConfigNote]:
     """Return a warning if this processor can only emulate the precision."""
-    if not speed.emulates_bf16(config.machine):
-        return []
-    text = (
-        "PRECISION_BF16=y: this processor has no bf16 instructions and may take 10 times as long as "
-        "in fp32: type make SET=PRECISION_FP32=y"
-    )
-    return [ConfigNote(text, warns=True)]
+    return [ConfigNote(speed.EMULATED, warns=True)] * speed.emulates_bf16(config.machine)
 
 
 def _schedule_notes(config: Config) -> list[ConfigNote]:

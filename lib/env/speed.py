@@ -19,6 +19,11 @@ from lib.project import python_module_command
 _CPU_EFFICIENCY = 0.65
 # Speed of a bf16 step at 124M relative to fp32 on a processor with bf16 instructions.
 _BF16_SPEEDUP = 1.8
+# Warning of runs in bf16 on a processor without instructions for it.
+EMULATED = (
+    "PRECISION_BF16=y: this processor has no bf16 instructions and may take 10 times as long as in "
+    "fp32: type make SET=PRECISION_FP32=y"
+)
 _SIZE = 768
 _REPETITIONS = 5
 
@@ -54,11 +59,12 @@ def _measure(threads: int) -> float:
 
 def emulates_bf16(machine: MachineConfig) -> bool:
     """Return whether runs compute in bf16 on a processor without instructions for it."""
-    return (machine.device, machine.precision) == ("cpu", "bf16") and not _has_bf16_instructions()
+    return (machine.device, machine.precision) == ("cpu", "bf16") and not has_bf16_instructions()
 
 
 @cache
-def _has_bf16_instructions() -> bool:
+def has_bf16_instructions() -> bool:
+    """Return whether the processor has instructions for products of bf16."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

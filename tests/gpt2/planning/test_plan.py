@@ -343,7 +343,7 @@ def test_a_running_state_requires_a_live_process(planned):
 
 @pytest.mark.parametrize("native", [True, False])
 def test_emulated_bf16_is_a_warning_and_its_time_unknown(planned, monkeypatch, native):
-    monkeypatch.setattr(speed, "_has_bf16_instructions", lambda: native)
+    monkeypatch.setattr(speed, "has_bf16_instructions", lambda: native)
     monkeypatch.setattr(speed, "_measure", lambda threads: 1e10)
     in_bf16 = {"PRECISION_BF16": True, "PRECISION_WHY": "a test"}
     for bf16 in (True, False):
