@@ -5,6 +5,7 @@ by marker and by its word; the words are those of the verdicts, and nothing else
 difference. The colours are safe for colour-blind readers (after Okabe and Ito 2008).
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
@@ -39,6 +40,8 @@ _MAX_NAMES = 4
 # Room for a character of a label, and for a row.
 _CHAR_INCHES = 0.072
 _ROW_INCHES = 0.21
+# Half the length of the tick of a seed, in rows.
+_SEED_ROWS = 0.165
 _DIFFERENCE_AXIS = "← lower loss · nats per token · higher loss →"
 # Curves in one figure above which their bands are faint.
 _MANY = 6
@@ -187,7 +190,11 @@ def _forest_row(
         return
     colour = canvas.colour(verdict_colour(verdict))
     seeds = [d for d in verdict.differences if abs(d) < limit]
-    axes.plot(seeds, [y] * len(seeds), "|", color=canvas.colour("seed"), ms=5, mew=0.7, zorder=2)
+    # One path: a marker is an element of the page, and a large study has thousands.
+    across = [x for seed in seeds for x in (seed, seed, math.nan)]
+    along = [y - _SEED_ROWS, y + _SEED_ROWS, math.nan] * len(seeds)
+    style = {"lw": 0.7, "solid_capstyle": "butt", "zorder": 2}
+    axes.plot(across, along, color=canvas.colour("seed"), **style)
     if verdict.test is not None:
         low, high = (min(max(x, -limit), limit) for x in verdict.test.interval)
         axes.plot([low, high], [y, y], "-", color=colour, lw=1.4, zorder=3)
