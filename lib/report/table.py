@@ -382,10 +382,9 @@ def _origins(results: Sequence[RunResult]) -> dict[str, Sequence[str]]:
 
 
 def _layers(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means over the seeds; all seeds have the same layers."""
-    return {
-        name: statistics.fmean(each[name] for each in by_seed) for name in (by_seed or ({},))[0]
-    }
+    """Return the means over the seeds of the layers that every run has."""
+    shared = [n for n in (by_seed or ({},))[0] if all(n in each for each in by_seed)]
+    return {name: statistics.fmean(each[name] for each in by_seed) for name in shared}
 
 
 def _difference(results: Sequence[RunResult], others: Sequence[RunResult]) -> SampleStats | None:

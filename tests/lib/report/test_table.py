@@ -43,6 +43,16 @@ def test_one_seed_is_marked_and_has_no_spread(make_run):
     assert "\nn=1: " in text and "SEEDS=1,2,3" in text
 
 
+def test_layers_that_a_run_lacks_have_no_mean_sparsity(make_run):
+    pruned = {"sparsity_by_layer": {"h.0.w": 0.5, "h.1.w": 0.3}}
+    pruned["prunable_weights"] = dict.fromkeys(pruned["sparsity_by_layer"], 10)
+    other = {"sparsity_by_layer": {"h.1.w": 0.5}, "prunable_weights": {"h.1.w": 10}}
+    runs = [make_run("base", 3.0, **pruned), make_run("base", 3.1, seed=2, **other)]
+    assert _row(build_table("demo", runs), "base").sparsity_by_layer == {"h.1": pytest.approx(0.4)}
+    runs = [make_run("base", 3.0, **pruned), make_run("base", 3.1, seed=2)]
+    assert _row(build_table("demo", runs), "base").sparsity_by_layer == {}
+
+
 def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_run):
     losses = {1: (3.0, 2.8), 2: (3.2, 3.1), 3: (3.1, 2.7)}
     runs = [make_run("base", base, seed=s) for s, (base, _) in losses.items()]
