@@ -27,7 +27,7 @@ from gpt2.config import Config, ModelConfig
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.model import GPT
-from lib.env import products
+from lib.env import machine
 from lib.env.gpu import GPUS, Gpu
 from lib.env.speed import has_bf16_instructions
 from lib.errors import KablateError, Problem, RunError
@@ -153,7 +153,7 @@ def describe_error(error: Exception) -> tuple[str, str]:
     what = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     # An error of a product belongs to the line that computes it.
-    (last,) = [frame for frame in frames if frame.filename != products.__file__][-1:]
+    (last,) = [frame for frame in frames if frame.filename != machine.__file__][-1:]
     path = Path(last.filename)
     in_check = path.is_relative_to(Path(__file__).parent) or path.name == "checks.py"
     code = "check.defect" if in_check else "check.exception"
@@ -199,7 +199,7 @@ class CheckContext:
         # Results of driven runs by their settings, which the steps of a study share.
         self.driven_results: dict[Hashable, DrivenResult] = {}
         # Restored on exit; None if the processor computes in bf16 itself.
-        self._products = None if has_bf16_instructions() else products.NarrowProducts()
+        self._products = None if has_bf16_instructions() else machine.NarrowProducts()
         # The small runs must not read a launcher's variables.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)

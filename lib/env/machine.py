@@ -5,7 +5,8 @@ other settings in the training process, after ``lib.env.preflight`` has passed.
 """
 
 import os
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from lib.env.options import MachineConfig
 from lib.env.ranks import ProcessRank, missing_variables
@@ -13,6 +14,7 @@ from lib.errors import PreflightError, Problem
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 # glibc returns large blocks to the kernel when they are freed, and the next step faults every page
 # in again: 7 to 13 % of a bf16 step at 124M. These variables keep the memory in the process.
@@ -72,6 +74,55 @@ def set_up(machine: MachineConfig, process: ProcessRank, processes: int = 1) -> 
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+class NarrowProducts:
+    """Replacement of torch's kernels on a CPU: fp32 products of bf16 values, rounded to bf16 once.
+
+    Without instructions for bf16, torch computes the product by a scalar loop, which accumulates in
+    fp32 too and takes ten times as long. Only the kernels are replaced: autocast, autograd, and modes
+    that observe the types of operations come before them and see bf16.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        from torch import library
+
+        self._narrow = torch.bfloat16
+        self._mm = library.get_kernel("aten::mm", "CPU")
+        self._addmm = library.get_kernel("aten::addmm", "CPU")
+        self._kernels = library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            # torch reports that its own kernels are replaced, which is the purpose.
+            warnings.simplefilter("ignore", UserWarning)
+            for name, kernel in (("mm", self._product), ("addmm", self._sum)):
+                self._kernels.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
+
+    def restore(self) -> None:
+        """Restore torch's kernels."""
+        self._kernels._destroy()
+
+    def _product(self, keys: Any, a: "Tensor", b: "Tensor") -> "Tensor":
+        if not self._are_narrow(a, b):
+            product: Tensor = self._mm.call_boxed(keys, a, b)
+            return product
+        product = self._mm.call_boxed(keys, a.float(), b.float())
+        return product.bfloat16()
+
+    def _sum(
+        self, keys: Any, c: "Tensor", a: "Tensor", b: "Tensor", *, beta: float = 1, alpha: float = 1
+    ) -> "Tensor":
+        factors = {"beta": beta, "alpha": alpha}
+        if not self._are_narrow(c, a, b):
+            total: Tensor = self._addmm.call_boxed(keys, c, a, b, **factors)
+            return total
+        wide = (each.float() for each in (c, a, b))
+        total = self._addmm.call_boxed(keys, *wide, **factors)
+        return total.bfloat16()
+
+    def _are_narrow(self, *tensors: "Tensor") -> bool:
+        """Return whether all are in bf16; torch's kernel raises an error if types differ."""
+        return all(each.dtype is self._narrow for each in tensors)
 
 
 def require_world_size(process: ProcessRank, processes: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lib.env.products import NarrowProducts
+from lib.env.machine import NarrowProducts
 
 # One unit in the last place of bf16.
 _ULP = 2.0**-7
