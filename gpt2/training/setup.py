@@ -204,8 +204,9 @@ def warm_up(session: TrainingSession) -> None:
 def resume(session: TrainingSession, allow_stale: bool = False) -> None:
     """Resume from the newest intact checkpoint that fits the records, or start over without one.
 
-    Raises RunError if the records fit no intact checkpoint, if the checkpoint has another configuration or other data, or, unless
-    ``allow_stale``, if it was made by other code, another torch version or another device.
+    Raises RunError if the records fit no intact checkpoint, if the checkpoint has another
+    configuration or other data, or, unless ``allow_stale``, if it was made by other code, another
+    torch version or another device.
     """
     records = session.records
     damaged: list[str] = []

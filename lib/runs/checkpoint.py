@@ -114,23 +114,28 @@ def load_latest_checkpoint(
     """
     mismatched: dict[Path, Problem] = {}
     for path in _steps(folder):
-        damage = _damage(path)
-        if not damage:
-            try:
-                loaded = _load(path)
-            except _UNREADABLE as error:
-                damage = f"right digests, but not a checkpoint: {error}".splitlines()[0]
-            else:
-                if (problem := mismatch(loaded)) is None:
-                    for newer, reason in mismatched.items():
-                        _skip(newer, reason.located, warn)
-                    return loaded
-                mismatched[path] = problem
-                continue
-        _skip(path, damage, warn)
+        loaded = _intact(path)
+        if isinstance(loaded, str):
+            _skip(path, loaded, warn)
+        elif problem := mismatch(loaded):
+            mismatched[path] = problem
+        else:
+            for newer, reason in mismatched.items():
+                _skip(newer, reason.located, warn)
+            return loaded
     if mismatched:
-        raise RunError(*[*mismatched.values()][:1])
+        raise RunError(next(iter(mismatched.values())))
     return None
+
+
+def _intact(path: Path) -> Checkpoint | str:
+    """Return the checkpoint of a folder, or a description of its damage."""
+    if damage := _damage(path):
+        return damage
+    try:
+        return _load(path)
+    except _UNREADABLE as error:
+        return f"right digests, but not a checkpoint: {error}".splitlines()[0]
 
 
 def _skip(path: Path, damage: str, warn: Callable[[str], None]) -> None:
