@@ -181,11 +181,20 @@ _SPACE = " \t\n\r"
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
 
 
-def typed(kind: type[T], fields: Any, file: Path, place: Sequence[str], line: int = 0) -> T:
+def typed(
+    kind: type[T],
+    fields: Any,
+    file: Path,
+    place: Sequence[str],
+    line: int = 0,
+    *,
+    exact: bool = False,
+) -> T:
     """Return the JSON object ``fields`` as the dataclass ``kind``; further fields are ignored.
 
-    ``place`` is the key path of the object in ``file``. Raises DamagedRecord if a field is missing
-    or of another type.
+    ``place`` is the key path of the object in ``file``. If ``exact``, fields with a default are
+    required too, and further fields are damage. Raises DamagedRecord if a field is missing or of
+    another type.
     """
     # A dictionary by its type: isinstance of an abstract class takes as long as a field.
     if type(fields) is not dict and not isinstance(fields, Mapping):
@@ -203,8 +212,11 @@ def typed(kind: type[T], fields: Any, file: Path, place: Sequence[str], line: in
             names = states or ("null" if t is NoneType else t.__name__ for t in types)
             expected = f"{'.'.join((*place, name))} of type {' or '.join(names)}"
             raise DamagedRecord(file, expected, repr(value)[:60], line)
-        elif required:
+        elif required or exact:
             raise DamagedRecord(file, f"a field {'.'.join((*place, name))}", "none", line)
+    if exact and (further := sorted(fields.keys() - values.keys())):
+        name = ".".join((*place, further[0][:60]))
+        raise DamagedRecord(file, f"no field {name}", "one", line)
     return kind(**values)
 
 
