@@ -45,7 +45,7 @@ from lib.units import format_duration, format_si
 
 def notes(config: Config) -> list[ConfigNote]:
     """Return the notes of one run."""
-    return [*_model_notes(config), *_machine_notes(config), *_schedule_notes(config)]
+    return [*_model_notes(config), *_schedule_notes(config)]
 
 
 def _model_notes(config: Config) -> list[ConfigNote]:
@@ -54,12 +54,9 @@ def _model_notes(config: Config) -> list[ConfigNote]:
     found = list(model.attention.pattern.notes(model.shape))
     if config.machine.device == "cuda":
         found += gpu_notes(model.attention, model.shape, shows)
+    elif speed.emulates_bf16(config.machine):
+        found.append(ConfigNote(speed.EMULATED, warns=True))
     return found
-
-
-def _machine_notes(config: Config) -> list[ConfigNote]:
-    """Return a warning if this processor can only emulate the precision."""
-    return [ConfigNote(speed.EMULATED, warns=True)] * speed.emulates_bf16(config.machine)
 
 
 def _schedule_notes(config: Config) -> list[ConfigNote]:
@@ -78,12 +75,12 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
     """
     labels_by_note: dict[ConfigNote, list[str]] = {}
     # The runs of a variant share one model for all seeds.
-    known: dict[tuple[int, str], list[ConfigNote]] = {}
+    known: dict[tuple[int, str, str], list[ConfigNote]] = {}
     for label, config in runs:
-        key = id(config.model), config.machine.device
+        key = id(config.model), config.machine.device, config.machine.precision
         if key not in known:
             known[key] = _model_notes(config)
-        for note in (*known[key], *_machine_notes(config), *_schedule_notes(config)):
+        for note in (*known[key], *_schedule_notes(config)):
             labels_by_note.setdefault(note, []).append(label)
     return [
         f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"
