@@ -389,11 +389,8 @@ def run_utilisation(record: RunRecord) -> dict[str, float]:
 
 def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means over the seeds of the figures that every run has."""
-    names = [
-        name
-        for name in UTILISATION_COLUMNS
-        if by_seed and all(name in figures for figures in by_seed)
-    ]
+    first = by_seed[0] if by_seed else {}
+    names = [name for name in first if all(name in figures for figures in by_seed)]
     return {name: fmean(figures[name] for figures in by_seed) for name in names}
 
 

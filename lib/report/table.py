@@ -363,7 +363,7 @@ def _row(
         tokens=_mean([r.final.tokens for r in results]),
         train_seconds=_mean([r.timing.train_seconds for r in results]),
         sparsity=_mean([r.final.sparsity for r in results]),
-        sparsity_by_layer=_layers([sparsity_by_layer(r.final) for r in results]),
+        sparsity_by_layer=mean_over_seeds([sparsity_by_layer(r.final) for r in results]),
         machine=mean_over_seeds([r.machine for r in results]),
         state=_state(results, holes, kept),
         origins=_origins(results),
@@ -379,12 +379,6 @@ def _origins(results: Sequence[RunResult]) -> dict[str, Sequence[str]]:
         "configurations": [origin.configuration for origin in origins],
         "commits": list(dict.fromkeys(origin.commit or UNKNOWN for origin in origins)),
     }
-
-
-def _layers(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means over the seeds of the layers that every run has."""
-    shared = [n for n in (by_seed or ({},))[0] if all(n in each for each in by_seed)]
-    return {name: statistics.fmean(each[name] for each in by_seed) for name in shared}
 
 
 def _difference(results: Sequence[RunResult], others: Sequence[RunResult]) -> SampleStats | None:
