@@ -23,8 +23,6 @@ ITERATIONS = 6
 # Tokens and heads of the long form.
 LONG_CONTEXT = 1024
 LONG_HEADS = 2
-# Width of a mechanism of the long form's MLP, if its configured width is derived.
-MECHANISM_WIDTH = 8
 
 # Settings of a small run on byte tokens on a CPU.
 _ENVIRONMENT: dict[str, SymbolValue] = {
@@ -83,11 +81,12 @@ def long_config(config: Config) -> Config:
     full = config.model.shape.block_size
     form: dict[str, SymbolValue] = {"N_LAYER": 1, "DROPOUT": "0.0", "PRECISION": "fp32"}
     # The MLP is sized by its hidden width. If it is configured by its ratio, the widths of its
-    # mechanisms are derived, and their symbols are 0.
+    # mechanisms are derived, and their symbols are 0: take the widths that the mechanisms declare.
     form |= {
-        f"{part.name.upper()}_DIM": MECHANISM_WIDTH
+        symbol: width
         for part in config.model.mlp.mechanisms
-        if part.sized and not part.given_width()
+        for symbol, width in part.off.items()
+        if config.values[symbol] == 0
     }
 
     def at(context: int) -> Config:
