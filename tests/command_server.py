@@ -290,11 +290,10 @@ def become(request: Mapping[str, Any]) -> str:
     sys.argv, sys.executable = request["command"], request["python"]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[0:1] = paths
-    multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
     if sys.argv[0] == "-c":
-        multiprocessing.util.spawnv_passfds = spawnv_passfds
         forget_tree()
         return sys.argv[0]
+    multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
     if sys.argv[0] == "-m":
         return sys.argv[0]
     script = Path(sys.argv[0])

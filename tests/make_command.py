@@ -21,7 +21,7 @@ def make(*words, cwd=ROOT, **variables):
 
     Unless the words name another one, the interpreter is ``interpreter``, whose packages are complete.
     """
-    unset = {"VIRTUAL_ENV", "CONDA_PREFIX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    unset = ACTIVE | {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     unset |= check.makefile_variables((ROOT / "Makefile").read_text())
     environment = {k: v for k, v in os.environ.items() if k not in unset} | variables
     more = []
