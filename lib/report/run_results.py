@@ -5,15 +5,15 @@ import hashlib
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from lib.files import canonical_json
-from lib.json_files import RecordError
+from lib.json_files import MissingRecord, RecordError
 from lib.plan.run import PlannedRun
 from lib.report.run_curves import RunCurves, decode_numbers, encode_numbers, read_curves
 from lib.report.run_facts import RunFacts, recorded_facts
@@ -31,6 +31,8 @@ from lib.runs.record import (
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
 from lib.tracking.stability import UnstableStep, unstable_steps
+
+T = TypeVar("T")
 
 _NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
 # States of a run whose outcome is not known yet.
@@ -105,6 +107,8 @@ class FinishedRun:
     unstable: Sequence[UnstableStep]
     origin: RunOrigin
     curves: RunCurves
+    # Problem of a file from which figures of the machine are missing; "" if there is none.
+    damage: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def read_run_result(
         if isinstance(value, MissingResult):
             return value, False
         # A mean over damaged telemetry may be infinite, which JSON does not have.
-        return value, all(map(math.isfinite, value.machine.values()))
+        return value, not value.damage and all(map(math.isfinite, value.machine.values()))
 
     value = index.read(RunDir(run.path), None, read) if index else read()[0]
     if isinstance(value, MissingResult):
@@ -200,17 +204,19 @@ def _read_finished(run: PlannedRun[Any]) -> FinishedRun | MissingResult:
         if digest != run.config.digest:
             return _foreign(run)
         unstable = unstable_steps(record)
+        machine, damage = run_utilisation(record)
         return FinishedRun(
             identity_digest=digest,
             # Another record of the same run, because the rows of all runs would fill the memory.
             facts=replace(recorded_facts(record), record=RunRecord(record.run)),
             final=record.summary.final,
             timing=record.summary.timing,
-            machine=run_utilisation(record),
+            machine=machine,
             outcome=finished_outcome(run.seed, record, unstable),
             unstable=unstable,
             origin=RunOrigin.of(record),
             curves=read_curves(record, unstable),
+            damage=damage,
         )
     except RecordError as error:
         return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
@@ -367,24 +373,35 @@ def missing_outcome(
 # Speed, memory and utilisation.
 
 
-def run_utilisation(record: RunRecord) -> dict[str, float]:
+def run_utilisation(record: RunRecord) -> tuple[dict[str, float], str]:
     """Return the known figures of ``UTILISATION_COLUMNS`` by name, over all GPUs of the run.
 
-    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged
-    telemetry file counts as empty, because a killed sampler must not prevent the table.
+    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged file
+    counts as empty, because a killed sampler must not prevent the table. The second value is the
+    first problem of such a file, or "".
     """
-    mfu: list[float] = []
-    samples: Sequence[TelemetrySample] = ()
-    with contextlib.suppress(RecordError):
-        mfu = [row.mfu for row in record.timings if row.mfu is not None]
-    with contextlib.suppress(RecordError):
-        samples = record.telemetry[1:]
+    timings, unread = _readable(lambda: record.timings)
+    telemetry, damage = _readable(lambda: record.telemetry)
+    mfu, samples = [row.mfu for row in timings if row.mfu is not None], telemetry[1:]
     figures = {"tokens_per_second": record.summary.timing.tokens_per_second}
     figures |= {"mfu": median(mfu)} if mfu else {}
     # The sum of damaged samples may overflow.
     with contextlib.suppress(OverflowError):
         figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
-    return {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
+    return {
+        name: figures[name] for name in UTILISATION_COLUMNS if name in figures
+    }, unread or damage
+
+
+def _readable(read: Callable[[], Sequence[T]]) -> tuple[Sequence[T], str]:
+    """Return the rows of a file, and ""; no rows and the problem if the file is damaged."""
+    try:
+        return read(), ""
+    except MissingRecord:
+        return (), ""
+    except RecordError as error:
+        line = f":{error.line}" if error.line else ""
+        return (), f"{error.file.name}{line}: {error.problems[0].what}"
 
 
 def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -211,9 +211,13 @@ def build_table(
     combinations with reasons. A run that differs from the baseline in more than its variant's
     settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
     gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
-    All comparisons of the table form one family under the rule of ``verdict_plan``. Raises ConfigError if ``label_by`` contains an unknown field.
+    All comparisons of the table form one family under the rule of ``verdict_plan``. Raises
+    ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
     """
     items = [read_run_result(run, index) for run in runs]
+    if label_by and not any(isinstance(item, RunResult) for item in items):
+        what = f"no run has a result to label by {', '.join(label_by)}"
+        raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
     kept = {item.run.label for item in items if isinstance(item, RunResult) and is_stale(item)}
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
@@ -339,7 +343,9 @@ def _remarks(result: RunResult) -> list[str]:
         result.facts.observed[name] for name in ("changed_during_run", "oom_fallbacks")
     )
     notes = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
-    return notes + ([f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else [])
+    notes += [f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else []
+    damage = result.finished.damage if result.finished else ""
+    return notes + ([f"{damage}; figures of the machine are missing"] if damage else [])
 
 
 def _row(

@@ -98,6 +98,20 @@ def test_seeds_are_taken_together(make_run):
 def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run):
     run = make_run("base", 3.0)
     assert "## Machine" not in table_to_markdown(build_table("demo", [run]))
-    RunDir(run.path).telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
-    assert run_utilisation(RunRecord(RunDir(run.path))) == {"tokens_per_second": 33.6}
-    assert build_table("demo", [run]).rows[0].state == "done"
+    files = RunDir(run.path)
+    assert run_utilisation(RunRecord(files)) == ({"tokens_per_second": 33.6}, "")
+    files.telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
+    figures, damage = run_utilisation(RunRecord(files))
+    assert figures == {"tokens_per_second": 33.6} and damage.startswith("telemetry.jsonl:1: ")
+    table = build_table("demo", [run])
+    assert table.rows[0].state == "done" and table.notes[-1].startswith(f"{run.label}: {damage}")
+
+
+def test_damaged_telemetry_costs_no_figure_of_another_file(make_run):
+    run = make_run("base", 3.0)
+    beside(run, sample(0.0, 100.0), sample(10.0, GIB), mfu=(0.1, 0.4, 0.42))
+    files = RunDir(run.path)
+    assert run_utilisation(RunRecord(files))[0].keys() >= {"mfu", "process/rss_peak_gb"}
+    files.telemetry.write_text("[]\n")
+    figures, damage = run_utilisation(RunRecord(files))
+    assert figures["mfu"] == 0.4 and "process/rss_peak_gb" not in figures and damage

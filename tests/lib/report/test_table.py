@@ -189,6 +189,15 @@ def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
     assert "LABEL_BY" in str(caught.value) and "'weather'" in str(caught.value)
 
 
+def test_labels_without_a_result_are_refused(make_run):
+    runs = [make_run("base"), make_run("wide", parent="base")]
+    assert [row.state for row in build_table("demo", runs).rows] == ["new", "new"]
+    with pytest.raises(ConfigError) as caught:
+        build_table("demo", runs, label_by=["torch"])
+    assert caught.value.codes == ["run.not-found"]
+    assert caught.value.problems[0].where == "LABEL_BY"
+
+
 def test_runs_of_several_codes_stand_under_the_digest_of_what_they_share(make_run):
     old = {"gpt2/train.py": "b" * 64, "gpt2/only_here.py": "c" * 64}
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
