@@ -26,8 +26,10 @@ $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call fr
 UNKNOWN := $(filter-out __%,$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v)))
 MAKEOVERRIDES :=
 
+# Values of a flag that is not set.
+off := 0 n no false N No NO False FALSE
 # With JSON=1, stdout is the document alone.
-Q := $(if $(filter 1 2,$(V)),$(if $(filter-out 0 n no false,$(JSON)),@),@)
+Q := $(if $(filter 1 2,$(V)),$(if $(filter-out $(off),$(JSON)),@),@)
 MAKEFLAGS += $(if $(filter 2,$(V)),--trace)
 
 # Quote a value as one word of the shell; escape it as one file name of a rule.
@@ -70,7 +72,7 @@ jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
 
 refuse = $(boot) -m lib.make_help Makefile --unknown
 # For targets without a script that refuses variables: those that the target reads.
-reads = $(if $(filter-out $(1),$(KABLATE_GIVEN)),@$(boot) -m lib.make_help Makefile --reads $(1))
+reads = $(if $(filter-out $(1),$(KABLATE_GIVEN))$(FAST),@$(boot) -m lib.make_help Makefile --reads $(1))
 # Of several targets, an unknown one is refused before another one starts.
 TARGETS := $(if $(word 2,$(MAKECMDGOALS)),$(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' Makefile))
 NO_TARGETS := $(if $(TARGETS),$(filter-out $(TARGETS) defconfig-%,$(MAKECMDGOALS)))
@@ -99,7 +101,7 @@ list-defconfigs: setup ## List the configurations of the tree
 ##: defconfig-NAME[+FRAG]  Load one, with fragments on top, and SET="..."
 DEFCONFIGS := $(patsubst defconfigs/%,defconfig-%,$(filter-out %/fragments,$(wildcard defconfigs/*)))
 dry_run = $(if $(filter 1 y yes true,$(DRY_RUN)), DRY_RUN=y,$(if \
-	$(filter-out 0 n no false,$(DRY_RUN)), DRY_RUN=$$DRY_RUN))
+	$(filter-out $(off),$(DRY_RUN)), DRY_RUN=$$DRY_RUN))
 load = $(Q)$(CONFIGURE) defconfig $(call quote,$*) --set "$$SET$(dry_run)" $(INTO)
 # Named one by one, so that a shell can complete them; combinations match the pattern.
 .PHONY: $(DEFCONFIGS) FORCE
@@ -196,7 +198,7 @@ reproduce: setup $(ANY_CONFIG_PY) ## Train RUN= again from its directory, compar
 test: ## Run the tests (FAST=1: a fast part); needs the extras
 	$(call reads,FAST)
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
-	$(Q)$(PY) -m pytest$(if $(filter-out 0 n no,$(FAST)), --fast)
+	$(Q)$(PY) -m pytest$(if $(filter-out $(off),$(FAST)), --fast)
 
 fuzz: setup ## Damage COUNT= files, one under one command each (SEED=)
 	$(call reads,COUNT SEED)

@@ -138,9 +138,11 @@ def _settings(makefile: str) -> list[str]:
 def _refuse(makefile: str, kind: str, *names: str) -> int:
     if kind == "--unknown":
         refuse_unknown(makefile, names[0], names[1:])
-    from lib.make_variables import require_read
+    from lib.make_variables import is_set, require_read
 
     require_read({*names, "JSON"})
+    if "FAST" in names:
+        is_set("FAST")
     return 0
 
 

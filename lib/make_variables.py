@@ -68,6 +68,22 @@ def variables_without_effect(symbols: Collection[str], variables: Collection[str
     )
 
 
+_YES, _NO = ("1", "y", "yes", "true"), ("", "0", "n", "no", "false")
+
+
+def is_set(variable: str) -> bool:
+    """Return whether a variable that is y or n is y. Raises ConfigError for any other value."""
+    return is_yes(os.environ.get(variable, ""), variable)
+
+
+def is_yes(text: str, variable: str) -> bool:
+    """Return whether the value of ``variable`` is y. Raises ConfigError if it is neither y nor n."""
+    if text.lower() in _YES + _NO:
+        return text.lower() in _YES
+    what = f"invalid value (expected y or n, got {text!r})"
+    raise ConfigError(Problem(what, variable, "type: make help", code="usage.invalid-value"))
+
+
 def require_value(value: str, name: str, example: str) -> str:
     """Return a variable's value. Raises ConfigError with the command ``example`` if it is empty."""
     if not value:

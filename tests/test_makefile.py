@@ -133,7 +133,7 @@ def test_the_tests_have_what_reads_the_large_data_sets():
     assert '--extras "$EXTRAS datasets tensorboard trackio"' in planned("test")
 
 
-@pytest.mark.parametrize(("fast", "option"), [("1", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(("fast", "option"), [("1", True), ("0", False), ("N", False), ("", False)])
 def test_the_fast_tier_is_an_option_of_pytest(fast, option):
     assert ("--fast" in planned("test", f"FAST={fast}")) == option
 
@@ -272,6 +272,7 @@ def test_a_former_variable_is_an_error(name):
         (["help", "RUN=ra"], "usage.unread-variable"),
         (["completion", "STEPS=1"], "usage.unread-variable"),
         (["test", "RUNS=ra"], "usage.unread-variable"),
+        (["test", "FAST=perhaps"], "usage.invalid-value"),
         (["fuzz", "STEPS=1"], "usage.unread-variable"),
         (["style", "STEPS=1"], "usage.unread-variable"),
         (["test-long", "FAST=1"], "usage.unread-variable"),
@@ -294,6 +295,7 @@ def test_a_former_variable_is_an_error(name):
         (["plan", "SWEEP=SEED=1,2", "SAMPLES=0"], "usage.out-of-range"),
         (["DRY_RUN=1", "JOBS=zero"], "usage.invalid-number"),
         (["DRY_RUN=1", "ON_STALE=maybe"], "usage.invalid-value"),
+        (["DRY_RUN=1", "KEEP_GOING=maybe"], "usage.invalid-value"),
         (["fuzz", "COUNT=x"], "usage.invalid-number"),
         (["audit", "RUNS=../.."], "run.not-found"),
         (["unpack", "ARCHIVE=nonesuch.tar.gz"], "archive.missing"),

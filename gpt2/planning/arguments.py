@@ -290,15 +290,11 @@ def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOpti
     Raises ConfigError if a value is invalid.
     """
     jobs = whole_number(arguments.jobs or str(study.jobs), "JOBS")
-    keep_going = arguments.keep_going or "y"
-    if keep_going not in ("y", "n"):
-        what = f"invalid value {keep_going!r} (expected y or n)"
-        advice = "type: make KEEP_GOING=n"
-        raise ConfigError(Problem(what, "KEEP_GOING", advice, code="usage.invalid-value"))
+    keep_going = make_variables.is_yes(arguments.keep_going or "y", "KEEP_GOING")
     return RunnerOptions(
         jobs,
         arguments.on_stale or study.on_stale,
-        keep_going == "y",
+        keep_going,
         arguments.allow_dirty,
         commands={
             State.SUCCESS: command_words(study.on_done_command, "ON_DONE_CMD"),
@@ -344,12 +340,9 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     _add_flag(parser, "submit", "submit the script (SUBMIT=y)")
 
 
-_YES, _NO = ("1", "y", "yes", "true"), ("", "0", "n", "no", "false")
-
-
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Add the option ``--name``, set by default if the environment variable is."""
-    default = _is_set(name.upper().replace("-", "_"))
+    default = make_variables.is_set(name.upper().replace("-", "_"))
     parser.add_argument(f"--{name}", action="store_true", default=default, help=text)
 
 
@@ -377,11 +370,3 @@ def add_fast(parser: argparse.ArgumentParser) -> None:
 def add_full(parser: argparse.ArgumentParser) -> None:
     """Add ``--full``: test the full context length."""
     _add_flag(parser, "full", "test the full context length")
-
-
-def _is_set(variable: str) -> bool:
-    text = os.environ.get(variable, "")
-    if text.lower() in _YES + _NO:
-        return text.lower() in _YES
-    what = f"invalid value (expected y or n, got {text!r})"
-    raise ConfigError(Problem(what, variable, "type: make help", code="usage.invalid-value"))

@@ -2,6 +2,7 @@
 
 import json as json_format
 from collections.abc import Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -141,18 +142,24 @@ def find_finished(
 def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]:
     """Return all started runs that match ``named``, finished or not.
 
-    ``named`` is a directory, or a list of directories and patterns over the plan's run names.
-    Raises ConfigError if a directory is not a run's, a pattern matches no run, or none of the runs
+    ``named`` is a directory, or a list of directories, patterns over the paths of run directories
+    and patterns over the plan's run names. Raises ConfigError if a directory is not a run's, a pattern matches no run, or none of the runs
     has been started.
     """
     words = [named] if Path(named).is_dir() else named.replace(",", " ").split()
-    runs = [RunDir(Path(word)) for word in words if Path(word).is_dir()]
-    for run in runs:
-        # A run without one of these files is damaged; without any, the folder was never one.
-        if not any(path.exists() for path in (run.status, run.resolved_config, run.manifest)):
-            what = f"{str(run.path)!r} is not a run directory"
-            raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
-    if patterns := [word for word in words if not Path(word).is_dir()]:
+    runs, patterns = [], []
+    for word in words:
+        if Path(word).is_dir():
+            run = RunDir(Path(word))
+            if not _is_run(run):
+                what = f"{word!r} is not a run directory"
+                raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
+            runs.append(run)
+        elif matching := _run_directories(word):
+            runs += matching
+        else:
+            patterns.append(word)
+    if patterns:
         plan = lookup.plan(build_dir)
         runs += [RunDir(run.path) for run in plan.matching(",".join(patterns))]
     started = [run for run in runs if run.path.is_dir()]
@@ -160,6 +167,18 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
         what = f"no started run matches {named!r}"
         raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
     return started
+
+
+def _is_run(run: RunDir) -> bool:
+    """Return whether one of these files exists: a run without one of them is damaged."""
+    return any(path.exists() for path in (run.status, run.resolved_config, run.manifest))
+
+
+def _run_directories(pattern: str) -> list[RunDir]:
+    """Return the run directories whose paths match ``pattern``, in order; names have no slash."""
+    if "/" not in pattern:
+        return []
+    return [run for path in sorted(glob(pattern)) if _is_run(run := RunDir(Path(path)))]
 
 
 def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> Path:

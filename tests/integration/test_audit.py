@@ -19,6 +19,10 @@ def test_a_trained_run_is_judged_by_name_and_by_folder(build):
 
     code, printed, said = folder.command(SCRIPT, RUNS="run*")
     assert (code, printed) == (EXIT_DONE, f"VALID   {path}\n"), printed + said
+    # The folders beside the run, such as that of the figures, are not runs.
+    (path.parent / "figures").mkdir()
+    code, printed, said = folder.command(SCRIPT, RUNS=f"{path.parent}/*")
+    assert (code, printed) == (EXIT_DONE, f"VALID   {path}\n"), printed + said
 
     summary = RunDir(path).summary
     summary.write_text(summary.read_text().replace('"val_loss": ', '"val_loss": 1'))

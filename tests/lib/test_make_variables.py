@@ -67,6 +67,16 @@ def test_variables_of_the_environment_are_logged_if_they_are_read(monkeypatch, c
     assert line.split()[:2] == ["ENV", "SEED=7"]
 
 
+def test_a_flag_is_yes_or_no(monkeypatch):
+    values = {"1": True, "Yes": True, "y": True, "": False, "0": False, "N": False, "false": False}
+    assert {text: make_variables.is_yes(text, "FAST") for text in values} == values
+    monkeypatch.setenv("FAST", "perhaps")
+    with pytest.raises(ConfigError) as caught:
+        make_variables.is_set("FAST")
+    assert caught.value.codes == ["usage.invalid-value"]
+    assert caught.value.problems[0].where == "FAST"
+
+
 def test_a_missing_value_is_an_error():
     assert require_value("x", "SYM", "make why SYM=NAME") == "x"
     with pytest.raises(ConfigError) as caught:
