@@ -209,10 +209,12 @@ def train_plan(
     code = _train_runs(plan, plan.runs, options)
     if code in _INTERRUPTED_CODES:
         return code, ""
-    table = _table(table_of)
-    text = _reported(table_of, table, json)
     if strict:
+        table = _table(table_of)
+        text = _reported(table_of, table, json)
         code = code or verdicts_exit_code(table.verdicts, strict=True)
+    else:
+        text = report(table_of, table_of, selected=False, json=json)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
         log(
             "NEXT",
@@ -346,7 +348,7 @@ def report(
     text = _shown(plan, shown, path, json)
     # A tracker that lacks the verdicts receives them with the next report.
     if not plan.base.tracking.trackers:
-        stamp.save(text, len(whole.runs))
+        stamp.save(text)
     return text
 
 

@@ -236,13 +236,13 @@ class OutputStamp:
         unchanged = stored and self.files.signature and stored["key"] == self._key
         return stored["text"] if unchanged and stored["outputs"] == self._digests() else None
 
-    def save(self, text: str, runs: int) -> None:
-        """Store the text of a study of many ``runs``, for the inputs as they were at the beginning.
+    def save(self, text: str) -> None:
+        """Store the text for the inputs as they were at the beginning.
 
         It is not stored if one of them had just changed: a further change may not change its time.
         """
         files = self.files.signature
-        if runs < MIN_NEW_ENTRIES or files is None or files[1] >= self._began - RACY_NS:
+        if files is None or files[1] >= self._began - RACY_NS:
             return
         _write_document(self._path, {"key": self._key, "text": text, "outputs": self._digests()})
 

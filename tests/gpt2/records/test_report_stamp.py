@@ -13,6 +13,8 @@ import pytest
 from gpt2.planning.plan import config_layers, make_plan
 from gpt2.records.run_files import write_resolved_config
 from gpt2.running import launch
+from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
+from lib.runner.runner import RunnerOptions
 from lib.runs import index
 from tests.build_folder import write_build
 from tests.gpt2.records.test_tables import asked
@@ -55,9 +57,8 @@ class Reports:
 
 @pytest.fixture
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    """Two finished runs with an up-to-date report; small studies are stored, figures not drawn."""
+    """Two finished runs with an up-to-date report; figures are not drawn."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(index, "MIN_NEW_ENTRIES", 1)
     monkeypatch.setattr(index, "RACY_NS", 8_000_000)
     monkeypatch.setattr("lib.report.report_page.study_figures", lambda *arguments: [])
     build = tmp_path / "build"
@@ -91,6 +92,18 @@ def test_nothing_is_written_again_if_nothing_has_changed(reports: Reports) -> No
     assert reports.written == 0
     assert reports.report(force=True) == first
     assert reports.written == 1
+
+
+def test_make_with_nothing_to_train_writes_no_report(reports: Reports) -> None:
+    stored, _ = reports.report()
+    reports.written = 0
+    plan, whole, _ = reports.plans["{}"]
+    kept = RunnerOptions(stale="keep")
+    assert launch.train_plan(plan, kept, whole) == (EXIT_DONE, stored)
+    assert reports.written == 0
+    # Verdicts that decide the exit code are judged from the files of the runs.
+    code, text = launch.train_plan(plan, kept, whole, strict=True)
+    assert code == EXIT_NOT_COMPARABLE and text == stored
 
 
 def test_each_form_of_the_output_is_stored(reports: Reports) -> None:
@@ -210,14 +223,12 @@ def test_a_table_with_labels_is_not_that_of_a_report_without(reports: Reports) -
     assert reports.report() == plain
 
 
-@pytest.mark.parametrize("reason", ["just written", "few runs", "a tracker", "a loop", "no cache"])
+@pytest.mark.parametrize("reason", ["just written", "a tracker", "a loop", "no cache"])
 def test_what_cannot_be_stored_is_written_each_time(
     reports: Reports, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason == "just written":
         monkeypatch.setattr(index, "RACY_NS", 10**12)
-    elif reason == "few runs":
-        monkeypatch.setattr(index, "MIN_NEW_ENTRIES", 3)
     elif reason == "a tracker":
         monkeypatch.setattr(launch, "send_verdicts", lambda *arguments: None)
         write_build(reports.build, {**STUDY, "TRACKER_TENSORBOARD": True})
