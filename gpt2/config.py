@@ -298,7 +298,17 @@ class TrainConfig:
                 f"{self.grad_accumulation} x GPUS={self.gpus} is {product} "
                 f"(expected {self.global_batch})"
             )
-            raise ConfigError(Problem(what, code="config.conflict"))
+            advice = f'set {self._fitting()}, in .config or with SET="..."'
+            raise ConfigError(Problem(what, next=advice, code="config.conflict"))
+
+    def _fitting(self) -> str:
+        """Return the setting that makes the product equal to the global batch, or the reverse."""
+        each, rest = divmod(self.global_batch, self.gpus)
+        if rest == 0 and each % self.batch_size == 0:
+            return f"GRAD_ACCUMULATION={each // self.batch_size}"
+        if rest == 0 and each % self.grad_accumulation == 0:
+            return f"BATCH_SIZE={each // self.grad_accumulation}"
+        return f"GLOBAL_BATCH={self.batch_size * self.grad_accumulation * self.gpus}"
 
     def tokens_per_iteration(self, block_size: int) -> int:
         """Return the number of training tokens per optimizer step."""

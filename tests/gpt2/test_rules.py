@@ -275,3 +275,22 @@ def test_a_paper_compiles_beside_the_same_run_without_it(tmp_path: Path) -> None
         }
         answer([ConfigLayer.of("defconfig", "test", different)])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "advice"),
+    [
+        ({"GLOBAL_BATCH": 64, "BATCH_SIZE": 8, "GPUS": 2}, ("GRAD_ACCUMULATION", 4)),
+        ({"GLOBAL_BATCH": 8, "BATCH_SIZE": 8, "GPUS": 2}, ("BATCH_SIZE", 4)),
+        ({"GLOBAL_BATCH": 8, "BATCH_SIZE": 4, "GPUS": 3}, ("GLOBAL_BATCH", 12)),
+    ],
+)
+def test_the_advice_on_a_batch_resolves_the_conflict(
+    configure: Callable[..., Config], sizes: dict[str, SymbolValue], advice: tuple[str, int]
+) -> None:
+    sizes = {"GRAD_ACCUMULATION": 1, **sizes}
+    with pytest.raises(ConfigError) as caught:
+        configure(**sizes)
+    (problem,) = caught.value.problems
+    assert problem.code == "config.conflict" and "{}={}".format(*advice) in problem.next
+    assert configure(**sizes | dict([advice])).train.gpus == sizes["GPUS"]
