@@ -1,6 +1,6 @@
-"""No two steps have the same configuration, or compute and learn the same function.
+"""Check that no two steps have the same configuration, or compute and learn the same function.
 
-Compares fingerprints, which the process that collects them does without torch.
+The steps are compared by fingerprints: numbers that their own processes computed. Imports no torch.
 """
 
 from collections.abc import Mapping

@@ -226,7 +226,7 @@ def _shifted(
 
 
 def _take(x_tgx: Tensor, visit: BlockVisit, buffers: ScratchBuffers, name: str) -> Tensor:
-    """Return the rows of a visit's queries, Rx."""
+    """Return the rows of ``x_tgx`` of the queries of a visit, by query and head: Rx."""
     if isinstance(visit.rows, slice):
         return x_tgx[visit.rows].flatten(0, 1)
     rows_rgx = buffers.get(name, visit.height, *x_tgx.shape[1:])

@@ -192,12 +192,12 @@ class QueryChunk:
 
     @property
     def first(self) -> int:
-        """Return the token of the first query."""
+        """Return the position of the first query in the sequence."""
         return self.sight.first + self.rows.start
 
     @property
     def last(self) -> int:
-        """Return the token after that of the last query."""
+        """Return the position after that of the last query."""
         return self.sight.first + self.rows.stop
 
     @property

@@ -80,7 +80,10 @@ class ContrastTest:
 
 @dataclass(frozen=True)
 class ContrastSample:
-    """Differences of one contrast: number, mean and standard deviation, C² of its weights."""
+    """Differences of one contrast: their number, mean and standard deviation.
+
+    ``scale`` is the sum of the squared weights of the contrast.
+    """
 
     n: int
     mean: float
