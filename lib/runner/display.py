@@ -100,7 +100,7 @@ class SessionProgress:
         remaining = self.total - self.finished - sum(p.fraction for p in running)
         return (self._now() - self._started) / worked * remaining
 
-    def seconds_passed(self) -> float:
+    def seconds_elapsed(self) -> float:
         """Return the seconds since the session started."""
         return self._now() - self._started
 
@@ -219,8 +219,8 @@ class LiveDisplay:
             bar = ProgressBar(total=1.0, completed=active.fraction, width=max(1, bar_width))
             wide = bar_width >= _MIN_BAR_COLUMNS
             table.add_row("TRAIN", active.run.label, bar if wide else "", text)
-        passed = format_duration(self._progress.seconds_passed())
-        table.add_row("RUNS", summary, "", f"passed {passed}")
+        elapsed = format_duration(self._progress.seconds_elapsed())
+        table.add_row("RUNS", summary, "", f"elapsed {elapsed}")
         return table
 
 

@@ -398,7 +398,7 @@ def test_a_terminal_gets_a_live_table_and_ends_clean(study):
     terminal = Terminal([str(script), str(study.folder), options], COLUMNS="100")
     text = terminal.rest()
     assert terminal.finish() == 0
-    assert "RUNS" in text and "passed 00:0" in text
+    assert "RUNS" in text and "elapsed 00:0" in text
     assert text.count("fake/00-a s1   val loss 3.0") == 1
     # The cursor is shown again.
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
