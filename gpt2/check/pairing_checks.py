@@ -58,18 +58,16 @@ _STEPS = 2
 
 def check_paired(subject: StepUnderTest) -> list[CheckFinding]:
     """Check initial weights, dropout and data of the traced run against SEED and the other steps."""
-    # The initial weights of a pretrained model are not drawn.
-    drawn = not subject.small.init.init_from
-    findings = []
-    if drawn:
-        weights = _matrices(subject.traced_run.initial_weights)
-        findings = [
-            *_streams(subject.small, weights),
-            *_other_stream(subject),
-            *_independent(weights),
-            *_same_start(subject),
-        ]
-    return findings + _dropout(subject) + _data_order(subject) + _shared(subject)
+    weights = _matrices(subject.traced_run.initial_weights)
+    return [
+        *_streams(subject.small, weights),
+        *_other_stream(subject),
+        *_independent(weights),
+        *_same_start(subject),
+        *_dropout(subject),
+        *_data_order(subject),
+        *_shared(subject),
+    ]
 
 
 def stream_key(seed: int, purpose: str) -> int:
@@ -314,9 +312,7 @@ def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
     session = open_session(config, context.prepare_data(config), records, group=group)
     records.close()
     start, (first, second) = torch.get_rng_state(), _dropout_starts(seed)
-    findings = []
-    if not config.init.init_from:
-        findings = _streams(config, _matrices(session.state.weights()))
+    findings = _streams(config, _matrices(session.state.weights()))
     if torch.equal(start, first):
         text = "the same masks on both"
         findings.append(CheckFinding("dropout-per-rank", "other dropout on rank 1 than on 0", text))

@@ -186,7 +186,7 @@ def _health(
 ) -> list[CheckFinding]:
     """Check the verdict on the first steps: all but the last one, all, too many, and none."""
     uniform, steps = math.log(session.config.model.shape.vocab_size), len(losses)
-    limit = uniform if session.config.init.init_from else min(losses[0], uniform)
+    limit = min(losses[0], uniform)
     falls = [losses[n - 1] < limit for n in (steps - 1, steps)]
     expected: list[Any] = [(steps - 1, falls[0], True), (steps, falls[1], False), None, None]
     found: list[Any] = []

@@ -35,6 +35,8 @@ _ENVIRONMENT: dict[str, SymbolValue] = {
     "CUSTOM_FORMAT": "jsonl",
     "CUSTOM_TEXT_FIELD": "text",
     "DATA_DIR": "data",
+    # Weights of the configured size do not fit; a preflight compares them with the model.
+    "INIT_FROM": "",
     "EVAL_TOKENS": 150,
     "LOADER_WORKERS": 0,
     "DEVICE": "cpu",

@@ -34,6 +34,8 @@ RIGHT = {
             "ATTENTION_PROJECTION_LATENT": "y",
         },
     ),
+    # The weights of a run, which the folder of the checks does not have.
+    "weights": ("gradients,steps,paired", {"INIT_FROM": "run:trained-s1"}),
     # Gates are not pruned.
     "gates": (
         "pruned",
