@@ -37,8 +37,8 @@ from lib.report.render import (
 from lib.runner.queue import STALE_ADVICE, stale_text
 from lib.runs.code import SourceComparison, origin_drift, recorded_origin, run_drift
 from lib.runs.index import RunIndex
-from lib.runs.lease import current_holder
-from lib.runs.record import OriginRecord, RunRecord, RunTiming, TimingRow, read_manifest
+from lib.runs.lease import current_holder, run_state
+from lib.runs.record import UNKNOWN, OriginRecord, RunRecord, RunTiming, TimingRow, read_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_duration, format_si
 
@@ -429,8 +429,9 @@ class _RunFiles:
     status: RunStatus | None
     # None if the file is damaged or missing.
     timing: RunTiming | None = None
-    # Of a finished run.
+    # Of a finished run: what made it, and the first digits of its configuration's digest.
     origin: OriginRecord | None = None
+    configuration: str = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -448,6 +449,9 @@ def _read_run(
     directory, device = RunDir(run.path), _device(run.config)
     names = (directory.status.name, directory.summary.name, directory.manifest.name)
     files = index.read(directory, lambda: names, lambda: _read_files(directory))
+    if files.configuration not in (UNKNOWN, run.config.hash8):
+        what = f"of another run, configuration {files.configuration}"
+        return _RunProgress(RunStatus(State.DAMAGED, message=what), None, ())
     changes: Sequence[str] = ()
     if files.origin is not None:
         changes = origin_drift(files.origin, device, comparison)
@@ -458,13 +462,16 @@ def _read_run(
 
 def _read_files(run: RunDir) -> tuple[_RunFiles, bool]:
     """Return the files of a run, and whether the run has finished and all can be read."""
-    status, timing, origin = read_status(run), None, None
+    status, timing, origin, configuration = read_status(run), None, None, UNKNOWN
     with contextlib.suppress(RecordError):
         timing = RunRecord(run).summary.timing
     if status is not None and status.state is State.SUCCESS:
         with contextlib.suppress(RecordError):
-            origin = recorded_origin(read_manifest(run))
-    return _RunFiles(status, timing, origin), timing is not None and origin is not None
+            manifest = read_manifest(run)
+            configuration = str(manifest.find("run", "hash8"))
+            origin = recorded_origin(manifest)
+    files = _RunFiles(status, timing, origin, configuration)
+    return files, timing is not None and origin is not None
 
 
 def _to_fields(files: _RunFiles) -> dict[str, Any]:
@@ -474,6 +481,7 @@ def _to_fields(files: _RunFiles) -> dict[str, Any]:
         "timing": vars(files.timing),
         "origin": {name: value for name, value in origin.items() if name != "sources"},
         "sources": origin["sources"],
+        "configuration": files.configuration,
     }
 
 
@@ -482,6 +490,7 @@ def _from_fields(fields: Mapping[str, Any]) -> _RunFiles:
         RunStatus(**{**fields["status"], "state": State.SUCCESS}),
         RunTiming(**fields["timing"]),
         OriginRecord(**fields["origin"], sources=fields["sources"]),
+        fields["configuration"],
     )
 
 
@@ -522,15 +531,6 @@ def _ratio_and_widths(model: ModelConfig) -> tuple[str, str]:
 
 def _joined(values: Sequence[str]) -> str:
     return "/".join(dict.fromkeys(values))
-
-
-def run_state(directory: RunDir, status: RunStatus | None) -> str:
-    """Return the state of a run; RUNNING without a live process is interrupted."""
-    if status is None:
-        return "new"
-    if status.state is State.RUNNING and current_holder(directory) is None:
-        return State.INTERRUPTED.word
-    return status.state.word
 
 
 @dataclass(frozen=True)

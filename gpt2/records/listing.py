@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
-from gpt2.planning.view import run_state
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, printable
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
 from lib.runs.code import SourceComparison, manifest_drift
+from lib.runs.lease import run_state
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS

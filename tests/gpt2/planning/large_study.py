@@ -40,7 +40,8 @@ def write_large_study(
     plan = make_plan(config_layers(folder), folder, steps="all", seeds=f"1-{seeds}")
     manifest = changed(MANIFEST, origin=this_origin())
     for run in plan.runs:
-        write_planned(run, iterations, documents, symbols=run.config.values, manifest=manifest)
+        own = {**manifest, "run": {"hash8": run.config.hash8}}
+        write_planned(run, iterations, documents, symbols=run.config.values, manifest=own)
 
 
 def this_origin() -> dict[str, Any]:

@@ -167,6 +167,22 @@ def test_an_indexed_run_is_shown_as_its_files_are(small_plan: Plan, seed: int) -
             intact.rename(run.path)
 
 
+def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Plan) -> None:
+    run, other = small_plan.runs[:2]
+    intact = run.path.with_name(".intact")
+    run.path.rename(intact)
+    try:
+        shutil.copytree(other.path, run.path)
+        time.sleep(_TICK_SECONDS)
+        for _ in range(2):
+            views = {view.label: view for view in look(small_plan)}
+            assert views[run.label].state == "damaged" and views[other.label].state == "done"
+            assert other.config.hash8 in views[run.label].problem
+    finally:
+        shutil.rmtree(run.path)
+        intact.rename(run.path)
+
+
 def test_a_second_look_reads_no_file_of_a_finished_run(
     small_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
