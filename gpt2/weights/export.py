@@ -7,10 +7,13 @@ bundled from the modules of this tree, for ``trust_remote_code``.
 import dataclasses
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
+from torch import Tensor
 
 from gpt2.config import Config, ModelConfig
 from gpt2.data import store as data_source
@@ -23,10 +26,11 @@ from gpt2.data.tokenizer import (
     tokenizer_packages,
     vocabulary_strings,
 )
+from gpt2.mlp.activations import ActivationOptions
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights.bundle import bundle
 from gpt2.weights.convert import to_hf
-from gpt2.weights.hf import PREFIX, config_json, unsupported_components
+from gpt2.weights.hf import PREFIX, config_json, shapes, unsupported_components
 from gpt2.weights.modeling import GenerationCache, KablateConfig, KablateForCausalLM
 from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE, require_recorded_weights
 from lib.console import log
@@ -86,9 +90,30 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
 def _write_hf(config: Config, run: RunDir, folder: Path) -> None:
     hf_config = config_json(config.model, _END_OF_TEXT[config.data.tokenizer])
     tensors = to_hf(safetensors.torch.load_file(run.weights), hf_config)
+    _require_same_model(config.model.mlp.activation, hf_config, tensors)
     # transformers requires the format in the metadata of the file.
     write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
     write_json(folder / CONFIG_FILE, hf_config)
+
+
+def _require_same_model(
+    activation: ActivationOptions, hf_config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise ConfigError unless transformers' GPT-2 of ``hf_config`` has this activation and tensors.
+
+    An activation names the function of transformers that it equals; the name may be wrong.
+    """
+    # Imported here: the import is slow.
+    from transformers.activations import ACT2FN
+
+    name, expected = hf_config["activation_function"], shapes(hf_config)
+    x = torch.linspace(-8, 8, 513)
+    built = {n.removeprefix(PREFIX): tuple(t.shape) for n, t in tensors.items()}
+    same = name in ACT2FN and built == expected
+    if not same or not torch.allclose(ACT2FN[name](x), activation.build()(x), rtol=1e-5, atol=1e-6):
+        what = f"{activation.name}: transformers' GPT-2 with {name} is another model"
+        advice = "correct hf_names of the activation, or return () to export the model's own code"
+        raise ConfigError(Problem(what, "ACTIVATION", advice, code="export.other-model"))
 
 
 def _write_own(config: Config, run: RunDir, folder: Path) -> None:

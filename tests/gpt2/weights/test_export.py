@@ -93,6 +93,30 @@ class TestTransformersForm:
                 assert torch.equal(found[key], expected), key
 
 
+@pytest.mark.parametrize("wrong", ["relu", "nosuch", "a gated activation"])
+def test_an_activation_with_another_function_in_transformers_is_not_exported(
+    configure: Configure,
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+) -> None:
+    config = configure(ACTIVATION_GELU_EXACT=True)
+    run = finished(config)
+    if wrong == "a gated activation":
+        # Its c_fc has twice the outputs that transformers expects.
+        weights = random_weights(config)
+        name = "h.0.mlp.c_fc.weight"
+        safetensors.torch.save_file({**weights, name: weights[name].repeat(2, 1)}, run.weights)
+        sign(run)
+    else:
+        monkeypatch.setattr(type(config.model.mlp.activation), "hf_names", (wrong,))
+    with pytest.raises(ConfigError) as caught:
+        export(run, tmp_path / "out", tmp_path)
+    assert caught.value.codes == ["export.other-model"]
+    assert not (tmp_path / "out").exists()
+
+
 def test_import_and_export_is_bit_identical(
     configure: Configure, finished: Finished, folder: Path, tmp_path: Path
 ) -> None:
