@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpt2.check.cases import CheckFinding
 from gpt2.check.result_checks import (
@@ -32,6 +32,8 @@ from gpt2.check.short_run import TracedRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.evaluate import EvaluationResult
+from gpt2.loss import IGNORE_INDEX
+from gpt2.model import GPT
 from gpt2.training.metrics import record_statistics
 from gpt2.training.session import TrainingSession
 
@@ -183,16 +185,44 @@ def _side_effects(traced: TracedRun, session: TrainingSession) -> list[CheckFind
         for name, texts in violations.items()
         if texts
     ]
-    return findings + _accumulation(evaluation)
+    findings += _figures(evaluation)
+    # Of a sound evaluation: what reads more of a model than its losses has a finding above.
+    return findings or _accumulation(session)
 
 
-def _accumulation(evaluation: EvaluationResult | None) -> list[CheckFinding]:
-    """Check that sums over tokens have more digits than fp32, and loss and accuracy of the rows."""
-    documents = evaluation.documents if evaluation else ()
+class _UnevenLosses(nn.Module):
+    """Model whose token losses have a sum that fp32 cannot represent: 2^30 and 1 by turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Of the tokens that count.
+        self.total = 0.0
+
+    def token_losses(self, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return losses, no correct token, and no confidence."""
+        losses_BT = torch.ones(y_BT.shape)
+        losses_BT[:, ::2] = 2.0**30
+        self.total += losses_BT[y_BT != IGNORE_INDEX].double().sum().item()
+        return losses_BT, torch.zeros(y_BT.shape, dtype=torch.bool), torch.zeros(y_BT.shape)
+
+
+def _accumulation(session: TrainingSession) -> list[CheckFinding]:
+    """Check that an evaluation sums the losses of tokens in float64."""
+    model = _UnevenLosses()
+    evaluation = session.evaluate(cast(GPT, model))
+    actual = math.fsum(document.nll_sum for document in evaluation.documents) if evaluation else 0.0
+    if actual == model.total:
+        return []
+    what = f"losses summed in float64: {model.total:.0f} of 2^30 and 1 by turns"
+    return [CheckFinding("evaluation-sums", what, f"{actual:.0f}")]
+
+
+def _figures(evaluation: EvaluationResult | None) -> list[CheckFinding]:
+    """Check loss and accuracy of an evaluation against the rows of its documents."""
+    if evaluation is None:
+        return [CheckFinding("evaluation-figures", "an evaluation", "none")]
+    documents = evaluation.documents
     sums = [document.nll_sum for document in documents]
-    if evaluation is None or all(float(np.float32(total)) == total for total in sums):
-        what = "losses summed in float64"
-        return [CheckFinding("evaluation-sums", what, f"{len(sums)} sums with the digits of fp32")]
     tokens = sum(document.n_tokens for document in documents)
     expected = sum(sums) / tokens, sum(document.n_correct for document in documents) / tokens
     actual = evaluation.loss, evaluation.accuracy

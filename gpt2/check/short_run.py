@@ -29,10 +29,23 @@ from gpt2.training.metrics import MetricsLog
 from gpt2.training.records import NullRecords, RecordWriter
 from gpt2.training.session import MicroBatch, StepMetrics, TrainingSession
 from gpt2.training.setup import build_state, open_session
+from gpt2.training.state import TrainState
 from lib.optim.options import AdamwspamOptions
+from lib.optim.spam import Adamwspam
 from lib.pruning.pruners import MaskPruner, NeverPruned, NonePruner, PaddedEmbedding
 from lib.pruning.reference import PruningSnapshot
 from lib.runs.run_dir import RunDir
+
+# Elements per chunk of optimizer and pruner, so that a matrix has several, as at full size.
+_RUN_CHUNK = 1 << 14
+_DRIVEN_CHUNK = 7
+
+
+def _divide(state: TrainState, elements: int) -> None:
+    """Let optimizer and pruner of a small form compute in chunks of so many elements."""
+    for part in (state.optimizer, state.pruner):
+        if isinstance(part, (Adamwspam, MaskPruner)):
+            part.chunk_elements = elements
 
 
 class LossRecorder(MetricsLog):
@@ -55,6 +68,7 @@ class ShortRun:
     def __init__(self, config: Config, build_dir: Path, folder: Path) -> None:
         self._records = RecordWriter(RunDir(folder), lambda event: None)
         self.session = open_session(config, build_dir, self._records)
+        _divide(self.session.state, _RUN_CHUNK)
         self._log = LossRecorder(self.session)
         self._batches: Iterator[list[MicroBatch]] | None = None
 
@@ -367,6 +381,7 @@ class DrivenRun:
         )
         if not prunes:
             state.pruner = NonePruner()
+        _divide(state, _DRIVEN_CHUNK)
         self.session = replace(
             template,
             config=config,

@@ -25,12 +25,13 @@ from lib.env.sharded import local, sum_over_shards
 from lib.optim.optimizers import Adam, ParameterGroup
 from lib.optim.options import AdamwspamOptions
 
-# Elements per chunk: as many as fit a CPU cache, because each chunk is a kernel launch on a GPU.
-_CHUNK_ELEMENTS = 1 << 20
-
 
 class Adamwspam(Adam):
     """AdamW with SPAM; its state is a step counter, a ring buffer of norms and a spike count."""
+
+    # Elements that are clipped at once, as many as fit a CPU cache: each chunk is a kernel launch on a
+    # GPU. The result does not depend on it.
+    chunk_elements = 1 << 20
 
     def __init__(self, groups: list[ParameterGroup], options: AdamwspamOptions, lr: float) -> None:
         super().__init__(groups, options, lr)
@@ -129,8 +130,8 @@ class Adamwspam(Adam):
         for parameter in parameters:
             if parameter.grad is not None and parameter in self.state:
                 squares = local(self.state[parameter]["exp_avg_sq"])
-                variance = squares.view(-1).split(_CHUNK_ELEMENTS)
-                gradient = local(parameter.grad).view(-1).split(_CHUNK_ELEMENTS)
+                variance = squares.view(-1).split(self.chunk_elements)
+                gradient = local(parameter.grad).view(-1).split(self.chunk_elements)
                 for v, g in zip(variance, gradient, strict=True):
                     limit = F.threshold(v, 0.0, math.inf).mul_(self._options.theta).sqrt_()
                     clipped = torch.clamp(g, limit.neg(), limit)

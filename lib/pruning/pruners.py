@@ -1,8 +1,9 @@
 """Interface of every pruner, as used by the trainer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -63,20 +64,23 @@ class Pruner(Protocol):
 _BITS = 16
 _BINS = 1 << _BITS
 # Elements per chunk: bounds temporaries, but each chunk is a kernel launch on a GPU.
-_CHUNK_ELEMENTS = 1 << 20
+CHUNK_ELEMENTS = 1 << 20
 
 
-def bottom_k(scores: Mapping[str, torch.Tensor], count: int) -> Iterator[tuple[str, torch.Tensor]]:
+def bottom_k(
+    scores: Mapping[str, torch.Tensor], count: int, chunk_elements: int = CHUNK_ELEMENTS
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield, for each name, a boolean mask of the scores among the ``count`` lowest of all scores.
 
     Scores are float32. Ties at the threshold are selected in the order of the mapping and, within a
     tensor, of the flattened elements: exactly ``count`` are selected, and the result is
     deterministic.
     """
-    threshold, ties = _threshold(scores.values(), count)
+    chunks = {name: tensor.view(-1).split(chunk_elements) for name, tensor in scores.items()}
+    threshold, ties = _threshold(list(chain(*chunks.values())), count)
     for name, tensor in scores.items():
         selected = torch.empty_like(tensor, dtype=torch.bool)
-        for chunk, mask in zip(_split(tensor), _split(selected), strict=True):
+        for chunk, mask in zip(chunks[name], selected.view(-1).split(chunk_elements), strict=True):
             keys = _keys(chunk)
             torch.lt(keys, threshold, out=mask)
             if ties:
@@ -86,9 +90,8 @@ def bottom_k(scores: Mapping[str, torch.Tensor], count: int) -> Iterator[tuple[s
         yield name, selected
 
 
-def _threshold(tensors: Iterable[torch.Tensor], count: int) -> tuple[int, int]:
+def _threshold(chunks: Sequence[torch.Tensor], count: int) -> tuple[int, int]:
     """Return the key above the ``count`` lowest, and the number of ties at the key to include."""
-    chunks = [chunk for tensor in tensors for chunk in _split(tensor)]
     digit, _, _ = _rank((_keys(c) >> _BITS for c in chunks), -_BINS // 2, count)
     first = digit * _BINS
     # Keys outside the bin are clamped to the values just below and just above the bin.
@@ -109,10 +112,6 @@ def _rank(values: Iterator[torch.Tensor], least: int, count: int) -> tuple[int, 
     index = int((cumulative < count).sum())
     equal = int(histogram[index])
     return least + index, int(cumulative[index]) - equal, equal
-
-
-def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tensor.view(-1).split(_CHUNK_ELEMENTS)
 
 
 def _keys(scores: torch.Tensor) -> torch.Tensor:
@@ -162,6 +161,9 @@ class MaskPruner(ABC):
     ``masks`` are boolean, True for remaining weights. A pruned weight scores −∞, so it stays pruned
     in every later update.
     """
+
+    # Elements that are ranked at once; the result does not depend on it.
+    chunk_elements = CHUNK_ELEMENTS
 
     def __init__(self, model: nn.Module, options: PruningOptions) -> None:
         self._parameters = prunable_parameters(model, options.include_embeddings)
@@ -247,7 +249,7 @@ class MaskPruner(ABC):
                     name: self._used(name, whole(self._alive_score(name, optimizer)))
                     for name in names
                 }
-                for name, pruned in bottom_k(scores, count):
+                for name, pruned in bottom_k(scores, count, self.chunk_elements):
                     mask = whole(self.masks[name])
                     torch.logical_not(pruned, out=self._used(name, mask))
                     self.masks[name].copy_(placed_like(mask, self.masks[name]))

@@ -401,6 +401,13 @@ MUTANTS = (
         then(evaluate, "_documents", _in_fp32),
     ),
     _evaluated(
+        "losses of a window are summed in fp32",
+        "sums of a window lose digits",
+        "dtype",
+        "evaluation-sums",
+        edited(Evaluator, "_rows", "column.double().sum(1)", "column.sum(1).double()"),
+    ),
+    _evaluated(
         "every prediction is correct",
         "the accuracy is 1",
         "constant",

@@ -350,6 +350,19 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "SPAM clips the first chunk of a matrix",
+        "a large matrix keeps most of its spikes",
+        "dropped",
+        "baseline",
+        _caught("adamwspam at step .*clipped"),
+        edited(
+            Adamwspam,
+            "_clip",
+            "variance, gradient, strict=True",
+            "variance[:1], gradient[:1], strict=True",
+        ),
+    ),
+    Mutant(
         "SPAM clips one step late",
         "the delay is one longer",
         "off by one",

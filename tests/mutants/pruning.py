@@ -181,6 +181,14 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "the first chunk of a matrix is ranked",
+        "the threshold is that of a part of the scores",
+        "dropped",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", "all matrices pruned")},
+        edited(pruners, "bottom_k", "chain(*chunks.values())", "c[0] for c in chunks.values()"),
+    ),
+    Mutant(
         "ramp ends late",
         "the target is reached with the budget",
         "moved",

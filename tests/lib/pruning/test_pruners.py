@@ -174,12 +174,13 @@ TENSORS = {
 TOTAL = sum(t.numel() for t in TENSORS.values())
 
 
+@pytest.mark.parametrize("chunk_elements", [97, 1 << 20])
 @pytest.mark.parametrize("count", [1, 2, 3, 250, 700, 900, 1100, 1500, TOTAL - 1, TOTAL])
-def test_equals_a_stable_sort(count: int) -> None:
+def test_equals_a_stable_sort(count: int, chunk_elements: int) -> None:
     joined = torch.cat([t.flatten() for t in TENSORS.values()])
     expected = torch.zeros(TOTAL, dtype=torch.bool)
     expected[torch.sort(joined, stable=True).indices[:count]] = True
-    found = dict(bottom_k(TENSORS, count))
+    found = dict(bottom_k(TENSORS, count, chunk_elements))
     assert all(found[name].shape == TENSORS[name].shape for name in TENSORS)
     assert torch.equal(torch.cat([found[name].flatten() for name in TENSORS]), expected)
 
