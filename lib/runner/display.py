@@ -213,14 +213,14 @@ class LiveDisplay:
         labels = max(map(len, [summary, *(active.run.label for active in runs)]))
         room = self._console.width - len("TRAIN") - labels - 3 * _GAP
         news = [active.describe(room) for active in runs]
+        elapsed = f"elapsed {format_duration(self._progress.seconds_elapsed())}"
         # The bar takes what the texts leave.
-        bar_width = min(_BAR_COLUMNS, room - max(map(len, news), default=0))
+        bar_width = min(_BAR_COLUMNS, room - max(map(len, [*news, elapsed])))
         for active, text in zip(runs, news, strict=True):
             bar = ProgressBar(total=1.0, completed=active.fraction, width=max(1, bar_width))
             wide = bar_width >= _MIN_BAR_COLUMNS
             table.add_row("TRAIN", active.run.label, bar if wide else "", text)
-        elapsed = format_duration(self._progress.seconds_elapsed())
-        table.add_row("RUNS", summary, "", f"elapsed {elapsed}")
+        table.add_row("RUNS", summary, "", elapsed)
         return table
 
 
