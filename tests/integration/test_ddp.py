@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib.project import ROOT
@@ -19,7 +19,11 @@ from tests.command_server import Command
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
 RUNNER = "scripts/run_test_matrix.py"
-TORCHRUN = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2"]
+# As a file, because an environment that shares the packages of another one lacks its commands.
+TORCHRUN = [
+    Path(torch.__file__).parent / "distributed/run.py",
+    *("--standalone", "--nproc-per-node", "2"),
+]
 _PATIENCE_SECONDS = 30.0
 
 
