@@ -143,8 +143,8 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
     """Return all started runs that match ``named``, finished or not.
 
     ``named`` is a directory, or a list of directories, patterns over the paths of run directories
-    and patterns over the plan's run names. Raises ConfigError if a directory is not a run's, a pattern matches no run, or none of the runs
-    has been started.
+    and patterns over the plan's run names. Raises ConfigError if a directory is not a run's, a
+    pattern matches no run, or none of the runs has been started.
     """
     words = [named] if Path(named).is_dir() else named.replace(",", " ").split()
     runs, patterns = [], []
