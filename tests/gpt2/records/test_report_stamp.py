@@ -99,7 +99,9 @@ def test_make_with_nothing_to_train_writes_no_report(reports: Reports) -> None:
     reports.written = 0
     plan, whole, _ = reports.plans["{}"]
     kept = RunnerOptions(stale="keep")
+    modified = {name: (reports.study / name).stat().st_mtime_ns for name in OUTPUTS}
     assert launch.train_plan(plan, kept, whole) == (EXIT_DONE, stored)
+    assert {name: (reports.study / name).stat().st_mtime_ns for name in OUTPUTS} == modified
     assert reports.written == 0
     # Verdicts that decide the exit code are judged from the files of the runs.
     code, text = launch.train_plan(plan, kept, whole, strict=True)
