@@ -519,8 +519,9 @@ def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
     parts = [part for part in _components(config) if part.off]
     if not parts:
         return []
-    # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.
-    sized: dict[str, SymbolValue] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": 2 * config.shape.n_embd}
+    # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here,
+    # to GPT-2's: a latent may be wider than the model, and a rule may require a wider MLP.
+    sized: dict[str, SymbolValue] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": 0}
     zero = {symbol: value for part in parts for symbol, value in part.off.items()}
     without: dict[str, SymbolValue] = {part.name.upper(): False for part in parts}
     idx_BT = subject.tokens(2, _LENGTH)

@@ -77,10 +77,13 @@ def long_config(config: Config) -> Config:
 
     Windows, counts and block sizes are the configured ones. A context of more than 1,024 tokens is
     cut to 1,024, unless a rule requires the whole context. The block is a deterministic function in
-    fp32, with an MLP of GPT-2's width: a small block may not reach the size of a configured ratio or
-    number of parameters. Raises ConfigError like ``small_config``.
+    fp32, with an MLP of GPT-2's width, or of the configured width if that is larger: a small block
+    may not reach the size of a configured ratio or number of parameters, and a latent may be wider
+    than GPT-2's MLP. Raises ConfigError like ``small_config``.
     """
-    full = config.model.shape.block_size
+    model = config.model
+    full = model.shape.block_size
+    hidden = max(4 * model.shape.n_embd, *(model.mlp.size(site).hidden for site in model.sites()))
     form: dict[str, SymbolValue] = {"N_LAYER": 1, "DROPOUT": "0.0", "PRECISION": "fp32"}
     # The MLP is sized by its hidden width. If it is configured by its ratio, the widths of its
     # mechanisms are derived, and their symbols are 0: take the widths that the mechanisms declare.
@@ -92,7 +95,7 @@ def long_config(config: Config) -> Config:
     }
 
     def at(context: int) -> Config:
-        cut = with_changes(config, BLOCK_SIZE=context, MLP_SIZING="hidden", MLP_HIDDEN=0)
+        cut = with_changes(config, BLOCK_SIZE=context, MLP_SIZING="hidden", MLP_HIDDEN=hidden)
         return _first_valid(
             cut, lambda width: _small_values(cut, (), width, context, LONG_HEADS) | form
         )

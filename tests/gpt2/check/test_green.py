@@ -34,6 +34,19 @@ RIGHT = {
             "ATTENTION_PROJECTION_LATENT": "y",
         },
     ),
+    # A latent wider than GPT-2's MLP, and tied scalars, which require a wider MLP.
+    "wide latent": (
+        "reference,long",
+        {
+            "MODEL_SIZE_CUSTOM": "y",
+            "N_EMBD": "204",
+            "ATTENTION_PROJECTION_LATENT": "y",
+            "LATENT_DIM": "894",
+            "MLP_HIDDEN": "2934",
+            "MLP_LATENT": "y",
+            "MLP_LATENT_TYING_SCALAR": "y",
+        },
+    ),
     # The weights of a run, which the folder of the checks does not have.
     "weights": ("gradients,steps,paired", {"INIT_FROM": "run:trained-s1"}),
     # Gates are not pruned.
