@@ -92,7 +92,7 @@ class SourceTree:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Return the names of all modules."""
+        """Return the fields, symbols, keys and attributes in all modules that faults may swap."""
         vocabulary = Vocabulary()
         for tree in self.modules.values():
             vocabulary.read(tree)

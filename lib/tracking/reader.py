@@ -181,7 +181,8 @@ class RecordReader:
         self._telemetry = RowTail(run.telemetry)
         # Samples of the current log interval.
         self._samples: list[TelemetrySample] = []
-        # Rows and timings that must wait for samples or for their row.
+        # Rows and timings read but not yet yielded: the last telemetry sample of their interval, or
+        # the row of a timing, may not be written yet.
         self._pending_rows: list[MetricsRow] = []
         self._pending_timings: list[TimingRow] = []
 
