@@ -214,6 +214,10 @@ class ModelConfig:
         """Return one site per block."""
         return [LayerSpec(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
 
+    def hidden_widths(self) -> list[int]:
+        """Return the different widths of the blocks' hidden layers, in ascending order."""
+        return sorted({self.mlp.size(site).hidden for site in self.sites()})
+
     def sized(self) -> "ModelConfig":
         """Return the model with MLPs of the width that its number of parameters determines."""
         if self.mlp.sizing != "params":

@@ -81,9 +81,9 @@ def long_config(config: Config) -> Config:
     may not reach the size of a configured ratio or number of parameters, and a latent may be wider
     than GPT-2's MLP. Raises ConfigError like ``small_config``.
     """
-    model = config.model
-    full = model.shape.block_size
-    hidden = max(4 * model.shape.n_embd, *(model.mlp.size(site).hidden for site in model.sites()))
+    shape = config.model.shape
+    full = shape.block_size
+    hidden = max(4 * shape.n_embd, *config.model.hidden_widths())
     form: dict[str, SymbolValue] = {"N_LAYER": 1, "DROPOUT": "0.0", "PRECISION": "fp32"}
     # The MLP is sized by its hidden width. If it is configured by its ratio, the widths of its
     # mechanisms are derived, and their symbols are 0: take the widths that the mechanisms declare.

@@ -101,7 +101,7 @@ def config_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str
     if model.attention.positions.rotates:
         positions = model.attention.positions.name
         problems.append(f"POSITIONS: {positions} does not match the weights (learned)")
-    hidden = sorted({model.mlp.size(site).hidden for site in model.sites()})
+    hidden = model.hidden_widths()
     if hidden != [theirs["n_inner"]]:
         units = "/".join(map(str, hidden))
         problems.append(

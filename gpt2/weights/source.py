@@ -167,7 +167,7 @@ def _native_mismatches(model: ModelConfig, theirs: ModelConfig) -> list[str]:
 
 
 def _hidden(model: ModelConfig) -> str:
-    return "/".join(map(str, sorted({model.mlp.size(site).hidden for site in model.sites()})))
+    return "/".join(map(str, model.hidden_widths()))
 
 
 def _part_names(model: ModelConfig) -> set[str]:
