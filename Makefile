@@ -41,8 +41,9 @@ BUILD := $(or $(O),.)
 DOTCONFIG := $(or $(KCONFIG_CONFIG),.config)
 DOTCONFIG := $(if $(filter /%,$(DOTCONFIG)),,$(BUILD)/)$(DOTCONFIG)
 CONFIG_PY := $(call escape,$(BUILD)/config.py)
-# For the commands that do without a configuration if there is none.
-ANY_CONFIG_PY := $(if $(DEFCONFIG),,$(if $(wildcard $(call escape,$(DOTCONFIG))),$(CONFIG_PY)))
+# For the commands that do without a configuration if there is none; a named one must exist.
+DOTCONFIGS := $(KCONFIG_CONFIG)$(wildcard $(call escape,$(DOTCONFIG)))
+ANY_CONFIG_PY := $(if $(DEFCONFIG),,$(if $(DOTCONFIGS),$(CONFIG_PY)))
 KCONFIGS := $(wildcard Kconfig gpt2/Kconfig* gpt2/*/Kconfig* gpt2/*/*/Kconfig* lib/*/Kconfig* \
 	lib/*/*/Kconfig*)
 

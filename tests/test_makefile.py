@@ -291,6 +291,7 @@ def test_a_former_variable_is_an_error(name):
         (["plan", "chekc"], "usage.unknown-target"),
         (["plan", "V=2x"], "usage.invalid-value"),
         (["plan", "KCONFIG_CONFIG=nonesuch"], "config.missing"),
+        (["check", "KCONFIG_CONFIG=nonesuch"], "config.missing"),
         (["plan", "O=README.md"], "usage.build-folder"),
         (["plan", "SWEEP=SEED=1,2", "SAMPLES=0"], "usage.out-of-range"),
         (["DRY_RUN=1", "JOBS=zero"], "usage.invalid-number"),
