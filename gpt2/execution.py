@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.flex import WindowAttention, window_attention
-from gpt2.attention.tiled import TileLaunch, triton_launch
+from gpt2.attention.tiled import TileLaunch
 from gpt2.loss import LogitsChunks
 
 _SCORES, _LOGITS = ScoreChunks(), LogitsChunks()
@@ -18,7 +18,8 @@ class Execution:
     logits_chunks: LogitsChunks = _LOGITS
     # Kernel of the FlexAttention backend's passes.
     window_attention: WindowAttention = window_attention
-    tile_launch: TileLaunch = triton_launch
+    # Launch of the Triton kernels; None: on a GPU that supports them.
+    tile_launch: TileLaunch | None = None
 
 
 DEFAULT_EXECUTION = Execution()

@@ -31,8 +31,13 @@ from triton.compiler import ASTSource
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.chunk_parts import AttentionPlan
-from gpt2.attention.kernels import AttentionKernel, ChunkedKernel, TiledKernel, probe_plan
-from gpt2.attention.projections import QKV
+from gpt2.attention.kernels import (
+    ChunkedKernel,
+    TiledKernel,
+    attention_pass,
+    probe_plan,
+    relative_errors,
+)
 from gpt2.attention.tiled import TileSpec, launch_arguments
 from gpt2.config import Config
 from gpt2.nsa import kernels
@@ -123,7 +128,7 @@ def _launched_tiles(case: tuple[str, int], dtype: str) -> list[tuple[str, Any]]:
 
     plan = _tile_plan(case, torch.float32)
     qkv = [torch.zeros(1, 2, _COMPILED_TOKENS, case[1], dtype=_TYPES[dtype])] * 3
-    _pass(TiledKernel(), replace(plan, dropout=0.1, tile_launch=launch), qkv)
+    attention_pass(TiledKernel(), replace(plan, dropout=0.1, tile_launch=launch), qkv)
     return compiled
 
 
@@ -184,21 +189,15 @@ def interpreted_rows(dtype: str) -> Iterator[dict[str, Any]]:
 
 
 def tile_errors(case: tuple[str, int], dtype: str) -> dict[str, float]:
-    """Return the largest error of the outputs, and those of the gradients.
-
-    The gradients of a gate are not part of a kernel, and are omitted.
-    """
+    """Return the largest error of the outputs, and those of the gradients of q, k and v."""
     generator = torch.Generator().manual_seed(0)
     size = (3, 1, 2, _TILE_TOKENS, case[1])
     qkv = list(torch.randn(size, generator=generator).to(_TYPES[dtype]))
-    actual = _pass(TiledKernel(), _tile_plan(case, torch.float32), qkv)
+    actual = attention_pass(TiledKernel(), _tile_plan(case, torch.float32), qkv)
     exact = [x.double() for x in qkv]
-    expected = _pass(ChunkedKernel(), _tile_plan(case, torch.float64), exact)
-    errors = [
-        float((a.double() - e).norm() / e.norm()) for a, e in zip(actual, expected, strict=True)
-    ]
-    gradients = dict(zip(("dq", "dk", "dv"), errors[-3:], strict=True))
-    return {"values": max(errors[:-3])} | gradients
+    expected = attention_pass(ChunkedKernel(), _tile_plan(case, torch.float64), exact)
+    values, gradients = map(relative_errors, actual, expected)
+    return {"values": max(values)} | dict(zip(("dq", "dk", "dv"), gradients, strict=False))
 
 
 def _tile_plan(case: tuple[str, int], dtype: torch.dtype) -> AttentionPlan:
@@ -210,19 +209,6 @@ def _tile_plan(case: tuple[str, int], dtype: torch.dtype) -> AttentionPlan:
     }
     model = _config(TILE_CASES[case] | sizes).model
     return probe_plan(model, _COMPILED_TOKENS, torch.device("cpu"), dtype)
-
-
-def _pass(kernel: AttentionKernel, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
-    """Return head outputs, statistics and weights, and the gradients of a random combination."""
-    leaves = [x.clone().requires_grad_() for x in qkv]
-    result = kernel(QKV(*leaves), plan, leaves[0], None)
-    read = [] if result.weights_BTS is None else [result.weights_BTS]
-    outputs = [result.context_BNTH, *result.statistics_BNT, *read]
-    generator = torch.Generator().manual_seed(1)
-    # Numbers that every type represents.
-    directions = [torch.randn(x.shape, generator=generator).half().to(x.dtype) for x in outputs]
-    gradients = torch.autograd.grad(outputs, leaves, directions)
-    return [x.detach() for x in (*outputs, *gradients)]
 
 
 def _options(size: int, count: int) -> NsaOptions:

@@ -71,7 +71,9 @@ class Attention(nn.Module):
             options.pattern.attends and needs_weights
         ), "pattern does not expose attention weights"
         self.reader = AttentionWeightsTap(request, self._visible) if request else None
-        backend = select_backend(options, shape, request is not None, "cpu")
+        backend = self.backend("cpu")
+        if options.backend == "auto" and self.backend("cuda") == "triton":
+            backend = "triton or rows"
         scale = shape.head_dim**-0.5
         self.kernels = build_kernels(backend, options, scale, self.c_attn, self.pattern)
 
@@ -80,12 +82,13 @@ class Attention(nn.Module):
         """Return the pattern for kernels that read one; the pattern's own kernel reads no plan."""
         return cast(Pattern, self.pattern)
 
-    def backend(self, device: str) -> str:
+    def backend(self, device: str, tiles: bool = True) -> str:
         """Return the backend for a whole sequence on ``device``: sdpa, rows, joined, triton or own.
 
-        Raises ConfigError if the configured backend does not support the components there.
+        ``tiles`` is true if the GPU can run the Triton kernels. Raises ConfigError if the
+        configured backend does not support the components there.
         """
-        return select_backend(self.options, self.shape, self.reader is not None, device)
+        return select_backend(self.options, self.shape, self.reader is not None, device, tiles)
 
     def new_cache(self) -> BlockKVCache:
         """Return an empty cache for the block."""

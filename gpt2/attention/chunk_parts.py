@@ -20,7 +20,7 @@ from torch import Generator, Tensor, library, nn
 
 from gpt2.attention.flex import BranchedScores, ScoreBranch, WindowAttention, window_attention
 from gpt2.attention.state import AttentionWeightsOptions
-from gpt2.attention.tiled import TileLaunch, TileSpec, triton_launch
+from gpt2.attention.tiled import TileLaunch, TileSpec
 
 # Added to the score of a masked pair: exp() of it is exactly 0, but unlike −inf its product with a
 # weight of 0 or a small gradient is finite.
@@ -296,7 +296,8 @@ class AttentionPlan:
     """Components of one attention call, dropout on its weights, and the kernels of its backend.
 
     Chunk sizes are those of the row engine. The window kernel computes the passes of the
-    FlexAttention backend, ``tile_launch`` launches the Triton kernels.
+    FlexAttention backend, ``tile_launch`` launches the Triton kernels; if it is None, they run on a
+    GPU that supports them.
     """
 
     pattern: Pattern
@@ -306,7 +307,7 @@ class AttentionPlan:
     dropout: float = 0.0
     score_chunks: ScoreChunks = ScoreChunks()
     window_attention: WindowAttention = window_attention
-    tile_launch: TileLaunch = triton_launch
+    tile_launch: TileLaunch | None = None
 
     def parts(self) -> list[ScoreTerm | Gate]:
         """Return the terms, and the gates that scale scores."""

@@ -34,6 +34,8 @@ from lib.errors import ConfigError, Problem
 MIN_FLEX_HEAD_DIM = 16
 # Maximum head dim of the Triton kernels: wider tiles exceed the registers.
 MAX_TILE_HEAD_DIM = 128
+# Minimum compute capability, major number, of the Triton kernels on NVIDIA's GPUs.
+MIN_TILE_CAPABILITY = 8
 
 PROJECTIONS: Registry[ProjectionOptions] = Registry(
     "attention projection",
@@ -125,19 +127,26 @@ class AttentionConfig:
 
 
 def select_backend(
-    attention: AttentionConfig, shape: ModelShape, shows_weights: bool, device: str
+    attention: AttentionConfig,
+    shape: ModelShape,
+    shows_weights: bool,
+    device: str,
+    tiles: bool = True,
 ) -> str:
     """Return the backend for attention on ``device`` ("cpu" or "cuda").
 
     One of sdpa, rows, joined, triton, or own if the pattern has its own kernel. ``shows_weights``
-    is true if an MLP reads attention weights. Raises ConfigError if joined passes or the Triton
-    kernels are configured but do not support the configured components.
+    is true if an MLP reads attention weights; ``tiles`` is true if the GPU can run the Triton
+    kernels. Raises ConfigError if joined passes or the Triton kernels are configured but do not
+    support the GPU or the configured components.
     """
     if attention.pattern.attends:
         return "own"
-    # Both are opt-in until a GPU has compared their values with rows.
+    lacks_triton = unsupported_by_triton(attention, shape)
+    if device == "cuda" and not tiles:
+        lacks_triton.append(f"GPUs below compute capability {MIN_TILE_CAPABILITY}.0")
     if attention.backend in ("joined", "triton"):
-        unsupported = unsupported_by_triton(attention, shape)
+        unsupported = lacks_triton
         if attention.backend == "joined":
             unsupported = unsupported_by_flex(attention, shape, shows_weights, device)
         if unsupported:
@@ -151,26 +160,32 @@ def select_backend(
             )
         return attention.backend
     plain = not (attention.terms or attention.gates or shows_weights)
-    return "sdpa" if plain and attention.backend != "rows" else "rows"
+    if plain and attention.backend != "rows":
+        return "sdpa"
+    # Fewer launches and less traffic than rows, counted for every composition: docs/gpu.md.
+    by_tiles = attention.backend == "auto" and device == "cuda" and not lacks_triton
+    return "triton" if by_tiles else "rows"
 
 
 def gpu_notes(
     attention: AttentionConfig, shape: ModelShape, shows_weights: Collection[bool]
 ) -> list[ConfigNote]:
-    """Return a note if a GPU computes attention by rows that a faster backend could compute.
+    """Return a note if AUTO selects the Triton kernels, or a faster backend than rows exists.
 
     Dropout is not counted as an obstacle to joined passes. ``shows_weights`` contains true if an
     MLP reads attention weights, and false if one does not.
     """
     forms = {shows: select_backend(attention, shape, shows, "cuda") for shows in shows_weights}
     plain = replace(shape, dropout=0.0)
+    # Predicted for the steps of the RATIO study: docs/gpu.md.
+    share = "predicted to take 0.2 to 0.5 times as long"
+    if attention.backend == "auto" and "triton" in forms.values():
+        compared = "both are compared on the GPU before training"
+        return [ConfigNote(f"attention by Triton kernels, {share} as by rows; {compared}")]
     if "rows" not in forms.values():
         return []
     if not unsupported_by_triton(attention, shape):
-        # Predicted for the steps of the RATIO study: docs/gpu.md.
-        share = "0.2 to 0.5 times as long, and never ran on a GPU: type make gpu-day"
-        text = f"attention by rows; ATTENTION_BACKEND_TRITON=y is predicted to take {share}"
-        return [ConfigNote(text)]
+        return [ConfigNote(f"attention by rows; ATTENTION_BACKEND_TRITON=y is {share}")]
     if not any(
         form == "rows" and not unsupported_by_flex(attention, plain, shows, "cuda")
         for shows, form in forms.items()

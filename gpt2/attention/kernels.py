@@ -12,6 +12,7 @@ width; r rows and c columns as in the row engine.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,21 +30,30 @@ from gpt2.attention.chunk_parts import (
     repeat_kv,
 )
 from gpt2.attention.chunked import scores_factor, softmaxes_from_scores
-from gpt2.attention.config import AttentionConfig, select_backend
+from gpt2.attention.config import MIN_TILE_CAPABILITY, AttentionConfig, select_backend
 from gpt2.attention.flex import BranchedScores, ScoreBranch
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
-from gpt2.attention.sdpa import DTYPES, sdpa_attention, selected_sdpa_kernel
+from gpt2.attention.sdpa import DTYPES, kv_heads, sdpa_attention, selected_sdpa_kernel
 from gpt2.attention.state import AttentionWeightsOptions
-from gpt2.attention.tiled import TileSpec, tile_problem, tiled_attention
+from gpt2.attention.tiled import (
+    TileSpec,
+    runs_tiles,
+    tile_problem,
+    tiled_attention,
+    triton_launch,
+)
 from gpt2.config import ModelConfig
 from gpt2.kv_cache import BlockKVCache
 from lib.env.options import MachineConfig
 from lib.env.ranks import current_process
 from lib.errors import PreflightError, Problem
 
-# Tokens of the preflight check of the Triton kernels: tiles of rows before and after the first.
-_PROBE_TOKENS = 130
+# Largest error relative to the norm, by type: rounding of inputs, weights and outputs, which may
+# change the order of nearly equal weights in a top-k.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# Tokens of the preflight check of the Triton kernels, if the context is longer: several tiles.
+_PROBE_TOKENS = 1024
 
 
 class AttentionKernel(Protocol):
@@ -74,7 +84,7 @@ def build_kernels(
     projection: Projection,
     pattern: Pattern | CustomAttention,
 ) -> AttentionKernels:
-    """Return the kernels of ``backend``, a name returned by ``select_backend``.
+    """Return the kernels of ``backend``, a name returned by ``select_backend``, or "triton or rows".
 
     ``scale`` multiplies q·k when decoding.
     """
@@ -86,6 +96,7 @@ def build_kernels(
         "rows": ChunkedKernel(),
         "joined": FlexKernel(),
         "triton": TiledKernel(),
+        "triton or rows": TiledOrChunkedKernel(),
     }
     return AttentionKernels(kernels[backend], CachedKernel(projection, scale, options.reach))
 
@@ -151,15 +162,13 @@ class FlexKernel:
 class TiledKernel:
     """Triton kernels; the plan must not use features in ``unsupported_by_triton``."""
 
-    # The kernels are compiled already.
-    @torch.compiler.disable
     def __call__(
         self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
     ) -> AttentionResult:
         """Attend within a whole sequence. Raises RunError if the kernels cannot run."""
         q_BNTH = qkv.q_BNTH
         k, v = (x.to(q_BNTH.dtype) for x in (qkv.k_BKTH, qkv.v_BKTH))
-        inputs = plan.by_part(plan.inputs())
+        inputs, launch = plan.by_part(plan.inputs()), plan.tile_launch or triton_launch
         window, scale = plan.pattern.longest_row(q_BNTH.shape[2]), q_BNTH.shape[-1] ** -0.5
         spec, alpha_N, factor_BNT = TileSpec(window, scale, dropout=plan.dropout), None, None
         with torch.autocast(q_BNTH.device.type, enabled=False):
@@ -171,21 +180,35 @@ class TiledKernel:
                 if not gate.scales_scores:
                     spec = gated
                     continue
-                first = tiled_attention(q_BNTH, k, None, alpha_N, None, gated, plan.tile_launch)
+                first = tiled_attention(q_BNTH, k, None, alpha_N, None, gated, launch)
                 assert first.statistic_BNT is not None
                 statistics.append(first.statistic_BNT)
                 factor_BNT = scores_factor(plan, statistics, inputs)
             reads = plan.reader is not None
             context, statistic, mean_BTS = tiled_attention(
-                q_BNTH, k, v, alpha_N, factor_BNT, spec, plan.tile_launch, reads
+                q_BNTH, k, v, alpha_N, factor_BNT, spec, launch, reads
             )
         weights = None
         if plan.reader:
-            weights = _SelectedWeights.apply(mean_BTS, plan.reader, q_BNTH.dtype)
+            (weights,) = _SelectedWeights.apply(mean_BTS, plan.reader, q_BNTH.dtype)
         if statistic is not None:
             statistics.append(statistic)
         assert context is not None
         return AttentionResult(context, statistics, weights)
+
+
+@dataclass(frozen=True)
+class TiledOrChunkedKernel:
+    """The Triton kernels on a GPU that supports them, else the row engine."""
+
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Attend within a whole sequence; float64, of validations, by the row engine."""
+        q_BNTH = qkv.q_BNTH
+        runs = plan.tile_launch or (runs_tiles(q_BNTH.device) and q_BNTH.dtype != torch.float64)
+        kernel = TiledKernel() if runs else ChunkedKernel()
+        return kernel(qkv, plan, x_BTC, cache)
 
 
 class _SelectedWeights(torch.autograd.Function):
@@ -194,14 +217,15 @@ class _SelectedWeights(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, mean_BTS: Tensor, reader: AttentionWeightsTap, dtype: torch.dtype
-    ) -> Tensor:
+    ) -> tuple[Tensor]:
         ctx.reader = reader
         ctx.chunk = RowChunk(0, mean_BTS.shape[1], 0)
         ctx.save_for_backward(mean_BTS)
         weights = reader.read(mean_BTS[:, None], ctx.chunk).to(dtype)
         if reader.request.detach:
             ctx.mark_non_differentiable(weights)
-        return weights
+        # torch.compile expects a tuple.
+        return (weights,)
 
     @staticmethod
     @once_differentiable
@@ -283,15 +307,20 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     """Check that the configured attention backend is available on this device.
 
     Raises PreflightError if it is not. If a kernel of SDPA is named, torch is queried with tensors
-    of the configured shape; no kernel runs. The Triton kernels run on a few tokens.
+    of the configured shape; no kernel runs. The Triton kernels are compared with the row engine.
     """
     options = model.attention
     options.pattern.check_kernels(model.shape, options.projection, machine)
     shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
-    forms = {select_backend(model.attention, model.shape, s, machine.device) for s in shows_weights}
     device = torch.device(machine.device)
     if machine.device == "cuda":
         device = torch.device("cuda", current_process().local_rank)
+    # A named backend is refused below, with the GPU's capability.
+    tiles = options.backend != "auto" or runs_tiles(device)
+    forms = {
+        select_backend(options, model.shape, shows, machine.device, tiles)
+        for shows in shows_weights
+    }
     if "sdpa" in forms and model.attention.backend != "auto":
         selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
     if "triton" in forms:
@@ -306,31 +335,82 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
 
 
 def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Run the Triton kernels forward and backward on a few tokens of zeros."""
+    """Compare the Triton kernels on this device with the row engine in float64.
+
+    On random tensors, forward and backward, without dropout; twice, because a race changes bits.
+    With dropout, the kernels run once.
+    """
     if problem := tile_problem(dtype, device):
         raise PreflightError(problem)
-    if device.type == "cuda" and not torch.version.hip:
-        major, minor = torch.cuda.get_device_capability(device)
-        if major < 8:
-            what = f"triton: unsupported (expected compute capability 8.0, got {major}.{minor})"
-            raise _refusal(model, what, "gpu.unsupported")
+    if device.type == "cuda" and not runs_tiles(device):
+        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        expected = f"compute capability {MIN_TILE_CAPABILITY}.0"
+        what = f"triton: unsupported (expected {expected}, got {found})"
+        raise _refusal(model, what, "gpu.unsupported")
     from triton.errors import TritonError
 
-    plan, shape = probe_plan(model, _PROBE_TOKENS, device), model.shape
-    size = (1, shape.n_head, _PROBE_TOKENS, shape.head_dim)
-    q, k, v = (torch.zeros(size, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    shape = model.shape
+    tokens = min(shape.block_size, _PROBE_TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    heads = shape.n_head, *(kv_heads(model),) * 2
+    qkv = [
+        torch.randn(1, count, tokens, shape.head_dim, generator=generator).to(device, dtype)
+        for count in heads
+    ]
+
+    def run(kernel: AttentionKernel, dropout: float, as_type: torch.dtype | None = None) -> Any:
+        # The kernels read parameters in fp32.
+        plan = probe_plan(model, tokens, device, as_type or torch.float32)
+        parts = attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
+        return [*parts[0], *parts[1]]
+
     # The state of the generator is part of a run.
     gpus = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(gpus):
-            result = TiledKernel()(QKV(q, k, v), plan, q, None)
-        outputs = [result.context_BNTH, *result.statistics_BNT, result.weights_BTS]
-        present = [x for x in outputs if x is not None and x.requires_grad]
-        torch.autograd.grad(present, q, [torch.zeros_like(x) for x in present])
+            run(TiledKernel(), shape.dropout)
+            first, again = (run(TiledKernel(), 0.0) for _ in range(2))
     except (RuntimeError, TritonError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         what = f"triton cannot run this attention on {device} ({dtype}, head dim {shape.head_dim})"
         raise _refusal(model, f"{what}: {lines[0]}", "gpu.unsupported") from error
+    if not all(map(torch.equal, first, again)):
+        what = f"triton: two passes on {device} differ in bits (expected equal bits)"
+        raise _refusal(model, what, "gpu.wrong-values")
+    errors = relative_errors(first, run(ChunkedKernel(), 0.0, torch.float64))
+    # A NaN is not below.
+    if not all(error <= TOLERANCES[dtype] for error in errors):
+        what = f"triton: differs from rows on {device} by {max(errors):.1e} of the norm"
+        raise _refusal(model, f"{what} (expected {TOLERANCES[dtype]:.0e})", "gpu.wrong-values")
+
+
+def attention_pass(
+    kernel: AttentionKernel, plan: AttentionPlan, qkv: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return outputs of ``kernel``, and the gradients of a random combination of them.
+
+    Outputs are head outputs, statistics and, if they are read, weights; gradients those of q, k, v
+    and of the learnable tensors that the plan gives to the kernel.
+    """
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    result = kernel(QKV(*leaves), plan, leaves[0], None)
+    read = [] if result.weights_BTS is None else [result.weights_BTS]
+    outputs = [result.context_BNTH, *result.statistics_BNT, *read]
+    generator = torch.Generator().manual_seed(1)
+    # Numbers that every type represents.
+    directions = [
+        torch.randn(x.shape, generator=generator).half().to(x.device, x.dtype) for x in outputs
+    ]
+    leaves += plan.inputs()
+    gradients = list(torch.autograd.grad(outputs, leaves, directions))
+    return [x.detach() for x in outputs], gradients
+
+
+def relative_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    """Return the error of each tensor relative to the norm; the error if nothing is expected."""
+    pairs = zip(actual, expected, strict=True)
+    norms = [(float((a.double() - e).norm()), float(e.norm())) for a, e in pairs]
+    return [error / norm if norm > 1e-12 else error for error, norm in norms]
 
 
 def probe_plan(

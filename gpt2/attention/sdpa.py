@@ -63,7 +63,7 @@ def selected_sdpa_kernel(
     pattern = _pattern(model)
     mask = pattern.sdpa_arguments(shape.block_size, device)
     with _allowed(options.backend, q, dropout, PreflightError):
-        return selected_sdpa_backend(q, _kv_heads(model), dropout, mask)
+        return selected_sdpa_backend(q, kv_heads(model), dropout, mask)
 
 
 def observed_sdpa_kernel(
@@ -76,7 +76,7 @@ def observed_sdpa_kernel(
     restored.
     """
     options, length = model.attention, model.shape.block_size
-    group = model.shape.n_head // _kv_heads(model)
+    group = model.shape.n_head // kv_heads(model)
     pattern = _pattern(model)
     mask = pattern.sdpa_arguments(length, device)
     if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
@@ -112,7 +112,8 @@ def _pattern(model: ModelConfig) -> Pattern:
     return pattern
 
 
-def _kv_heads(model: ModelConfig) -> int:
+def kv_heads(model: ModelConfig) -> int:
+    """Return the number of key/value heads."""
     shared = model.attention.projection
     return shared.n_kv_head if isinstance(shared, GroupedOptions) else model.shape.n_head
 

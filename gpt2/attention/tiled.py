@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpt2.attention.config import MIN_TILE_CAPABILITY
 from lib.errors import Problem, RunError
 
 LOG2_E = math.log2(math.e)
@@ -195,7 +196,7 @@ def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     fix, code = "type: SET=ATTENTION_BACKEND_ROWS=y", "gpu.unsupported"
     if importlib.util.find_spec("triton") is None:
-        what, code = "the package triton is missing", "env.missing-package"
+        what, code = "the package is missing", "env.missing-package"
         fix = f"type: make setup EXTRAS=triton, or {fix.removeprefix('type: ')}"
     elif dtype == torch.float64:
         what = "no kernel for float64 (expected fp32, fp16 or bf16)"
@@ -203,17 +204,81 @@ def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
         what = "no kernel for a CPU (expected a GPU)"
     else:
         return None
-    return Problem(what, "ATTENTION_BACKEND_TRITON", fix, code=code)
+    return Problem(f"triton: {what}", "ATTENTION_BACKEND", fix, code=code)
+
+
+def runs_tiles(device: torch.device) -> bool:
+    """Return whether the device is a GPU of a compute capability that the kernels support."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    major = torch.cuda.get_device_capability(device)[0]
+    return bool(torch.version.hip) or major >= MIN_TILE_CAPABILITY
+
+
+# Tensors that a kernel writes, by its name.
+_WRITTEN: Mapping[str, frozenset[str]] = {
+    "forward": frozenset({"context", "logsums", "statistic", "edges", "shares"}),
+    "mean_weights": frozenset({"mean"}),
+    "row_gradients": frozenset({"dq", "deltas", "dq_rows", "dk_rows", "dfactor", "dalphas"}),
+    "column_gradients": frozenset({"dq", "dk", "dv"}),
+}
 
 
 def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> None:
-    """Launch a Triton kernel on the device of the tensors. Raises RunError if it cannot run there."""
+    """Launch a Triton kernel on the device of the tensors. Raises RunError if it cannot run there.
+
+    torch.compile does not look into the launch, so that a layer is part of one graph.
+    """
+    present = {key: x for key, x in tensors.items() if x is not None}
+    read, written = (
+        [key for key in present if (key in _WRITTEN[name]) == writes] for writes in (False, True)
+    )
+    if not torch.compiler.is_compiling():
+        _launch(name, spec, present)
+        return
+    _launch_operator(
+        name,
+        ",".join(read),
+        ",".join(written),
+        [present[key] for key in read],
+        [present[key] for key in written],
+        spec.window,
+        spec.scale,
+        spec.band,
+        spec.alpha,
+        spec.statistic,
+        spec.top,
+        spec.dropout,
+    )
+
+
+def _launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor]) -> None:
     q = tensors["q"]
-    assert q is not None
     if problem := tile_problem(q.dtype, q.device):
         raise RunError(problem)
     kernel, grid, arguments = launch_arguments(name, spec, tensors)
     kernel[grid](**arguments)
+
+
+@torch.library.custom_op("kablate::launch_tiles", mutates_args={"written"})
+def _launch_operator(
+    name: str,
+    names_read: str,
+    names_written: str,
+    read: list[Tensor],
+    written: list[Tensor],
+    window: int,
+    scale: float,
+    band: int,
+    alpha: float | None,
+    statistic: str,
+    top: int,
+    dropout: float,
+) -> None:
+    """Launch a kernel from a compiled graph, with the fields of the specification one by one."""
+    names = f"{names_read},{names_written}".split(",")
+    spec = TileSpec(window, scale, band, alpha, statistic, top, dropout)
+    _launch(name, spec, dict(zip(names, [*read, *written], strict=True)))
 
 
 def launch_arguments(
@@ -226,7 +291,7 @@ def launch_arguments(
         from gpt2.attention import tile_kernels
     except ImportError as error:
         what = "the kernels are not part of an exported model"
-        fix = 'set the backend of attention to "auto" in config.json'
+        fix = 'set the backend of attention to "rows" in config.json'
         raise RunError(Problem(what, next=fix, code="gpu.unsupported")) from error
 
     kernel = tile_kernels.KERNELS[name]

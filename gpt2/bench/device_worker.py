@@ -39,7 +39,8 @@ from gpt2.attention.config import (
     unsupported_by_flex,
     unsupported_by_triton,
 )
-from gpt2.attention.sdpa import BACKENDS
+from gpt2.attention.kernels import TOLERANCES, relative_errors
+from gpt2.attention.sdpa import BACKENDS, DTYPES
 from gpt2.bench.runner import time_calls
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
@@ -56,9 +57,6 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RunError
 _WARM_UP, _STEPS = 2, 5
 # Tokens per sequence of the parity check: no multiple of a kernel's tile.
 _PARITY_TOKENS = 200
-# Largest error relative to the norm, by precision: rounding of inputs, weights and outputs, which may
-# change the order of nearly equal weights in a top-k.
-_TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 4e-2}
 _TOP_KERNELS = 4
 
 
@@ -200,7 +198,7 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
     if not unsupported_by_triton(options, shape):
         backends.append("triton")
     for backend in backends:
-        for precision, tolerance in _TOLERANCE.items():
+        for precision, dtype in DTYPES.items():
             attention = dataclasses.replace(options, backend=backend)
             other = GPT(dataclasses.replace(config.model, shape=shape, attention=attention))
             other.load_state_dict(state)
@@ -212,11 +210,8 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
             except (RuntimeError, ConfigError, RunError) as error:
                 yield row | {"state": "ABSENT", "error": str(error).splitlines()[0]}
                 continue
-            errors = [
-                float((a.double() - e).norm() / e.norm())
-                for a, e in zip(actual, expected, strict=True)
-            ]
-            row["state"] = "PASS" if max(errors) <= tolerance else "FAIL"
+            errors = relative_errors(actual, expected)
+            row["state"] = "PASS" if max(errors) <= TOLERANCES[dtype] else "FAIL"
             yield row | {"logits": errors[0], "gradient": errors[1]}
 
 

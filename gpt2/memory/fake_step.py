@@ -105,7 +105,8 @@ def target_execution(target: Gpu | None, tracker: StorageTracker) -> Execution:
     if target is None:
         return Execution(FewScoreChunks(tracker=tracker), FirstLogitsBlocks())
     chunks = FewScoreChunks(cpu_elements=GPU_CHUNK_ELEMENTS, tracker=tracker)
-    kernels = fake_flex_pass(tracker), fake_tile_launch(tracker)
+    # Flash attention has the same requirement as the Triton kernels.
+    kernels = fake_flex_pass(tracker), fake_tile_launch(tracker) if target.flash else None
     return Execution(chunks, WholeLogitsChunks(), *kernels)
 
 
@@ -321,7 +322,7 @@ class FakeTrainingStep:
                 pattern.fallbacks = PackedRows(target=target)
             if target:
                 # A GPU may not support components that a CPU does.
-                block.attn.backend("cuda")
+                block.attn.backend("cuda", target.flash)
 
     def _build(self) -> None:
         self.training = MinimalTraining(self.config)

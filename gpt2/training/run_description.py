@@ -21,6 +21,7 @@ from gpt2.attention.sdpa import (
     observed_sdpa_kernel,
     selected_sdpa_kernel,
 )
+from gpt2.attention.tiled import runs_tiles
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.data.sampler import TrainSampler
@@ -113,7 +114,8 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     """
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
-    forms = sorted({block.attn.backend(device.type) for block in session.state.model.blocks})
+    kind, tiles = device.type, runs_tiles(device)
+    forms = sorted({block.attn.backend(kind, tiles) for block in session.state.model.blocks})
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])
@@ -250,7 +252,7 @@ def attention_kernel(session: TrainingSession) -> str:
     attention = session.state.model.blocks[0].attn
     if isinstance(attention.pattern, CustomAttention):
         return attention.pattern.kernel(session.device.type)
-    form = attention.backend(session.device.type)
+    form = attention.backend(session.device.type, runs_tiles(session.device))
     if form == "rows":
         return "by rows"
     if form == "triton":

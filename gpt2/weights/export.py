@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from gpt2.attention.config import select_backend
 from gpt2.config import Config, ModelConfig
 from gpt2.data import store as data_source
 from gpt2.data.corpus import download_wheels
@@ -154,10 +155,17 @@ def modeling_code(model: ModelConfig, run: str) -> str:
 
 
 def _any_device(model: ModelConfig) -> ModelConfig:
-    """Return the model without the choice of a kernel, which another machine may lack."""
+    """Return the model without the choice of a kernel, which another machine may lack.
+
+    The code of an exported model does not contain the Triton kernels, which auto selects on a GPU.
+    """
+    shown = {model.mlp.reads_weights(site) for site in model.sites()}
+    auto = dataclasses.replace(model.attention, backend=model.attention.backend and "auto")
+    plain = all(select_backend(auto, model.shape, shows, "cuda") != "triton" for shows in shown)
+    backend = auto.backend if plain else "rows"
     attention = dataclasses.replace(
         model.attention,
-        backend=model.attention.backend and "auto",
+        backend=backend,
         pattern=model.attention.pattern.for_any_device(),
     )
     return dataclasses.replace(model, attention=attention)

@@ -4,6 +4,8 @@
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted dropout
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted model
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted tiles
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted preflight
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compiled
 
 Prints a JSON object. compositions: name → errors of values and gradients relative to the norm,
 against the row engine in float64. tiles: the same in fp32, with the tiles of a GPU.
@@ -18,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import ahead, tile_kernels
+from gpt2.attention import ahead, tile_kernels, tiled
 from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
-from gpt2.attention.kernels import ChunkedKernel, TiledKernel
+from gpt2.attention.kernels import ChunkedKernel, TiledKernel, check_attention, relative_errors
 from gpt2.attention.options import FullOptions, SlidingOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
@@ -29,7 +31,8 @@ from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
-from lib.errors import RunError
+from lib.errors import PreflightError, RunError
+from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
 
@@ -96,20 +99,13 @@ def random_like(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.randn(x.shape, generator=generator).to(x.dtype) for x in tensors]
 
 
-def relative(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
-    """Return the error of each tensor relative to the norm, or the norm if nothing is expected."""
-    pairs = zip(actual, expected, strict=True)
-    norms = [(float((a.double() - e).norm()), float(e.norm())) for a, e in pairs]
-    return [error / norm if norm > 1e-12 else error for error, norm in norms]
-
-
 def errors(case: Composition, dtype: torch.dtype) -> list[float]:
     """Return the error of every output and gradient."""
     tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (*case.tile, 4))
     qkv = case.inputs(dtype)
     actual = run(TiledKernel(), case.plan(torch.float32), qkv)
     expected = run(ChunkedKernel(), case.plan(torch.float64), [x.double() for x in qkv])
-    return relative(actual, expected)
+    return relative_errors(actual, expected)
 
 
 GATES = [(m, apply) for m in ("topk", "max", "entropy", "rms") for apply in ("output", "weights")]
@@ -150,7 +146,7 @@ def equal_scores() -> dict[str, Any]:
         qkv[1][:, :, ::2] = qkv[1][:, :, :2].repeat_interleave(10, 2)
         exact = [x.double() for x in qkv]
         actual = run(TiledKernel(), tied.plan(torch.float32), qkv)
-        found[mode] = relative(actual, run(ChunkedKernel(), tied.plan(torch.float64), exact))
+        found[mode] = relative_errors(actual, run(ChunkedKernel(), tied.plan(torch.float64), exact))
     return found
 
 
@@ -196,7 +192,7 @@ def dropout() -> dict[str, Any]:
         # Shares of pairs on which another seed, layer, head or sequence agrees.
         "agreement": [float((each == kept)[..., seen].double().mean()) for each in others]
         + [float((each == kept[0, 0])[seen].double().mean()) for each in heads],
-        "errors": relative(actual, expected),
+        "errors": relative_errors(actual, expected),
     }
 
 
@@ -238,9 +234,70 @@ def model() -> dict[str, Any]:
     kept = losses("triton", dropout=0.2)
     again = losses("triton", dropout=0.2, grad_checkpointing=True)
     return {
-        "errors": relative(losses("triton"), [x.double() for x in rows]),
+        "errors": relative_errors(losses("triton"), [x.double() for x in rows]),
         "same bits": all(torch.equal(a, b) for a, b in zip(kept, again, strict=True)),
     }
+
+
+def preflight() -> dict[str, Any]:
+    """Check kernels as preflight does: first as they are, then with a wrong scale of the scores."""
+    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (32, 32, 4))
+    given = EVERYTHING | {"n_head": 2, "n_embd": 32, "block_size": 40, "dropout": 0.1}
+    model = make_model_config(**given, attention_backend="triton")
+    check_attention(model, CPU)
+    scalars, refused = tiled.tile_scalars, []
+    tiled.tile_scalars = lambda *given: scalars(*given) | {
+        "scale": 1.001 * scalars(*given)["scale"]
+    }
+    try:
+        check_attention(model, CPU)
+    except PreflightError as error:
+        refused += error.codes
+    return {"refused": refused}
+
+
+COMPILED: dict[str, dict[str, Any]] = {
+    "ra": {"terms": ("reciprocal",)},
+    "ra, latent": {"terms": ("reciprocal",), "projection": "latent"},
+    "ra, grouped, sliding, rope": {
+        "terms": ("reciprocal",),
+        "projection": "grouped",
+        "pattern": "sliding",
+        "positions": "rope",
+    },
+    "everything": EVERYTHING,
+    "everything, on scores": EVERYTHING
+    | {
+        "parts": {
+            "ra_cross_token": {"mode": "entropy", "apply": "weights"},
+            "mlp_cross_token": {"detach_weights": False},
+            "reciprocal": {"learnable": True},
+        }
+    },
+}
+
+
+def compiled() -> dict[str, Any]:
+    """Return whether compilation, without a graph break, changes loss or gradients."""
+    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 16, 4))
+    found = {}
+    for name, given in COMPILED.items():
+        sizes = {"n_head": 2, "n_embd": 32, "block_size": 20}
+        gpt = GPT(make_model_config(**given | sizes, attention_backend="triton"))
+        gpt.init_weights(0)
+        fill_parameters(gpt)
+        idx = torch.arange(20).view(1, 20)
+        torch._dynamo.reset()
+        results = []
+        for forward in (gpt, torch.compile(gpt, backend="aot_eager", fullgraph=True)):
+            gpt.zero_grad(set_to_none=True)
+            loss = forward(idx, idx)
+            loss.backward()
+            results.append(
+                [loss.detach(), *(p.grad for p in gpt.parameters() if p.grad is not None)]
+            )
+        found[name] = max(relative_errors(results[1], [x.double() for x in results[0]]))
+    return found
 
 
 def main() -> None:
@@ -256,7 +313,13 @@ def main() -> None:
             for name, width in ahead.TILE_CASES
         }
     else:
-        found = {"dropout": dropout, "ties": equal_scores, "model": model}[subject]()
+        found = {
+            "dropout": dropout,
+            "ties": equal_scores,
+            "model": model,
+            "preflight": preflight,
+            "compiled": compiled,
+        }[subject]()
     print(json.dumps(found))
 
 

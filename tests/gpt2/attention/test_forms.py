@@ -7,6 +7,7 @@ import torch
 
 from gpt2.attention.config import gpu_notes, select_backend
 from gpt2.attention.kernels import check_attention
+from gpt2.execution import Execution
 from gpt2.model import GPT
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -36,21 +37,54 @@ def wide(**given):
     return make_model_config(n_embd=64, **given)
 
 
+MANY = {"ra_cross_token": {"topk": 64}}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "expected", "auto_on_gpu"),
     [
-        ({}, "sdpa"),
-        ({"pattern": "sliding"}, "sdpa"),
-        (RA, "rows"),
-        (gated(ENTROPY), "rows"),
-        (gated(TOPK), "rows"),
-        (RA | {"mechanisms": ("mlp_cross_token",)}, "rows"),
+        ({}, "sdpa", "sdpa"),
+        ({"pattern": "sliding"}, "sdpa", "sdpa"),
+        (RA, "rows", "triton"),
+        (RA | {"dropout": 0.1}, "rows", "triton"),
+        (gated(ENTROPY), "rows", "triton"),
+        (gated(TOPK), "rows", "triton"),
+        (RA | {"mechanisms": ("mlp_cross_token",)}, "rows", "triton"),
+        # Features that the Triton kernels do not support.
+        (gated(MANY), "rows", "rows"),
+        (RA | {"n_embd": 4 * 160}, "rows", "rows"),
     ],
 )
 @pytest.mark.parametrize("backend", ["auto", "flash", "efficient", "math"])
-def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(given, expected, device, backend):
-    assert form(wide(**given, attention_backend=backend), device) == expected
+def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(
+    given, expected, auto_on_gpu, device, backend
+):
+    model = make_model_config(**{"n_embd": 64, **given}, attention_backend=backend)
+    chosen = auto_on_gpu if backend == "auto" and device == "cuda" else expected
+    assert form(model, device) == chosen
+
+
+def test_auto_does_not_select_triton_on_an_old_gpu():
+    model = wide(**RA, attention_backend="auto")
+    assert select_backend(model.attention, model.shape, False, "cuda", tiles=False) == "rows"
+    with pytest.raises(ConfigError) as caught:
+        model = wide(**RA, attention_backend="triton")
+        select_backend(model.attention, model.shape, False, "cuda", tiles=False)
+    assert caught.value.codes == ["attention.backend-unsupported"]
+
+
+def test_auto_computes_by_the_kernels_that_the_device_runs():
+    """A launch that is given stands for a GPU; without a GPU, the row engine computes."""
+    model = GPT(wide(**RA, attention_backend="auto", dropout=0.1))
+    idx = torch.zeros(1, 16, dtype=torch.long)
+    launched = []
+    expected = model.eval()(idx)
+    model.set_execution(Execution(tile_launch=lambda name, spec, tensors: launched.append(name)))
+    model(idx)
+    assert launched == ["forward"] * len(model.blocks)
+    model.set_execution(Execution())
+    assert torch.equal(model(idx), expected)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +94,7 @@ def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(given, expected, 
         (RA, 1),
         (RA | {"attention_backend": "joined"}, 0),
         (RA | {"attention_backend": "triton"}, 0),
+        (RA | {"attention_backend": "rows"}, 1),
         ({"dropout": 0.1}, 0),
         (gated(TOPK), 1),
         (RA | {"mechanisms": ("mlp_cross_token",)}, 1),

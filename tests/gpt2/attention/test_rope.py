@@ -185,13 +185,6 @@ class TestModel:
         found = [model.decode(part, cache) for part in idx_BT.split([5, 1], 1)]
         torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=0, atol=1e-10)
 
-    def test_is_one_graph_to_the_compiler(self) -> None:
-        model = drawn(make_model_config(positions="rope", n_layer=1), torch.float32)
-        idx_BT = tokens(model.config)
-        with torch.no_grad():
-            found = torch.compile(model, backend="eager", fullgraph=True)(idx_BT)
-            torch.testing.assert_close(found, model(idx_BT), rtol=1e-5, atol=1e-5)
-
 
 class TestConfiguration:
     """Symbols, and rejected combinations."""

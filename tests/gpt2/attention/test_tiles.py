@@ -16,7 +16,7 @@ import torch
 
 from gpt2.attention import kernels
 from gpt2.attention.config import select_backend
-from gpt2.attention.kernels import check_attention
+from gpt2.attention.kernels import ChunkedKernel, check_attention
 from gpt2.model import GPT
 from gpt2.nsa import validate
 from lib.config.layers import ConfigLayer
@@ -122,6 +122,13 @@ def test_the_tiles_of_a_gpu_equal_the_row_engine():
     assert max(map(max, found.values())) <= 2e-6
 
 
+@needs_triton
+@pytest.mark.long
+def test_a_model_with_the_kernels_is_one_graph_to_the_compiler():
+    found = interpreted("compiled")
+    assert len(found) == 5 and max(found.values()) <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("given", "feature"),
     [
@@ -156,21 +163,55 @@ def test_a_cpu_is_refused_before_and_in_a_run():
     assert caught.value.codes == ["gpu.unsupported"]
 
 
+def by_rows(answer):
+    """Return a kernel that changes head outputs of the row engine by ``answer``, given the call."""
+    calls = []
+
+    def attend(qkv, plan, x, cache):
+        calls.append(plan)
+        result = ChunkedKernel()(qkv, plan, x, cache)
+        return replace(result, context_BNTH=answer(len(calls), result.context_BNTH))
+
+    attend.calls = calls
+    return attend
+
+
 @needs_triton
-def test_preflight_launches_every_kernel_of_the_components(monkeypatch):
-    """With the gradients of a statistic and of weights, which need the most memory."""
-    launched = []
-
-    def launch(name, spec, tensors):
-        launched.append((name, *(tensors.get(x) is not None for x in ("dstatistic", "dmean"))))
-
-    model = make_model_config(**EVERYTHING, attention_backend="triton")
-    plan = replace(kernels.probe_plan(model, 16, torch.device("cpu")), tile_launch=launch)
-    monkeypatch.setattr(kernels, "probe_plan", lambda *_: plan)
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (lambda call, context: context, None),
+        # Twice wrong, a race, and no number.
+        (lambda call, context: context * 1.01, "gpu.wrong-values"),
+        (lambda call, context: context * (1 + 1e-6 * (call == 3)), "gpu.wrong-values"),
+        (lambda call, context: context * torch.nan, "gpu.wrong-values"),
+    ],
+    ids=["equal", "wrong", "race", "nan"],
+)
+def test_preflight_compares_the_kernels_with_the_row_engine(monkeypatch, answer, code):
+    """Without dropout; once with it."""
+    kernel = by_rows(answer)
+    monkeypatch.setattr(kernels, "TiledKernel", lambda: kernel)
     monkeypatch.setattr(kernels, "tile_problem", lambda *_: None)
-    check_attention(model, CPU)
-    gradients = [(name, True, True) for name in ("row_gradients", "column_gradients")]
-    assert launched == [("forward", False, False), ("mean_weights", False, False), *gradients]
+    given = EVERYTHING | {"dropout": 0.1}
+    model = make_model_config(**given, attention_backend="triton")
+    state = torch.random.get_rng_state()
+    if code:
+        with pytest.raises(PreflightError) as caught:
+            check_attention(model, CPU)
+        assert caught.value.codes == [code]
+        assert "SET=ATTENTION_BACKEND_ROWS=y" in caught.value.problems[0].next
+    else:
+        check_attention(model, CPU)
+    assert [plan.dropout for plan in kernel.calls] == [0.1, 0.0, 0.0]
+    assert all(plan.reader and plan.gates and plan.terms for plan in kernel.calls)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_preflight_accepts_the_interpreted_kernels():
+    assert interpreted("preflight") == {"refused": ["gpu.wrong-values"]}
 
 
 def test_kconfig_offers_the_kernels_on_a_gpu():

@@ -122,6 +122,26 @@ def test_a_mechanism_launches_a_few_kernels_more_than_the_baseline(
         assert (step.reads, step.update_reads) == (0, 0)
 
 
+def test_auto_selects_the_form_with_the_fewest_launches_that_the_gpu_supports(
+    configure: Configure,
+) -> None:
+    def launches(backend: str, gpu: str, slug: str) -> int:
+        given: dict[str, SymbolValue] = {"DEVICE_CUDA": True, f"ATTENTION_BACKEND_{backend}": True}
+        config = configure(slug, **given, BLOCK_SIZE=512)
+        kernels = FakeTrainingStep(config).needs(find_gpu(gpu), 2).kernels
+        return sum(kernels.forward.values()) + sum(kernels.backward.values())
+
+    for slug in ("ra", "golden-gate-cross", "ract-weights"):
+        auto, tiled, rows = (launches(name, "h100", slug) for name in ("AUTO", "TRITON", "ROWS"))
+        assert auto == tiled < rows
+        assert launches("AUTO", "t4", slug) == launches("ROWS", "t4", slug)
+    with pytest.raises(ConfigError) as caught:
+        launches("TRITON", "t4", "ra")
+    assert caught.value.codes == ["attention.backend-unsupported"]
+    # Torch's kernel reads and writes less than the Triton kernels.
+    assert launches("AUTO", "h100", "baseline") <= launches("TRITON", "h100", "baseline")
+
+
 @pytest.mark.parametrize(
     ("batch", "length", "count", "window"),
     [(4, 2048, 8, 256), (1, 16384, 16, 512), (1, 131072, 16, 512)],

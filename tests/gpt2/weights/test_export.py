@@ -416,6 +416,9 @@ class TestOwnCode:
         assert ("class Nsa(" in code) == (name == "nsa")
         assert ("class Reciprocal(" in code) == (name == "everything")
         assert torch.equal(load_run(folder)(torch.arange(40)[None]), model(torch.arange(40)[None]))
+        # The kernels of GPUs, which auto selects for terms and gates, are not copied either.
+        backend = read_json_object(folder / "config.json")["model"]["attention"]["backend"]
+        assert backend == {"sliding": "auto", "everything": "rows", "nsa": ""}[name]
 
     def test_files_are_readable_by_all(self, exported: Any, name: str) -> None:
         _, _, folder = exported(name)
