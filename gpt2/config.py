@@ -97,7 +97,7 @@ def wants_twins(configs: "Sequence[Config]") -> bool:
 
 def _eager(config: "Config") -> str:
     """Return the identity of the run without torch.compile."""
-    machine = replace(config.machine, compile=False)
+    machine = replace(config.machine, compile=False, compile_blocks=False)
     return canonical_json(replace(config, machine=machine).identity())
 
 
@@ -519,6 +519,9 @@ def _identity(value: Any, *, forms: bool) -> Any:
     if isinstance(value, MachineConfig) and value.data_parallel == "ddp":
         # The hashes of existing runs do not contain it.
         identity.pop("data_parallel", None)
+    if isinstance(value, MachineConfig) and not value.compile_blocks:
+        # The hashes of existing runs do not contain it.
+        identity.pop("compile_blocks", None)
     if isinstance(value, TrainConfig) and value.budget != "flops":
         # The hashes of existing runs do not contain it.
         del identity["max_flops"]

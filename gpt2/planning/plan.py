@@ -556,5 +556,6 @@ def _eager_variant(variant: RunVariant) -> RunVariant:
 
 
 def _without_compiler(config: Config) -> Config:
-    off: dict[str, SymbolValue] = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
+    names = ("COMPILE", "COMPILE_BLOCKS", "COMPILE_EAGER_TWIN")
+    off: dict[str, SymbolValue] = dict.fromkeys(names, False)
     return Config.from_values({**config.values, **off})

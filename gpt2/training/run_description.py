@@ -75,7 +75,8 @@ def _compiler(session: TrainingSession) -> dict[str, Setting]:
     if isinstance(forward, DistributedDataParallel):
         forward = forward.module
     # By name: importing the class from torch._dynamo takes seconds.
-    compiled = type(forward).__name__ == "OptimizedModule"
+    whole = type(forward).__name__ == "OptimizedModule"
+    compiled = bool(session.state.model.compiled_blocks) if machine.compile_blocks else whole
     resolved, observed = (_COMPILER if on else {} for on in (machine.compile, compiled))
     steps = machine.warmup_iterations
     return {
@@ -226,7 +227,8 @@ def startup_summary(session: TrainingSession) -> str:
     memory = observed["vram_gib"] if on_gpu else observed["ram_gib"]
     name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
     options = {
-        "compiled": machine.compile,
+        "compiled": machine.compile and not machine.compile_blocks,
+        "compiled blocks": machine.compile_blocks,
         "deterministic": machine.deterministic == "strict",
         "deterministic or warned": machine.deterministic == "warn",
         f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",

@@ -153,8 +153,12 @@ def place_model(
     if device.type != "cpu":
         # Even if nothing moves, a fake tensor cannot be swapped.
         model.to(device)
-    compiled = cast(nn.Module, torch.compile(model)) if config.machine.compile else model
-    return group.share_gradients(compiled, config.machine.ddp_safe), None
+    forward: nn.Module = model
+    if config.machine.compile_blocks:
+        model.compile_blocks()
+    elif config.machine.compile:
+        forward = cast(nn.Module, torch.compile(model))
+    return group.share_gradients(forward, config.machine.ddp_safe), None
 
 
 def build_state(

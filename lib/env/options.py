@@ -39,6 +39,8 @@ class MachineConfig:
     # Threads per process; part of the identity because sums depend on how work is split.
     cpu_threads: int = kconfig_field("CPU_THREADS", form=True)
     compile: bool = kconfig_field("COMPILE", form=True)
+    # Compile blocks one by one; equal blocks share a graph.
+    compile_blocks: bool = kconfig_field("COMPILE_BLOCKS", form=True)
     # Operations without a deterministic implementation: off, warn or strict.
     deterministic: str = kconfig_field("DETERMINISTIC")
     # Precision inside fp32 matrix products: highest, high (TF32) or medium (bf16).
