@@ -12,8 +12,9 @@ width; r rows and c columns as in the row engine.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -337,8 +338,7 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
 def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Compare the Triton kernels on this device with the row engine in float64.
 
-    On random tensors, forward and backward, without dropout; twice, because a race changes bits.
-    With dropout, the kernels run once.
+    On random tensors, forward and backward, without dropout. With dropout, the kernels run once.
     """
     if problem := tile_problem(dtype, device):
         raise PreflightError(problem)
@@ -347,8 +347,6 @@ def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -
         expected = f"compute capability {MIN_TILE_CAPABILITY}.0"
         what = f"triton: unsupported (expected {expected}, got {found})"
         raise _refusal(model, what, "gpu.unsupported")
-    from triton.errors import TritonError
-
     shape = model.shape
     tokens = min(shape.block_size, _PROBE_TOKENS)
     generator = torch.Generator().manual_seed(0)
@@ -364,24 +362,57 @@ def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -
         parts = attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
         return [*parts[0], *parts[1]]
 
+    def tiled() -> list[Tensor]:
+        run(TiledKernel(), shape.dropout)
+        return run(TiledKernel(), 0.0)
+
+    what = f"the Triton kernels of attention on {device} ({dtype}, head dim {shape.head_dim})"
+    compare_values(
+        tiled,
+        partial(run, ChunkedKernel(), 0.0, torch.float64),
+        TOLERANCES[dtype],
+        device,
+        lambda problem, code: _refusal(model, f"{what} {problem}", code),
+    )
+
+
+def compare_values(
+    kernels: Callable[[], list[Tensor]],
+    exact: Callable[[], list[Tensor]],
+    tolerance: float,
+    device: torch.device,
+    refusal: Callable[[str, str], PreflightError],
+    measure: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] | None = None,
+) -> None:
+    """Compare the tensors that kernels compute with those of another form in float64.
+
+    The kernels run twice, because a race changes bits. ``measure`` returns the errors; by default
+    relative to the norm of each tensor. Raises the refusal, given a problem and its code.
+    """
     # The state of the generator is part of a run.
     gpus = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(gpus):
-            run(TiledKernel(), shape.dropout)
-            first, again = (run(TiledKernel(), 0.0) for _ in range(2))
-    except (RuntimeError, TritonError) as error:
+            first, again = kernels(), kernels()
+    except kernel_errors() as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        what = f"triton cannot run this attention on {device} ({dtype}, head dim {shape.head_dim})"
-        raise _refusal(model, f"{what}: {lines[0]}", "gpu.unsupported") from error
+        raise refusal(f"cannot run: {lines[0]}", "gpu.unsupported") from error
     if not all(map(torch.equal, first, again)):
-        what = f"triton: two passes on {device} differ in bits (expected equal bits)"
-        raise _refusal(model, what, "gpu.wrong-values")
-    errors = relative_errors(first, run(ChunkedKernel(), 0.0, torch.float64))
+        raise refusal("computed other bits in a second pass", "gpu.wrong-values")
+    errors = (measure or relative_errors)(first, exact())
     # A NaN is not below.
-    if not all(error <= TOLERANCES[dtype] for error in errors):
-        what = f"triton: differs from rows on {device} by {max(errors):.1e} of the norm"
-        raise _refusal(model, f"{what} (expected {TOLERANCES[dtype]:.0e})", "gpu.wrong-values")
+    if not all(error <= tolerance for error in errors):
+        what = f"differ from float64 by {max(errors):.1e} (expected at most {tolerance:.0e})"
+        raise refusal(what, "gpu.wrong-values")
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a kernel that cannot be compiled or launched."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return (RuntimeError,)
+    return RuntimeError, TritonError
 
 
 def attention_pass(

@@ -7,13 +7,16 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from gpt2.attention.flex import flex_pass
+from gpt2.nsa import fused
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.fused import FusedKernels, attend_fused, visible_tiles
 from gpt2.nsa.module import attend_branches
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import rank_compressed
-from tests.gpt2.builders import PARTS
+from lib.errors import PreflightError
+from tests.gpt2.attention.test_forms import CPU
+from tests.gpt2.builders import PARTS, make_model_config
 from tests.gpt2.nsa.test_backends import by_formula, normal
 
 OPTIONS = NsaOptions(**PARTS["nsa"])
@@ -83,6 +86,90 @@ def test_equals_the_other_backends(changes, queries, first):
     ]
     for one, other in zip([*found, *gradients[0]], [*expected, *gradients[1]], strict=True):
         torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
+
+
+def wrong_queries(kernels):
+    """Return kernels with a wrong output of every fifth query."""
+
+    def visible(q, k, v, sight, scale):
+        context, lse = kernels.visible(q, k, v, sight, scale)
+        changed = context.clone()
+        changed[:, :, ::5] *= 1.02
+        return changed, lse
+
+    return replace(kernels, visible=visible)
+
+
+def racing(kernels):
+    calls = []
+
+    def visible(q, k, v, sight, scale):
+        calls.append(sight)
+        context, lse = kernels.visible(q, k, v, sight, scale)
+        return context * (1 + 1e-6 * len(calls)), lse
+
+    return replace(kernels, visible=visible)
+
+
+def other_blocks(kernels):
+    """Return kernels that select the block before."""
+
+    def ranked(*given):
+        return (kernels.ranked(*given) - 1).clamp_min(0)
+
+    return replace(kernels, ranked=ranked)
+
+
+def other_block_of_a_query(kernels):
+    """Return kernels that select another block for one query, as rounding may."""
+
+    def ranked(*given):
+        blocks = kernels.ranked(*given)
+        blocks[:, :, -1, -1] = 0
+        return blocks
+
+    return replace(kernels, ranked=ranked)
+
+
+def raising(kernels):
+    def selected(*given):
+        raise RuntimeError("out of shared memory")
+
+    return replace(kernels, selected=selected)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda kernels: kernels, None),
+        (other_block_of_a_query, None),
+        (wrong_queries, "gpu.wrong-values"),
+        (racing, "gpu.wrong-values"),
+        (other_blocks, "gpu.wrong-values"),
+        (raising, "gpu.unsupported"),
+    ],
+)
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_preflight_compares_the_kernels_in_float64(monkeypatch, change, code, changes):
+    options = replace(OPTIONS, **changes)
+    if not options.ranks and change in (other_blocks, other_block_of_a_query):
+        pytest.skip("ranks no blocks")
+    if not options.branch_selected and change is raising:
+        pytest.skip("has no selected branch")
+    if change is other_block_of_a_query:
+        # Few of many tokens.
+        options = replace(options, window=200)
+    kernels = change(KERNELS)
+    monkeypatch.setattr(fused, "gpu_kernels", lambda: kernels)
+    model = make_model_config(n_embd=64)
+    given = model.shape, 2 * 2 * model.shape.head_dim, options, CPU
+    if code is None:
+        fused.check_kernels(*given)
+        return
+    with pytest.raises(PreflightError) as caught:
+        fused.check_kernels(*given)
+    assert caught.value.codes == [code]
+    assert "SET=NSA_BACKEND_GATHER=y" in caught.value.problems[0].next
 
 
 SIGHTS = [
