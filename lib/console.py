@@ -134,8 +134,10 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         code = EXIT_INTERRUPTED
     if code:
         log("EXIT", f"code {code}")
-    # The interpreter traverses every object at its exit: with torch loaded, for half a second.
-    gc.freeze()
+    # The interpreter traverses every object at its exit: with torch loaded, for half a second. The
+    # binding of triton reports what it leaves on thirty lines of stderr.
+    if "triton._C" not in sys.modules:
+        gc.freeze()
     sys.exit(code)
 
 

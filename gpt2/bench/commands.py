@@ -54,7 +54,10 @@ def bench_trainer(args: argparse.Namespace) -> tuple[int, str]:
     updates = {} if args.no_optimizers else trainer.optimizers(args.threads, args.rounds)
     if not args.json:
         table = trainer.to_markdown(comparisons, relative, updates)
-        return EXIT_DONE, f"{machine}, medians of {args.rounds} rounds (range)\n\n{table}"
+        return (
+            EXIT_DONE,
+            f"{machine}, medians of {args.rounds} round{'s' * (args.rounds > 1)} (range)\n\n{table}",
+        )
     document = {
         "schema_version": 1,
         "machine": machine,
@@ -152,7 +155,7 @@ def bench_nsa(args: argparse.Namespace) -> tuple[int, str]:
         records = [asdict(row) for row in rows]
         text = json.dumps({"schema_version": 1, "machine": machine, "rows": records}) + "\n"
     elif rows:
-        title = f"{machine}, medians of {args.rounds} rounds (range)"
+        title = f"{machine}, medians of {args.rounds} round{'s' * (args.rounds > 1)} (range)"
         text = f"{title}\n\n{nsa.to_markdown(rows)}"
     return EXIT_DONE if complete else EXIT_INTERRUPTED, text
 

@@ -303,7 +303,7 @@ def _plain_step(config: Config, device: torch.device) -> Callable[[], None]:
 
 
 def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Config]]:
-    """Yield the configuration, and forms of it that may be faster.
+    """Yield the configuration, and other forms of it.
 
     The Triton kernels can compute the attention of the row engine, and FlexAttention without
     dropout. The first of a study is also timed without dropout, and compiled.
@@ -318,16 +318,18 @@ def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Conf
         yield f"{name}, DROPOUT=0, COMPILE", dataclasses.replace(changed, machine=machine)
     shows = any(model.mlp.reads_weights(site) for site in model.sites())
     device = config.machine.device
-    if select_backend(attention, model.shape, shows, device) != "rows":
+    form = select_backend(attention, model.shape, shows, device)
+    if form not in ("rows", "triton"):
         return
     if not unsupported_by_flex(attention, plain, shows, device):
         joined = dataclasses.replace(attention, backend="joined")
         fused = dataclasses.replace(model, shape=plain, attention=joined)
         yield f"{name}, DROPOUT=0, joined", dataclasses.replace(config, model=fused)
-    if not unsupported_by_triton(attention, model.shape):
-        tiled = dataclasses.replace(attention, backend="triton")
-        with_tiles = dataclasses.replace(model, attention=tiled)
-        yield f"{name}, triton", dataclasses.replace(config, model=with_tiles)
+    other = "rows" if form == "triton" else "triton"
+    if other == "rows" or not unsupported_by_triton(attention, model.shape):
+        by_other = dataclasses.replace(attention, backend=other)
+        varied = dataclasses.replace(model, attention=by_other)
+        yield f"{name}, {other}", dataclasses.replace(config, model=varied)
 
 
 def steps(named: list[tuple[str, Config]], device: torch.device, seconds: float) -> None:
@@ -339,7 +341,8 @@ def steps(named: list[tuple[str, Config]], device: torch.device, seconds: float)
     for index, (name, config) in enumerate(named):
         for label, variant in variants(name, config, first=index == 0):
             if time.monotonic() > ends:
-                return
+                _print({"step": label, "error": f"not measured, {seconds:.0f} s were used"})
+                continue
             try:
                 _print({"step": label, **step_row(variant, device, rates, gpu)})
             except (RuntimeError, ConfigError, RunError) as error:

@@ -1,10 +1,12 @@
 """``make calibrate`` and ``make gpu-day``: measure a device and compare it with the predictions.
 
 Imports no torch. Each part of ``gpu-day`` is a process, whose result is a file of the folder gpu-day
-in the build folder; a second call continues with the parts that have no result.
+in the build folder; a second call continues with the parts that have no result of the same
+configuration, code and torch.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import signal
@@ -13,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from gpt2.memory.cost import CALIBRATION, stored_calibrations
 from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_plan, whole_number
@@ -24,10 +27,12 @@ from lib.config.field import SymbolValue
 from lib.console import log
 from lib.env.gpu import find_gpu
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_TIME_LIMIT, ConfigError, Problem, RunError
-from lib.files import write_atomic, write_json
+from lib.files import canonical_json, sha256_file, write_atomic, write_json
 from lib.json_files import read_json_object
 from lib.project import ROOT, python_module_command
 from lib.report.render import json_document, markdown_table
+from lib.runner.signals import SIGNAL_EXIT
+from lib.runs.code import installed_torch
 from lib.units import GIB
 
 _WORKER, _REPEAT = "gpt2.bench.device_worker", "gpt2.bench.repeat_worker"
@@ -123,17 +128,8 @@ def _rates_text(device: str, rates: Mapping[str, Any]) -> str:
 
 
 def _steps_table(rows: Sequence[Mapping[str, Any]], rates: Mapping[str, Any]) -> str:
-    heads = [
-        "step",
-        "ms",
-        "predicted",
-        "tok/s",
-        "launches",
-        "predicted",
-        "busy",
-        "GiB",
-        "predicted",
-    ]
+    heads = ["step", "ms", "predicted ms", "tok/s"]
+    heads += ["launches", "predicted launches", "busy", "GiB", "predicted GiB"]
     cells = [
         [
             row["step"],
@@ -182,16 +178,37 @@ def gpu_day(args: argparse.Namespace) -> tuple[int, str]:
     values = plan_values(args)
     failed = False
     parts = _parts(args.build_dir.absolute(), values, args.tokens)
-    for name, (seconds, command) in parts.items():
-        left = ends - time.monotonic()
-        if _result(folder, name) or left < seconds:
-            continue
-        log("BENCH", f"{name}, at most {left:.0f} s")
-        result = _run_part(command, left, values)
-        write_json(folder / f"{name}.json", result)
-        failed |= result["code"] not in (EXIT_DONE, EXIT_TIME_LIMIT)
-        write_atomic(folder / "report.md", _report(folder, parts))
-    return EXIT_FAILED if failed else EXIT_DONE, _report(folder, parts)
+    keys = {name: _measured(command, values) for name, (_, command) in parts.items()}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        for name, (seconds, command) in parts.items():
+            left = ends - time.monotonic()
+            if (done := _result(folder, name, keys[name])) and done["code"] == EXIT_DONE:
+                continue
+            if left < seconds:
+                continue
+            log("BENCH", f"{name}, at most {left:.0f} s")
+            result = _run_part(command, left, values) | {"measured": keys[name]}
+            write_json(folder / f"{name}.json", result)
+            failed |= result["code"] not in (EXIT_DONE, EXIT_TIME_LIMIT)
+            write_atomic(folder / "report.md", _report(folder, keys))
+    except (KeyboardInterrupt, SystemExit):
+        log("STOP", f"in {name}; the same command continues with this part")
+        raise
+    return EXIT_FAILED if failed else EXIT_DONE, _report(folder, keys)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise SystemExit, so that the part that is running is stopped too."""
+    raise SystemExit(SIGNAL_EXIT + number)
+
+
+def _measured(command: Sequence[str], values: Mapping[str, Mapping[str, SymbolValue]]) -> str:
+    """Return a digest of what a part measures: command, configurations, code and torch."""
+    files = sorted(path for name in ("gpt2", "lib") for path in (ROOT / name).rglob("*.py"))
+    facts = [list(command), values, list(map(sha256_file, files)), installed_torch()]
+    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:16]
 
 
 def _parts(
@@ -239,8 +256,8 @@ def _run_part(
             except subprocess.TimeoutExpired:
                 _stop(process)
                 code = EXIT_TIME_LIMIT
-            except KeyboardInterrupt:
-                # The part has a session of its own, which Ctrl-C does not reach.
+            except (KeyboardInterrupt, SystemExit):
+                # The part has a session of its own, which no signal reaches.
                 _stop(process)
                 raise
         texts = []
@@ -266,26 +283,30 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
             continue
 
 
-def _result(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the result of a part that ended by itself without failure, else None."""
+def _result(folder: Path, name: str, measured: str) -> dict[str, Any] | None:
+    """Return the result of a part; None if there is none, or one of something else."""
     path = folder / f"{name}.json"
-    result = read_json_object(path) if path.exists() else None
-    return result if result and result["code"] == EXIT_DONE else None
+    result = read_json_object(path) if path.exists() else {}
+    return result if result.get("measured") == measured else None
 
 
-def _report(folder: Path, parts: Iterable[str]) -> str:
-    """Return all results as one Markdown document, which names the ``parts`` without a result."""
+def _report(folder: Path, keys: Mapping[str, str]) -> str:
+    """Return all results as one Markdown document, which names the parts without a result.
+
+    ``keys`` maps each part, in the order of their worth, to the digest of what it measures.
+    """
     text = "# GPU day\n"
-    if missing := [name for name in parts if not (folder / f"{name}.json").exists()]:
-        text += (
-            f"\nNot started: {', '.join(missing)}. The same command continues with these parts.\n"
-        )
-    for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime):
-        result = read_json_object(path)
+    results = {name: _result(folder, name, key) for name, key in keys.items()}
+    if missing := [name for name, result in results.items() if result is None]:
+        names = ", ".join(missing)
+        text += f"\nWithout a result: {names}. The same command continues with these parts.\n"
+    for name, result in results.items():
+        if result is None:
+            continue
         state = {EXIT_DONE: "done", EXIT_TIME_LIMIT: "stopped by the clock"}.get(
             result["code"], f"FAILED, exit code {result['code']}"
         )
-        text += f"\n## {path.stem}: {state}, {result['seconds']:.0f} s\n\n"
+        text += f"\n## {name}: {state}, {result['seconds']:.0f} s\n\n"
         text += _rows_table(result["output"]) + (
             f"\n{result['errors']}\n" if result["errors"] else ""
         )
@@ -297,9 +318,11 @@ def _rows_table(output: str) -> str:
     if not output.startswith("{"):
         return output
     rows = [json.loads(line) for line in output.splitlines() if line.endswith("}")]
+    # Long, and the same for many rows.
+    errors = dict.fromkeys(row.pop("error") for row in rows if "error" in row)
     heads = list(dict.fromkeys(key for row in rows for key in row))
     cells = [
         [f"{v:.3g}" if isinstance(v, float) else str(v) for v in (row.get(k, "") for k in heads)]
         for row in rows
     ]
-    return markdown_table(heads, cells)
+    return markdown_table(heads, cells) + "".join(f"\n{error}\n" for error in errors)

@@ -53,14 +53,16 @@ def killed(folder: Path, settings: Sequence[str]) -> None:
         make(folder, "all", *settings), stdout=sys.stderr, start_new_session=True
     )
     ends = time.monotonic() + _START_SECONDS
-    while time.monotonic() < ends and process.poll() is None:
-        if any(folder.rglob("checkpoints/*/*")):
-            break
-        time.sleep(_POLL_SECONDS)
-    # The run may have ended by itself.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        while time.monotonic() < ends and process.poll() is None:
+            if any(folder.rglob("checkpoints/*/*")):
+                break
+            time.sleep(_POLL_SECONDS)
+    finally:
+        # The run may have ended by itself. Ctrl-C does not reach its session.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if not any(folder.rglob("checkpoints/*/*")) or any(folder.rglob("summary.json")):
         what = f"{folder}: no run to resume (expected a checkpoint and no result)"
         raise RunError(Problem(what, code="process.failed"))
@@ -70,10 +72,9 @@ def report(name: str, command: Sequence[str]) -> bool:
     """Run a comparison and print its result; return whether it succeeded."""
     done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    first = lines[0] if lines else ""
-    sys.stdout.write(
-        json.dumps({"comparison": name, "code": done.returncode, "text": first}) + "\n"
-    )
+    # The first line is the verdict; if it is another, the next ones say why.
+    text = " ".join(lines[: 1 if done.returncode == 0 else None])
+    sys.stdout.write(json.dumps({"comparison": name, "code": done.returncode, "text": text}) + "\n")
     sys.stdout.flush()
     return done.returncode == 0
 

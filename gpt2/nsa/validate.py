@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -29,10 +30,12 @@ from gpt2.nsa.options import BRANCHES, NsaOptions, resolve_backend
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.env.gpu import ARCHITECTURES, find_gpu
+from lib.console import log
+from lib.env.gpu import ARCHITECTURES, find_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem, RunError
 from lib.project import python_module_command
 from lib.report.render import json_document, markdown_table
+from lib.units import format_duration
 
 BACKENDS = ("blocks", "gather", "triton")
 _SMALL: dict[str, SymbolValue] = {
@@ -95,9 +98,12 @@ def validate_device(device: torch.device, full: bool) -> list[ValidationRow]:
 
 
 def to_markdown(rows: list[ValidationRow]) -> str:
-    """Return the results as a Markdown table, one line per row."""
-    cells = ((r.check, r.backend, r.state, f"{r.seconds:.1f}", r.detail) for r in rows)
-    return markdown_table(("check", "backend", "", "seconds", ""), cells, left=(0, 1, 2, 4))
+    """Return the results as a Markdown table, one line per row, and the reasons below it."""
+    cells = ((r.check, r.backend, r.state, f"{r.seconds:.1f}") for r in rows)
+    table = markdown_table(("check", "backend", "", "seconds"), cells, left=(0, 1, 2))
+    # A backend that cannot run has the same reason in every row.
+    reasons = dict.fromkeys((r.state, " ".join(r.detail.split())) for r in rows if r.detail)
+    return table + "".join(f"\n{state}: {reason}\n" for state, reason in reasons)
 
 
 def _row(
@@ -266,24 +272,39 @@ def kernel_rows(architectures: Sequence[str]) -> list[dict[str, Any]]:
         raise PreflightError(
             Problem("GPU: the package triton is missing", next=fix, code="env.missing-package")
         )
-    rows = list(_ahead("1", "interpret", *_KERNEL_TOLERANCES))
-    for row in rows:
-        errors = [row[name] for name in _ERRORS[1:]]
-        # Only sparse attention selects blocks.
-        right = not row.get("blocks") and max(errors) <= _KERNEL_TOLERANCES[row["type"]]
-        row["state"] = "PASS" if right else "FAIL"
-    for architecture in architectures:
-        for row in _ahead("0", "compile", architecture, *_COMPILED_TYPES):
-            fits = row["shared_bytes"] <= ARCHITECTURES[architecture][1]
-            rows.append(row | {"state": "PASS" if fits else "FAIL"})
-    return rows
+    # The longest processes first.
+    processes: list[tuple[str, ...]]
+    processes = [("1", "interpret", dtype) for dtype in _KERNEL_TOLERANCES]
+    processes += [("0", "compile", name, *_COMPILED_TYPES) for name in architectures]
+    started, found = time.monotonic(), {}
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        running = {pool.submit(_ahead, *each): each for each in processes}
+        for done in as_completed(running):
+            process = running[done]
+            found[process] = list(done.result())
+            share = len(found) / len(processes)
+            left = format_duration((time.monotonic() - started) * (1 / share - 1))
+            what = f"{process[1]} {process[2]}: {len(found[process])} rows"
+            log("KERNEL", f"{what}, {len(found)} of {len(processes)}, eta {left}")
+    rows = [row for process in processes for row in found[process]]
+    return [row | {"state": "PASS" if _passes(row) else "FAIL"} for row in rows]
 
 
-def _ahead(interpret: str, *arguments: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a process, which reads ``TRITON_INTERPRET`` when it imports triton."""
+def _passes(row: Mapping[str, Any]) -> bool:
+    if "kernel" in row:
+        fits: bool = row["shared_bytes"] <= ARCHITECTURES[row["target"]][1]
+        return fits
+    errors = [row[name] for name in _ERRORS[1:]]
+    # Only sparse attention selects blocks.
+    return not row.get("blocks") and max(errors) <= _KERNEL_TOLERANCES[row["type"]]
+
+
+def _ahead(interpret: str, *arguments: str) -> Iterable[dict[str, Any]]:
+    """Return the rows of a process, which reads ``TRITON_INTERPRET`` when it imports triton."""
     done = subprocess.run(
         python_module_command("gpt2.attention.ahead", *arguments),
-        env={**os.environ, "TRITON_INTERPRET": interpret},
+        # The default, of which triton 3.9 warns.
+        env={"TRITON_DEFAULT_FP_FUSION": "1", **os.environ, "TRITON_INTERPRET": interpret},
         stdout=subprocess.PIPE,
         encoding="utf-8",
         check=False,
@@ -291,7 +312,7 @@ def _ahead(interpret: str, *arguments: str) -> Iterator[dict[str, Any]]:
     if done.returncode:
         what = f"gpt2.attention.ahead {' '.join(arguments)}: failed (exit code {done.returncode})"
         raise RunError(Problem(what, code="process.failed"))
-    yield from map(json.loads, done.stdout.splitlines())
+    return list(map(json.loads, done.stdout.splitlines()))
 
 
 def kernels_to_markdown(rows: Sequence[Mapping[str, Any]], architectures: Sequence[str]) -> str:
@@ -305,7 +326,9 @@ def kernels_to_markdown(rows: Sequence[Mapping[str, Any]], architectures: Sequen
         + [row["state"]]
         for row in interpreted
     ]
-    text = markdown_table(heads, cells, left=(0, 1)) + "\n"
+    text = "Errors relative to the norm, in the interpreter:\n\n"
+    text += markdown_table(heads, cells, left=(0, 1))
+    text += "\nShared memory of a program in KiB, registers of a thread, bytes that a thread spills:\n\n"
     compiled: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in rows:
         if "kernel" in row:

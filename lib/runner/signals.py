@@ -8,7 +8,7 @@ from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Shells report 128 plus the signal number for a process terminated by a signal.
-_SIGNAL_EXIT = 128
+SIGNAL_EXIT = 128
 
 
 @contextmanager
@@ -58,4 +58,4 @@ class SignalCounter:
         if self.stopped and number != signal.SIGINT:
             return
         self.count += 1
-        self.exit_code = self.exit_code or _SIGNAL_EXIT + number
+        self.exit_code = self.exit_code or SIGNAL_EXIT + number

@@ -5,11 +5,13 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,8 +99,8 @@ def test_factor_and_margin_are_those_of_the_measured_steps() -> None:
 
 
 def run(folder: Path, name: str, code: str, seconds: float = 20.0) -> dict[str, Any]:
-    """Run Python code as a part, and keep its result."""
-    result = gpu_day._run_part([sys.executable, "-c", code], seconds, {})
+    """Run Python code as a part, and keep its result, as one of "this"."""
+    result = gpu_day._run_part([sys.executable, "-c", code], seconds, {}) | {"measured": "this"}
     (folder / f"{name}.json").write_text(json.dumps(result))
     return result
 
@@ -119,10 +121,67 @@ def test_a_part_stops_by_the_clock_and_runs_again(tmp_path: Path) -> None:
     result = run(tmp_path, "nsa", "import time; print(1, flush=True); time.sleep(60)", 0.5)
     assert result["code"] == EXIT_TIME_LIMIT and result["output"] == "1\n"
     assert time.monotonic() - started < 15
-    assert gpu_day._result(tmp_path, "nsa") is None
     assert run(tmp_path, "nsa", "print(2)")["code"] == EXIT_DONE
-    assert gpu_day._result(tmp_path, "nsa") is not None
-    assert gpu_day._result(tmp_path, "plain") is None
+    assert gpu_day._result(tmp_path, "nsa", "this") is not None
+    assert gpu_day._result(tmp_path, "nsa", "other") is None
+    assert gpu_day._result(tmp_path, "plain", "this") is None
+
+
+class Arguments(SimpleNamespace):
+    """Arguments of gpu_day."""
+
+    minutes, tokens = "1", ""
+
+
+def test_a_part_is_kept_until_what_it_measures_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def part(command: list[str], seconds: float, values: object) -> dict[str, Any]:
+        ran.append(command[0])
+        code = EXIT_TIME_LIMIT if (command[0], len(ran)) == ("two", 2) else EXIT_DONE
+        return {"code": code, "seconds": 1.0, "output": f"{command}\n", "errors": ""}
+
+    values = {"baseline": {"DEVICE": "cpu", "BATCH_SIZE": 1}}
+    parts = {"one": (1, ["one"]), "two": (1, ["two"]), "late": (90, ["late"])}
+    monkeypatch.setattr(gpu_day, "plan_values", lambda args: values)
+    monkeypatch.setattr(gpu_day, "_parts", lambda *_: parts)
+    monkeypatch.setattr(gpu_day, "_run_part", part)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    args = Arguments(build_dir=tmp_path)
+    for expected in (["one", "two"], ["two"], []):
+        ran_before = len(ran)
+        code, text = gpu_day.gpu_day(args)
+        assert (code, ran[ran_before:]) == (EXIT_DONE, expected)
+        assert "Without a result: late." in text
+    # Another configuration, and other arguments of one part.
+    values["baseline"]["BATCH_SIZE"] = 2
+    gpu_day.gpu_day(args)
+    assert ran[3:] == ["one", "two"]
+    parts["two"] = (1, ["two", "--tokens", "512"])
+    _, text = gpu_day.gpu_day(args)
+    assert ran[5:] == ["two"] and "512" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_stop_the_part_too(tmp_path: Path, number: int) -> None:
+    code = f"""
+import os, signal, sys
+from gpt2.bench import gpu_day
+signal.signal({number}, gpu_day._end)
+child = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+gpu_day._run_part([sys.executable, "-c", child], 50.0, {{}})
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as process:
+        ends = time.monotonic() + 60
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_ctrl_c_stops_the_part(tmp_path: Path) -> None:
@@ -148,6 +207,19 @@ def test_repeat_starts_anew_and_refuses_a_run_that_cannot_be_resumed(
     assert not folder.exists()
 
 
+def test_an_interrupted_repetition_leaves_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    commands = iter([["true"], [sys.executable, "-c", code]])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(repeat_worker, "make", lambda *_: next(commands))
+    with interrupted_after(2.0), pytest.raises(KeyboardInterrupt):
+        repeat_worker.killed(tmp_path / "folder", [])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 @pytest.mark.parametrize(
     ("device", "given", "tokens"),
     [("cpu", "", "2048"), ("cuda", "", "65536"), ("cuda", "9000", "9000")],
@@ -161,6 +233,6 @@ def test_the_length_of_sparse_attention(device: str, given: str, tokens: str) ->
 def test_the_report_shows_rows_as_a_table_and_errors(tmp_path: Path) -> None:
     run(tmp_path, "parity", 'print(\'{"step": "ra", "state": "PASS"}\')')
     run(tmp_path, "plain", "import sys; sys.exit('no memory')")
-    text = gpu_day._report(tmp_path, ("parity", "plain", "nsa"))
-    assert text.splitlines()[2].startswith("Not started: nsa.")
+    text = gpu_day._report(tmp_path, dict.fromkeys(("parity", "plain", "nsa"), "this"))
+    assert text.splitlines()[2].startswith("Without a result: nsa.")
     assert "| ra   |  PASS |" in text and "no memory" in text and "exit code 1" in text
