@@ -22,6 +22,7 @@ from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
+from lib.config.small_form import SmallForm
 from lib.env.gpu import usable_cores
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
 from lib.errors import ConfigError, Problem
@@ -200,6 +201,11 @@ def _size_problems(model: "ModelConfig") -> Iterator[Problem]:
             break
 
 
+def _small_loss(form: SmallForm, name: str) -> str:
+    """Return torch for the kernel that a CPU lacks."""
+    return "torch" if form.values[name] == "triton" else str(form.values[name])
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Configuration of a GPT-2 model: shape, attention and MLP."""
@@ -209,6 +215,8 @@ class ModelConfig:
     mlp: MlpConfig
     # Recompute each block's activations in the backward pass instead of storing them.
     grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
+    # auto, torch or triton: operations on the logits.
+    loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, small=_small_loss)
 
     def sites(self) -> list[LayerSpec]:
         """Return one site per block."""
@@ -510,6 +518,9 @@ def _identity(value: Any, *, forms: bool) -> Any:
         identity["shape"]["activation"] = identity["mlp"]["activation"].pop("name")
         if not identity["mlp"]["activation"]:
             del identity["mlp"]["activation"]
+        if value.loss_backend != "triton":
+            # Nor do they contain the backend of the loss.
+            identity.pop("loss_backend", None)
     if isinstance(value, MlpConfig) and value.sizing != "params":
         # The hashes of existing runs do not contain it.
         del identity["model_params"]

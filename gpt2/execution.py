@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.flex import WindowAttention, window_attention
 from gpt2.attention.tiled import TileLaunch
-from gpt2.loss import LogitsChunks
+from gpt2.loss import LogitsChunks, SoftmaxGradient
 
 _SCORES, _LOGITS = ScoreChunks(), LogitsChunks()
 
@@ -20,6 +20,8 @@ class Execution:
     window_attention: WindowAttention = window_attention
     # Launch of the Triton kernels; None: on a GPU that supports them.
     tile_launch: TileLaunch | None = None
+    # Kernel of the loss; None: of the model's configuration and device.
+    softmax_gradient: SoftmaxGradient | None = None
 
 
 DEFAULT_EXECUTION = Execution()

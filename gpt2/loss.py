@@ -3,19 +3,27 @@
 The GEMM of the head runs on chunks of tokens, the softmax on blocks of rows that fit into the CPU
 cache. Training computes the gradients together with the loss while the logits of a chunk are in
 memory: the logits are turned into their gradient p − onehot in place, so nothing of size tokens ×
-vocabulary is stored.
+vocabulary is stored. On a GPU, a Triton kernel does so in two passes (``loss_kernels.py``).
 
 Shapes: X tokens (batch and time flattened), C n_embd, V vocabulary (padded for weights).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from gpt2.attention.tiled import runs_tiles, tile_problem
+from lib.errors import PreflightError, Problem, RunError
+
+if TYPE_CHECKING:
+    from gpt2.config import ModelConfig
+    from lib.env.options import MachineConfig
 
 # Target value excluded from loss and accuracy, as in torch and transformers.
 IGNORE_INDEX = -100
@@ -23,6 +31,74 @@ IGNORE_INDEX = -100
 CHUNK_BYTES = 2**27
 # Elements of a block of rows: a softmax that fits into the CPU cache takes a third of the time.
 BLOCK_ELEMENTS = 2**22
+# Rows of the comparison of preflight.
+_PROBE_TOKENS = 64
+
+
+# Fills the losses X and replaces logits XV by the gradient of their sum, given targets X.
+SoftmaxGradient = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def softmax_gradient(backend: str, device: torch.device) -> SoftmaxGradient | None:
+    """Return the Triton kernel if ``backend`` (auto, torch, triton) selects it on ``device``.
+
+    None selects torch's operations. Raises RunError if the kernel is named and cannot run.
+    """
+    if backend == "torch" or (backend == "auto" and not runs_tiles(device)):
+        return None
+    if problem := tile_problem(torch.float32, device):
+        raise RunError(
+            replace(problem, where="LOSS_BACKEND", next="type: SET=LOSS_BACKEND_TORCH=y")
+        )
+    from gpt2.loss_kernels import softmax_gradient_
+
+    kernel: SoftmaxGradient = softmax_gradient_
+    return kernel
+
+
+def check_loss(model: "ModelConfig", machine: "MachineConfig") -> None:
+    """Compare the Triton kernel, if it is selected, with torch's operations in float64.
+
+    Raises PreflightError if the kernel cannot run on this device, or differs.
+    """
+    from gpt2.attention.kernels import TOLERANCES, compare_values, preflight_device
+    from gpt2.attention.sdpa import DTYPES
+
+    backend, device = model.loss_backend, preflight_device(machine)
+    if backend == "torch" or (backend == "auto" and not runs_tiles(device)):
+        return
+    fix = "type: SET=LOSS_BACKEND_TORCH=y"
+    if problem := tile_problem(torch.float32, device):
+        raise PreflightError(replace(problem, where="LOSS_BACKEND", next=fix))
+    shape, dtype = model.shape, DTYPES[machine.precision]
+    generator = torch.Generator().manual_seed(0)
+    logits_XV = torch.randn(_PROBE_TOKENS, shape.padded_vocab_size, generator=generator) * 4
+    targets_X = torch.randint(shape.vocab_size, (_PROBE_TOKENS,), generator=generator).to(device)
+
+    def run(replace_: SoftmaxGradient, as_type: torch.dtype) -> list[Tensor]:
+        logits = logits_XV.to(device, dtype).to(as_type, copy=True)
+        losses_X = logits.new_empty(_PROBE_TOKENS, dtype=_wide_dtype(as_type))
+        replace_(logits[:, : shape.vocab_size], targets_X, losses_X)
+        return [losses_X, logits[:, : shape.vocab_size]]
+
+    def exact(logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor) -> None:
+        _to_gradient_(logits_XV, targets_X, losses_X, LogitsChunks())
+
+    def triton() -> list[Tensor]:
+        kernel = softmax_gradient(backend, device)
+        assert kernel
+        return run(kernel, dtype)
+
+    what = f"the Triton kernel of the loss on {device} ({dtype})"
+    compare_values(
+        triton,
+        partial(run, exact, torch.float64),
+        TOLERANCES[dtype],
+        device,
+        lambda problem, code: PreflightError(
+            Problem(f"{what} {problem}", "LOSS_BACKEND", fix, code=code)
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -67,13 +143,14 @@ def linear_cross_entropy(
     targets_X: Tensor,
     vocab_size: int,
     pieces: LogitsChunks = LogitsChunks(),
+    kernel: SoftmaxGradient | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored.
 
     Rows of ``weight`` from ``vocab_size`` on are padding: they are excluded from the softmax and
     get a zero gradient. Returns NaN if every target is ignored, as torch does. The result is
     float32 (float64 for float64 inputs); under autocast the GEMMs use the autocast dtype. Backward
-    can run only once per forward.
+    can run only once per forward. ``kernel`` replaces torch's operations on the logits of a chunk.
     """
     # Chunking does not help if the logits fit into one block; torch.compile fuses the plain form.
     if hidden_XC.size(0) * vocab_size <= pieces.block_elements or torch.compiler.is_compiling():
@@ -81,7 +158,7 @@ def linear_cross_entropy(
         return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORE_INDEX)
     if torch.is_grad_enabled():
         loss: Tensor = _LinearCrossEntropy.apply(
-            hidden_XC, weight_VC, targets_X, vocab_size, pieces
+            hidden_XC, weight_VC, targets_X, vocab_size, pieces, kernel
         )
         return loss
     losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size, pieces).loss
@@ -128,6 +205,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_X: Tensor,
         vocab_size: int,
         pieces: LogitsChunks,
+        kernel: SoftmaxGradient | None,
     ) -> Tensor:
         """Return the mean loss."""
         dtype = _gemm_dtype(hidden_XC)
@@ -139,8 +217,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = None
         for rows, logits_XV in pieces.chunks(hidden, weight):
-            parts = logits_XV[:, :vocab_size], targets_X[rows], losses_X[rows]
-            _to_gradient_(*parts, pieces)
+            parts = logits_XV[:, :vocab_size], targets_X[rows].clamp(min=0), losses_X[rows]
+            if kernel and dtype != torch.float64:
+                kernel(*parts)
+            else:
+                _to_gradient_(*parts, pieces)
             logits_XV[:, vocab_size:] = 0
             torch.mm(logits_XV, weight, out=grad_hidden[rows])
             if grad_weight is None:
@@ -160,14 +241,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight, valid_X, scale = ctx.saved_tensors
         grad = grad * scale
         # In place: allocating a second tensor of the size of the weight costs more than scaling.
-        return grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad), None, None, None
+        grads = grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad)
+        return *grads, None, None, None, None
 
 
 def _to_gradient_(
     logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor, pieces: LogitsChunks
 ) -> None:
     """Fill ``losses_X`` and replace logits by the gradient of the summed loss, p − onehot."""
-    parts = logits_XV, targets_X.clamp(min=0)[:, None], losses_X[:, None]
+    parts = logits_XV, targets_X[:, None], losses_X[:, None]
     for logits_, targets_, losses_ in pieces.blocks(*parts):
         logits = _wide(logits_)
         probabilities = torch.softmax(logits, -1)

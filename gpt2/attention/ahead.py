@@ -29,6 +29,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gpt2 import loss_kernels
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.chunk_parts import AttentionPlan
 from gpt2.attention.kernels import (
@@ -53,6 +54,8 @@ from lib.errors import EXIT_DONE
 # g, H, l' and n: of nsa-quickstart, of nsa-125m-production, and heads twice as wide.
 SHAPES = ((2, 32, 64, 16), (6, 64, 64, 8), (6, 128, 64, 16))
 _COMPRESS, _STRIDE = 32, 16
+# Of the loss: GPT-2's.
+_VOCAB = 50257
 # Queries of the interpreted kernels, whose lists exclude a block.
 _QUERIES = 12
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -97,6 +100,12 @@ def compiled_rows(architecture: str, dtype: str) -> Iterator[dict[str, Any]]:
     for case in TILE_CASES:
         for name, compiled in _launched_tiles(case, dtype):
             yield known | {"kernel": name, "shape": case} | _used(compiled)
+    logits = torch.zeros(1, _VOCAB, dtype=_TYPES[dtype])
+    arguments = logits, torch.zeros(1, dtype=torch.long), torch.zeros(1), _VOCAB, _VOCAB
+    compiled = loss_kernels.KERNEL.warmup(
+        *arguments, grid=(1,), **loss_kernels.launch_constants(_VOCAB)
+    )
+    yield known | {"kernel": "softmax_gradient", "shape": ("loss", _VOCAB)} | _used(compiled)
 
 
 @dataclass(frozen=True)

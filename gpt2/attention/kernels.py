@@ -313,9 +313,7 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     options = model.attention
     options.pattern.check_kernels(model.shape, options.projection, machine)
     shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
-    device = torch.device(machine.device)
-    if machine.device == "cuda":
-        device = torch.device("cuda", current_process().local_rank)
+    device = preflight_device(machine)
     # A named backend is refused below, with the GPU's capability.
     tiles = options.backend != "auto" or runs_tiles(device)
     forms = {
@@ -333,6 +331,13 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
             "the package triton is missing (required by FlexAttention on a GPU)",
             "env.missing-package",
         )
+
+
+def preflight_device(machine: MachineConfig) -> torch.device:
+    """Return the CPU, or the GPU of this process."""
+    if machine.device == "cuda":
+        return torch.device("cuda", current_process().local_rank)
+    return torch.device(machine.device)
 
 
 def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpt2.attention.flex import WindowAttention
 from gpt2.attention.tiled import TileLaunch, TileSpec
+from gpt2.loss import SoftmaxGradient
 from gpt2.memory.cost import Kernel
 from gpt2.memory.tracker import StorageTracker
 from gpt2.nsa.fused import FusedKernels
@@ -107,6 +108,17 @@ def fake_tile_launch(tracker: StorageTracker) -> TileLaunch:
         tracker.launch(_attention_kernel(flops, *present.values()))
 
     return launch
+
+
+def fake_softmax_gradient(tracker: StorageTracker) -> SoftmaxGradient:
+    """Return a replacement for the Triton kernel of the loss that adds the kernel to ``tracker``."""
+
+    def replace_(logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor) -> None:
+        # Reads the logits twice, and writes them.
+        read = _bytes(logits_XV, logits_XV, logits_XV, targets_X, losses_X)
+        tracker.launch(Kernel("memory", 0.0, read))
+
+    return replace_
 
 
 def tile_pairs(sight: MaskSpec, side: int = TILE) -> int:

@@ -30,7 +30,12 @@ from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
 from gpt2.memory.cost import Kernel, StepKernels
-from gpt2.memory.fake_kernels import fake_flex_pass, fake_nsa_kernels, fake_tile_launch
+from gpt2.memory.fake_kernels import (
+    fake_flex_pass,
+    fake_nsa_kernels,
+    fake_softmax_gradient,
+    fake_tile_launch,
+)
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
@@ -43,7 +48,7 @@ from gpt2.training.step import optimizer_step
 from lib.env.gpu import Gpu
 from lib.env.machine import grad_scaler
 from lib.env.process_group import ProcessGroup
-from lib.errors import Problem, RunError
+from lib.errors import ConfigError, Problem, RunError
 from lib.optim.optimizers import parameter_groups
 from lib.project import ROOT
 from lib.pruning.pruners import Pruner
@@ -100,14 +105,27 @@ _MAX_CHUNKS = 6
 _CHUNKS_RUN = 2
 
 
-def target_execution(target: Gpu | None, tracker: StorageTracker) -> Execution:
-    """Return chunk sizes and kernels of ``target``, or of the CPU if it is None."""
+def target_execution(
+    target: Gpu | None, tracker: StorageTracker, loss_backend: str = "auto"
+) -> Execution:
+    """Return chunk sizes and kernels of ``target``, or of the CPU if it is None.
+
+    Raises ConfigError if the target has no kernel of the loss, and it is named.
+    """
     if target is None:
         return Execution(FewScoreChunks(tracker=tracker), FirstLogitsBlocks())
     chunks = FewScoreChunks(cpu_elements=GPU_CHUNK_ELEMENTS, tracker=tracker)
     # Flash attention has the same requirement as the Triton kernels.
-    kernels = fake_flex_pass(tracker), fake_tile_launch(tracker) if target.flash else None
-    return Execution(chunks, WholeLogitsChunks(), *kernels)
+    tiles, loss = None, None
+    if target.flash:
+        tiles = fake_tile_launch(tracker)
+        loss = None if loss_backend == "torch" else fake_softmax_gradient(tracker)
+    elif loss_backend == "triton":
+        what = f"LOSS_BACKEND: triton does not support {target.name}"
+        raise ConfigError(
+            Problem(what, next="type: SET=LOSS_BACKEND_TORCH=y", code="gpu.unsupported")
+        )
+    return Execution(chunks, WholeLogitsChunks(), fake_flex_pass(tracker), tiles, loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +331,8 @@ class FakeTrainingStep:
 
     def _use_kernels(self, target: Gpu | None, tracker: StorageTracker) -> None:
         """Use chunk sizes and kernels of ``target``; raise ConfigError if it has none."""
-        self.model.set_execution(target_execution(target, tracker))
+        loss = self.config.model.loss_backend
+        self.model.set_execution(target_execution(target, tracker, loss))
         for block in self.model.blocks:
             pattern = block.attn.pattern
             if isinstance(pattern, Nsa):

@@ -9,24 +9,19 @@ B batch, T queries, N heads, K key/value heads, g query heads per key/value head
 keys, n selected blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from gpt2.attention.flex import compiled_flex_attention, flex_pass
-from gpt2.attention.kernels import TOLERANCES, compare_values
-from gpt2.attention.sdpa import DTYPES
 from gpt2.nsa.cache import BranchKeyValues, KeyValue
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import random_blocks
-from gpt2.shape import ModelShape
-from lib.env.options import MachineConfig
-from lib.errors import PreflightError, Problem
 
 # Queries and keys of a tile of FlexAttention.
 _TILE = 128
@@ -101,86 +96,6 @@ def attend_fused(
         sight = MaskSpec(length, k_BKSH.shape[2], first, window=options.window)
         outputs.append(kernels.visible(q_BNTH, k_BKSH, v_BKSH, sight, scale)[0])
     return outputs
-
-
-def check_kernels(
-    shape: ModelShape, cached: int, options: NsaOptions, machine: MachineConfig
-) -> None:
-    """Compare the kernels with the gather backend in float64, forward and backward.
-
-    On random tensors of the configured heads; ``cached`` is the number of elements of a token's
-    keys and values. Rounding may change the selection of a block, so up to a tenth of the vectors
-    of a tensor may differ. Raises PreflightError if the GPU cannot run the kernels, or they differ.
-    """
-    from gpt2.nsa.module import attend_branches
-
-    # More blocks than a query selects.
-    tokens = (options.count + 4) * options.select
-    length = max(2 * options.compress, 2 * options.window, tokens)
-    kv_heads = cached // (2 * shape.head_dim)
-    dtype, device = DTYPES[machine.precision], torch.device(machine.device)
-    generator = torch.Generator().manual_seed(0)
-
-    lengths = [options.compressed(length)] * 2 if options.compresses else []
-    lengths += [length] * 2 * (options.branch_selected + options.branch_window)
-    inputs = [
-        torch.randn(1, heads, count, shape.head_dim, generator=generator).to(device, dtype)
-        for heads, count in ((shape.n_head, length), *((kv_heads, count) for count in lengths))
-    ]
-
-    def run(attend: Callable[..., list[Tensor]], as_type: torch.dtype) -> list[Tensor]:
-        q_BNTH, *rest = leaves = [x.to(as_type, copy=True).requires_grad_() for x in inputs]
-        pairs = iter(zip(rest[::2], rest[1::2], strict=True))
-        blocks = next(pairs) if options.compresses else None
-        keys = BranchKeyValues(
-            # Ranking alone needs no values.
-            blocks if options.branch_compressed or not blocks else blocks[:1],
-            next(pairs) if options.branch_selected else None,
-            next(pairs) if options.branch_window else None,
-        )
-        outputs = attend(q_BNTH, keys)
-        total = torch.stack([(out.float() * _direction(out)).sum() for out in outputs]).sum()
-        gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        return [x.detach() for x in (*outputs, *gradients)]
-
-    def fused(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
-        kernels = gpu_kernels()
-        assert kernels, "the backend triton requires the package"
-        return attend_fused(q_BNTH, keys, options, 0, 0, kernels)
-
-    def exact(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
-        # Without the choice of a kernel: float64 has none.
-        return attend_branches(q_BNTH, keys, options.for_any_device(), 0)
-
-    sizes = f"head dim {shape.head_dim}, blocks of {options.select}"
-    what = f"the kernels of NSA on {device} ({dtype}, {sizes})"
-    advice = "type: SET=NSA_BACKEND_GATHER=y"
-    compare_values(
-        partial(run, fused, dtype),
-        partial(run, exact, torch.float64),
-        TOLERANCES[dtype],
-        device,
-        lambda problem, code: PreflightError(
-            Problem(f"{what} {problem}", "NSA_BACKEND", advice, code=code)
-        ),
-        _typical_errors,
-    )
-
-
-def _direction(out_BNTH: Tensor) -> Tensor:
-    """Return a fixed direction, in which the gradients of a comparison are computed."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(out_BNTH.shape, generator=generator).to(out_BNTH.device)
-
-
-def _typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Return the error that nine tenths of a tensor's vectors do not exceed, per mean norm."""
-    found = []
-    for a, e in zip(actual, expected, strict=True):
-        errors = (a.double() - e).norm(dim=-1).flatten()
-        mean = e.norm() / errors.numel() ** 0.5
-        found.append(float(errors.quantile(0.9) / mean.clamp_min(torch.finfo(e.dtype).tiny)))
-    return found
 
 
 def _compressed(

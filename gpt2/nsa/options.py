@@ -310,7 +310,7 @@ class NsaOptions(PatternOptions):
         Raises PreflightError if the GPU cannot run them.
         """
         if resolve_backend(self, machine.device) == "triton":
-            from gpt2.nsa.fused import check_kernels
+            from gpt2.nsa.validate import check_kernels
 
             check_kernels(shape, projection.cached_numbers(shape), self, machine)
 

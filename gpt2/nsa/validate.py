@@ -10,9 +10,10 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,17 +22,22 @@ from torch import Tensor
 
 from gpt2 import reference
 from gpt2.ablation.resolve import resolve_config
+from gpt2.attention.kernels import TOLERANCES, compare_values
+from gpt2.attention.sdpa import DTYPES
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
+from gpt2.nsa.fused import attend_fused, gpu_kernels
 from gpt2.nsa.module import attend_branches, compress_blocks
 from gpt2.nsa.options import BRANCHES, NsaOptions, resolve_backend
+from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.env.gpu import ARCHITECTURES, find_gpu, usable_cores
+from lib.env.options import MachineConfig
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem, RunError
 from lib.project import python_module_command
 from lib.report.render import json_document, markdown_table
@@ -232,6 +238,94 @@ def _long_context(config: Config, device: torch.device, length: int) -> str:
         if difference:
             return f"{name}: {difference}"
     return ""
+
+
+# Comparison of the fused kernels before a run.
+
+
+def check_kernels(
+    shape: ModelShape, cached: int, options: NsaOptions, machine: MachineConfig
+) -> None:
+    """Compare the kernels with the gather backend in float64, forward and backward.
+
+    On random tensors of the configured heads; ``cached`` is the number of elements of a token's
+    keys and values. Rounding may change the selection of a block, so up to a tenth of the vectors
+    of a tensor may differ. Raises PreflightError if the GPU cannot run the kernels, or they differ.
+    """
+    dtype, device = DTYPES[machine.precision], torch.device(machine.device)
+    inputs = [x.to(device, dtype) for x in _probe(shape, cached // (2 * shape.head_dim), options)]
+
+    def fused(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
+        kernels = gpu_kernels()
+        assert kernels, "the backend triton requires the package"
+        return attend_fused(q_BNTH, keys, options, 0, 0, kernels)
+
+    def exact(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
+        # Without the choice of a kernel: float64 has none.
+        return attend_branches(q_BNTH, keys, options.for_any_device(), 0)
+
+    sizes = f"head dim {shape.head_dim}, blocks of {options.select}"
+    what = f"the kernels of NSA on {device} ({dtype}, {sizes})"
+    advice = "type: SET=NSA_BACKEND_GATHER=y"
+    compare_values(
+        partial(_branches, inputs, options, fused, dtype),
+        partial(_branches, inputs, options, exact, torch.float64),
+        TOLERANCES[dtype],
+        device,
+        lambda problem, code: PreflightError(
+            Problem(f"{what} {problem}", "NSA_BACKEND", advice, code=code)
+        ),
+        _typical_errors,
+    )
+
+
+def _probe(shape: ModelShape, kv_heads: int, options: NsaOptions) -> Iterator[Tensor]:
+    """Draw queries, and the keys and values of each branch, for more blocks than a query selects."""
+    tokens = (options.count + 4) * options.select
+    length = max(2 * options.compress, 2 * options.window, tokens)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [options.compressed(length)] * 2 if options.compresses else []
+    lengths += [length] * 2 * (options.branch_selected + options.branch_window)
+    for heads, count in ((shape.n_head, length), *((kv_heads, count) for count in lengths)):
+        yield torch.randn(1, heads, count, shape.head_dim, generator=generator)
+
+
+def _branches(
+    inputs: Sequence[Tensor],
+    options: NsaOptions,
+    attend: Callable[[Tensor, BranchKeyValues], list[Tensor]],
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return the outputs of all branches, and the gradients of a combination of them."""
+    q_BNTH, *rest = leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
+    pairs = iter(zip(rest[::2], rest[1::2], strict=True))
+    blocks = next(pairs) if options.compresses else None
+    keys = BranchKeyValues(
+        # Ranking alone needs no values.
+        blocks if options.branch_compressed or not blocks else blocks[:1],
+        next(pairs) if options.branch_selected else None,
+        next(pairs) if options.branch_window else None,
+    )
+    outputs = attend(q_BNTH, keys)
+    total = torch.stack([(out.float() * _direction(out)).sum() for out in outputs]).sum()
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    return [x.detach() for x in (*outputs, *gradients)]
+
+
+def _direction(out_BNTH: Tensor) -> Tensor:
+    """Return a fixed direction, in which the gradients of a comparison are computed."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(out_BNTH.shape, generator=generator).to(out_BNTH.device)
+
+
+def _typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    """Return the error that nine tenths of a tensor's vectors do not exceed, per mean norm."""
+    found = []
+    for a, e in zip(actual, expected, strict=True):
+        errors = (a.double() - e).norm(dim=-1).flatten()
+        mean = e.norm() / errors.numel() ** 0.5
+        found.append(float(errors.quantile(0.9) / mean.clamp_min(torch.finfo(e.dtype).tiny)))
+    return found
 
 
 # The Triton kernels for GPUs that are absent.

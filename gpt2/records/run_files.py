@@ -220,6 +220,7 @@ _KNOBS: Mapping[str, Sequence[str]] = {
     "DDP_SAFE": ("ddp_bucket_cap_mib", "ddp_gradients_copied"),
     "ATTENTION_BACKEND": ("attention_impl", "sdpa_backends_allowed", "sdpa_backend_selected"),
     "NSA_BACKEND": ("nsa_backend",),
+    "LOSS_BACKEND": ("loss_backend",),
     "GRAD_CHECKPOINTING": ("gradient_checkpointing_enabled",),
     "LOADER_WORKERS": ("num_workers",),
     "PIN_MEMORY": ("pin_memory",),

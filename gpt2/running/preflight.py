@@ -304,9 +304,13 @@ def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
 
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     from gpt2.attention.kernels import check_attention
+    from gpt2.loss import check_loss
 
     models = {(c.model, c.machine): None for c in configs}
-    return [p for model, machine in models for p in problems_of(check_attention, model, machine)]
+    found = [p for both in models for p in problems_of(check_attention, *both)]
+    # The kernel of the loss depends on the vocabulary alone.
+    losses = {(c.model.shape.vocab_size, c.model.loss_backend, c.machine): c for c in configs}
+    return found + [p for c in losses.values() for p in problems_of(check_loss, c.model, c.machine)]
 
 
 def _format(value: object) -> str:

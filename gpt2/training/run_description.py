@@ -25,6 +25,7 @@ from gpt2.attention.tiled import runs_tiles
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.data.sampler import TrainSampler
+from gpt2.loss import softmax_gradient
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.run_files import read_settings
 from gpt2.training.session import TrainingSession
@@ -137,6 +138,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     }
     return {
         **_nsa_backend(session),
+        **_loss_backend(session),
         "attention_impl": _state("+".join(forms), "+".join(forms), requested),
         "sdpa_backends_allowed": _state(*allowed, requested),
         "sdpa_backend_selected": _state(resolved, observed, requested),
@@ -144,6 +146,18 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
             "flash" in resolved.values(), "flash" in observed.values(), requested
         ),
     }
+
+
+def _loss_backend(session: TrainingSession) -> dict[str, Setting]:
+    """Return that the Triton kernel computes the loss; nothing for torch, as in earlier runs.
+
+    A compiled model computes the loss by torch.
+    """
+    machine, requested = session.config.machine, session.config.model.loss_backend
+    whole = machine.compile and not machine.compile_blocks
+    if whole or not softmax_gradient(requested, session.device):
+        return {}
+    return {"loss_backend": _state("triton", "triton", requested)}
 
 
 def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:

@@ -168,7 +168,7 @@ def _any_device(model: ModelConfig) -> ModelConfig:
         backend=backend,
         pattern=model.attention.pattern.for_any_device(),
     )
-    return dataclasses.replace(model, attention=attention)
+    return dataclasses.replace(model, attention=attention, loss_backend="torch")
 
 
 def _json(value: Any) -> Any:

@@ -208,6 +208,7 @@ _FOLLOWS = {
     "knobs.sdpa_backend_selected": _KERNEL,
     "knobs.flash_attention_enabled": _KERNEL,
     "knobs.nsa_backend": _KERNEL,
+    "knobs.loss_backend": _KERNEL,
     "knobs.data_parallel": ("train.gpus", "machine.data_parallel"),
     "knobs.ddp_bucket_cap_mib": ("train.gpus", "machine.data_parallel"),
     "knobs.ddp_gradients_copied": ("train.gpus", "machine.data_parallel"),

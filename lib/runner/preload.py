@@ -5,8 +5,10 @@ garbage. Afterwards all objects are frozen, so that collections in workers do no
 write to shared memory pages.
 """
 
+import atexit
 import gc
 import os
+import sys
 from importlib import import_module
 
 # Environment variable with comma-separated module names.
@@ -22,3 +24,6 @@ if MODULES in os.environ:
     finally:
         gc.freeze()
         gc.enable()
+        if "triton._C" in sys.modules:
+            # Its binding reports objects that are left at the exit on thirty lines of stderr.
+            atexit.register(gc.unfreeze)

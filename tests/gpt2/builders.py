@@ -123,4 +123,6 @@ def make_model_config(
     mlp["activation"] = make_activation(mlp["activation"])
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
     built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
-    return ModelConfig(ModelShape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing)
+    return ModelConfig(
+        ModelShape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing, "auto"
+    )

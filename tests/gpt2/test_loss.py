@@ -1,5 +1,11 @@
 """Cross-entropy of the head, against torch's cross-entropy for every chunking."""
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.loss import IGNORE_INDEX, LogitsChunks, linear_cross_entropy, linear_token_losses
+from gpt2 import loss
+from gpt2.loss import (
+    IGNORE_INDEX,
+    LogitsChunks,
+    check_loss,
+    linear_cross_entropy,
+    linear_token_losses,
+    softmax_gradient,
+)
+from lib.errors import PreflightError, RunError
+from tests.gpt2.attention.test_forms import CPU
+from tests.gpt2.builders import make_model_config
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason='needs: make setup EXTRAS="triton"'
+)
 
 TOKENS, WIDTH, VOCAB, PADDED = 37, 16, 50, 64
 # name → bytes of a chunk in float64, elements of a block
@@ -168,3 +189,101 @@ def test_token_losses_hit_where_the_target_leads(form: LogitsChunks) -> None:
     targets = (hidden @ weight[:VOCAB].T).argmax(-1)
 
     assert linear_token_losses(hidden, weight, targets, VOCAB, form).correct.all()
+
+
+KERNEL = """
+import json, sys, torch
+from gpt2.loss import IGNORE_INDEX, LogitsChunks, linear_cross_entropy
+from gpt2.loss_kernels import softmax_gradient_
+
+found = {}
+for name, V in (("float32", 50), ("float32", 4500), ("float16", 50)):
+    dtype = getattr(torch, name)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, generator=generator) * 0.5 for n in (37, V + 14))
+    hidden[3] *= 30
+    targets = torch.randint(0, V, (37,), generator=generator)
+    targets[::5] = IGNORE_INDEX
+    pieces = LogitsChunks(8 * 2 * (V + 14), 1)
+    results = []
+    for as_type, kernel in ((torch.float64, None), (dtype, softmax_gradient_)):
+        leaves = [x.to(dtype).to(as_type).requires_grad_() for x in (hidden, weight)]
+        loss = linear_cross_entropy(*leaves, targets, V, pieces, kernel)
+        results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    errors = [float((a.double() - e).norm() / e.norm()) for e, a in zip(*results)]
+    found[f"{name} {V}"] = [*errors, bool(results[1][2][V:].any())]
+print(json.dumps(found))
+"""
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_kernel_computes_the_loss_and_its_gradients() -> None:
+    """In Triton's interpreter: chunks of rows, padding, ignored targets, large logits."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", KERNEL]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 3
+    for name, (*errors, padded) in found.items():
+        assert max(errors) <= (2e-6 if name.startswith("float32") else 2e-3) and not padded, name
+
+
+def test_the_kernel_is_for_chunks_of_single_and_half_precision() -> None:
+    called = []
+
+    def kernel(logits: Tensor, targets: Tensor, losses: Tensor) -> None:
+        called.append((logits.shape, int(targets.min())))
+        losses.zero_()
+
+    pieces = LogitsChunks(8 * 4 * PADDED, 1)
+    hidden, weight, targets = data(torch.float32)
+    loss = linear_cross_entropy(hidden, weight, targets, VOCAB, pieces, kernel)
+    assert loss == 0 and len(called) == 5 and called[0] == ((8, VOCAB), 0)
+    called.clear()
+    linear_cross_entropy(*data(torch.float64), VOCAB, pieces, kernel)
+    assert not called
+
+
+def test_the_kernel_is_refused_on_a_cpu_and_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert softmax_gradient("auto", cpu) is None and softmax_gradient("torch", cpu) is None
+    model = replace(make_model_config(), loss_backend="triton")
+    for package, code in ((True, "gpu.unsupported"), (None, "env.missing-package")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, package=package: package)
+        with pytest.raises(RunError) as run:
+            softmax_gradient("triton", cpu)
+        with pytest.raises(PreflightError) as before:
+            check_loss(model, CPU)
+        assert run.value.codes == before.value.codes == [code]
+        assert "SET=LOSS_BACKEND_TORCH=y" in before.value.problems[0].next
+    check_loss(make_model_config(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda losses, logits: None, None),
+        (lambda losses, logits: losses.mul_(1.001), "gpu.wrong-values"),
+        (lambda losses, logits: logits.mul_(1.001), "gpu.wrong-values"),
+        (lambda losses, logits: logits[:, 0].add_(torch.rand(())), "gpu.wrong-values"),
+    ],
+    ids=["equal", "loss", "gradient", "race"],
+)
+def test_preflight_compares_the_kernel_with_torch(
+    monkeypatch: pytest.MonkeyPatch, change: Any, code: str | None
+) -> None:
+    def kernel(logits: Tensor, targets: Tensor, losses: Tensor) -> None:
+        loss._to_gradient_(logits, targets, losses, LogitsChunks())
+        change(losses, logits)
+
+    monkeypatch.setattr(loss, "tile_problem", lambda *_: None)
+    monkeypatch.setattr(loss, "softmax_gradient", lambda *_: kernel)
+    model = replace(make_model_config(), loss_backend="triton")
+    if code is None:
+        check_loss(model, CPU)
+        return
+    with pytest.raises(PreflightError) as caught:
+        check_loss(model, CPU)
+    assert caught.value.codes == [code]

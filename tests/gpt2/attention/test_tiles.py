@@ -92,6 +92,8 @@ def test_a_whole_model_trains_alike_and_repeats_its_dropout_in_recomputed_blocks
 def test_half_precision_fits_absent_gpus(architecture):
     """Also the kernels of native sparse attention."""
     rows = list(validate._ahead("0", "compile", architecture, "bf16"))
+    loss = rows.pop()
+    assert loss["shape"][0] == "loss" and not loss["spilled_bytes"]
     sparse, tiles = (
         [r for r in rows if (len(r["shape"]) == 4) == is_nsa] for is_nsa in (True, False)
     )

@@ -142,6 +142,20 @@ def test_auto_selects_the_form_with_the_fewest_launches_that_the_gpu_supports(
     assert launches("AUTO", "h100", "baseline") <= launches("TRITON", "h100", "baseline")
 
 
+def test_the_kernel_of_the_loss_saves_passes_over_the_logits(configure: Configure) -> None:
+    def head(backend: str, gpu: str = "h100") -> tuple[int, float]:
+        config = configure("baseline", BLOCK_SIZE=1024, **{f"LOSS_BACKEND_{backend}": True})
+        kernels = FakeTrainingStep(config).needs(find_gpu(gpu), 8).kernels.passes
+        return sum(kernels.values()), sum(kernel.bytes * n for kernel, n in kernels.items())
+
+    auto, by_torch = head("AUTO"), head("TORCH")
+    # 8192 tokens are divided into 7 chunks.
+    assert by_torch[0] - auto[0] >= 7 * 10
+    # A pass over all logits in bf16 moves at least 8192 · 50257 · 2 bytes.
+    assert by_torch[1] - auto[1] >= 8 * 8192 * 50257 * 2
+    assert head("AUTO", "t4") == head("TORCH", "t4")
+
+
 @pytest.mark.parametrize(
     ("batch", "length", "count", "window"),
     [(4, 2048, 8, 256), (1, 16384, 16, 512), (1, 131072, 16, 512)],

@@ -234,7 +234,8 @@ def test_more_sequences_need_more(configure: Configure) -> None:
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not(configure: Configure) -> None:
-    config = configure(GLOBAL_BATCH=64, BATCH_SIZE=2, GRAD_ACCUMULATION=32)
+    # By the kernel of the loss, a chunk of logits is not full at two sequences, and more fit.
+    config = configure(GLOBAL_BATCH=64, BATCH_SIZE=2, GRAD_ACCUMULATION=32, LOSS_BACKEND_TORCH=True)
     gpu = gpu_with_memory(1.7)
     largest = estimate(config, gpu).largest_micro_batch
     assert 2 < largest < 64

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from gpt2.attention.flex import flex_pass
-from gpt2.nsa import fused
+from gpt2.nsa import validate
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.fused import FusedKernels, attend_fused, visible_tiles
 from gpt2.nsa.module import attend_branches
@@ -160,14 +160,14 @@ def test_preflight_compares_the_kernels_in_float64(monkeypatch, change, code, ch
         # Few of many tokens.
         options = replace(options, window=200)
     kernels = change(KERNELS)
-    monkeypatch.setattr(fused, "gpu_kernels", lambda: kernels)
+    monkeypatch.setattr(validate, "gpu_kernels", lambda: kernels)
     model = make_model_config(n_embd=64)
     given = model.shape, 2 * 2 * model.shape.head_dim, options, CPU
     if code is None:
-        fused.check_kernels(*given)
+        validate.check_kernels(*given)
         return
     with pytest.raises(PreflightError) as caught:
-        fused.check_kernels(*given)
+        validate.check_kernels(*given)
     assert caught.value.codes == [code]
     assert "SET=NSA_BACKEND_GATHER=y" in caught.value.problems[0].next
 
