@@ -42,9 +42,12 @@ SoftmaxGradient = Callable[[Tensor, Tensor, Tensor], None]
 def softmax_gradient(backend: str, device: torch.device) -> SoftmaxGradient | None:
     """Return the Triton kernel if ``backend`` (auto, torch, triton) selects it on ``device``.
 
-    None selects torch's operations. Raises RunError if the kernel is named and cannot run.
+    None selects torch's operations, also in a compiled model. Raises RunError if the kernel is
+    named and cannot run.
     """
-    if backend == "torch" or (backend == "auto" and not runs_tiles(device)):
+    if torch.compiler.is_compiling() or backend == "torch":
+        return None
+    if backend == "auto" and not runs_tiles(device):
         return None
     if problem := tile_problem(torch.float32, device):
         raise RunError(

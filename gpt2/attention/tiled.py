@@ -207,6 +207,8 @@ def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
     return Problem(f"triton: {what}", "ATTENTION_BACKEND", fix, code=code)
 
 
+# Does not change, and torch.compile need not look into it.
+@torch.compiler.assume_constant_result
 def runs_tiles(device: torch.device) -> bool:
     """Return whether the device is a GPU of a compute capability that the kernels support."""
     if device.type != "cuda" or not torch.cuda.is_available():

@@ -12,6 +12,7 @@ n selected blocks; r the queries of a chunk, f ranges, c all gathered keys of a 
 number of keys of a query.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,9 +214,11 @@ def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys
     rows, heads, width = q_rgH.shape
     queries = torch.arange(rows + 1, device=q_rgH.device, dtype=torch.int32) * heads
     ends = F.pad(keys.lengths_r.cumsum(0), (1, 0)).to(torch.int32)
-    # varlen_attn of torch 2.11 divides by √H itself.
-    packed_R1H = (q_rgH * width**0.5).reshape(-1, 1, width)
+    # Without a scale, as torch 2.11, it divides by √H again; to multiply first rounds once more.
+    scales = "scale" in inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"scale": 1.0} if scales else {}
+    packed_R1H = (q_rgH if scales else q_rgH * width**0.5).reshape(-1, 1, width)
     k_c1H, v_c1H = (x[:, None].contiguous() for x in (k_cH, v_cH))
-    out_R1H = varlen_attn(packed_R1H, k_c1H, v_c1H, queries, ends, heads, keys.longest)
+    out_R1H = varlen_attn(packed_R1H, k_c1H, v_c1H, queries, ends, heads, keys.longest, **options)
     assert isinstance(out_R1H, Tensor), "the log-sum-exp is not requested"
     return out_R1H.view(rows, heads, width)

@@ -54,6 +54,10 @@ def _model_notes(config: Config) -> list[ConfigNote]:
     found = list(model.attention.pattern.notes(model.shape))
     if config.machine.device == "cuda":
         found += gpu_notes(model.attention, model.shape, shows)
+        whole = config.machine.compile and not config.machine.compile_blocks
+        if model.loss_backend == "auto" and not whole:
+            compared = "it is compared with torch's on the GPU before training"
+            found.append(ConfigNote(f"loss by a Triton kernel, if the GPU supports it; {compared}"))
     elif speed.emulates_bf16(config.machine):
         found.append(ConfigNote(speed.EMULATED, warns=True))
     return found
@@ -74,10 +78,10 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
     ``+7`` counts the other runs with the same note.
     """
     labels_by_note: dict[ConfigNote, list[str]] = {}
-    # The runs of a variant share one model for all seeds.
-    known: dict[tuple[int, str, str], list[ConfigNote]] = {}
+    # The runs of a variant share one model and machine for all seeds.
+    known: dict[tuple[int, int], list[ConfigNote]] = {}
     for label, config in runs:
-        key = id(config.model), config.machine.device, config.machine.precision
+        key = id(config.model), id(config.machine)
         if key not in known:
             known[key] = _model_notes(config)
         for note in (*known[key], *_schedule_notes(config)):

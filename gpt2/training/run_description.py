@@ -243,6 +243,7 @@ def startup_summary(session: TrainingSession) -> str:
     options = {
         "compiled": machine.compile and not machine.compile_blocks,
         "compiled blocks": machine.compile_blocks,
+        "loss triton": bool(_loss_backend(session)),
         "deterministic": machine.deterministic == "strict",
         "deterministic or warned": machine.deterministic == "warn",
         f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",

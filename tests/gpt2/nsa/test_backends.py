@@ -8,7 +8,14 @@ import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.nsa import gather, ops
-from gpt2.nsa.gather import FallbackCounter, attend_gathered, token_ranges, visible_tokens
+from gpt2.nsa.gather import (
+    FallbackCounter,
+    GatheredKeys,
+    _attend_packed,
+    attend_gathered,
+    token_ranges,
+    visible_tokens,
+)
 from gpt2.nsa.module import attend_selected, attend_window
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from lib.config.layers import ConfigLayer
@@ -214,3 +221,38 @@ class TestChoice:
         symbols = {f"NSA_BACKEND_{backend}": True, "NSA_RANGES_MERGED": True}
         with pytest.raises(ConfigError, match="NSA_RANGES"):
             resolve_config(KconfigTree(), self.layers(**symbols))
+
+
+def packed_attention(q, k, v, starts_q, starts_k, scale):
+    """Attend row by row, in float64: the definition of torch's varlen_attn."""
+    rows = []
+    for i in range(len(starts_q) - 1):
+        (q0, q1), (k0, k1) = starts_q[i : i + 2].tolist(), starts_k[i : i + 2].tolist()
+        weights = (q[q0:q1, 0].double() @ k[k0:k1, 0].double().T * scale).softmax(-1)
+        rows.append(weights @ v[k0:k1, 0].double())
+    return torch.cat(rows)[:, None].to(q.dtype)
+
+
+@pytest.mark.parametrize("has_scale", [True, False])
+def test_packed_queries_are_rounded_once_if_torch_takes_a_scale(monkeypatch, has_scale):
+    given = []
+
+    def with_scale(q, k, v, starts_q, starts_k, max_q, max_k, *, scale=None):
+        given.append(q)
+        assert scale is not None
+        return packed_attention(q, k, v, starts_q, starts_k, scale)
+
+    def without_scale(q, k, v, starts_q, starts_k, max_q, max_k):
+        given.append(q)
+        return packed_attention(q, k, v, starts_q, starts_k, q.shape[-1] ** -0.5)
+
+    function = with_scale if has_scale else without_scale
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", function)
+    keys = GatheredKeys(torch.arange(9), torch.tensor([3, 1, 5]), 5)
+    q, k, v = (normal(*size, 8, seed=i).bfloat16() for i, size in enumerate(((3, 2), (9,), (9,))))
+    q = q * 8**-0.5
+    found = _attend_packed(q, k, v, keys)
+    starts = torch.tensor([0, 2, 4, 6]), torch.tensor([0, 3, 4, 9])
+    expected = packed_attention(q.reshape(-1, 1, 8), k[:, None], v[:, None], *starts, 1.0)
+    assert torch.equal(given[0], q.reshape(-1, 1, 8)) == has_scale
+    torch.testing.assert_close(found, expected.view(3, 2, 8), rtol=0, atol=0 if has_scale else 0.02)
