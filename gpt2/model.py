@@ -50,8 +50,9 @@ class Block(nn.Module):
         """Return the residual stream after the block and the state for the next block."""
         attended_BTC, view = self.attn(self.ln_1(x_BTC), state, cache)
         x_BTC = x_BTC + attended_BTC
-        mixed_BTC, state = self.mlp(self.ln_2(x_BTC), view, cache)
-        return x_BTC + mixed_BTC, state
+        mixed_BTC, following = self.mlp(self.ln_2(x_BTC), view, cache)
+        following.rotation = state.rotation
+        return x_BTC + mixed_BTC, following
 
 
 class GPT(nn.Module):
@@ -134,7 +135,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x_BTC = x_BTC + self.wpe.weight[first:last]
         x_BTC = self.dropout(x_BTC)
-        state = BlockState()
+        state = BlockState(rotation=self.blocks[0].attn.positions.rotation(x_BTC, first))
         caches = [None] * len(self.h) if cache is None else cache.blocks
         recompute = self.grad_checkpointing and torch.is_grad_enabled()
         # A cache changes with each token, so decoding is not compiled.

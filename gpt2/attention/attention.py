@@ -108,7 +108,7 @@ class Attention(nn.Module):
         else:
             first, kernel = cache.position, self.kernels.cached
             qkv = self.c_attn.decode(x_BTC, state)
-        qkv = qkv.with_positions(self.positions, first)
+        qkv = qkv.with_positions(self.positions, first, state.rotation)
         dropout = self.dropout if self.training else 0.0
         result = kernel(qkv, self._plan(dropout), x_BTC, cache)
         context_BNTH = self._scaled(result, state)

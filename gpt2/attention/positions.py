@@ -12,6 +12,9 @@ from torch import Tensor
 from gpt2.attention.options import RopeOptions
 from gpt2.shape import ModelShape
 
+# Cosines and sines, [T, H/2].
+Rotation = tuple[Tensor, Tensor]
+
 
 class PositionEncoding(ABC):
     """Position encoding, applied to the queries and to the keys of a block before scores."""
@@ -21,14 +24,33 @@ class PositionEncoding(ABC):
         return self.encode_all([x_BNTH], first, step)[0]
 
     @abstractmethod
-    def encode_all(self, heads: Sequence[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
-        """Encode tensors BNTH of the same tokens, width and dtype; N may differ."""
+    def encode_all(
+        self,
+        heads: Sequence[Tensor],
+        first: int = 0,
+        step: int = 1,
+        rotation: Rotation | None = None,
+    ) -> Sequence[Tensor]:
+        """Encode tensors BNTH of the same tokens, width and dtype; N may differ.
+
+        ``rotation`` is that of these tokens, if it is known.
+        """
+
+    def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
+        """Return the rotation of the tokens of ``x``, which all blocks share; None without one."""
+        return None
 
 
 class Learned(PositionEncoding):
     """Identity: position embeddings are added to x before attention."""
 
-    def encode_all(self, heads: Sequence[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
+    def encode_all(
+        self,
+        heads: Sequence[Tensor],
+        first: int = 0,
+        step: int = 1,
+        rotation: Rotation | None = None,
+    ) -> Sequence[Tensor]:
         """Return the tensors unchanged."""
         return list(heads)
 
@@ -41,28 +63,42 @@ class Rope(PositionEncoding):
 
     def __init__(self, shape: ModelShape, options: RopeOptions) -> None:
         assert shape.head_dim % 2 == 0, "head dim must be even"
-        self.base = options.base
+        self.base, self.width = options.base, shape.head_dim
 
-    def encode_all(self, heads: Sequence[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
-        """Rotate in fp32 or wider and return the dtype of the tensors."""
-        wide = torch.promote_types(heads[0].dtype, torch.float32)
-        angles_Tj = self._angles(heads[0], first, step)
-        cos_Tj, sin_Tj = angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)
-        return [self._rotate(x_BNTH, cos_Tj, sin_Tj) for x_BNTH in heads]
+    def encode_all(
+        self,
+        heads: Sequence[Tensor],
+        first: int = 0,
+        step: int = 1,
+        rotation: Rotation | None = None,
+    ) -> Sequence[Tensor]:
+        """Rotate in fp32 or wider and return the dtype of the tensors.
 
-    def _rotate(self, x_BNTH: Tensor, cos_Tj: Tensor, sin_Tj: Tensor) -> Tensor:
-        wide = cos_Tj.dtype
-        a_BNTj, b_BNTj = x_BNTH.to(wide).chunk(2, -1)
+        All tensors are rotated as one, which takes a GPU half of the launches.
+        """
+        x_BNTH = torch.cat(list(heads), 1) if heads[1:] else heads[0]
+        cos_Tj, sin_Tj = rotation or self._rotation(x_BNTH, x_BNTH.shape[2], first, step)
+        a_BNTj, b_BNTj = x_BNTH.to(cos_Tj.dtype).chunk(2, -1)
         rotated = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
-        return torch.cat(rotated, -1).to(x_BNTH.dtype)
+        rotated_BNTH = torch.cat(rotated, -1).to(x_BNTH.dtype)
+        return rotated_BNTH.split([each.shape[1] for each in heads], 1)
 
-    def _angles(self, x_BNTH: Tensor, first: int, step: int) -> Tensor:
+    def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
+        """Return the rotation of the tokens of ``x``."""
+        return self._rotation(x_BTC, x_BTC.shape[1], first, 1)
+
+    def _rotation(self, like: Tensor, count: int, first: int, step: int) -> Rotation:
+        """Return cosines and sines in fp32 or wider, on the device of ``like``."""
+        wide = torch.promote_types(like.dtype, torch.float32)
+        angles_Tj = self._angles(like.device, count, first, step)
+        return angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)
+
+    def _angles(self, device: torch.device, count: int, first: int, step: int) -> Tensor:
         """Return the angles in float64: fp32 is off by a fraction of a radian at late positions.
 
-        No table is cached: a buffer of the module would be cast together with its parameters.
+        No table is kept: a buffer of the module would be cast together with its parameters.
         """
-        count, width = x_BNTH.shape[-2:]
-        dtype, device = torch.float64, x_BNTH.device
+        dtype = torch.float64
         tokens_T = torch.arange(first, first + count * step, step, dtype=dtype, device=device)
-        pairs_j = torch.arange(width // 2, dtype=dtype, device=device)
-        return tokens_T[:, None] * self.base ** (-2 * pairs_j / width)
+        pairs_j = torch.arange(self.width // 2, dtype=dtype, device=device)
+        return tokens_T[:, None] * self.base ** (-2 * pairs_j / self.width)

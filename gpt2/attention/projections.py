@@ -9,7 +9,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from gpt2.attention.options import DenseOptions, GroupedOptions, LatentOptions
-from gpt2.attention.positions import PositionEncoding
+from gpt2.attention.positions import PositionEncoding, Rotation
 from gpt2.attention.state import BlockState
 from gpt2.shape import ModelShape
 
@@ -24,9 +24,12 @@ class QKV:
     # c_k of a latent projection.
     latent_BTR: Tensor | None = None
 
-    def with_positions(self, positions: PositionEncoding, first: int) -> Self:
+    def with_positions(
+        self, positions: PositionEncoding, first: int, rotation: Rotation | None = None
+    ) -> Self:
         """Return the heads with position-encoded queries and keys from position ``first`` on."""
-        q_BNTH, k_BKTH = positions.encode_all([self.q_BNTH, self.k_BKTH], first)
+        heads = self.q_BNTH, self.k_BKTH
+        q_BNTH, k_BKTH = positions.encode_all(heads, first, rotation=rotation)
         return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
 
 

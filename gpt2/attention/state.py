@@ -17,6 +17,8 @@ class BlockState:
     head_scale_BTN: Tensor | None = None
     # Added to the next block's c_k.
     latent_shift_BTR: Tensor | None = None
+    # Cosines and sines of rotary positions, [T, H/2], the same in every block; None: not computed.
+    rotation: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)

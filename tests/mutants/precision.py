@@ -190,8 +190,8 @@ MUTANTS = (
         edited(
             Rope,
             "encode_all",
-            "torch.promote_types(heads[0].dtype, torch.float32)",
-            "heads[0].dtype",
+            "rotation or self._rotation(",
+            "(x.to(heads[0].dtype) for x in rotation) if rotation else self._rotation(",
         ),
         (_WIDE, "^rotary positions .* in training; torch.bfloat16"),
         "rope",

@@ -94,7 +94,7 @@ SLIDING: dict[str, SymbolValue] = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_W
     [
         ("mla", {}, 9, 16),
         ("golden-gate", {}, 10, 20),
-        ("baseline", {"POSITIONS_ROPE": True}, 31, 22),
+        ("baseline", {"POSITIONS_ROPE": True}, 11, 13),
         ("baseline", JOINED | SLIDING, 5, 8),
         ("ra", JOINED, 16, 38),
         ("baseline", JOINED | {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}, 17, 43),
