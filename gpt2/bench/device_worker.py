@@ -8,8 +8,8 @@ steps: the rates that the device reaches, then for each configuration, until SEC
 time of the trainer's step on random tokens beside the prediction from these rates, with peak memory,
 launches, the longest kernels, and the operations that waited for the device.
 
-parity: logits and gradients of two blocks of each configuration, by every backend and precision,
-against the row engine in float64.
+parity: the loss, and logits and gradients of two blocks of each configuration, by every backend and
+precision, against torch's loss and the row engine in float64.
 
 plain: the first configuration's model without mechanisms, eager and compiled, beside a plain loop
 over a GPT-2 of a few lines.
@@ -44,6 +44,7 @@ from gpt2.attention.sdpa import BACKENDS, DTYPES
 from gpt2.bench.runner import time_calls
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
+from gpt2.loss import LogitsChunks, linear_cross_entropy, softmax_gradient
 from gpt2.memory.cost import DeviceRates
 from gpt2.memory.fake_step import FakeTrainingStep, MinimalTraining
 from gpt2.memory.predict import step_prediction
@@ -215,6 +216,37 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
             yield row | {"logits": errors[0], "gradient": errors[1]}
 
 
+def loss_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the relative error of the loss and of its gradients, by backend and precision."""
+    shape = config.model.shape
+    sizes = (_PARITY_TOKENS, 1.0), (shape.padded_vocab_size, 0.1)
+    drawn = [torch.randn(size, shape.n_embd, device=device) * scale for size, scale in sizes]
+    targets_X = torch.randint(shape.vocab_size, (_PARITY_TOKENS,), device=device)
+    # No block holds all tokens, so that they are divided into chunks.
+    pieces = LogitsChunks(block_elements=1)
+
+    def compute(inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        kernel = softmax_gradient(backend, device)
+        loss = linear_cross_entropy(
+            leaves[0], leaves[1], targets_X, shape.vocab_size, pieces, kernel
+        )
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    for precision, dtype in DTYPES.items():
+        inputs = [x.to(dtype) for x in drawn]
+        expected = compute([x.double() for x in inputs], "torch")
+        for backend in ("torch", "triton"):
+            row: dict[str, Any] = {"backend": f"loss {backend}", "precision": precision}
+            try:
+                errors = relative_errors(compute(inputs, backend), expected)
+            except (RuntimeError, RunError) as error:
+                yield row | {"state": "ABSENT", "error": str(error).splitlines()[0]}
+                continue
+            row["state"] = "PASS" if max(errors) <= TOLERANCES[dtype] else "FAIL"
+            yield row | {"logits": errors[0], "gradient": max(errors[1:])}
+
+
 def _logits_and_gradient(model: GPT, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     logits_BTV = model(tokens_BT)
     weights = torch.linspace(-1, 1, logits_BTV.shape[-1], device=logits_BTV.device)
@@ -306,7 +338,7 @@ def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Conf
     """Yield the configuration, and other forms of it.
 
     The Triton kernels can compute the attention of the row engine, and FlexAttention without
-    dropout. The first of a study is also timed without dropout, and compiled.
+    dropout. The first of a study is also timed without dropout, compiled, and with torch's loss.
     """
     yield name, config
     model = config.model
@@ -316,6 +348,8 @@ def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Conf
         machine = dataclasses.replace(config.machine, compile=True)
         yield f"{name}, DROPOUT=0", changed
         yield f"{name}, DROPOUT=0, COMPILE", dataclasses.replace(changed, machine=machine)
+        by_torch = dataclasses.replace(model, loss_backend="torch")
+        yield f"{name}, loss by torch", dataclasses.replace(config, model=by_torch)
     shows = any(model.mlp.reads_weights(site) for site in model.sites())
     device = config.machine.device
     form = select_backend(attention, model.shape, shows, device)
@@ -371,8 +405,11 @@ def main() -> int:
         return EXIT_DONE
     torch.set_float32_matmul_precision("highest")
     failed = False
-    for name, config in named:
-        for row in parity_rows(config, device):
+    # The loss is the same for every step.
+    parts = [("", loss_rows(named[0][1], device))]
+    parts += [(name, parity_rows(config, device)) for name, config in named]
+    for name, rows in parts:
+        for row in rows:
             _print({"step": name, **row})
             failed |= row["state"] == "FAIL"
     return EXIT_FAILED if failed else EXIT_DONE

@@ -17,9 +17,17 @@ from typing import Any
 import pytest
 import torch
 
+from gpt2 import loss
 from gpt2.ablation.resolve import resolve_config
-from gpt2.bench import gpu_day, repeat_worker
-from gpt2.bench.device_worker import device_rates, parity_rows, plain_rows, step_row, variants
+from gpt2.bench import device_worker, gpu_day, repeat_worker
+from gpt2.bench.device_worker import (
+    device_rates,
+    loss_rows,
+    parity_rows,
+    plain_rows,
+    step_row,
+    variants,
+)
 from gpt2.config import Config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -58,7 +66,7 @@ def test_a_step_is_measured_beside_its_prediction(config: Config) -> None:
     labels = [label for label, _ in variants("ra", config, first=False)]
     assert labels == ["ra", "ra, DROPOUT=0, joined", "ra, triton"]
     # The compiled form is not predicted.
-    assert len(list(variants("ra", config, first=True))) == 5
+    assert len(list(variants("ra", config, first=True))) == 6
 
 
 def test_every_backend_agrees_with_rows_in_float64(config: Config) -> None:
@@ -86,6 +94,27 @@ def test_the_plain_loop_trains_the_same_sizes(config: Config) -> None:
     first, second = next(rows), next(rows)
     assert (first["loop"], second["loop"]) == ("plain", "trainer")
     assert first["ms"] > 0 and not first["compiled"]
+
+
+def test_the_loss_is_compared_in_every_precision(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> dict[tuple[str, str], str]:
+        found = loss_rows(config, CPU)
+        return {(row["backend"], row["precision"]): row["state"] for row in found}
+
+    precisions = ("fp32", "bf16", "fp16")
+    by_torch = {("loss torch", precision): "PASS" for precision in precisions}
+    absent = {("loss triton", precision): "ABSENT" for precision in precisions}
+    assert rows() == by_torch | absent
+
+    def wrong(logits: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> None:
+        loss._to_gradient_(logits, targets, losses, loss.LogitsChunks())
+        logits *= 1.1
+
+    kernels = {"torch": None, "triton": wrong}
+    monkeypatch.setattr(device_worker, "softmax_gradient", lambda backend, _: kernels[backend])
+    assert rows() == by_torch | dict.fromkeys(absent, "FAIL")
 
 
 def test_factor_and_margin_are_those_of_the_measured_steps() -> None:
