@@ -262,7 +262,14 @@ def _launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor]) -> None:
     kernel[grid](**arguments)
 
 
-@torch.library.custom_op("kablate::launch_tiles", mutates_args={"written"})
+# Written out: the types that torch derives a schema from differ among its versions.
+_SCHEMA = (
+    "(str name, str names_read, str names_written, Tensor[] read, Tensor(a!)[] written, "
+    "int window, float scale, int band, float? alpha, str statistic, int top, float dropout) -> ()"
+)
+
+
+@torch.library.custom_op("kablate::launch_tiles", mutates_args={"written"}, schema=_SCHEMA)
 def _launch_operator(
     name: str,
     names_read: str,
