@@ -154,7 +154,7 @@ def place_model(
         # Even if nothing moves, a fake tensor cannot be swapped.
         model.to(device)
     forward: nn.Module = model
-    if config.machine.compile_blocks:
+    if config.machine.compile and config.machine.compile_blocks:
         model.compile_blocks()
     elif config.machine.compile:
         forward = cast(nn.Module, torch.compile(model))
