@@ -518,9 +518,12 @@ def _identity(value: Any, *, forms: bool) -> Any:
         identity["shape"]["activation"] = identity["mlp"]["activation"].pop("name")
         if not identity["mlp"]["activation"]:
             del identity["mlp"]["activation"]
-        if value.loss_backend != "triton":
+        if value.loss_backend == "torch":
             # Nor do they contain the backend of the loss.
             identity.pop("loss_backend", None)
+    if isinstance(value, Config) and value.machine.device == "cpu":
+        # On a CPU, torch computes the loss in any case.
+        identity["model"].pop("loss_backend", None)
     if isinstance(value, MlpConfig) and value.sizing != "params":
         # The hashes of existing runs do not contain it.
         del identity["model_params"]

@@ -294,3 +294,12 @@ def test_the_advice_on_a_batch_resolves_the_conflict(
     (problem,) = caught.value.problems
     assert problem.code == "config.conflict" and "{}={}".format(*advice) in problem.next
     assert configure(**sizes | dict([advice])).train.gpus == sizes["GPUS"]
+
+
+def test_the_loss_backend_is_part_of_a_run_on_a_gpu_alone(configure: Callable) -> None:
+    def digest(device: str, backend: str) -> str:
+        given = {f"DEVICE_{device}": True, f"LOSS_BACKEND_{backend}": True}
+        return configure(RUN_PROFILE_MAXOUT_SPEED=True, **given).digest
+
+    assert digest("CPU", "AUTO") == digest("CPU", "TORCH")
+    assert len({digest("CUDA", backend) for backend in ("AUTO", "TORCH", "TRITON")}) == 3
