@@ -3,7 +3,6 @@
 B batch, N heads, T tokens, H head dim, j the H/2 pairs.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -16,14 +15,16 @@ from gpt2.shape import ModelShape
 Rotation = tuple[Tensor, Tensor]
 
 
-class PositionEncoding(ABC):
-    """Position encoding, applied to the queries and to the keys of a block before scores."""
+class PositionEncoding:
+    """Position encoding, applied to the queries and to the keys of a block before scores.
+
+    By default the identity.
+    """
 
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""
         return self.encode_all([x_BNTH], first, step)[0]
 
-    @abstractmethod
     def encode_all(
         self,
         heads: Sequence[Tensor],
@@ -35,6 +36,7 @@ class PositionEncoding(ABC):
 
         ``rotation`` is that of these tokens, if it is known.
         """
+        return list(heads)
 
     def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
         """Return the rotation of the tokens of ``x``, which all blocks share; None without one."""
@@ -43,16 +45,6 @@ class PositionEncoding(ABC):
 
 class Learned(PositionEncoding):
     """Identity: position embeddings are added to x before attention."""
-
-    def encode_all(
-        self,
-        heads: Sequence[Tensor],
-        first: int = 0,
-        step: int = 1,
-        rotation: Rotation | None = None,
-    ) -> Sequence[Tensor]:
-        """Return the tensors unchanged."""
-        return list(heads)
 
 
 class Rope(PositionEncoding):

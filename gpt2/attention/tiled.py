@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
 from gpt2.attention.config import MIN_TILE_CAPABILITY
@@ -269,7 +269,7 @@ _SCHEMA = (
 )
 
 
-@torch.library.custom_op("kablate::launch_tiles", mutates_args={"written"}, schema=_SCHEMA)
+@library.custom_op("kablate::launch_tiles", mutates_args={"written"}, schema=_SCHEMA)
 def _launch_operator(
     name: str,
     names_read: str,

@@ -54,8 +54,7 @@ def _model_notes(config: Config) -> list[ConfigNote]:
     found = list(model.attention.pattern.notes(model.shape))
     if config.machine.device == "cuda":
         found += gpu_notes(model.attention, model.shape, shows)
-        whole = config.machine.compile and not config.machine.compile_blocks
-        if model.loss_backend == "auto" and not whole:
+        if model.loss_backend == "auto" and not config.machine.compiles_model:
             compared = "it is compared with torch's on the GPU before training"
             found.append(ConfigNote(f"loss by a Triton kernel, if the GPU supports it; {compared}"))
     elif speed.emulates_bf16(config.machine):

@@ -154,8 +154,7 @@ def _loss_backend(session: TrainingSession) -> dict[str, Setting]:
     A compiled model computes the loss by torch.
     """
     machine, requested = session.config.machine, session.config.model.loss_backend
-    whole = machine.compile and not machine.compile_blocks
-    if whole or not softmax_gradient(requested, session.device):
+    if machine.compiles_model or not softmax_gradient(requested, session.device):
         return {}
     return {"loss_backend": _state("triton", "triton", requested)}
 
@@ -241,7 +240,7 @@ def startup_summary(session: TrainingSession) -> str:
     memory = observed["vram_gib"] if on_gpu else observed["ram_gib"]
     name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
     options = {
-        "compiled": machine.compile and not machine.compile_blocks,
+        "compiled": machine.compiles_model,
         "compiled blocks": machine.compile_blocks,
         "loss triton": bool(_loss_backend(session)),
         "deterministic": machine.deterministic == "strict",

@@ -154,10 +154,10 @@ def place_model(
         # Even if nothing moves, a fake tensor cannot be swapped.
         model.to(device)
     forward: nn.Module = model
-    if config.machine.compile and config.machine.compile_blocks:
-        model.compile_blocks()
-    elif config.machine.compile:
+    if config.machine.compiles_model:
         forward = cast(nn.Module, torch.compile(model))
+    elif config.machine.compile:
+        model.compile_blocks()
     return group.share_gradients(forward, config.machine.ddp_safe), None
 
 

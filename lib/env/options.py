@@ -55,6 +55,11 @@ class MachineConfig:
     ddp_safe: bool = kconfig_field("DDP_SAFE")
 
     @property
+    def compiles_model(self) -> bool:
+        """Return whether torch.compile gets the whole model, not the block."""
+        return self.compile and not self.compile_blocks
+
+    @property
     def repeats(self) -> bool:
         """Return whether deterministic implementations are used if available."""
         return self.deterministic != "off"
