@@ -50,11 +50,13 @@ class Kernel(NamedTuple):
 class StepKernels(NamedTuple):
     """Kernels of a micro-batch and of the update (kernel → number), at the configured depth.
 
-    ``forward`` and ``backward`` are those of one inner block in a micro-batch. ``reads`` are the
+    ``casts`` are those of ``passes`` that cast weights to the autocast dtype: a step launches them
+    in the first micro-batch only. ``forward`` and ``backward`` are those of one inner block in a micro-batch. ``reads`` are the
     reads of the device by the host in a micro-batch, for which the host waits.
     """
 
     passes: Mapping[Kernel, float]
+    casts: Mapping[Kernel, float]
     update: Mapping[Kernel, float]
     forward: Mapping[Kernel, float]
     backward: Mapping[Kernel, float]
@@ -166,7 +168,9 @@ def predict_step(
     """
     train = config.train
     step: Counter[Kernel] = Counter()
-    for part, times in ((kernels.passes, train.grad_accumulation), (kernels.update, 1)):
+    micro_batches = train.grad_accumulation
+    parts = (kernels.passes, micro_batches), (kernels.casts, 1 - micro_batches), (kernels.update, 1)
+    for part, times in parts:
         for kernel, count in part.items():
             step[kernel] += count * times  # type: ignore[assignment]  # counts may be fractions
     launches = _launches(step)

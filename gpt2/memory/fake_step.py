@@ -477,11 +477,7 @@ class FakeTrainingStep:
 
     def _kernels(self, tracker: StorageTracker) -> StepKernels:
         """Return the kernels of a micro-batch and of the update, at full depth."""
-        passes: Counter[Kernel] = Counter()
-        for stage, kernels in tracker.kernels.items():
-            times = 1 + self.omitted * stage.endswith("inner block")
-            if stage != "update":
-                passes.update({kernel: count * times for kernel, count in kernels.items()})
+        passes, casts = self._of_passes(tracker.kernels), self._of_passes(tracker.casts)
         # The update reads and writes all parameters in a few kernels.
         depth = self.parameters / self.model.num_params()
         update: Counter[Kernel] = Counter()
@@ -495,12 +491,22 @@ class FakeTrainingStep:
         )
         return StepKernels(
             passes,
+            casts,
             update,
             tracker.kernels[f"forward, {inner}"],
             tracker.kernels[f"backward, {inner}"],
             reads,
             tracker.reads["update"],
         )
+
+    def _of_passes(self, by_stage: Mapping[str, Counter[Kernel]]) -> Counter[Kernel]:
+        """Return the kernels of a micro-batch at full depth."""
+        passes: Counter[Kernel] = Counter()
+        for stage, kernels in by_stage.items():
+            times = 1 + self.omitted * stage.endswith("inner block")
+            if stage != "update":
+                passes.update({kernel: count * times for kernel, count in kernels.items()})
+        return passes
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -197,6 +197,12 @@ def kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel | None:
     return Kernel(kind, count, size)
 
 
+def _autocast_keeps(source: Tensor) -> bool:
+    """Return whether autocast caches a copy of ``source`` until the end of its context."""
+    cached = torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
+    return cached and source.is_leaf and source.requires_grad
+
+
 def _reads(func: Any, args: Any) -> bool:
     """Return whether the result, or the size of the result, is a value of the device."""
     if func.overloadpacket in (_aten.index, _aten.index_put_):
@@ -339,6 +345,8 @@ class StorageTracker(TorchDispatchMode):
         self.flops: dict[str, float] = defaultdict(float)
         # Number of each kernel, by stage.
         self.kernels: dict[str, Counter[Kernel]] = defaultdict(Counter)
+        # Those that cast a weight for all micro-batches of a step, by stage.
+        self.casts: dict[str, Counter[Kernel]] = defaultdict(Counter)
         # Number of reads of the device by the host, by stage.
         self.reads: Counter[str] = Counter()
         # A plain dictionary: it is copied at every new peak, and copies of a Counter are slow.
@@ -367,6 +375,8 @@ class StorageTracker(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.see(tensor, self.making)
         if launched:
+            if func is _aten._to_copy.default and _autocast_keeps(args[0]):
+                self.casts[self.stage][launched] += 1
             self.launch(launched)
             if scratch := temporary_bytes(func, args):
                 self._note(scratch)

@@ -19,7 +19,7 @@ from gpt2.memory.cost import (
     rates,
 )
 from gpt2.memory.fake_kernels import fake_nsa_kernels
-from gpt2.memory.fake_step import FakeTrainingStep
+from gpt2.memory.fake_step import FakeTrainingStep, MinimalTraining
 from gpt2.memory.predict import step_prediction
 from gpt2.memory.tracker import StorageTracker
 from gpt2.mlp.mlp import Mlp
@@ -71,10 +71,36 @@ def test_depth_and_micro_batches_multiply_kernels(configure: Configure, monkeypa
     whole = FakeTrainingStep(config).needs(gpu, 2).kernels
     assert short.passes == whole.passes
     assert sum(short.update.values()) == sum(whole.update.values())
-    assert one.launches == 2 * sum(short.passes.values()) + sum(short.update.values())
+    assert short.casts == whole.casts
+    both = 2 * sum(short.passes.values()) - sum(short.casts.values())
+    assert one.launches == both + sum(short.update.values())
 
 
-def of_step(configure: Configure, slug: str, **changes: SymbolValue) -> StepKernels:
+@pytest.mark.parametrize("slug", ["baseline", "ra", "mla", "golden-gate", "full"])
+@pytest.mark.parametrize("changes", [{}, {"GRAD_CHECKPOINTING": True}])
+def test_weights_are_cast_in_the_first_micro_batch_of_a_step(
+    configure: Configure, monkeypatch, slug: str, changes: dict[str, SymbolValue]
+) -> None:
+    monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
+    one = of_step(configure, slug, **changes)
+    step = MinimalTraining.step
+    twice = lambda self, tokens, pruner=None: step(self, 2 * tokens, pruner)  # noqa: E731
+    monkeypatch.setattr(MinimalTraining, "step", twice)
+    two = of_step(configure, slug, **changes)
+    assert sum(one.casts.values()) >= 4 * 6
+    assert two.casts == one.casts
+    expected = one.passes + one.passes - one.casts
+    # The sum of the losses, a number, is formed once.
+    assert {k: n for k, n in (expected - two.passes).items() if k.bytes > 8} == {}
+    assert two.passes - expected == {}
+
+
+def test_sharded_weights_are_cast_in_every_micro_batch(configure: Configure) -> None:
+    kernels = of_step(configure, GPUS=2, GRAD_ACCUMULATION=2, DATA_PARALLEL_FSDP=True)
+    assert kernels.casts == {} and kernels.passes
+
+
+def of_step(configure: Configure, slug: str = "baseline", **changes: SymbolValue) -> StepKernels:
     """Return the kernels of a step in bf16 on a GPU."""
     config = configure(slug, **({"PRECISION_BF16": True} | changes))
     return FakeTrainingStep(config).needs(find_gpu("h100"), config.train.batch_size).kernels
