@@ -10,7 +10,7 @@ columns. Scores and weights of a chunk are BNrc, one value per row is BNr1.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -305,7 +305,8 @@ class AttentionPlan:
     gates: Sequence[Gate] = ()
     reader: AttentionWeightsTap | None = None
     dropout: float = 0.0
-    score_chunks: ScoreChunks = ScoreChunks()
+    # torch 2.11 cannot compile a default that is an instance.
+    score_chunks: ScoreChunks = field(default_factory=ScoreChunks)
     window_attention: WindowAttention = window_attention
     tile_launch: TileLaunch | None = None
 

@@ -17,6 +17,7 @@ B batch, T tokens, S keys, N heads, K key/value heads, D width of queries and ke
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -113,10 +114,9 @@ def compiled_flex_attention() -> Callable[..., tuple[Tensor, AuxOutput]]:
     Otherwise a graph break, or reaching the recompile limit, would silently fall back to computing
     all pairs.
     """
-    compiled: Callable[..., tuple[Tensor, AuxOutput]] = torch.compile(
-        flex_attention, fullgraph=True, dynamic=False
-    )
-    return compiled
+    # Its result without return_aux has another type.
+    attend = cast(Callable[..., tuple[Tensor, AuxOutput]], flex_attention)
+    return torch.compile(attend, fullgraph=True, dynamic=False)
 
 
 @cache

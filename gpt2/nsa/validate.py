@@ -9,11 +9,13 @@ B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -38,6 +40,7 @@ from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.env.gpu import ARCHITECTURES, find_gpu, usable_cores
 from lib.env.options import MachineConfig
+from lib.env.python_env import release
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem, RunError
 from lib.project import python_module_command
 from lib.report.render import json_document, markdown_table
@@ -355,17 +358,31 @@ def validate_kernels(names: str, as_json: bool) -> tuple[int, str]:
     return code, kernels_to_markdown(rows, architectures)
 
 
+def interpreter_problem() -> Problem | None:
+    """Return why Triton's interpreter cannot run here, or None.
+
+    Before triton 3.7, the interpreter converts arrays of one element to integers, which numpy
+    refuses from 2.4 on.
+    """
+    if not find_spec("triton"):
+        fix = "type: make setup EXTRAS=triton"
+        return Problem("GPU: the package triton is missing", next=fix, code="env.missing-package")
+    triton, numpy = version("triton"), version("numpy")
+    if release(triton) >= (3, 7) or release(numpy) < (2, 4):
+        return None
+    what = f"GPU: the interpreter of triton {triton} fails with numpy {numpy} (expected below 2.4)"
+    fix = f"type: {sys.executable} -m pip install 'numpy<2.4'"
+    return Problem(what, next=fix, code="env.missing-package")
+
+
 def kernel_rows(architectures: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of ``gpt2.attention.ahead``, each with its ``state``: PASS or FAIL.
 
     A row fails if an interpreted kernel selects other blocks or exceeds the tolerance, or if a
     compiled one exceeds the shared memory. A kernel that spills registers is slow, not wrong.
     """
-    if not find_spec("triton"):
-        fix = "type: make setup EXTRAS=triton"
-        raise PreflightError(
-            Problem("GPU: the package triton is missing", next=fix, code="env.missing-package")
-        )
+    if problem := interpreter_problem():
+        raise PreflightError(problem)
     # The longest processes first.
     processes: list[tuple[str, ...]]
     processes = [("1", "interpret", dtype) for dtype in _KERNEL_TOLERANCES]

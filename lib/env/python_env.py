@@ -51,12 +51,12 @@ class Requirement:
     def accepts(self, version: str) -> bool:
         """Return whether an installed version is in the range."""
         if self.operator == "==":
-            return _release(version) == _release(self.bound)
-        return _release(version) >= _release(self.bound)
+            return release(version) == release(self.bound)
+        return release(version) >= release(self.bound)
 
     def is_pin(self, version: str) -> bool:
         """Return whether ``version`` is the tested version; a build label (``+cpu``) is ignored."""
-        return _release(version) == _release(self.pin)
+        return release(version) == release(self.pin)
 
     def __str__(self) -> str:
         return f"{self.name}=={self.pin}"
@@ -111,7 +111,7 @@ def _split(text: str) -> tuple[str, str, str]:
     return match["name"], match["operator"], match["version"]
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """Return ``2.13.0+cpu`` as (2, 13): without label, pre-release part and trailing zeros."""
     head = re.match(r"[0-9]+(\.[0-9]+)*", version)
     numbers = [int(part) for part in head[0].split(".")] if head else []

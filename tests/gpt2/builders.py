@@ -1,12 +1,24 @@
-"""Model configurations for tests, built directly without Kconfig."""
+"""Model configurations for tests, built directly without Kconfig; marks of tests."""
 
+from importlib.util import find_spec
 from typing import Any
+
+import pytest
 
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, AttentionConfig
 from gpt2.config import ModelConfig
 from gpt2.mlp.activations import ACTIVATIONS, ActivationOptions
 from gpt2.mlp.config import MECHANISMS, MlpConfig
+from gpt2.nsa.validate import interpreter_problem
 from gpt2.shape import ModelShape
+
+needs_triton = pytest.mark.skipif(
+    not find_spec("triton"), reason='needs: make setup EXTRAS="triton"'
+)
+_problem = interpreter_problem()
+needs_interpreter = pytest.mark.skipif(
+    _problem is not None, reason=f"{_problem and _problem.what}, {_problem and _problem.next}"
+)
 
 SHAPE = {
     "n_layer": 2,

@@ -1,6 +1,5 @@
 """Cross-entropy of the head, against torch's cross-entropy for every chunking."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -25,11 +24,7 @@ from gpt2.loss import (
 )
 from lib.errors import PreflightError, RunError
 from tests.gpt2.attention.test_forms import CPU
-from tests.gpt2.builders import make_model_config
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason='needs: make setup EXTRAS="triton"'
-)
+from tests.gpt2.builders import make_model_config, needs_interpreter
 
 TOKENS, WIDTH, VOCAB, PADDED = 37, 16, 50, 64
 # name → bytes of a chunk in float64, elements of a block
@@ -216,7 +211,7 @@ print(json.dumps(found))
 """
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.slow
 def test_the_kernel_computes_the_loss_and_its_gradients() -> None:
     """In Triton's interpreter: chunks of rows, padding, ignored targets, large logits."""

@@ -4,7 +4,6 @@ The interpreter computes products of bfloat16 wrongly, so fp32 and fp16 are test
 of its own: triton reads the variable that enables the interpreter when it is imported.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -24,11 +23,13 @@ from lib.config.tree import KconfigTree
 from lib.env.gpu import ARCHITECTURES
 from lib.errors import ConfigError, PreflightError, RunError
 from tests.gpt2.attention.test_forms import CPU
-from tests.gpt2.builders import EVERYTHING, make_model_config
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason='needs: make setup EXTRAS="triton"'
+from tests.gpt2.builders import (
+    EVERYTHING,
+    make_model_config,
+    needs_interpreter,
+    needs_triton,
 )
+
 # Relative to the norm; the gradient of a gate is the difference of nearly equal sums.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3}
 # Bytes that a thread may spill if heads have 128 elements: six registers.
@@ -44,14 +45,14 @@ def interpreted(*arguments):
     return json.loads(done.stdout)
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.slow
 def test_a_few_compositions_equal_the_row_engine():
     found = interpreted("compositions", "float32", "sliding within the band", "all")
     assert max(error for errors in found.values() for error in errors) <= TOLERANCES["float32"]
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_every_composition_equals_the_row_engine(dtype):
@@ -60,14 +61,14 @@ def test_every_composition_equals_the_row_engine(dtype):
     assert {n: e for n, e in found.items() if max(e) > TOLERANCES[dtype]} == {}
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.long
 def test_equal_weights_share_the_slope_of_a_statistic():
     found = interpreted("ties")
     assert max(map(max, found.values())) <= TOLERANCES["float32"]
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.slow
 def test_dropout_acts_on_the_values_alone_and_follows_seed_layer_head_and_sequence():
     found = interpreted("dropout")
@@ -79,7 +80,7 @@ def test_dropout_acts_on_the_values_alone_and_follows_seed_layer_head_and_sequen
     assert max(found["errors"]) <= TOLERANCES["float32"]
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.long
 def test_a_whole_model_trains_alike_and_repeats_its_dropout_in_recomputed_blocks():
     found = interpreted("model")
@@ -115,7 +116,7 @@ def test_half_precision_fits_absent_gpus(architecture):
         assert row["registers"] > 0
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.slow
 def test_the_tiles_of_a_gpu_equal_the_row_engine():
     """The other tests use smaller ones."""
@@ -124,7 +125,7 @@ def test_the_tiles_of_a_gpu_equal_the_row_engine():
     assert max(map(max, found.values())) <= 2e-6
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.long
 def test_a_model_with_the_kernels_is_one_graph_to_the_compiler():
     found = interpreted("compiled")
@@ -209,7 +210,7 @@ def test_preflight_compares_the_kernels_with_the_row_engine(monkeypatch, answer,
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.slow
 def test_preflight_accepts_the_interpreted_kernels():
     assert interpreted("preflight") == {"refused": ["gpu.wrong-values"]}
@@ -231,3 +232,19 @@ def test_the_kernels_need_their_compiler(monkeypatch):
     with pytest.raises(PreflightError) as caught:
         check_attention(model, replace(CPU, device="cuda"))
     assert caught.value.codes == ["env.missing-package"]
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "code"),
+    [
+        ("3.6.0", "2.4.6", "env.missing-package"),
+        ("3.6.0", "2.3.5", None),
+        ("3.7.0", "2.4.6", None),
+        (None, "2.4.6", "env.missing-package"),
+    ],
+)
+def test_the_interpreter_needs_versions_that_fit(monkeypatch, triton, numpy, code):
+    monkeypatch.setattr(validate, "find_spec", lambda name: triton)
+    monkeypatch.setattr(validate, "version", {"triton": triton, "numpy": numpy}.get)
+    problem = validate.interpreter_problem()
+    assert (problem.code if problem else None) == code
