@@ -222,7 +222,8 @@ class _SelectedWeights(torch.autograd.Function):
         ctx.reader = reader
         ctx.chunk = RowChunk(0, mean_BTS.shape[1], 0)
         ctx.save_for_backward(mean_BTS)
-        weights = reader.read(mean_BTS[:, None], ctx.chunk).to(dtype)
+        # A copy: compiled by torch 2.11, a result that was changed in place has no gradient.
+        weights = reader.read(mean_BTS[:, None], ctx.chunk).to(dtype, copy=True)
         if reader.request.detach:
             ctx.mark_non_differentiable(weights)
         # torch.compile expects a tuple.
