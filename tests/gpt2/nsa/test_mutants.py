@@ -7,6 +7,8 @@ H head dim.
 import importlib
 import sys
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,19 +166,27 @@ def _sentinel(right: Any) -> Any:
 def _as_one_vector(right: Any) -> Any:
     """Rotate all heads as one vector of C elements."""
 
-    def rotate(self: Any, heads: list[Tensor], first: int = 0, step: int = 1) -> list[Tensor]:
-        whole_B1TC = [x_BNTH.transpose(1, 2).flatten(2)[:, None] for x_BNTH in heads]
-        turned = right(self, whole_B1TC, first, step)
-        return [projections.split_heads(x[:, 0], heads[0].shape[-1]) for x in turned]
+    def rotate(
+        self: Any, heads: list[Tensor], first: int = 0, step: int = 1, rotation: Any = None
+    ) -> list[Tensor]:
+        turned, encoding = [], copy(self)
+        for x_BNTH in heads:
+            whole_B1TC = x_BNTH.transpose(1, 2).flatten(2)[:, None]
+            encoding.width = whole_B1TC.shape[-1]
+            (x_B1TC,) = right(encoding, [whole_B1TC], first, step)
+            turned.append(projections.split_heads(x_B1TC[:, 0], x_BNTH.shape[-1]))
+        return turned
 
     return rotate
 
 
 def _a_token_late(right: Any) -> Any:
-    """Extend ranges by the next token if there is one."""
+    """Move ranges to the next token if there is one."""
 
     def make(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -> Any:
-        return right(blocks_rn, (tokens_r + 1).clamp(max=int(tokens_r[-1])), size, merged)
+        ranges = right(blocks_rn, tokens_r, size, merged)
+        later = (ranges.ends_f <= tokens_r[-1]).long()
+        return replace(ranges, starts_f=ranges.starts_f + later, ends_f=ranges.ends_f + later)
 
     return make
 
@@ -248,7 +258,7 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         method(query_major.QueryChunk, "hide_", _sentinel),
         "test_field.py::TestLaterTokens::test_are_not_seen_however_low_the_scores_are",
     ),
-    "a gathered range that ends a token late": (
+    "a gathered range that lies a token late": (
         everywhere(gather.token_ranges, _a_token_late),
         "test_field.py::TestLaterTokens::test_have_no_gradient[lists-3]",
     ),
