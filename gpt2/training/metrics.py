@@ -174,12 +174,15 @@ class HealthCheckResult:
         return {"steps": self.steps, "passed": self.passed, "criteria": criteria}
 
 
-def log_health_check(session: TrainingSession, before: int) -> None:
-    """Log the result once the first steps are done; ``before`` is the last log line's iteration.
+def log_health_check(session: TrainingSession) -> None:
+    """Log the result with the first log line after the first steps.
 
     Only failed criteria are shown on the terminal, without the unstable steps that it already has.
     """
-    if session.group.is_main and before < first_steps(session) <= session.state.iteration:
+    now, interval = session.state.iteration, session.config.train.log_interval
+    # Also in a run that was interrupted since the line before.
+    before = (now - 1) // interval * interval
+    if session.group.is_main and before < first_steps(session) <= now:
         verdict = check_first_steps(session)
         assert verdict
         failed = {name for name, (passed, _) in verdict.found.items() if not passed}
@@ -381,7 +384,7 @@ class MetricsLog:
             eta_s=eta,
             fallbacks=count_fallbacks(session),
         )
-        log_health_check(session, self._line_at[0])
+        log_health_check(session)
         session.sidecars.check()
         self._losses.clear()
         self._line_at = (session.state.iteration, seconds)

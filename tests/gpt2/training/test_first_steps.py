@@ -140,6 +140,15 @@ def test_the_result_is_logged_once_and_stored(configure: Configure, train: Calla
     assert bool(shown) is bool(failed - {"stability"})
 
 
+@pytest.mark.parametrize("stop_at", [6, 8, 9])
+def test_the_result_is_logged_once_by_an_interrupted_run(
+    configure: Configure, train: Callable, stop_at: int
+) -> None:
+    train(configure(FIRST_STEPS=8), stop_at=stop_at)
+    done = train(configure(FIRST_STEPS=8))
+    assert done.files.logs.read_text().count("first 8 it") == 1
+
+
 @pytest.mark.parametrize(
     ("failed", "written"),
     [
@@ -158,7 +167,8 @@ def test_unstable_steps_are_not_shown_twice(
     monkeypatch.setattr(metrics, "check_first_steps", lambda session: result)
     records = Mock()
     session = Mock(records=records, state=Mock(iteration=8))
-    metrics.log_health_check(session, 0)
+    session.config.train.log_interval = 2
+    metrics.log_health_check(session)
     ((name, (tag, _), _),) = records.mock_calls
     assert (name, tag) == written
 
