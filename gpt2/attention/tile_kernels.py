@@ -57,7 +57,9 @@ def launch_constants(name: str, dtype: torch.dtype, width: int, top: int) -> dic
         rows, warps = min(rows, 64), 8
     if padded * dtype.itemsize > 2 * _VECTOR_BYTES:
         rows, stages = min(rows, 32), 1
-    constants = {"P": padded, "M": rows, "C": columns, "L": max(_MIN_SIDE, triton.next_power_of_2(top))}
+    # Before 3.8, triton cannot compile a narrower list of the largest scores for RDNA 3.
+    listed = max(_MIN_SIDE, triton.next_power_of_2(top))
+    constants = {"P": padded, "M": rows, "C": columns, "L": listed}
     names = KERNELS[name].arg_names
     sides = {key: side for key, side in constants.items() if key in names}
     return sides | {"num_warps": warps, "num_stages": stages}
