@@ -153,7 +153,7 @@ def test_a_long_run_is_a_page_of_commands(clone):
     log = (clone / "nsa.log").read_text()
     assert "STOP" in log and "DONE" not in log
     run = next((clone / "nsa_125m_production" / "single").glob("run-s1-*"))
-    assert re.search(r"(FIRST|WARN) +first 40 it", (run / "logs.txt").read_text())
+    assert re.search(r"(FIRST|WARN) +first 30 it", (run / "logs.txt").read_text())
     assert "resumes at iteration" in (run / "logs.txt").read_text()
     assert re.search(r"^VALID ", printed, re.MULTILINE)
     table = (clone / "nsa_perf" / "matrix" / "table.md").read_text()
