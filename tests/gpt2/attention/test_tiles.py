@@ -4,6 +4,7 @@ The interpreter computes products of bfloat16 wrongly, so fp32 and fp16 are test
 of its own: triton reads the variable that enables the interpreter when it is imported.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,12 +18,14 @@ import torch
 from gpt2.attention import kernels
 from gpt2.attention.config import select_backend
 from gpt2.attention.kernels import ChunkedKernel, check_attention
+from gpt2.attention.tiled import runs_tiles
+from gpt2.loss import softmax_gradient
 from gpt2.model import GPT
 from gpt2.nsa import validate
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.gpu import ARCHITECTURES
-from lib.errors import ConfigError, PreflightError, RunError
+from lib.errors import ConfigError, PreflightError, Problem, RunError
 from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import (
     EVERYTHING,
@@ -227,6 +230,46 @@ def test_kconfig_offers_the_kernels_on_a_gpu():
     gpu = chosen | {"DEVICE_CUDA": True}
     values = tree.resolve([ConfigLayer.of("defconfig", "test", gpu)]).values
     assert values["ATTENTION_BACKEND"] == "triton"
+
+
+def gpu_of(monkeypatch, capability, hip=None):
+    """Let torch report one GPU of a compute capability."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.version.hip", hip)
+    return torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "runs"),
+    [((7, 5), None, False), ((8, 0), None, True), ((12, 0), None, True), ((7, 5), "6.4", True)],
+)
+def test_gpus_that_support_the_kernels(monkeypatch, capability, hip, runs):
+    device = gpu_of(monkeypatch, capability, hip)
+    assert runs_tiles(device) is runs
+    assert not runs_tiles(torch.device("cpu"))
+    # Reached if AUTO selects the kernel of the loss.
+    monkeypatch.setattr(
+        "gpt2.loss.tile_problem", lambda dtype, device: Problem("selected", code="gpu.unsupported")
+    )
+    with pytest.raises(RunError) if runs else contextlib.nullcontext():
+        assert softmax_gradient("auto", device) is None
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_old_gpus_attend_by_rows_or_are_refused(monkeypatch, backend):
+    gpu_of(monkeypatch, (7, 5))
+    compared = []
+    monkeypatch.setattr(kernels, "compare_values", lambda *args, **kwargs: compared.append(args))
+    monkeypatch.setattr(kernels, "tile_problem", lambda dtype, device: None)
+    model = make_model_config(terms=("reciprocal",), attention_backend=backend)
+    if backend == "auto":
+        check_attention(model, replace(CPU, device="cuda"))
+    else:
+        with pytest.raises(PreflightError) as caught:
+            check_attention(model, replace(CPU, device="cuda"))
+        assert caught.value.codes == ["gpu.unsupported"] and "7.5" in str(caught.value)
+    assert not compared
 
 
 def test_the_kernels_need_their_compiler(monkeypatch):

@@ -100,6 +100,7 @@ def test_they_can_be_left_out(planned: Callable[..., Plan]) -> None:
 
 def test_a_paper_takes_the_compiler_with_the_twin_alone(planned: Callable[..., Plan]) -> None:
     assert slugs(planned(**PAPER)) == ["run", "run-eager"]
+    assert slugs(planned(**PAPER, COMPILE_BLOCKS=True)) == ["run", "run-eager"]
     with pytest.raises(ConfigError) as refusal:
         planned(**PAPER, COMPILE_EAGER_TWIN=False)
     assert refusal.value.codes == ["config.unpaired-compile"]
