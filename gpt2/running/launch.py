@@ -455,7 +455,7 @@ def result_table(
     table = build_table(
         *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, index)
     )
-    return replace(table, sections=sections(plan, table.results))
+    return replace(table, sections=sections(plan, table.finished))
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:

@@ -189,6 +189,8 @@ class ResultTable:
     verdicts: StudyVerdicts = field(default_factory=lambda: judge_study([], VerdictPlan()))
     # The runs behind the rows; each part has its own baseline.
     parts: Sequence[ComparableGroup] = ()
+    # All finished runs, in the order of the plan: also those that are not comparable.
+    finished: Sequence[RunResult] = ()
 
     @property
     def results(self) -> list[RunResult]:
@@ -253,7 +255,10 @@ def build_table(
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
     unigram_entropy = results[0].final.unigram_entropy if results else None
     return ResultTable(
-        study, rows, unigram_entropy, notes, left_out, verdicts=verdicts, parts=parts
+        *(study, rows, unigram_entropy, notes, left_out),
+        verdicts=verdicts,
+        parts=parts,
+        finished=[item for item in items if isinstance(item, RunResult)],
     )
 
 

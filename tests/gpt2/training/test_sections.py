@@ -11,6 +11,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.records.sections import sections
+from gpt2.running.launch import result_table
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import TableSection
@@ -98,6 +99,21 @@ def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.M
     assert tokens == f"{timing['tokens_per_second']:,.0f}" and held == "7,000,000"
     assert commit.removesuffix(" edited") == manifest["code"]["git_sha"][:12]
     assert device == manifest["hardware"]["cpu_model"]
+
+
+def test_speed_is_shown_of_runs_of_other_documents(
+    configure: Configure, train: Callable, tmp_path: Path
+) -> None:
+    runs = []
+    for length in (16, 8):
+        chosen = {"TEST_MATRIX_MODE": True, "SINGLE_TRAINING": None, "BLOCK_SIZE": length}
+        config = configure(**chosen, MAX_ITERS=1)
+        path = train(config, f"of-{length}").files.path
+        runs.append(PlannedRun("matrix", RunVariant(f"of-{length}"), 1, config, path))
+    table = result_table(Plan("matrix", tmp_path, tmp_path, runs[0].config, runs))
+    assert [row.state for row in table.rows] == ["done", "not comparable: documents"]
+    speed = table.sections[-1]
+    assert [row[0] for row in speed.rows] == ["of-16 s1", "of-8 s1"]
 
 
 def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
