@@ -51,8 +51,9 @@ class StepKernels(NamedTuple):
     """Kernels of a micro-batch and of the update (kernel → number), at the configured depth.
 
     ``casts`` are those of ``passes`` that cast weights to the autocast dtype: a step launches them
-    in the first micro-batch only. ``forward`` and ``backward`` are those of one inner block in a micro-batch. ``reads`` are the
-    reads of the device by the host in a micro-batch, for which the host waits.
+    in the first micro-batch only. ``forward`` and ``backward`` are those of one inner block in a
+    micro-batch. ``reads`` are the reads of the device by the host in a micro-batch, for which the
+    host waits.
     """
 
     passes: Mapping[Kernel, float]

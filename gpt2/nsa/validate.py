@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -367,12 +368,20 @@ def interpreter_problem() -> Problem | None:
     if not find_spec("triton"):
         fix = "type: make setup EXTRAS=triton"
         return Problem("GPU: the package triton is missing", next=fix, code="env.missing-package")
-    triton, numpy = version("triton"), version("numpy")
-    if release(triton) >= (3, 7) or release(numpy) < (2, 4):
+    triton, numpy = _triton_version(), version("numpy")
+    if not triton or release(triton) >= (3, 7) or release(numpy) < (2, 4):
         return None
     what = f"GPU: the interpreter of triton {triton} fails with numpy {numpy} (expected below 2.4)"
     fix = f"type: {sys.executable} -m pip install 'numpy<2.4'"
     return Problem(what, next=fix, code="env.missing-package")
+
+
+def _triton_version() -> str:
+    """Return the version of the distribution of triton, whose name on ROCm differs; "" if none."""
+    for name in ("triton", "triton-rocm", "pytorch-triton-rocm"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def kernel_rows(architectures: Sequence[str]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
@@ -281,16 +281,23 @@ def test_the_kernels_need_their_compiler(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("triton", "numpy", "code"),
+    ("name", "triton", "numpy", "code"),
     [
-        ("3.6.0", "2.4.6", "env.missing-package"),
-        ("3.6.0", "2.3.5", None),
-        ("3.7.0", "2.4.6", None),
-        (None, "2.4.6", "env.missing-package"),
+        ("triton", "3.6.0", "2.4.6", "env.missing-package"),
+        ("pytorch-triton-rocm", "3.6.0", "2.4.6", "env.missing-package"),
+        ("triton", "3.6.0", "2.3.5", None),
+        ("triton", "3.7.0", "2.4.6", None),
+        ("another", "3.6.0", "2.4.6", None),
+        ("triton", None, "2.4.6", "env.missing-package"),
     ],
 )
-def test_the_interpreter_needs_versions_that_fit(monkeypatch, triton, numpy, code):
+def test_the_interpreter_needs_versions_that_fit(monkeypatch, name, triton, numpy, code):
+    def version(package):
+        if package not in (name, "numpy"):
+            raise PackageNotFoundError
+        return numpy if package == "numpy" else triton
+
     monkeypatch.setattr(validate, "find_spec", lambda name: triton)
-    monkeypatch.setattr(validate, "version", {"triton": triton, "numpy": numpy}.get)
+    monkeypatch.setattr(validate, "version", version)
     problem = validate.interpreter_problem()
     assert (problem.code if problem else None) == code
