@@ -217,10 +217,11 @@ def build_table(
     ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
     """
     items = [read_run_result(run, index) for run in runs]
-    if label_by and not any(isinstance(item, RunResult) for item in items):
+    finished = [item for item in items if isinstance(item, RunResult)]
+    if label_by and not finished:
         what = f"no run has a result to label by {', '.join(label_by)}"
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
-    kept = {item.run.label for item in items if isinstance(item, RunResult) and is_stale(item)}
+    kept = {result.run.label for result in finished if is_stale(result)}
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
     parts: list[ComparableGroup] = []
@@ -254,12 +255,7 @@ def build_table(
     reused = [r.run for r in results if r.run.path.parts[-2:] != (study, run_name(r.run))]
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
     unigram_entropy = results[0].final.unigram_entropy if results else None
-    return ResultTable(
-        *(study, rows, unigram_entropy, notes, left_out),
-        verdicts=verdicts,
-        parts=parts,
-        finished=[item for item in items if isinstance(item, RunResult)],
-    )
+    return ResultTable(study, rows, unigram_entropy, notes, left_out, (), verdicts, parts, finished)
 
 
 def hole_notes(holes: Sequence[MissingResult]) -> list[str]:
