@@ -123,7 +123,7 @@ def test_half_precision_fits_absent_gpus(architecture):
 
 
 @needs_interpreter
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tiles_of_a_gpu_equal_the_row_engine():
     """The other tests use smaller ones."""
     found = interpreted("tiles")
