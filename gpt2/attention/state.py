@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from gpt2.attention.positions import Rotation
+
 
 @dataclass
 class BlockState:
@@ -18,7 +20,7 @@ class BlockState:
     # Added to the next block's c_k.
     latent_shift_BTR: Tensor | None = None
     # Cosines and sines of rotary positions, [T, H/2], the same in every block; None: not computed.
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: Rotation | None = None
 
 
 @dataclass(frozen=True)

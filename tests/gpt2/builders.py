@@ -16,9 +16,7 @@ needs_triton = pytest.mark.skipif(
     not find_spec("triton"), reason='needs: make setup EXTRAS="triton"'
 )
 _problem = interpreter_problem()
-needs_interpreter = pytest.mark.skipif(
-    _problem is not None, reason=f"{_problem and _problem.what}, {_problem and _problem.next}"
-)
+needs_interpreter = pytest.mark.skipif(_problem is not None, reason=str(_problem))
 
 SHAPE = {
     "n_layer": 2,
