@@ -130,8 +130,8 @@ def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     return graph
 
 
-def undocumented(tree: ast.Module) -> Iterator[str]:
-    """Yield public names without docstring or type annotations, modules without docstring."""
+def undeclared(tree: ast.Module) -> Iterator[str]:
+    """Yield modules and public classes without docstring, public functions without types."""
     if not ast.get_docstring(tree):
         yield "1: the module has no docstring"
     for node in tree.body:
@@ -139,8 +139,8 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
             if not ast.get_docstring(node):
                 yield f"{node.lineno}: {node.name} has no docstring"
             for member in node.body:
-                yield from _undocumented_function(member, f"{node.name}.")
-        yield from _undocumented_function(node, "")
+                yield from _untyped_function(member, f"{node.name}.")
+        yield from _untyped_function(node, "")
 
 
 def imports(tree: ast.Module, *, at_import: bool = False) -> set[str]:
@@ -171,12 +171,10 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _undocumented_function(node: ast.AST, owner: str) -> Iterator[str]:
+def _untyped_function(node: ast.AST, owner: str) -> Iterator[str]:
     if not isinstance(node, _FUNCTIONS) or (node.name.startswith("_") and node.name != "__init__"):
         return
     name = f"{owner}{node.name}"
-    if node.name != "__init__" and not ast.get_docstring(node):
-        yield f"{node.lineno}: {name} has no docstring"
     arguments = node.args
     parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     parameters += [a for a in (arguments.vararg, arguments.kwarg) if a]

@@ -28,13 +28,12 @@ TYPED = '"""M."""\ndef f(x: int, *a: int, **k: int) -> int:\n    """F."""\n'
         (rules.module_commands, "import sys\nx = [sys.executable, '-P', '-m', 'json', 'a']"),
         (rules.uncoded_problems, "Problem('x', next='y')"),
         (rules.function_strings, "pool.run('gpt2.train:run')"),
-        (rules.undocumented, "def f() -> None:\n    '''F.'''"),
-        (rules.undocumented, '"""M."""\ndef f() -> None: ...'),
-        (rules.undocumented, '"""M."""\ndef f(x) -> None:\n    """F."""'),
-        (rules.undocumented, '"""M."""\ndef f():\n    """F."""'),
-        (rules.undocumented, '"""M."""\nclass A: ...'),
-        (rules.undocumented, '"""M."""\nclass A:\n    """A."""\n    def f(self) -> None: ...'),
-        (rules.undocumented, '"""M."""\nclass A:\n    """A."""\n    def __init__(self, x): ...'),
+        (rules.undeclared, "def f() -> None:\n    '''F.'''"),
+        (rules.undeclared, '"""M."""\ndef f(x) -> None:\n    """F."""'),
+        (rules.undeclared, '"""M."""\ndef f():\n    """F."""'),
+        (rules.undeclared, '"""M."""\nclass A: ...'),
+        (rules.undeclared, '"""M."""\nclass A:\n    """A."""\n    def f(self): ...'),
+        (rules.undeclared, '"""M."""\nclass A:\n    """A."""\n    def __init__(self, x): ...'),
     ],
 )
 def test_finds_what_is_forbidden(rule, bad):
@@ -51,8 +50,9 @@ def test_finds_what_is_forbidden(rule, bad):
         (rules.module_commands, "module_command('json', '-m')\n[sys.executable, '-c', '1']"),
         (rules.uncoded_problems, "Problem('x', code='a.b')\nProblem(**fields)"),
         (rules.function_strings, "x = 'results:x', '12:30', 'a.b.c', 'file.py: text'"),
-        (rules.undocumented, TYPED),
-        (rules.undocumented, '"""M."""\ndef _f(x): ...\nclass _A:\n    def g(self): ...'),
+        (rules.undeclared, TYPED),
+        (rules.undeclared, '"""M."""\ndef f() -> None: ...'),
+        (rules.undeclared, '"""M."""\ndef _f(x): ...\nclass _A:\n    def g(self): ...'),
     ],
 )
 def test_leaves_the_rest_alone(rule, good):
