@@ -22,6 +22,7 @@ from lib.errors import (
     printable,
 )
 from lib.files import pretty_json
+from lib.gone import gone
 
 TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
@@ -94,7 +95,20 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of printing the usage."""
         advice = f"type: {sys.argv[0]} --help"
-        raise ConfigError(Problem(message, next=advice, code="usage.invalid-argument"))
+        problems = [
+            Problem(f"{word}: {answer}", next=advice, code="usage.gone")
+            for word in re.findall(r"[\w.-]+", message)
+            if (answer := _gone_argument(word))
+        ]
+        invalid = Problem(message, next=advice, code="usage.invalid-argument")
+        raise ConfigError(*problems or [invalid])
+
+
+def _gone_argument(word: str) -> str:
+    """Return the answer to an option, or to a command of this script, that is gone; or ""."""
+    if word.startswith("--"):
+        return gone("option", word)
+    return gone("script", f"{os.path.basename(sys.argv[0])} {word}")
 
 
 def _wants_json() -> bool:

@@ -19,26 +19,6 @@ _GROUP = re.compile(r"##@ (?P<title>.+)")
 _ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")
 # One column wider than the longest label, defconfig-NAME[+FRAG].
 _COLUMN = 22
-# Target of the earlier system, or of an earlier version -> the present one.
-FORMER_TARGETS = {
-    **dict.fromkeys(("test-matrix", "continue", "train-ra-mla", "memory-comparison"), "all"),
-    **dict.fromkeys(("parallel", "parallel-4", "parallel-8", "parallel-16"), "all"),
-    **dict.fromkeys(("sweep-generate", "sweep-run", "sweep"), "all"),
-    **dict.fromkeys(("estimate", "test-matrix-dry-run"), "plan"),
-    **dict.fromkeys(("summary", "update-graphs", "analyze-gpu"), "report"),
-    **dict.fromkeys(("test-rerun", "parallel-rerun"), "rerun"),
-    **dict.fromkeys(("sweep-monitor", "sweep-watch"), "watch"),
-    "prepare-datasets": "data",
-    "list-all-defconfigs": "list-defconfigs",
-    "deps": "setup",
-    "knobs": "check-symbols",
-    "bench-knobs": "bench-settings",
-    "try": "quick-compare",
-    "needle": "needle-test",
-    "finalists": "verdicts",
-    "significance": "verdicts",
-    "determinism": "reproduce",
-}
 _NO_CONFIG = "No .config yet: make uses gpt2-quickstart; make list-defconfigs lists others"
 
 
@@ -60,6 +40,7 @@ def refuse_unknown(makefile: str, kind: str, names: Sequence[str]) -> NoReturn:
     """Raise ConfigError for targets or variables that the Makefile does not have."""
     # An older Python than that of the modules can show the help, but not import them.
     from lib.errors import ConfigError, Problem, nearest
+    from lib.gone import gone
 
     known = _targets(makefile) if kind == "target" else _settings(makefile)
     advice = "type: make help"
@@ -70,10 +51,10 @@ def refuse_unknown(makefile: str, kind: str, names: Sequence[str]) -> NoReturn:
         advice += f'; a symbol of .config is set by SET="{symbol}=VALUE"'
     problems = []
     for name in names:
-        former = FORMER_TARGETS.get(name) if kind == "target" else None
-        near = f"; now: make {former} (docs/former-system.md)" if former else nearest(name, known)
-        what, is_last = f"{name}: unknown {kind}{near}", name == names[-1]
-        problems.append(Problem(what, next=advice * is_last, code=f"usage.unknown-{kind}"))
+        what, code = f"{name}: unknown {kind}{nearest(name, known)}", f"usage.unknown-{kind}"
+        if answer := gone(kind, name):
+            what, code = f"{name}: {answer}", "usage.gone"
+        problems.append(Problem(what, next=advice * (name == names[-1]), code=code))
     raise ConfigError(*problems)
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
-from lib.errors import ConfigError
-from lib.make_help import FORMER_TARGETS, refuse_unknown
 from lib.project import ROOT
 from lib.style import check
 from tests import make_command
@@ -243,25 +241,24 @@ def test_the_variables_of_other_targets_are_known():
     assert make("help", "completion", "STEPS=3", "O=/nonexistent").returncode == 0
 
 
-def test_a_former_target_names_the_present_one():
-    targets = re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE)
-    assert not FORMER_TARGETS.keys() & set(targets) and set(FORMER_TARGETS.values()) <= set(targets)
-    for former, now in FORMER_TARGETS.items():
-        with pytest.raises(ConfigError, match=rf"\b{former}\b.*make {now}\b"):
-            refuse_unknown(MAKEFILE, "target", [former])
-
-
-@pytest.mark.parametrize("name", ["DIRTY", "STALE", "TO", "N"])
-def test_a_former_variable_is_an_error(name):
-    done = make("help", f"{name}=1")
-    assert done.returncode == 2 and re.search(rf"\b{name}\b", done.stderr)
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["test-matrix"], "test-matrix: is gone: use make"),
+        (["plan", "sweep-watch"], "sweep-watch: is gone: use make watch"),
+        (["plan", "DIRTY=1"], "DIRTY: is gone: use ALLOW_DIRTY=y"),
+    ],
+)
+def test_a_name_that_is_gone_names_what_to_use(words, answer):
+    done = make(*words)
+    assert done.returncode == 2 and f"{answer} (docs" in done.stderr
+    assert "[usage.gone]" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
     [
         (["hlep"], "usage.unknown-target"),
-        (["test-matrix"], "usage.unknown-target"),
         (["plan", "JOBS=2"], "usage.unread-variable"),
         (["list-defconfigs", "SEED=1"], "usage.unread-variable"),
         (["defconfig-gpt2-quickstart", "STEPS=1"], "usage.unread-variable"),

@@ -10,12 +10,13 @@ from typing import Any
 from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
+from lib.config.check import unknown_symbol
 from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_generated
 from lib.config.field import MISSING_SYMBOL
 from lib.config.layers import ConfigLayer, to_kconfig_text
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, Problem, nearest
+from lib.errors import ConfigError, Problem
 from lib.files import write_json
 from lib.json_files import RecordError
 from lib.make_variables import require_value
@@ -275,8 +276,8 @@ def explain_setting(
     record = RunRecord(found)
     symbols = record.config.symbols
     if name not in symbols:
-        what = f"no such symbol in the run{nearest(name, symbols)}"
-        raise ConfigError(Problem(what, name, code="config.unknown-symbol"))
+        what, code = unknown_symbol(name, symbols)
+        raise ConfigError(Problem(what, name, code=code))
     origin = {"label": "default", "where": "Kconfig"}
     if name in record.config.settings:
         origin = {key: record.config.value(str, "settings", name, key) for key in origin}

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ from kconfiglib import AND, BOOL, INT, NOT, STRING, Choice, Kconfig, Symbol
 
 from lib.config.layers import Assignment, ConfigLayer
 from lib.errors import Problem, nearest
+from lib.gone import gone, is_without_effect
 
 # A symbol, a choice, or kconfiglib's tuple of operator and operands.
 Expression = Any
@@ -137,7 +138,7 @@ def validate_syntax(
         exists = symbol is not None and bool(symbol.nodes)
         failure: FailureReason | None
         if not exists:
-            failure = _unknown(kconf, assignment.name)
+            failure = _unknown(kconf, assignment)
         elif not is_settable(symbol) and not layer.is_full:
             what = f"is derived (no prompt, {definition_location(symbol)}) and cannot be set"
             failure = FailureReason(what, "config.not-settable")
@@ -194,13 +195,28 @@ def _finding(
     return AssignmentFailure(assignment, problem, stale and layer.is_full)
 
 
-def _unknown(kconf: Kconfig, name: str) -> FailureReason:
+def _unknown(kconf: Kconfig, assignment: Assignment) -> FailureReason:
+    name = assignment.name
     if name in kconf.named_choices:
         members = ", ".join(member.name for member in kconf.named_choices[name].syms)
         what = f"is a choice; set one of its members to y: {members}"
         return FailureReason(what, "config.not-settable")
-    names = [s.name for s in kconf.unique_defined_syms] + list(kconf.named_choices)
-    return FailureReason(f"no such symbol{nearest(name, names)}", "config.unknown-symbol")
+    if is_without_effect(name, assignment.value):
+        return FailureReason("is gone, without effect at this value", GONE_OFF)
+    return unknown_symbol(
+        name, [s.name for s in kconf.unique_defined_syms] + list(kconf.named_choices)
+    )
+
+
+# Code of a line whose symbol is gone and stands at the value that runs have without it.
+GONE_OFF = "config.gone-off"
+
+
+def unknown_symbol(name: str, known: Iterable[str]) -> FailureReason:
+    """Return what replaces a symbol that is gone, or the nearest of the ``known`` names."""
+    if answer := gone("symbol", name):
+        return FailureReason(answer, "config.gone")
+    return FailureReason(f"no such symbol{nearest(name, known)}", "config.unknown-symbol")
 
 
 def _wrong_type(symbol: Symbol, assignment: Assignment) -> FailureReason | None:

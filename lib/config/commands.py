@@ -14,6 +14,7 @@ import kconfiglib
 from kconfiglib import Choice, Symbol, escape
 
 from lib.config.check import (
+    GONE_OFF,
     condition_text,
     current_values,
     is_settable,
@@ -63,8 +64,7 @@ def run_menuconfig(tree: KconfigTree, path: Path) -> None:
     old = read_config(path) if path.exists() else ConfigLayer("config", ())
     adapted, dropped = tree.adapt(old)
     before = with_origins(tree, tree.resolve([adapted]), path)
-    for problem in dropped:
-        log("WARN", f"dropped {problem}")
+    _log_dropped(dropped)
     content = path.read_bytes() if path.exists() else b""
     _edit(tree, path)
     if path.exists() and path.read_bytes() != content:
@@ -127,8 +127,7 @@ def olddefconfig(place: ConfigWorkspace) -> None:
     resolution = with_origins(tree, place.resolve(tree, [adapted]), place.config)
     new = tree.new_symbols(old)
     tree.write_config(resolution, place.config)
-    for problem in dropped:
-        log("WARN", f"dropped {problem}")
+    _log_dropped(dropped)
     count = len(resolution.values)
     log("CONFIG", f"{place.config} ({count} symbols, {len(dropped)} dropped, {len(new)} new)")
 
@@ -187,6 +186,11 @@ def edit_until_valid(
         again()
 
 
+def _log_dropped(dropped: Sequence[Problem]) -> None:
+    for problem in dropped:
+        log("CONFIG" if problem.code == GONE_OFF else "WARN", f"dropped {problem}")
+
+
 def _count_changed(before: Mapping[str, SymbolValue], after: Mapping[str, SymbolValue]) -> int:
     missing = object()
     names = before.keys() | after.keys()
@@ -233,8 +237,8 @@ def explain_value(tree: KconfigTree, resolution: ResolvedConfig, question: str) 
     name = question.partition("=")[0].removeprefix("CONFIG_")
     item = tree.find(name)
     if item is None:
-        what = f"{name}: no such symbol{tree.nearest(name)}"
-        raise ConfigError(Problem(what, "SYM", FIND_SYMBOL, code="config.unknown-symbol"))
+        what, code = tree.unknown_symbol(name)
+        raise ConfigError(Problem(f"{name}: {what}", "SYM", FIND_SYMBOL, code=code))
     trial = (
         _try(tree, resolution, parse_command_line_settings([question])) if "=" in question else None
     )

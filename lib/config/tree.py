@@ -14,10 +14,12 @@ from kconfiglib import BOOL, INT, STRING, TYPE_TO_STR, Choice, Kconfig, KconfigE
 
 from lib.config.check import (
     AssignmentFailure,
+    FailureReason,
     definition_location,
     failure_reason,
     has_assigned_value,
     is_settable,
+    unknown_symbol,
     validate_effect,
     validate_syntax,
 )
@@ -30,7 +32,7 @@ from lib.config.layers import (
     with_locations,
     write_origins,
 )
-from lib.errors import ConfigError, Problem, nearest
+from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.project import ROOT
 
@@ -347,9 +349,9 @@ class KconfigTree:
         write_origins(path, resolution, defaults)
         return resolution
 
-    def nearest(self, name: str) -> str:
-        """Return the nearest names to an unknown name as the tail of an error message, or ""."""
-        return nearest(name, [info.name for info in self.symbols()])
+    def unknown_symbol(self, name: str) -> FailureReason:
+        """Return why ``name`` cannot be found: what replaces it, or the nearest names."""
+        return unknown_symbol(name, [info.name for info in self.symbols()])
 
     def symbols(self) -> list[SymbolInfo]:
         """Return every settable choice, then every settable symbol, members of choices included."""

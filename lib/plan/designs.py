@@ -139,8 +139,10 @@ def find_symbol(tree: KconfigTree, name: str) -> SymbolInfo:
     """Return the settable symbol or choice. Raises ConfigError if there is none."""
     info = next((info for info in tree.symbols() if info.name == name), None)
     if info is None:
-        what = f"{name}: no settable symbol or choice{tree.nearest(name)}"
-        raise ConfigError(Problem(what, next=FIND_SYMBOL, code="config.unknown-symbol"))
+        what, code = "is derived and cannot be set", "config.not-settable"
+        if tree.find(name) is None:
+            what, code = tree.unknown_symbol(name)
+        raise ConfigError(Problem(f"{name}: {what}", next=FIND_SYMBOL, code=code))
     return info
 
 

@@ -51,6 +51,7 @@ NOT_TRAINING = (
     "lib/console.py",
     "lib/env/speed.py",
     "lib/errors.py",
+    "lib/gone.py",
     "lib/make_help.py",
     "lib/make_variables.py",
     "lib/plan/",

@@ -1,0 +1,69 @@
+"""Names that an earlier version had: the table "Removed" of docs/former-system.md.
+
+Standard library only, because make answers before any package is installed.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from lib.project import ROOT
+
+KINDS = ("symbol", "target", "variable", "option", "script")
+# ``off`` of a symbol whose value never changed the result of a run.
+ANY_VALUE = "any"
+_TABLE = ROOT / "docs" / "former-system.md"
+
+
+@dataclass(frozen=True)
+class RemovedName:
+    """One name of the table: its kind, the value of a symbol without effect, and what to type."""
+
+    kind: str
+    name: str
+    # Text of the value with which a recorded configuration equals one without the symbol; "" if none.
+    off: str
+    use: str
+
+
+@cache
+def removed_names() -> dict[tuple[str, str], RemovedName]:
+    """Return the rows of the table by kind and name; a cell may list several names."""
+    _, _, section = _TABLE.read_text(encoding="utf-8").partition("\n## Removed\n")
+    table = section.partition("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("|")][2:]
+    removed = {}
+    for row in rows:
+        kind, names, off, use = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+        for name in names.replace("`", "").split(", "):
+            removed[kind, name] = RemovedName(kind, name, off.strip("`"), use)
+    return removed
+
+
+def removed_symbols() -> dict[str, str | None]:
+    """Return symbol → the value at which recorded configurations may drop it.
+
+    The value is the text of a configuration file, ``ANY_VALUE`` for every value, or None for none.
+    """
+    rows = removed_names().values()
+    return {row.name: row.off or None for row in rows if row.kind == "symbol"}
+
+
+def is_without_effect(symbol: str, value: str) -> bool:
+    """Return whether ``symbol`` is gone, and ``value`` (text) is what runs do without it."""
+    off = removed_symbols().get(symbol)
+    return off in (ANY_VALUE, '""' if value == "" else value)
+
+
+def gone(kind: str, name: str) -> str:
+    """Return ``is gone: use …`` for a name of the table, "" for any other.
+
+    The option of a variable has the variable's row.
+    """
+    row = removed_names().get((kind, name))
+    if row is None and kind == "option":
+        return gone("variable", name.strip("-").replace("-", "_").upper())
+    if row is None:
+        return ""
+    use = ": use " + row.use.replace("`", "").replace("\\|", "|") if row.use else ""
+    return f"is gone{use} (docs/former-system.md)"

@@ -1,0 +1,145 @@
+"""Names that are gone: each kind is answered from the table of the document."""
+
+import re
+
+import pytest
+
+from lib import console, gone
+from lib.config import commands
+from lib.config.dotconfig import ConfigWorkspace
+from lib.config.layers import parse_command_line_settings, parse_text
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError
+from lib.project import ROOT
+
+TABLE = """# Title
+
+## Removed
+
+Text.
+
+| kind | gone | off | use |
+|---|---|---|---|
+| symbol | OLD_FLAG, OLD_OTHER | n | `NEW_FLAG` or `A\\|B` |
+| symbol | OLD_TEXT | `""` | `NEW_TEXT` |
+| symbol | OLD_SIZE | | |
+| symbol | OLD_NOTE | any | `make ls` |
+| variable | OLD_ONE | | `NEW_ONE=` |
+| option | --old | | `--new` |
+| script | tool.py random | | `make randconfig` |
+
+## Next
+
+| symbol | NOT_THIS | n | |
+"""
+
+
+FIXTURE = ROOT / "tests/lib/config/fixtures/tree"
+
+
+@pytest.fixture
+def tree():
+    """Return the small tree."""
+    return KconfigTree(FIXTURE)
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Replace the document by one with a row of each kind."""
+    path = tmp_path / "table.md"
+    path.write_text(TABLE)
+    monkeypatch.setattr(gone, "_TABLE", path)
+    monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
+    gone.removed_names.cache_clear()
+    yield
+    gone.removed_names.cache_clear()
+
+
+def test_the_removed_symbols_have_the_values_that_may_be_dropped(table):
+    symbols = dict(OLD_FLAG="n", OLD_OTHER="n", OLD_TEXT='""', OLD_SIZE=None, OLD_NOTE="any")
+    assert gone.removed_symbols() == symbols
+    without = [("OLD_FLAG", "n"), ("OLD_TEXT", ""), ("OLD_NOTE", "7")]
+    assert all(gone.is_without_effect(*pair) for pair in without)
+    acting = [("OLD_FLAG", "y"), ("OLD_TEXT", "a"), ("OLD_SIZE", ""), ("OLD_SIZE", "0"), ("X", "n")]
+    assert not any(gone.is_without_effect(*pair) for pair in acting)
+
+
+def test_an_answer_names_what_to_use(table):
+    assert gone.gone("symbol", "OLD_OTHER") == (
+        "is gone: use NEW_FLAG or A|B (docs/former-system.md)"
+    )
+    assert gone.gone("symbol", "OLD_SIZE") == "is gone (docs/former-system.md)"
+    assert gone.gone("variable", "OLD_FLAG") == gone.gone("symbol", "NOT_THIS") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--old"], "--old: is gone: use --new"),
+        (["--old-one=3"], "--old-one: is gone: use NEW_ONE="),
+        (["random", "--count=3"], "random: is gone: use make randconfig"),
+    ],
+)
+def test_an_option_or_a_command_of_a_script(table, monkeypatch, words, answer):
+    monkeypatch.setattr("sys.argv", ["scripts/tool.py", *words])
+    with pytest.raises(ConfigError) as caught:
+        console.CommandLine().parse_args(words)
+    (problem,) = caught.value.problems
+    assert problem.what.startswith(answer) and problem.code == "usage.gone"
+
+
+@pytest.mark.parametrize("label", ["defconfig", "fragment", "config"])
+def test_a_symbol_is_answered_with_file_and_line(table, tree, label):
+    layer = parse_text("CONFIG_N_LAYER=4\nCONFIG_OLD_FLAG=y\n", label, "file")
+    with pytest.raises(ConfigError) as caught:
+        tree.resolve([layer])
+    (problem,) = caught.value.problems
+    assert problem.where == "file:2" and problem.code == "config.gone"
+    assert problem.what.startswith("OLD_FLAG=y: is gone: use NEW_FLAG")
+
+
+def test_a_symbol_of_the_command_line_is_answered(table, tree):
+    with pytest.raises(ConfigError) as caught:
+        tree.resolve([parse_command_line_settings("OLD_NOTE=1 OLD_SIZE=1")])
+    assert caught.value.codes == ["config.gone-off", "config.gone"]
+
+
+def test_olddefconfig_drops_a_value_without_effect_with_a_line(table, tmp_path, capsys):
+    place = ConfigWorkspace(FIXTURE, tmp_path)
+    commands.defconfig(place, "plain", "")
+    text = place.config.read_text()
+    place.config.write_text(f"{text}# CONFIG_OLD_FLAG is not set\nCONFIG_OLD_OTHER=y\n")
+    capsys.readouterr()
+    commands.olddefconfig(place)
+    off, acting, _ = capsys.readouterr().err.splitlines()
+    assert off.startswith("CONFIG ") and "OLD_FLAG=n: is gone" in off
+    assert acting.startswith("WARN ") and "OLD_OTHER=y: is gone: use NEW_FLAG" in acting
+    assert place.config.read_text() == text
+
+
+@pytest.mark.parametrize("sym", ["OLD_FLAG", "OLD_FLAG=y", "CONFIG_OLD_FLAG"])
+def test_why_answers_for_a_symbol_that_is_gone(table, tmp_path, sym):
+    place = ConfigWorkspace(FIXTURE, tmp_path)
+    commands.defconfig(place, "plain", "")
+    with pytest.raises(ConfigError, match="OLD_FLAG: is gone: use NEW_FLAG") as caught:
+        commands.explain_symbol(place, sym, json=False)
+    assert caught.value.codes == ["config.gone"]
+
+
+def test_the_table_of_the_tree_has_no_name_that_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    tree = KconfigTree()
+    known = {
+        "symbol": {info.name for info in tree.symbols()} | set(tree.kconf.named_choices),
+        "target": set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE)),
+        "variable": set(" ".join(re.findall(r"^SETTINGS \+?:?= (.*)$", makefile, re.M)).split()),
+        "option": set(),
+        "script": {path.name for path in (ROOT / "scripts").iterdir()},
+    }
+    rows = gone.removed_names().values()
+    assert known.keys() == set(gone.KINDS) and rows
+    for row in rows:
+        assert row.kind in gone.KINDS and row.name not in known[row.kind], row
+        assert re.fullmatch(r"[\w.-]+( [\w.-]+)?", row.name) and not (
+            row.off and row.kind != "symbol"
+        )
