@@ -17,12 +17,11 @@ from gpt2.attention.options import GroupedOptions
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.mlp.config import MlpConfig
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
-from gpt2.mlp.options import LayerSpec
+from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
-from lib.config.small_form import SmallForm
 from lib.env.gpu import usable_cores
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
 from lib.errors import ConfigError, Problem
@@ -49,7 +48,7 @@ _OTHER_PROFILE = "or SET=RUN_PROFILE_MAXOUT_SPEED=y"
 def broken_rules(
     values: Mapping[str, SymbolValue],
     attention: AttentionConfig | None,
-    model: "ModelConfig | None",
+    model: ModelConfig | None,
     machine: MachineConfig | None,
     repro: ReproConfig | None,
 ) -> list[Problem]:
@@ -170,7 +169,7 @@ def _head_problems(
         yield Problem(what, code="config.not-divisible")
 
 
-def _backend_problems(model: "ModelConfig", machine: MachineConfig) -> Iterator[Problem]:
+def _backend_problems(model: ModelConfig, machine: MachineConfig) -> Iterator[Problem]:
     """Yield a problem if no attention backend supports every component, in any block."""
     reads_weights = {model.mlp.reads_weights(site) for site in model.sites()}
     for weights_needed in sorted(reads_weights):
@@ -180,7 +179,7 @@ def _backend_problems(model: "ModelConfig", machine: MachineConfig) -> Iterator[
             yield from error.problems
 
 
-def _size_problems(model: "ModelConfig") -> Iterator[Problem]:
+def _size_problems(model: ModelConfig) -> Iterator[Problem]:
     try:
         model.attention.pattern.check(model.shape)
     except ConfigError as error:
@@ -199,74 +198,6 @@ def _size_problems(model: "ModelConfig") -> Iterator[Problem]:
         except ConfigError as error:
             yield from error.problems
             break
-
-
-def _small_loss(form: SmallForm, name: str) -> str:
-    """Return torch for the kernel that a CPU lacks."""
-    return "torch" if form.values[name] == "triton" else str(form.values[name])
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Configuration of a GPT-2 model: shape, attention and MLP."""
-
-    shape: ModelShape
-    attention: AttentionConfig
-    mlp: MlpConfig
-    # Recompute each block's activations in the backward pass instead of storing them.
-    grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
-    # auto, torch or triton: operations on the logits.
-    loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, small=_small_loss)
-
-    def sites(self) -> list[LayerSpec]:
-        """Return one site per block."""
-        return [LayerSpec(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
-
-    def hidden_widths(self) -> list[int]:
-        """Return the different widths of the blocks' hidden layers, in ascending order."""
-        return sorted({self.mlp.size(site).hidden for site in self.sites()})
-
-    def sized(self) -> "ModelConfig":
-        """Return the model with MLPs of the width that its number of parameters determines."""
-        if self.mlp.sizing != "params":
-            return self
-        return replace(self, mlp=self.mlp.with_params(self.sites()[0], self._params_beside_mlps()))
-
-    def num_params(self) -> int:
-        """Return the number of parameters; the output head is tied to the token embedding."""
-        return self._params_beside_mlps() + sum(map(self.mlp.num_params, self.sites()))
-
-    def _params_beside_mlps(self) -> int:
-        shape = self.shape
-        norm = shape.n_embd * (2 if shape.bias else 1)
-        embeddings = shape.padded_vocab_size * shape.n_embd
-        embeddings += self.attention.positions.num_params(shape)
-        return embeddings + shape.n_layer * (self.attention.num_params(shape) + 2 * norm) + norm
-
-    def cached_numbers(self, length: int) -> int:
-        """Return the KV cache size of a sequence of ``length`` tokens, in elements."""
-        attention = self.attention.cached_numbers(self.shape, length)
-        return sum(attention + self.mlp.cached_numbers(site, length) for site in self.sites())
-
-    def pairs_per_token(self) -> float:
-        """Return the mean number of query-key pairs per token and head at full context."""
-        return self.attention.pattern.mean_keys(self.shape.block_size)
-
-    def reads(self) -> int:
-        """Return the number of keys that a head reads for the last token of a full context."""
-        length, keys = self.shape.block_size, self.attention.pattern.mean_keys
-        return round(length * keys(length) - (length - 1) * keys(length - 1))
-
-    def flops_per_token(self) -> float:
-        """Return the training FLOPs per token at full context: forward, plus twice that backward."""
-        return self._flops_per_token
-
-    @cached_property
-    def _flops_per_token(self) -> float:
-        # Once for all seeds of a step.
-        attention = self.attention.flops_per_token(self.shape)
-        blocks = sum(attention + self.mlp.flops_per_token(site) for site in self.sites())
-        return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)
 
 
 @dataclass(frozen=True)

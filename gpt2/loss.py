@@ -22,7 +22,7 @@ from gpt2.attention.tiled import runs_tiles, tile_problem
 from lib.errors import PreflightError, Problem, RunError
 
 if TYPE_CHECKING:
-    from gpt2.config import ModelConfig
+    from gpt2.model_config import ModelConfig
     from lib.env.options import MachineConfig
 
 # Target value excluded from loss and accuracy, as in torch and transformers.

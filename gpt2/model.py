@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention.attention import Attention
 from gpt2.attention.state import BlockState
-from gpt2.config import ModelConfig
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.kv_cache import BlockKVCache, KVCache
 from gpt2.loss import (
@@ -24,6 +23,7 @@ from gpt2.loss import (
 )
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
+from gpt2.model_config import ModelConfig
 from gpt2.zero_linear import ZeroInitLinear
 from lib.pruning.pruners import PaddedEmbedding
 from lib.runs.seeds import initial_weights_stream, stream_seed

@@ -12,9 +12,9 @@ from torch import Tensor
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.reference import attention, latent
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.config import ModelConfig
 from gpt2.mlp.options import LayerSpec
 from gpt2.mlp.reference import mlp, requested_weights
+from gpt2.model_config import ModelConfig
 
 Parameters = Mapping[str, Tensor]
 

@@ -44,8 +44,8 @@ from gpt2.attention.tiled import (
     tiled_attention,
     triton_launch,
 )
-from gpt2.config import ModelConfig
 from gpt2.kv_cache import BlockKVCache
+from gpt2.model_config import ModelConfig
 from lib.env.options import MachineConfig
 from lib.env.ranks import current_process
 from lib.errors import PreflightError, Problem

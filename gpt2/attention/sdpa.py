@@ -16,7 +16,7 @@ from gpt2.attention.chunk_parts import Pattern
 from gpt2.attention.options import GroupedOptions
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV
-from gpt2.config import ModelConfig
+from gpt2.model_config import ModelConfig
 from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
 from lib.errors import KablateError, PreflightError, Problem, RunError
 

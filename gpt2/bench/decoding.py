@@ -16,8 +16,8 @@ import torch
 
 from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_config, resolve_study
-from gpt2.config import ModelConfig
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

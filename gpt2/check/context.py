@@ -23,10 +23,11 @@ import numpy as np
 import torch.distributed as dist
 
 from gpt2.check.cases import CheckFinding
-from gpt2.config import Config, ModelConfig
+from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from lib.env import machine
 from lib.env.gpu import GPUS, Gpu
 from lib.env.speed import has_bf16_instructions

@@ -18,10 +18,11 @@ from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, name_and_shape
-from gpt2.config import Config, ModelConfig
+from gpt2.config import Config
 from gpt2.loss import IGNORE_INDEX
 from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from gpt2.zero_linear import ZeroInitLinear
 from lib.config.field import SymbolValue
 

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.config import ModelConfig
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.select import random_blocks
 from lib.config.field import SymbolValue

@@ -10,8 +10,9 @@ from typing import Any
 
 from gpt2.attention.config import gpu_notes
 from gpt2.attention.options import ConfigNote
-from gpt2.config import Config, ModelConfig
+from gpt2.config import Config
 from gpt2.memory.cost import StepPrediction, predict_runs, prediction_columns
+from gpt2.model_config import ModelConfig
 from gpt2.planning.looks import AutoSeeds
 from gpt2.planning.plan import EAGER, Plan
 from gpt2.planning.power import (

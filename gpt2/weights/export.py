@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.config import select_backend
-from gpt2.config import Config, ModelConfig
+from gpt2.config import Config
 from gpt2.data import store as data_source
 from gpt2.data.corpus import download_wheels
 from gpt2.data.tokenizer import (
@@ -28,6 +28,7 @@ from gpt2.data.tokenizer import (
     vocabulary_strings,
 )
 from gpt2.mlp.activations import ActivationOptions
+from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights.bundle import bundle
 from gpt2.weights.convert import to_hf

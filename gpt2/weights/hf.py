@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpt2.config import ModelConfig
+from gpt2.model_config import ModelConfig
 from lib.config.registry import ComponentOptions
 
 if TYPE_CHECKING:

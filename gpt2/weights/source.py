@@ -9,8 +9,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from gpt2.config import Config, ModelConfig
+from gpt2.config import Config
 from gpt2.data.store import downloads_folder
+from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights import hf
 from lib.console import log

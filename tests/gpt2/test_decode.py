@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gpt2.ablation import RATIO
 from gpt2.bench import decoding
-from gpt2.config import ModelConfig
 from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from tests.gpt2.builders import EVERYTHING, make_model_config
 from tests.gpt2.test_model import EVERY, drawn, tokens
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.config import ModelConfig
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from gpt2.reference import reference_gpt
 from gpt2.weights.convert import to_hf
 from gpt2.weights.hf import PREFIX, config_json, convert_layout

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.config import ModelConfig
+from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.config import ModelConfig
 from gpt2.mlp import reference
 from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.mlp.mlp import Mlp
+from gpt2.model_config import ModelConfig
 from tests.gpt2.builders import make_model_config
 
 BATCH, TOKENS = 2, 6
