@@ -435,38 +435,33 @@ def load_config(build_dir: Path) -> Config:
     return Config.from_values(read_constants(ConfigWorkspace(ROOT, build_dir)))
 
 
+def _in_identity(field: dataclasses.Field, value: Any, *, forms: bool) -> bool:
+    """Return whether the field of ``value`` can change a result and is not at its off-value."""
+    metadata = field.metadata
+    if not metadata.get("identity", True) or (metadata.get("form", False) and not forms):
+        return False
+    return metadata.get("off") is None or vars(value)[field.name] != metadata["off"]
+
+
 def _identity(value: Any, *, forms: bool) -> Any:
     """Convert dataclasses to dictionaries of their identity fields and component name."""
     if isinstance(value, tuple):
         return [_identity(item, forms=forms) for item in value]
     if not dataclasses.is_dataclass(value):
         return value
-    fields = (f for f in dataclasses.fields(value) if f.metadata.get("identity", True))
-    selected = (f for f in fields if forms or not f.metadata.get("form", False))
-    identity = {f.name: _identity(vars(value)[f.name], forms=forms) for f in selected}
+    fields = [f for f in dataclasses.fields(value) if _in_identity(f, value, forms=forms)]
+    identity = {f.name: _identity(vars(value)[f.name], forms=forms) for f in fields}
     if isinstance(value, ModelConfig):
         # The hashes of existing runs contain the activation's name as a part of the shape.
         identity["shape"]["activation"] = identity["mlp"]["activation"].pop("name")
         if not identity["mlp"]["activation"]:
             del identity["mlp"]["activation"]
-        if value.loss_backend == "torch":
-            # Nor do they contain the backend of the loss.
-            identity.pop("loss_backend", None)
     if isinstance(value, Config) and value.machine.device == "cpu":
         # On a CPU, torch computes the loss in any case.
         identity["model"].pop("loss_backend", None)
     if isinstance(value, MlpConfig) and value.sizing != "params":
         # The hashes of existing runs do not contain it.
         del identity["model_params"]
-    if isinstance(value, InitialWeightsOptions) and not value.init_stream:
-        # The hashes of existing runs do not contain it.
-        del identity["init_stream"]
-    if isinstance(value, MachineConfig) and value.data_parallel == "ddp":
-        # The hashes of existing runs do not contain it.
-        identity.pop("data_parallel", None)
-    if isinstance(value, MachineConfig) and not value.compile_blocks:
-        # The hashes of existing runs do not contain it.
-        identity.pop("compile_blocks", None)
     if isinstance(value, TrainConfig) and value.budget != "flops":
         # The hashes of existing runs do not contain it.
         del identity["max_flops"]

@@ -29,7 +29,7 @@ class ModelConfig:
     # Recompute each block's activations in the backward pass instead of storing them.
     grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
     # auto, torch or triton: operations on the logits.
-    loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, small=_small_loss)
+    loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, off="torch", small=_small_loss)
 
     def sites(self) -> list[LayerSpec]:
         """Return one site per block."""

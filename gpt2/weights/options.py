@@ -23,7 +23,7 @@ class InitialWeightsOptions:
 
     init_from: str = kconfig_field("INIT_FROM")
     # Other values for the same seed.
-    init_stream: int = kconfig_field("INIT_STREAM")
+    init_stream: int = kconfig_field("INIT_STREAM", off=0)
 
     def __post_init__(self) -> None:
         if not self.init_from:

@@ -1,8 +1,8 @@
 """Bindings of dataclass fields to Kconfig symbols.
 
-``symbol("N_LAYER")`` marks a field; ``bind(cls, values)`` fills the class from a mapping of symbol
-names to values. Kconfig has no float type, so a ``float`` field is bound to a string symbol, which
-is converted and range-checked here; every other value keeps its Kconfig type.
+``kconfig_field("N_LAYER")`` marks a field; ``from_symbols(cls, values)`` fills the class from a
+mapping of symbol names to values. Kconfig has no float type, so a ``float`` field is bound to a
+string symbol, which is converted and range-checked here; every other value keeps its Kconfig type.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ def kconfig_field(
     high: float | None = None,
     identity: bool = True,
     form: bool = False,
+    off: SymbolValue | None = None,
     small: SmallRule | None = None,
     draw: tuple[float, float] | None = None,
     effect: EffectBase | None = None,
@@ -40,7 +41,8 @@ def kconfig_field(
     ``low`` and ``high`` bound a float (inclusive). ``identity=False`` marks a setting that cannot
     change a bit of a run's result (folders, intervals) and is therefore excluded from the run's
     hash. ``form=True`` marks a setting that selects an implementation of the same function: it
-    affects rounding, memory and time only.
+    affects rounding, memory and time only. ``off`` is the value at which the setting changes
+    nothing: at it, the setting is not in the hash, so that adding or removing it changes no hash.
 
     The others are for checks: ``small`` computes the value in a small form, ``draw`` are narrower
     bounds of random values, and ``effect`` the base on which a change shows.
@@ -51,6 +53,7 @@ def kconfig_field(
         "high": high,
         "identity": identity,
         "form": form,
+        "off": off,
     }
     metadata |= {"small": small, "draw": draw, "effect": effect}
     return dataclasses.field(metadata=metadata)

@@ -40,7 +40,7 @@ class MachineConfig:
     cpu_threads: int = kconfig_field("CPU_THREADS", form=True)
     compile: bool = kconfig_field("COMPILE", form=True)
     # Compile blocks one by one; equal blocks share a graph.
-    compile_blocks: bool = kconfig_field("COMPILE_BLOCKS", form=True)
+    compile_blocks: bool = kconfig_field("COMPILE_BLOCKS", form=True, off=False)
     # Operations without a deterministic implementation: off, warn or strict.
     deterministic: str = kconfig_field("DETERMINISTIC")
     # Precision inside fp32 matrix products: highest, high (TF32) or medium (bf16).
@@ -50,7 +50,7 @@ class MachineConfig:
     # Iterations before timing starts, on a copy: weights, optimizer and RNG are unaffected.
     warmup_iterations: int = kconfig_field("WARMUP_ITERATIONS", identity=False)
     # ddp or fsdp, of a run with several processes.
-    data_parallel: str = kconfig_field("DATA_PARALLEL", form=True)
+    data_parallel: str = kconfig_field("DATA_PARALLEL", form=True, off="ddp")
     # Conservative gradient synchronization; may change the order of sums.
     ddp_safe: bool = kconfig_field("DDP_SAFE")
 
