@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from gpt2.attention.chunk_parts import ScoreChunks
-from gpt2.attention.flex import WindowAttention, window_attention
 from gpt2.attention.tiled import TileLaunch
 from gpt2.loss import LogitsChunks, SoftmaxGradient
 
@@ -16,8 +15,6 @@ class Execution:
 
     score_chunks: ScoreChunks = _SCORES
     logits_chunks: LogitsChunks = _LOGITS
-    # Kernel of the FlexAttention backend's passes.
-    window_attention: WindowAttention = window_attention
     # Launch of the Triton kernels; None: on a GPU that supports them.
     tile_launch: TileLaunch | None = None
     # Kernel of the loss; None: of the model's configuration and device.

@@ -83,7 +83,7 @@ class Attention(nn.Module):
         return cast(Pattern, self.pattern)
 
     def backend(self, device: str, tiles: bool = True) -> str:
-        """Return the backend for a whole sequence on ``device``: sdpa, rows, joined, triton or own.
+        """Return the backend for a whole sequence on ``device``: sdpa, rows, triton or own.
 
         ``tiles`` is true if the GPU can run the Triton kernels. Raises ConfigError if the
         configured backend does not support the components there.
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         terms = cast(list[ScoreTerm], list(self.terms.values()))
         gates = cast(list[Gate], list(self.gates.values()))
         execution = self.execution
-        kernels = execution.score_chunks, execution.window_attention, execution.tile_launch
+        kernels = execution.score_chunks, execution.tile_launch
         return AttentionPlan(self._visible, terms, gates, self.reader, dropout, *kernels)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, library, nn
 
-from gpt2.attention.flex import BranchedScores, ScoreBranch, WindowAttention, window_attention
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.attention.tiled import TileLaunch, TileSpec
 
@@ -127,15 +126,6 @@ class ScoreTerm(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Add to dq and dk in place; return the gradients of ``inputs``."""
 
-    def branches(
-        self, branch: ScoreBranch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
-    ) -> list[ScoreBranch]:
-        """Return the pairs of ``branch`` with the term added. q is not divided by √H.
-
-        Not called if ``lacks_joined`` of the term's options is set.
-        """
-        raise NotImplementedError
-
     def tile_spec(self, spec: TileSpec, inputs: Sequence[Tensor]) -> tuple[TileSpec, Tensor | None]:
         """Return the specification with the term added, and a learnable factor per head, if any.
 
@@ -169,10 +159,6 @@ class Gate(nn.Module):
 
         A constant per row may be omitted: it cancels in the gradient of the softmax.
         """
-
-    @abstractmethod
-    def joined_statistic(self, scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
-        """Return the statistic from log-sum-exps, BNT, if joined passes support the gate."""
 
     @abstractmethod
     def tile_spec(self, spec: TileSpec) -> TileSpec:
@@ -295,9 +281,8 @@ Inputs = dict[ScoreTerm | Gate, list[Tensor]]
 class AttentionPlan:
     """Components of one attention call, dropout on its weights, and the kernels of its backend.
 
-    Chunk sizes are those of the row engine. The window kernel computes the passes of the
-    FlexAttention backend, ``tile_launch`` launches the Triton kernels; if it is None, they run on a
-    GPU that supports them.
+    Chunk sizes are those of the row engine. ``tile_launch`` launches the Triton kernels; if it is
+    None, they run on a GPU that supports them.
     """
 
     pattern: Pattern
@@ -307,7 +292,6 @@ class AttentionPlan:
     dropout: float = 0.0
     # torch 2.11 cannot compile a default that is an instance.
     score_chunks: ScoreChunks = field(default_factory=ScoreChunks)
-    window_attention: WindowAttention = window_attention
     tile_launch: TileLaunch | None = None
 
     def parts(self) -> list[ScoreTerm | Gate]:

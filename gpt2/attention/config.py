@@ -4,7 +4,7 @@ Imports no torch.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpt2.attention.options import (
     ConfigNote,
@@ -30,8 +30,6 @@ from lib.config.registry import Registry
 from lib.config.small_form import SmallForm
 from lib.errors import ConfigError, Problem
 
-# Minimum head dim of FlexAttention's kernels.
-MIN_FLEX_HEAD_DIM = 16
 # Maximum head dim of the Triton kernels: wider tiles exceed the registers.
 MAX_TILE_HEAD_DIM = 128
 # Minimum compute capability, major number, of the Triton kernels on NVIDIA's GPUs.
@@ -71,7 +69,7 @@ class AttentionConfig:
     positions: PositionOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[GateOptions, ...]
-    # auto, rows, joined, triton, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
+    # auto, rows, triton, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
     backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
 
     @classmethod
@@ -135,30 +133,26 @@ def select_backend(
 ) -> str:
     """Return the backend for attention on ``device`` ("cpu" or "cuda").
 
-    One of sdpa, rows, joined, triton, or own if the pattern has its own kernel. ``shows_weights``
-    is true if an MLP reads attention weights; ``tiles`` is true if the GPU can run the Triton
-    kernels. Raises ConfigError if joined passes or the Triton kernels are configured but do not
-    support the GPU or the configured components.
+    One of sdpa, rows, triton, or own if the pattern has its own kernel. ``shows_weights`` is true
+    if an MLP reads attention weights; ``tiles`` is true if the GPU can run the Triton kernels.
+    Raises ConfigError if the Triton kernels are configured but do not support the GPU or the
+    configured components.
     """
     if attention.pattern.attends:
         return "own"
     lacks_triton = unsupported_by_triton(attention, shape)
     if device == "cuda" and not tiles:
         lacks_triton.append(f"GPUs below compute capability {MIN_TILE_CAPABILITY}.0")
-    if attention.backend in ("joined", "triton"):
-        unsupported = lacks_triton
-        if attention.backend == "joined":
-            unsupported = unsupported_by_flex(attention, shape, shows_weights, device)
-        if unsupported:
-            what = f"{attention.backend} does not support {', '.join(unsupported)}"
+    if attention.backend == "triton":
+        if lacks_triton:
             raise ConfigError(
                 Problem(
-                    f"ATTENTION_BACKEND: {what}",
+                    f"ATTENTION_BACKEND: triton does not support {', '.join(lacks_triton)}",
                     next="type: SET=ATTENTION_BACKEND_ROWS=y",
                     code="attention.backend-unsupported",
                 )
             )
-        return attention.backend
+        return "triton"
     plain = not (attention.terms or attention.gates or shows_weights)
     if plain and attention.backend != "rows":
         return "sdpa"
@@ -172,45 +166,17 @@ def gpu_notes(
 ) -> list[ConfigNote]:
     """Return a note if AUTO selects the Triton kernels, or a faster backend than rows exists.
 
-    Dropout is not counted as an obstacle to joined passes. ``shows_weights`` contains true if an
-    MLP reads attention weights, and false if one does not.
+    ``shows_weights`` contains true if an MLP reads attention weights, and false if one does not.
     """
-    forms = {shows: select_backend(attention, shape, shows, "cuda") for shows in shows_weights}
-    plain = replace(shape, dropout=0.0)
+    forms = {select_backend(attention, shape, shows, "cuda") for shows in shows_weights}
     # Predicted for the steps of the RATIO study: docs/gpu.md.
     share = "predicted to take 0.2 to 0.5 times as long"
-    if attention.backend == "auto" and "triton" in forms.values():
+    if attention.backend == "auto" and "triton" in forms:
         compared = "both are compared on the GPU before training"
         return [ConfigNote(f"attention by Triton kernels, {share} as by rows; {compared}")]
-    if "rows" not in forms.values():
+    if "rows" not in forms or unsupported_by_triton(attention, shape):
         return []
-    if not unsupported_by_triton(attention, shape):
-        return [ConfigNote(f"attention by rows; ATTENTION_BACKEND_TRITON=y is {share}")]
-    if not any(
-        form == "rows" and not unsupported_by_flex(attention, plain, shows, "cuda")
-        for shows, form in forms.items()
-    ):
-        return []
-    settings = "ATTENTION_BACKEND_JOINED=y"
-    if shape.dropout:
-        settings += f" and DROPOUT=0.0 (FlexAttention has no dropout, DROPOUT={shape.dropout})"
-    return [ConfigNote(f"attention by rows; {settings} took 0.4 times as long on an H100")]
-
-
-def unsupported_by_flex(
-    attention: AttentionConfig, shape: ModelShape, shows_weights: bool, device: str
-) -> list[str]:
-    """Return the configured features that joined passes do not support.
-
-    FlexAttention has no dropout on weights, and the k largest weights of a row are not a sum of
-    exponentials.
-    """
-    unsupported = [part.lacks_joined for part in (*attention.terms, *attention.gates)]
-    unsupported += ["an MLP that reads attention weights"] if shows_weights else []
-    unsupported += [f"DROPOUT={shape.dropout}"] if shape.dropout else []
-    if device == "cuda" and shape.head_dim < MIN_FLEX_HEAD_DIM:
-        unsupported.append(f"head dim {shape.head_dim} (minimum {MIN_FLEX_HEAD_DIM})")
-    return [feature for feature in unsupported if feature]
+    return [ConfigNote(f"attention by rows; ATTENTION_BACKEND_TRITON=y is {share}")]
 
 
 def unsupported_by_triton(attention: AttentionConfig, shape: ModelShape) -> list[str]:

@@ -2,7 +2,6 @@
 
 sdpa     one call of torch's scaled_dot_product_attention
 rows     chunks of query rows, with hand-written derivatives (``chunked.py``)
-joined   FlexAttention passes over windows, differentiated by autograd (``flex.py``)
 triton   one pass of our own kernels, with hand-written derivatives (``tiled.py``)
 own      the kernel of the pattern itself
 cached   new tokens against a KV cache, by the components of the row engine
@@ -11,7 +10,6 @@ B batch, T new tokens (rows), S visible tokens (columns), C n_embd, N heads, K k
 width; r rows and c columns as in the row engine.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +30,6 @@ from gpt2.attention.chunk_parts import (
 )
 from gpt2.attention.chunked import scores_factor, softmaxes_from_scores
 from gpt2.attention.config import MIN_TILE_CAPABILITY, AttentionConfig, select_backend
-from gpt2.attention.flex import BranchedScores, ScoreBranch
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
 from gpt2.attention.sdpa import DTYPES, kv_heads, sdpa_attention, selected_sdpa_kernel
@@ -95,7 +92,6 @@ def build_kernels(
     kernels: dict[str, AttentionKernel] = {
         "sdpa": SdpaKernel(options.backend),
         "rows": ChunkedKernel(),
-        "joined": FlexKernel(),
         "triton": TiledKernel(),
         "triton or rows": TiledOrChunkedKernel(),
     }
@@ -126,37 +122,6 @@ class ChunkedKernel:
     ) -> AttentionResult:
         """Attend within a whole sequence."""
         return chunked.attend(qkv.q_BNTH, qkv.k_BKTH, qkv.v_BKTH, plan)
-
-
-@dataclass(frozen=True)
-class FlexKernel:
-    """FlexAttention passes; the plan must not use features in ``unsupported_by_flex``."""
-
-    # The passes compile their own kernels.
-    @torch.compiler.disable
-    def __call__(
-        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
-    ) -> AttentionResult:
-        """Attend within a whole sequence."""
-        assert not plan.dropout and not plan.reader, "must be rejected by select_backend"
-        q_BNTH = qkv.q_BNTH
-        heads, length = q_BNTH.shape[1], q_BNTH.shape[2]
-        k, v = (repeat_kv(x, heads) for x in (qkv.k_BKTH, qkv.v_BKTH))
-        inputs = plan.by_part(plan.inputs())
-        with torch.autocast(q_BNTH.device.type, enabled=False):
-            window = plan.pattern.longest_row(length)
-            branches = [ScoreBranch(q_BNTH, k, 0, window, plan.window_attention)]
-            for term in plan.terms:
-                branches = [
-                    b for base in branches for b in term.branches(base, q_BNTH, k, inputs[term])
-                ]
-            scores = BranchedScores(branches, q_BNTH.shape[-1] ** -0.5)
-            context, lse_BNT = scores.attend(v)
-            statistics = [gate.joined_statistic(scores, lse_BNT) for gate in plan.gates]
-            factor_BNT = scores_factor(plan, statistics, inputs)
-            if factor_BNT is not None:
-                context, _ = scores.times(factor_BNT).attend(v)
-            return AttentionResult(context.to(v.dtype), statistics, None)
 
 
 @dataclass(frozen=True)
@@ -325,13 +290,6 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
         selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
     if "triton" in forms:
         _check_tiles(model, DTYPES[machine.precision], device)
-    on_gpu = machine.device == "cuda"
-    if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
-        raise _refusal(
-            model,
-            "the package triton is missing (required by FlexAttention on a GPU)",
-            "env.missing-package",
-        )
 
 
 def preflight_device(machine: MachineConfig) -> torch.device:

@@ -194,10 +194,6 @@ class ScoreComponentOptions(Protocol):
         """Return the added forward FLOPs per token and block with ``keys`` visible keys."""
 
     @property
-    def lacks_joined(self) -> str:
-        """Return the features that joined passes do not support ("" if none)."""
-
-    @property
     def lacks_triton(self) -> str:
         """Return the features that the Triton kernels do not support ("" if none)."""
 

@@ -36,7 +36,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpt2.attention.config import (
     select_backend,
-    unsupported_by_flex,
     unsupported_by_triton,
 )
 from gpt2.attention.kernels import TOLERANCES, relative_errors
@@ -194,8 +193,7 @@ def parity_rows(config: Config, device: torch.device) -> Iterator[dict[str, Any]
     options, reads = config.model.attention, model.blocks[0].attn.reader is not None
     backends = ["auto", *BACKENDS]
     if options.terms or options.gates or reads:
-        joins = not unsupported_by_flex(options, shape, reads, device.type)
-        backends = [*(("joined",) if joins else ()), "rows"]
+        backends = ["rows"]
     if not unsupported_by_triton(options, shape):
         backends.append("triton")
     for backend in backends:
@@ -337,8 +335,8 @@ def _plain_step(config: Config, device: torch.device) -> Callable[[], None]:
 def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Config]]:
     """Yield the configuration, and other forms of it.
 
-    The Triton kernels can compute the attention of the row engine, and FlexAttention without
-    dropout. The first of a study is also timed without dropout, compiled, and with torch's loss.
+    The Triton kernels can compute the attention of the row engine. The first of a study is also
+    timed without dropout, compiled, and with torch's loss.
     """
     yield name, config
     model = config.model
@@ -355,10 +353,6 @@ def variants(name: str, config: Config, first: bool) -> Iterator[tuple[str, Conf
     form = select_backend(attention, model.shape, shows, device)
     if form not in ("rows", "triton"):
         return
-    if not unsupported_by_flex(attention, plain, shows, device):
-        joined = dataclasses.replace(attention, backend="joined")
-        fused = dataclasses.replace(model, shape=plain, attention=joined)
-        yield f"{name}, DROPOUT=0, joined", dataclasses.replace(config, model=fused)
     other = "rows" if form == "triton" else "triton"
     if other == "rows" or not unsupported_by_triton(attention, model.shape):
         by_other = dataclasses.replace(attention, backend=other)

@@ -223,7 +223,7 @@ class StepUnderTest:
         try:
             return self.build(with_changes(self.small_exact, DROPOUT="0.5", **kernel))
         except ConfigError:
-            # NSA and joined passes do not support dropout.
+            # NSA does not support dropout.
             return None
 
     def tokens(self, batch: int = 2, length: int = CONTEXT, skip: int = 0) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention.flex import WindowAttention
 from gpt2.attention.tiled import TileLaunch, TileSpec
 from gpt2.loss import SoftmaxGradient
 from gpt2.memory.cost import Kernel
@@ -26,20 +25,6 @@ from gpt2.nsa.select import SEGMENT, queries_by_block, segment_owners
 TILE = 128
 # Rows and columns of a tile of ``tile_kernels.py``.
 _SIDE = 64
-
-
-def fake_flex_pass(tracker: StorageTracker) -> WindowAttention:
-    """Return a replacement for ``window_attention`` that adds its kernels to ``tracker``."""
-
-    def run(
-        q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        length = q_BNTD.shape[2]
-        sight = MaskSpec(length, length, 0, window=window)
-        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTD, k_BNTD, v_BNTE, sight)
-        return outputs
-
-    return run
 
 
 def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:

@@ -31,7 +31,6 @@ from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
 from gpt2.memory.cost import Kernel, StepKernels
 from gpt2.memory.fake_kernels import (
-    fake_flex_pass,
     fake_nsa_kernels,
     fake_softmax_gradient,
     fake_tile_launch,
@@ -125,7 +124,7 @@ def target_execution(
         raise ConfigError(
             Problem(what, next="type: SET=LOSS_BACKEND_TORCH=y", code="gpu.unsupported")
         )
-    return Execution(chunks, WholeLogitsChunks(), fake_flex_pass(tracker), tiles, loss)
+    return Execution(chunks, WholeLogitsChunks(), tiles, loss)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,12 @@ keys, n selected blocks.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
-from gpt2.attention.flex import compiled_flex_attention, flex_pass
 from gpt2.nsa.cache import BranchKeyValues, KeyValue
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
@@ -25,6 +25,9 @@ from gpt2.nsa.select import random_blocks
 
 # Queries and keys of a tile of FlexAttention.
 _TILE = 128
+# Maximum number of compiled FlexAttention kernels per process: passes differ in length, widths and the
+# need for a backward. torch's default is 8.
+_RECOMPILE_LIMIT = 64
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,45 @@ def flex_visible(
     """Attend by compiled FlexAttention; queries without a visible key have the output 0."""
     mask = visible_tiles(sight, str(q_BNTH.device))
     return flex_pass(compiled_flex_attention(), q_BNTH, k_BKMH, v_BKMH, mask, scale)
+
+
+def flex_pass(
+    kernel: Callable[..., tuple[Tensor, AuxOutput]],
+    q_BNTH: Tensor,
+    k_BKMH: Tensor,
+    v_BKMH: Tensor,
+    mask: BlockMask,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return context BNTH and log-sum-exp BNT of one pass of ``kernel``, a ``flex_attention``."""
+    # Not the kernel for decoding, which torch otherwise takes for fewer than 128 queries, and which
+    # has no configuration for some shapes.
+    kernel_options = {"BACKEND": "TRITON"} if q_BNTH.is_cuda else None
+    with torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT):
+        context, aux = kernel(
+            q_BNTH,
+            k_BKMH,
+            v_BKMH,
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=q_BNTH.shape[1] != k_BKMH.shape[1],
+            return_aux=AuxRequest(lse=True),
+            kernel_options=kernel_options,
+        )
+    assert aux.lse is not None
+    return context, aux.lse
+
+
+@cache
+def compiled_flex_attention() -> Callable[..., tuple[Tensor, AuxOutput]]:
+    """Compile ``flex_attention`` with ``fullgraph=True``.
+
+    Otherwise a graph break, or reaching the recompile limit, would silently fall back to computing
+    all pairs.
+    """
+    # Its result without return_aux has another type.
+    attend = cast(Callable[..., tuple[Tensor, AuxOutput]], flex_attention)
+    return torch.compile(attend, fullgraph=True, dynamic=False)
 
 
 @cache

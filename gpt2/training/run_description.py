@@ -264,7 +264,7 @@ def startup_summary(session: TrainingSession) -> str:
 
 
 def attention_kernel(session: TrainingSession) -> str:
-    """Return the attention kernel: by rows, joined, triton, of the pattern, or of SDPA."""
+    """Return the attention kernel: by rows, triton, of the pattern, or of SDPA."""
     attention = session.state.model.blocks[0].attn
     if isinstance(attention.pattern, CustomAttention):
         return attention.pattern.kernel(session.device.type)
@@ -273,8 +273,6 @@ def attention_kernel(session: TrainingSession) -> str:
         return "by rows"
     if form == "triton":
         return form
-    if form == "joined":
-        return "joined, flex" if session.device.type == "cuda" else "joined, all pairs"
     model, precision = session.config.model, session.config.machine.precision
     return f"sdpa {observed_sdpa_kernel(model, precision, session.device, model.shape.dropout)}"
 

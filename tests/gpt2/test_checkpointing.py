@@ -14,7 +14,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rows": {"attention_backend": "rows"},
     "state between blocks": EVERYTHING,
-    "joined": {"attention_backend": "joined", "terms": ("reciprocal",), "dropout": 0.0},
     "own": {"projection": "grouped", "pattern": "nsa"},
 }
 

@@ -104,8 +104,8 @@ def test_without_a_term_every_backend_reports_entropy_only() -> None:
     x_BTC = given_to(model, model.h[0].attn)[0]
     entropy = by_hand(model.h[0].attn, x_BTC, PATTERNS["full"], 0.0)[0]
     assert statistics["attention/entropy"][0] == pytest.approx(entropy.item())
-    joined = built(attention_backend="joined")
-    assert collect_statistics(joined, tokens(joined)) == statistics
+    by_rows = built(attention_backend="rows")
+    assert collect_statistics(by_rows, tokens(by_rows)) == statistics
 
 
 def test_gates_on_rows() -> None:

@@ -123,8 +123,8 @@ def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
             "config.missing-reason",
         ),
         (
-            {"ATTENTION_BACKEND_JOINED": True, "DROPOUT": "0.1"},
-            "ATTENTION_BACKEND: joined",
+            {"ATTENTION_BACKEND_TRITON": True, "RA_CROSS_TOKEN": True, "RA_CROSS_TOKEN_TOPK": 64},
+            "ATTENTION_BACKEND: triton",
             "attention.backend-unsupported",
         ),
         (

@@ -64,14 +64,14 @@ def test_a_step_is_measured_beside_its_prediction(config: Config) -> None:
     row = step_row(config, CPU, rates, None)
     assert row["tokens"] == 32 and row["seconds"] > 0 and row["predicted_seconds"] > 0
     labels = [label for label, _ in variants("ra", config, first=False)]
-    assert labels == ["ra", "ra, DROPOUT=0, joined", "ra, triton"]
+    assert labels == ["ra", "ra, triton"]
     # The compiled form is not predicted.
-    assert len(list(variants("ra", config, first=True))) == 6
+    assert len(list(variants("ra", config, first=True))) == 5
 
 
 def test_every_backend_agrees_with_rows_in_float64(config: Config) -> None:
     rows = list(parity_rows(config, CPU))
-    states = {"rows": "PASS", "joined": "PASS", "triton": "ABSENT"}
+    states = {"rows": "PASS", "triton": "ABSENT"}
     assert {(row["backend"], row["precision"], row["state"]) for row in rows} == {
         (backend, precision, state)
         for backend, state in states.items()

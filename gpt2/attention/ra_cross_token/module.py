@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import Gate, ScoredRows, topk_values
-from gpt2.attention.flex import BranchedScores
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.tiled import TileSpec
 from gpt2.shape import ModelShape
@@ -126,29 +125,6 @@ STATISTICS: dict[str, Callable[[RaCrossTokenOptions], RowStatistic]] = {
 }
 
 
-# Statistics of attention rows computed from log-sum-exps, BNT, without materializing rows.
-#
-# B batch, T tokens, N heads. s are scores, p their softmax, lse the log Σ exp of the scores of a row.
-
-
-def entropy(scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
-    """Return (lse − Σ p s) / ln(i+1), and 1 at i = 0, using ln p = s − lse."""
-    mean_BNT, lse_BNT = scores.mean()
-    positions = torch.arange(1, lse_BNT.shape[-1] + 1, device=lse_BNT.device)
-    # The first row is overwritten below; dividing by ln 2 there keeps the gradient finite.
-    normalised = (lse_BNT - mean_BNT) / positions.clamp_min(2).to(lse_BNT.dtype).log()
-    return torch.where(positions == 1, 1.0, normalised)
-
-
-def rms(scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
-    """Return √Σ p², using Σ p² = Σ exp(2s) / (Σ exp s)²."""
-    doubled_BNT = replace(scores, scale=2 * scores.scale).log_sum()
-    return (doubled_BNT / 2 - lse_BNT).exp()
-
-
-FLEX_STATISTICS = {"entropy": entropy, "rms": rms}
-
-
 class RaCrossToken(Gate):
     """Gate per head and query, computed from the concentration of attention weights."""
 
@@ -176,12 +152,6 @@ class RaCrossToken(Gate):
     ) -> None:
         """Add the gradient of the statistic to the gradient of the weights, in place."""
         self._statistic.add_slope_(dweights_BNrc, dstatistic_BNr1, rows, known_BNrm)
-
-    def joined_statistic(self, scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
-        """Return the differentiable statistic of every row, BNT; for modes in ``JOINED`` only."""
-        # A detached statistic does not need a backward pass.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_stats):
-            return FLEX_STATISTICS[self._mode](scores, lse_BNT)
 
     def tile_spec(self, spec: TileSpec) -> TileSpec:
         """Return the specification with the statistic; the largest weight is a top-k of one."""

@@ -43,11 +43,6 @@ class RaCrossTokenOptions:
     detach_stats: bool = kconfig_field("RA_CROSS_TOKEN_DETACH_STATS")
 
     @property
-    def lacks_joined(self) -> str:
-        """Return the mode if it needs the weights of a row themselves, else ""."""
-        return f"RA_CROSS_TOKEN_MODE_{self.mode.upper()}" if self.mode in ("topk", "max") else ""
-
-    @property
     def lacks_triton(self) -> str:
         """Return k if a list of so many weights of each row exceeds the registers, else ""."""
         many = self.mode == "topk" and self.topk > _MAX_TILE_TOPK

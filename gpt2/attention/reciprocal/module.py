@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import RowChunk, ScoreTerm
-from gpt2.attention.flex import ScoreBranch
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.tiled import TileSpec
 from gpt2.shape import ModelShape
@@ -72,24 +71,6 @@ class Reciprocal(ScoreTerm):
         (alpha,) = inputs
         dk_BNTH[:, :, chunk.rows].add_(dkeys * alpha[:, None, None])
         return ((dkeys * k_BNTH[:, :, chunk.rows]).sum((0, 2, 3)),)
-
-    def branches(
-        self, branch: ScoreBranch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
-    ) -> list[ScoreBranch]:
-        """Split a branch into pairs outside the band (unchanged) and inside the band.
-
-        Inside, [q, α k] · [k, q] computes both scores as one product of twice the width.
-        """
-        outside = branch.part(self.window + 1, branch.beyond)
-        keys = self._scaled_keys(k_BNTH, inputs)
-        return outside + [
-            replace(
-                inside,
-                q_BNTD=torch.cat((inside.q_BNTD, keys), -1),
-                k_BNTD=torch.cat((inside.k_BNTD, q_BNTH), -1),
-            )
-            for inside in branch.part(0, self.window + 1)
-        ]
 
     def tile_spec(self, spec: TileSpec, inputs: Sequence[Tensor]) -> tuple[TileSpec, Tensor | None]:
         """Return the specification with the band, and α per head if it is learnable."""

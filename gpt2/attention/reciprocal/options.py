@@ -19,7 +19,6 @@ class ReciprocalOptions:
     """Options of reciprocal attention; α = 0 disables it (scores are unchanged)."""
 
     name: ClassVar[str] = "reciprocal"
-    lacks_joined: ClassVar[str] = ""
     lacks_triton: ClassVar[str] = ""
     # A learnable α would start at 0 and be trained.
     off: ClassVar[Mapping[str, SymbolValue]] = {

@@ -17,9 +17,7 @@ from tests.gpt2.builders import make_model_config
 
 CPU = MachineConfig("cpu", "fp32", 1, False, False, True, "highest", False, False, 0, "ddp", False)
 ENTROPY = {"ra_cross_token": {"mode": "entropy"}}
-RMS = {"ra_cross_token": {"mode": "rms"}}
 TOPK = {"ra_cross_token": {"mode": "topk"}}
-MAX = {"ra_cross_token": {"mode": "max"}}
 RA = {"terms": ("reciprocal",)}
 
 
@@ -32,7 +30,6 @@ def form(model, device):
     return select_backend(model.attention, model.shape, shows, device)
 
 
-# Head dim 16, the minimum of FlexAttention's GPU kernels.
 def wide(**given):
     return make_model_config(n_embd=64, **given)
 
@@ -92,14 +89,13 @@ def test_auto_computes_by_the_kernels_that_the_device_runs():
     [
         (RA | {"dropout": 0.1}, 1),
         (RA, 1),
-        (RA | {"attention_backend": "joined"}, 0),
         (RA | {"attention_backend": "triton"}, 0),
         (RA | {"attention_backend": "rows"}, 1),
         ({"dropout": 0.1}, 0),
         (gated(TOPK), 1),
         (RA | {"mechanisms": ("mlp_cross_token",)}, 1),
-        # Only joined passes support such heads, and only the row engine so many weights of them.
-        (RA | {"n_embd": 4 * 160}, 1),
+        # Features that the Triton kernels do not support.
+        (RA | {"n_embd": 4 * 160}, 0),
         (gated({"ra_cross_token": {"topk": 64}}), 0),
     ],
 )
@@ -114,31 +110,6 @@ def test_rows_support_every_component(given):
     assert form(wide(**given, attention_backend="rows"), "cuda") == "rows"
 
 
-@pytest.mark.parametrize("given", [{}, {"pattern": "sliding"}, RA | gated(ENTROPY)])
-def test_joined_runs_on_a_cpu_if_configured(given):
-    assert form(wide(**given, attention_backend="joined"), "cpu") == "joined"
-
-
-@pytest.mark.parametrize(
-    ("given", "feature"),
-    [
-        (gated(TOPK), "RA_CROSS_TOKEN_MODE_TOPK"),
-        (gated(MAX), "RA_CROSS_TOKEN_MODE_MAX"),
-        ({"dropout": 0.1}, "DROPOUT=0.1"),
-        ({"mechanisms": ("mlp_cross_token",)}, "reads attention weights"),
-        (RA | {"n_embd": 32}, "head dim 8 "),
-    ],
-)
-def test_joined_passes_reject_unsupported_features(given, feature):
-    model = make_model_config(**{"n_embd": 64, **given}, attention_backend="joined")
-    with pytest.raises(ConfigError) as caught:
-        form(model, "cuda")
-    assert caught.value.codes == ["attention.backend-unsupported"]
-    (problem,) = caught.value.problems
-    assert problem.what.startswith("ATTENTION_BACKEND: ") and feature in problem.what
-    assert "SET=ATTENTION_BACKEND_ROWS=y" in problem.next
-
-
 @pytest.mark.parametrize("mechanism", ["mlp_cross_token", "mlp_latent", "mlp_attn_gate"])
 def test_options_agree_with_the_built_mlp(mechanism):
     model = make_model_config(projection="latent", mechanisms=(mechanism,))
@@ -149,7 +120,7 @@ def test_options_agree_with_the_built_mlp(mechanism):
 
 @pytest.mark.parametrize("projection", ["dense", "grouped", "latent"])
 @pytest.mark.parametrize("pattern", ["full", "sliding"])
-@pytest.mark.parametrize("backend", ["auto", "flash", "math", "rows", "joined"])
+@pytest.mark.parametrize("backend", ["auto", "flash", "math", "rows"])
 def test_supported_configurations_pass(projection, pattern, backend):
     given = dict(projection=projection, pattern=pattern, attention_backend=backend)
     model = make_model_config(**given)
@@ -173,17 +144,7 @@ def test_a_kernel_that_torch_cannot_run_is_rejected(given, machine):
     assert caught.value.problems[0].where == symbol
 
 
-def test_flex_attention_needs_its_compiler(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    model = wide(**RA, attention_backend="joined")
-    with pytest.raises(PreflightError) as caught:
-        check_attention(model, replace(CPU, device="cuda"))
-    assert caught.value.codes == ["env.missing-package"] and "triton" in str(caught.value)
-    check_attention(wide(**RA, attention_backend="rows"), replace(CPU, device="cuda"))
-    check_attention(model, CPU)
-
-
-@pytest.mark.parametrize("backend", ["", "flash", "rows", "joined"])
+@pytest.mark.parametrize("backend", ["", "flash", "rows"])
 def test_a_pattern_with_its_own_kernel_ignores_the_backend(backend):
     parts = {"projection": "grouped", "pattern": "nsa"}
     assert form(make_model_config(**parts, attention_backend=backend), "cpu") == "own"

@@ -107,8 +107,6 @@ RIGHT = {
             "PRUNING_INCLUDE_EMBEDDINGS": "y",
         },
     ),
-    # Joined attention does not support dropout.
-    "joined": ("isolated", {"ATTENTION_BACKEND_JOINED": "y", "DROPOUT": "0.0"}),
     "nsa": (
         "isolated,reference,causal,decode,field,entropy",
         {"ATTENTION_PROJECTION_GROUPED": "y", "ATTENTION_PATTERN_NSA": "y"},

@@ -106,7 +106,6 @@ def of_step(configure: Configure, slug: str = "baseline", **changes: SymbolValue
     return FakeTrainingStep(config).needs(find_gpu("h100"), config.train.batch_size).kernels
 
 
-JOINED: dict[str, SymbolValue] = {"DROPOUT": "0.0", "ATTENTION_BACKEND_JOINED": True}
 TRITON: dict[str, SymbolValue] = {
     "DROPOUT": "0.1",
     "DEVICE_CUDA": True,
@@ -121,10 +120,6 @@ SLIDING: dict[str, SymbolValue] = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_W
         ("mla", {}, 9, 16),
         ("golden-gate", {}, 10, 20),
         ("baseline", {"POSITIONS_ROPE": True}, 11, 13),
-        ("baseline", JOINED | SLIDING, 5, 8),
-        ("ra", JOINED, 16, 38),
-        ("baseline", JOINED | {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}, 17, 43),
-        ("ract-entropy", JOINED, 29, 43),
         # The seed of dropout is one more launch, and the update of a seed's state none.
         ("baseline", TRITON | SLIDING, 2, 2),
         ("ra", TRITON, 2, 2),

@@ -158,47 +158,6 @@ def test_flops_of_a_window(configure: Configure) -> None:
     assert estimate(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
 
 
-def test_flops_of_joined_passes(configure: Configure) -> None:
-    """On a GPU, by blocks of 128 pairs: the band of 65 tokens has heads twice as wide."""
-    parts: dict[str, SymbolValue] = {"DROPOUT": "0.0", "RECIPROCAL": True, "RECIPROCAL_WINDOW": 64}
-    config = configure(BLOCK_SIZE=512, ATTENTION_BACKEND_JOINED=True, **parts)
-    shape = config.model.shape
-    # q k^T and p v forward; backward four products as wide as q, three as wide as v.
-    band, outside = (5 * 2 + 4, 7), (5 + 4, 4 + 3 + 2 + 1)
-    blocks = sum(products * count for products, count in (band, outside))
-    plain = estimate(configure(BLOCK_SIZE=512, DROPOUT="0.0"), GPU).flops_per_token
-    plain -= shape.n_layer * 14 * shape.n_embd * (shape.block_size + 1) / 2
-    pairs = blocks * 128**2 / shape.block_size
-    expected = plain + shape.n_layer * 2 * shape.n_embd * pairs
-    assert estimate(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("mode", ["ENTROPY", "RMS"])
-@pytest.mark.slow
-def test_joined_passes_save_no_quadratic_tensor(configure: Configure, mode: str) -> None:
-    parts: dict[str, SymbolValue] = {
-        "DROPOUT": "0.0",
-        "ATTENTION_BACKEND_JOINED": True,
-        "RECIPROCAL": True,
-        "RA_CROSS_TOKEN": True,
-        f"RA_CROSS_TOKEN_MODE_{mode}": True,
-    }
-    short = estimate(configure(BLOCK_SIZE=256, BATCH_SIZE=4, GRAD_ACCUMULATION=2, **parts), GPU)
-    long = estimate(configure(BLOCK_SIZE=512, BATCH_SIZE=2, GRAD_ACCUMULATION=4, **parts), GPU)
-    assert long.peak_bytes["activations"] == pytest.approx(
-        short.peak_bytes["activations"], rel=0.03
-    )
-
-
-def test_three_blocks_predict_any_depth_of_joined_passes(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = configure("ra", DROPOUT="0.0", ATTENTION_BACKEND_JOINED=True)
-    short = totals(config, 2)
-    monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
-    assert short == pytest.approx(totals(config, 2), rel=1e-3)
-
-
 def test_memory_of_gpt2(configure: Configure) -> None:
     """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
     footprint = estimate(configure(), GPU)

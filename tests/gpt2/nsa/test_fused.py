@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from gpt2.attention.flex import flex_pass
 from gpt2.nsa import validate
 from gpt2.nsa.cache import BranchKeyValues
-from gpt2.nsa.fused import FusedKernels, attend_fused, visible_tiles
+from gpt2.nsa.fused import FusedKernels, attend_fused, flex_pass, visible_tiles
 from gpt2.nsa.module import attend_branches
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
