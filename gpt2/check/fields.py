@@ -10,7 +10,7 @@ from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.config import Config
 from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.mlp.config import MECHANISMS
-from lib.config.field import kconfig_fields
+from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.registry import Registry
 from lib.config.small_form import EffectBase, SmallRule
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
@@ -33,6 +33,7 @@ class BoundField:
     high: float | None
     identity: bool
     form: bool
+    off: SymbolValue | None
     small: SmallRule | None
     draw: tuple[float, float] | None
     effect: EffectBase | None
