@@ -119,14 +119,20 @@ def _or_stop_file(stop: Callable[[], bool], files: RunDir) -> Callable[[], bool]
 
 
 def train(session: TrainingSession, stop: StopCondition) -> None:
-    """Train until the budget is used or ``stop()``, with periodic evaluations and checkpoints."""
+    """Train until the budget is used or ``stop()``, with periodic evaluations and checkpoints.
+
+    After an interrupted evaluation there is no further step, so that the evaluation is due again.
+    """
     config, log, batches = session.config.train, MetricsLog(session), session.batches()
     try:
         while not stop():
             if statistics_due(session):
                 record_statistics(session)
             if _due(session, config.eval_interval, session.state.evaluated_at):
-                _record_evaluation(session, session.evaluate(session.state.whole_model(), stop))
+                evaluation = session.evaluate(session.state.whole_model(), stop)
+                if evaluation is None:
+                    return
+                _record_evaluation(session, evaluation)
             if _due(session, config.checkpoint_interval, session.state.saved_at):
                 save_checkpoint(session)
             if session.state.progress >= 1.0:
@@ -382,13 +388,8 @@ def _write_status(
     return status
 
 
-def _record_evaluation(session: TrainingSession, evaluation: EvaluationResult | None) -> None:
-    """Append the metrics row of an evaluation; an interrupted one (None) is repeated later.
-
-    Raises NumericsError if the loss is non-finite.
-    """
-    if evaluation is None:
-        return
+def _record_evaluation(session: TrainingSession, evaluation: EvaluationResult) -> None:
+    """Append the metrics row of an evaluation. Raises NumericsError if the loss is non-finite."""
     if not math.isfinite(evaluation.loss):
         raise nonfinite_evaluation_error(session, evaluation.loss)
     session.state.evaluated_at = session.state.iteration

@@ -152,12 +152,15 @@ class Trainer:
     folder: Path
 
     def __call__(
-        self, config: Config, name: str = "run", stop_at: int | None = None, **arguments: Any
+        self,
+        config: Config,
+        name: str = "run",
+        stop_at: int | None = None,
+        stop: Callable[[], bool] | None = None,
+        **arguments: Any,
     ) -> Trained:
-        """Start or resume the run ``name``; ``stop_at`` interrupts after that many iterations."""
-        files = RunDir(self.folder / name)
-        files.path.mkdir(exist_ok=True)
-        write_resolved_config(files, config)
+        """Start or resume the run ``name``, until ``stop()`` or after ``stop_at`` iterations."""
+        files = self.prepare(config, name)
         events: list[dict[str, Any]] = []
         done = [0]
 
@@ -165,12 +168,21 @@ class Trainer:
             train_step(session, *rest)
             done[0] = session.state.iteration
 
-        def stop() -> bool:
+        def reached() -> bool:
             return stop_at is not None and done[0] >= stop_at
 
         with mock.patch("gpt2.train.train_step", counted):
-            status = train_run(files.path, self.build_dir, events.append, stop, **arguments)
+            status = train_run(
+                files.path, self.build_dir, events.append, stop or reached, **arguments
+            )
         return Trained(files, status, events)
+
+    def prepare(self, config: Config, name: str) -> RunDir:
+        """Write the configuration of the run ``name``."""
+        files = RunDir(self.folder / name)
+        files.path.mkdir(exist_ok=True)
+        write_resolved_config(files, config)
+        return files
 
     def found(self, name: str) -> Trained:
         """Return the files that other processes wrote for the run ``name``."""

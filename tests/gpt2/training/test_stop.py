@@ -1,0 +1,145 @@
+"""A run that is stopped at any moment, and resumed, ends with the bytes of an uninterrupted run."""
+
+import multiprocessing
+import os
+import pkgutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import pytest
+
+# Imported by DistributedDataParallel: once here instead of in every forked process.
+import torch._dynamo
+
+from gpt2.config import Config
+from gpt2.running.launch import train_in_worker
+from lib.runner.worker import ParentConnection, train_worker
+from lib.runs.lease import Lease
+from lib.runs.run_dir import RunDir, State
+from tests.gpt2.training.conftest import SPLITS, Ranks, Trained, Trainer
+
+Configure = Callable[..., Config]
+# Statistics and an evaluation after two steps, a checkpoint after three, statistics and the final
+# evaluation after four. An evaluation has three batches of one window.
+SHORT = {
+    "MAX_ITERS": 4,
+    "EVAL_TOKENS": 48,
+    "EVAL_INTERVAL": 2,
+    "CHECKPOINT_INTERVAL": 3,
+    "STATISTICS_INTERVAL": 2,
+}
+# Before each step and after the last one, and in two evaluations before each batch of rank 0.
+POLLS = {1: 5 + 2 * 3, 2: 5 + 2 * 2}
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[int, dict[str, Any]]:
+    """Results of uninterrupted runs by the number of ranks, trained by the first test of each."""
+    return {}
+
+
+@pytest.fixture
+def finished(
+    configure: Configure, together: Callable, whole: dict[int, dict[str, Any]]
+) -> Callable[[int, str], bool]:
+    """Return a function that resumes a run, and returns whether it has the uninterrupted bytes."""
+
+    def resume(size: int, name: str) -> bool:
+        config = configure(**SHORT, **SPLITS[size])
+        if size not in whole:
+            uninterrupted, _ = together(config, "whole")
+            assert [row["iteration"] for row in uninterrupted.rows("eval")] == [2, 4]
+            assert [row["iteration"] for row in uninterrupted.rows("statistics")] == [2, 4]
+            whole[size] = uninterrupted.core()
+        resumed, _ = together(config, name)
+        return resumed.status.state is State.SUCCESS and resumed.core() == whole[size]
+
+    return resume
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", POLLS)
+def test_a_stop_at_any_poll_loses_nothing(
+    configure: Configure, together: Callable, finished: Callable, size: int
+) -> None:
+    """The first process stops at the poll, the second one at the same poll of its own."""
+    config, other = configure(**SHORT, **SPLITS[size]), []
+    for poll in count(1):
+        name = f"stopped-{poll}"
+        first, _ = together(config, name, stop=_at_poll(poll))
+        if first.status.state is State.SUCCESS:
+            break
+        assert first.status.state is State.INTERRUPTED, first.status
+        together(config, name, stop=_at_poll(poll))
+        if not finished(size, name):
+            other.append(poll)
+    assert poll == POLLS[size] + 1
+    assert not other, f"other bytes after a stop at poll {other} of {POLLS[size]}"
+
+
+# Function at whose call the signal arrives, number of calls before, state of the stopped run.
+MOMENTS = {
+    "while it starts": ("gpt2.train.warm_up", 0, State.INTERRUPTED),
+    "in the first step": ("gpt2.train.optimizer_step", 0, State.INTERRUPTED),
+    "in statistics": ("gpt2.train.record_statistics", 0, State.INTERRUPTED),
+    "in an evaluation": ("gpt2.model.GPT.token_losses", 1, State.INTERRUPTED),
+    "at the row of an evaluation": ("gpt2.train._record_evaluation", 0, State.INTERRUPTED),
+    "in a checkpoint": ("gpt2.train.save_checkpoint", 0, State.INTERRUPTED),
+    "in the last step": ("gpt2.train.optimizer_step", 3, State.INTERRUPTED),
+    "in the final statistics": ("gpt2.train.record_statistics", 1, State.INTERRUPTED),
+    "in the final checkpoint": ("gpt2.train.save_checkpoint", 1, State.INTERRUPTED),
+    "in the final evaluation": ("gpt2.evaluate.Evaluator.__call__", 1, State.INTERRUPTED),
+    # Nothing is left to train.
+    "in the results": ("gpt2.train.write_results", 0, State.SUCCESS),
+    "at the final status": ("gpt2.train.finalize_run", 0, State.SUCCESS),
+}
+
+
+@pytest.mark.parametrize("size", POLLS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_at_any_call_loses_nothing(
+    configure: Configure,
+    train: Trainer,
+    ranks: Ranks,
+    finished: Callable,
+    size: int,
+    moment: str,
+) -> None:
+    """SIGTERM to every worker, as a batch system sends it."""
+    target, calls, state = MOMENTS[moment]
+    run = RunDir(train.folder / "run")
+    train.prepare(configure(**SHORT, **SPLITS[size]), "run")
+    function = partial(train_in_worker, build_dir=train.build_dir, allow_stale=False, order={})
+    assert Lease.take(run, 60, None)
+
+    def body(rank: int) -> None:
+        _ours, theirs = multiprocessing.Pipe()
+        with mock.patch(target, _signals_at_call(target, calls)):
+            train_worker(function, run.path, 1, ParentConnection(theirs))
+
+    assert ranks(size, body) == [None] * size
+    stopped: Trained = train.found("run")
+    assert stopped.status.state is state, stopped.status
+    assert finished(size, "run")
+
+
+def _at_poll(number: int) -> Callable[[], bool]:
+    """Return a stop condition that is true from its call ``number`` on; the first call is 1."""
+    polls = count(1)
+    return lambda: next(polls) >= number
+
+
+def _signals_at_call(target: str, calls: int) -> Callable[..., Any]:
+    """Return ``target`` with a SIGTERM to this process at the call after ``calls`` others."""
+    original, number = pkgutil.resolve_name(target), count()
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(number) == calls:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **named)
+
+    return call
