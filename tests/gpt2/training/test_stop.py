@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 # Imported by DistributedDataParallel: once here instead of in every forked process.
-import torch._dynamo
+import torch._dynamo  # noqa: F401
 
 from gpt2.config import Config
 from gpt2.running.launch import train_in_worker
