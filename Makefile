@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT WEIGHTS ARCHIVE
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT
 SETTINGS += MINUTES SUBMIT VENV
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
@@ -215,7 +215,7 @@ style: setup ## Check formatting, lint, types, and names in documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
-.PHONY: ls clean-runs archive unpack report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
+.PHONY: ls clean-runs report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
 	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine \
 	calibrate gpu-day
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
@@ -223,12 +223,6 @@ ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 
 clean-runs: setup $(ANY_CONFIG_PY) ## Remove the runs WHERE=, after a confirmation
 	$(Q)$(PY) scripts/list_runs.py clean $(INTO)
-
-archive: setup $(ANY_CONFIG_PY) ## Write the runs WHERE= to OUT=, one file to share
-	$(Q)$(PY) scripts/list_runs.py archive $(INTO)
-
-unpack: setup $(ANY_CONFIG_PY) ## Add the runs of an ARCHIVE= to the results
-	$(Q)$(PY) scripts/list_runs.py unpack $(INTO)
 
 report: $(CONFIG_PY) ## Write report.html and tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
@@ -332,8 +326,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SEEDS=auto  More seeds until every comparison has a word
 ##: RUNS=PATTERN  Runs: patterns over the names of make plan, or paths
 ##: RUN=NAME  One run: its name in make plan, or its directory
-##: WHERE="val_loss<2.5"  For ls, archive, clean-runs: runs (= != < <= > >=)
-##: WEIGHTS=1  For archive: include the final weights; ARCHIVE=FILE
+##: WHERE="val_loss<2.5"  For ls, clean-runs: runs (= != < <= > >=)
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
 ##: VENV=DIR  For setup: share the packages of another .venv

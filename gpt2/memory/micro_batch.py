@@ -19,7 +19,7 @@ from lib.units import GIB, format_size
 
 # Argument of gpt2.memory.predict.
 LIMITS = "limits"
-# File of the study's folder, which archives contain, for a set of configurations.
+# File of the study's folder for a set of configurations.
 FILE = "micro-batch-{key}.json"
 SCHEMA_VERSION = 1
 # Parts of a configuration that decide the memory of a step, beside its numbers of sequences.

@@ -17,7 +17,6 @@ from lib.runs.audit import (
     AuditFinding,
     artifact_findings,
     consistency_findings,
-    has_no_weights,
     mismatch,
     schema_problems,
 )
@@ -98,8 +97,6 @@ def _weights(record: RunRecord, verdict: Verdict) -> None:
 
     if record.run.weights.is_file():
         verdict.findings += weight_findings(record)
-    elif has_no_weights(record.run):
-        verdict.notes.append("weights: left out of the archive of this run")
 
 
 def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None:

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from lib.config.layers import PREFIX
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun
@@ -15,7 +14,7 @@ from lib.runs.run_dir import RunStatus
 
 SCHEMA_VERSION = 1
 # Symbols whose values are executed. They are taken from the user's .config and command line, never
-# from a run or an archive, which may come from a stranger.
+# from a run, which may come from a stranger.
 COMMAND_SYMBOLS = ("ON_DONE_CMD", "ON_FAIL_CMD", "SLURM_SETUP")
 _LIMIT_SECONDS = 60.0
 
@@ -36,17 +35,6 @@ def command_words(text: str, symbol: str) -> list[str]:
         advice = f"type: make why SYM={symbol}"
         raise ConfigError(Problem(what, symbol, advice, code="config.no-such-program"))
     return words
-
-
-def without_commands(config: str) -> str:
-    """Return the text of a .config with all commands empty; log each one that is left out."""
-    lines = config.split("\n")
-    for number, line in enumerate(lines):
-        name, _, value = line.partition("=")
-        if name.removeprefix(PREFIX) in COMMAND_SYMBOLS and value.strip() != '""':
-            lines[number] = f'{name}=""'
-            log("CONFIG", f"left out, because it is a command: {line}")
-    return "\n".join(lines)
 
 
 def start_command(words: Sequence[str], run: PlannedRun[Any], status: RunStatus) -> None:

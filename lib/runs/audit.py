@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
-from lib.json_files import RecordError, read_json_object
+from lib.json_files import RecordError
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
 from lib.runs.record import JsonRecord, RunRecord
@@ -45,17 +45,9 @@ def _shown(value: Any) -> str:
 _SNAPSHOT = "environment"
 
 
-def has_no_weights(run: RunDir) -> bool:
-    """Return whether the run comes from an archive without weights."""
-    try:
-        return read_json_object(run.unpacked).get("without") == [run.weights.name]
-    except RecordError:
-        return False
-
-
 def required_files(run: RunDir) -> tuple[Path, ...]:
-    """Return the files that a finished run must have; one from an archive may have no weights."""
-    files = (
+    """Return the files that a finished run must have."""
+    return (
         run.resolved_config,
         run.manifest,
         run.metrics,
@@ -63,9 +55,8 @@ def required_files(run: RunDir) -> tuple[Path, ...]:
         run.summary,
         run.logs,
         run.timing,
+        run.weights,
     )
-    left_out = not run.weights.exists() and has_no_weights(run)
-    return files if left_out else (*files, run.weights)
 
 
 def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFinding]:
@@ -137,8 +128,8 @@ def _artifacts(
     for name, record in tables.items():
         path = run.path / name
         if not path.is_file():
-            # _missing_files has reported the required files; weights may be left out of an archive.
-            if path not in required and name != weights:
+            # _missing_files has reported the required files.
+            if path not in required:
                 yield AuditFinding(name, "a file", "none")
         elif name == logs:
             yield from _log_prefix(path, record)

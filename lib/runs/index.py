@@ -3,7 +3,7 @@
 Like git's index, it is derived: an entry is used only while the folder of the run and every file that
 was read have the same size, times and inode. It is a file in the user's cache, never in the study. A
 missing, damaged or foreign index, or one of other code, is empty. Commands that decide whether runs
-may be trusted (audit, claims, verify-results, reproduce, archive, verdicts) read the files.
+may be trusted (audit, claims, verify-results, reproduce, verdicts) read the files.
 
 The stamp of a command is derived in the same way from all its input files: while none has changed,
 and its output files have the same content, the command is up to date. A file that changes after its

@@ -144,11 +144,6 @@ class RunDir:
         """Return the final weights."""
         return self.path / "model.safetensors"
 
-    @property
-    def unpacked(self) -> Path:
-        """Return the record of an unpacked archive: the files that it left out."""
-        return self.path / "archive.json"
-
     def evaluation(self, scheme: str) -> Path:
         """Return the folder of a later evaluation with weights quantized by ``scheme``."""
         return self.path / "evaluations" / scheme
