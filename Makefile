@@ -210,9 +210,12 @@ test-long: ## Plant faults one by one; make check must detect each
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest -m long
 
-style: setup ## Check formatting, lint, types, and names in documents
+# All of them, although one fails.
+style: setup ## Check formatting, lint, types, whitespace, rules
 	$(call reads)
-	$(Q)$(PY) scripts/check_style.py
+	$(Q)failed=0; for tool in '-m black --check .' '-m ruff check' '-m mypy' \
+		'scripts/fix_whitespace_issues.py --check' '-m pytest tests/test_architecture.py'; do \
+		$(PY) $$tool || failed=1; done; exit $$failed
 
 ##@ Evaluate
 .PHONY: ls clean-runs report verdicts claims audit compare verify-results figures curves sweep-leaderboard \

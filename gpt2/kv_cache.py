@@ -87,7 +87,7 @@ class BlockKVCache:
 
 
 class KVCache:
-    """KV cache of a model: one ``BlockCache`` per block, with the batch size of the first call."""
+    """KV cache of a model: one ``BlockKVCache`` per block, with the batch size of the first call."""
 
     def __init__(self, blocks: Sequence[BlockKVCache]) -> None:
         self.blocks = blocks

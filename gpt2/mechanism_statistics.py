@@ -83,7 +83,7 @@ class BlockModel(Protocol):
 
 @torch.no_grad()
 def collect_statistics(model: BlockModel, idx_BT: Tensor) -> StatisticsByLayer:
-    """Return the statistics of every submodule of ``model`` on ``idx``; ``model`` is not changed.
+    """Return the statistics of every submodule of ``model`` on ``idx_BT``; ``model`` is not changed.
 
     Runs under the autocast context of the caller. Requires evaluation mode.
     """

@@ -97,7 +97,7 @@ class GPT(nn.Module):
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return logits [B, T, vocab_size], or the mean cross-entropy in nats if targets are given.
 
-        Targets of −100 are ignored. ``idx`` contains at most ``block_size`` tokens per row.
+        Targets of −100 are ignored. ``idx_BT`` contains at most ``block_size`` tokens per row.
         """
         x_BTC = self.hidden(idx_BT)
         if targets_BT is None:

@@ -69,7 +69,7 @@ def train_run(
     clock: Callable[[], float] = time.perf_counter,
     order: Mapping[str, float] | None = None,
 ) -> RunStatus:
-    """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
+    """Train the run in ``run_dir`` to its end, or until ``stop()``.
 
     All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``guard`` is
     called before every write, and raises LeaseLost if the run was taken over. ``report``

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from lib.project import ROOT
-from lib.style import check
+from tests.source import makefile_variables
 
 # The variables of an active environment, whose interpreter make uses.
 ACTIVE = {"VIRTUAL_ENV", "CONDA_PREFIX"}
@@ -22,7 +22,7 @@ def make(*words, cwd=ROOT, **variables):
     Unless the words name another one, the interpreter is ``interpreter``, whose packages are complete.
     """
     unset = ACTIVE | {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= check.makefile_variables((ROOT / "Makefile").read_text())
+    unset |= makefile_variables((ROOT / "Makefile").read_text())
     environment = {k: v for k, v in os.environ.items() if k not in unset} | variables
     more = []
     if not any(word.startswith("PYTHON=") for word in words) and not set(variables) & ACTIVE:

@@ -19,8 +19,8 @@ from lib.config.field import kconfig_fields
 from lib.config.registry import Registry
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
-from lib.style import check, rules
-from lib.style.check import style_problems, text_files
+from tests import names, rules
+from tests.source import makefile_targets, module_name, module_paths, modules, texts
 
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
@@ -38,30 +38,9 @@ WITHOUT_TORCH = (
 )
 
 
-@functools.cache
-def texts():
-    return {str(path.relative_to(ROOT)): text for path, text in text_files(ROOT)}
-
-
-@functools.cache
-def modules():
-    """Return the parsed product modules by path: lib, gpt2 and scripts."""
-    chosen = (p for p in texts() if re.match(r"(lib|gpt2|scripts)/.*\.py$", p))
-    return {path: ast.parse(texts()[path]) for path in chosen}
-
-
 def offenders(rule, paths=None):
     chosen = modules() if paths is None else {p: modules()[p] for p in paths}
     return [f"{path}:{what}" for path, tree in chosen.items() for what in rule(tree)]
-
-
-def module_name(path):
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-@functools.cache
-def module_paths():
-    return {module_name(path): path for path in modules()}
 
 
 def loaded_by(path):
@@ -213,7 +192,7 @@ def test_i11_no_shortcuts():
 
 def test_i12_every_target_has_help_and_a_test():
     text = texts()["Makefile"]
-    targets = check.makefile_targets(text)
+    targets = makefile_targets(text)
     silent = [t for t in targets if not re.search(rf"^{t}:.* ## .", text, re.MULTILINE)]
     tests = texts()["tests/test_makefile.py"]
     untested = [t for t in targets if not re.search(rf"\"{t}\"", tests)]
@@ -263,7 +242,9 @@ def test_i15_every_problem_has_a_code():
 
 def test_i15_ruff_finds_nothing():
     """Run ruff; the worked example of a mechanism runs black and mypy on the same files."""
-    assert check.run_tool("ruff", ROOT) == ""
+    command = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=concise"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == ""
 
 
 def test_i15_text_does_not_depend_on_the_locale():
@@ -275,9 +256,20 @@ def test_i13_public_names_are_typed_modules_and_classes_documented():
     assert offenders(rules.undeclared) == []
 
 
-def test_style_is_kept():
-    """Run the checks of make style as part of the tests."""
-    assert [str(problem) for problem in style_problems(ROOT)] == []
+def test_documents_and_docstrings_mention_only_what_exists():
+    assert names.wrong_names() == []
+
+
+def test_no_text_uses_the_vague_word():
+    """A text lists what it covers instead."""
+    vague = re.compile(r"compre[h]ensive", re.IGNORECASE)
+    assert [path for path, text in texts().items() if vague.search(text)] == []
+
+
+def test_whitespace_is_clean():
+    command = [sys.executable, ROOT / "scripts" / "fix_whitespace_issues.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_no_two_tests_share_a_name():

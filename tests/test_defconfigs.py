@@ -54,6 +54,10 @@ def test_i4_defconfig_is_its_own_savedefconfig(tree, defconfig):
     assert assignments(layer) == assignments(minimal)
 
 
+def test_every_defconfig_begins_with_a_summary():
+    assert [each.name for each in (*DEFCONFIGS, *FRAGMENTS) if not each.summary] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_i4_defconfig_is_a_valid_config(tree, name):
     Config.from_values(resolved(tree, name))

@@ -12,9 +12,9 @@ import pytest
 from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
 from lib.project import ROOT
-from lib.style import check
 from tests import make_command
 from tests.make_command import make
+from tests.source import makefile_targets, makefile_variables
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 # Each part would create a file "pwned" if make or a shell expanded it.
@@ -111,7 +111,7 @@ def unconfigured(tmp_path):
         ("test", "-m pytest"),
         ("fuzz", "-m tests.fuzz.fuzz"),
         ("test-long", "-m pytest -m long"),
-        ("style", "scripts/check_style.py"),
+        ("style", "scripts/fix_whitespace_issues.py --check"),
         ("setup", "-m lib.env"),
         ("help", "-m lib.make_help"),
         ("completion", "-m lib.make_help"),
@@ -151,7 +151,7 @@ def test_every_setting_is_used():
     )
     # Used by kconfiglib's menuconfig.
     elsewhere = {"MENUCONFIG_STYLE"}
-    for name in check.makefile_variables(MAKEFILE) - elsewhere:
+    for name in makefile_variables(MAKEFILE) - elsewhere:
         in_makefile = re.search(rf"\$[{{(]?{name}\b", MAKEFILE)
         in_a_program = re.search(rf'"{name}"|"{name.lower().replace("_", "-")}"', programs)
         assert in_makefile or in_a_program, name
@@ -373,7 +373,7 @@ def test_help_fits_80_columns_and_lists_every_target():
     titles = [line for line in text.splitlines() if line and line[0] != " "]
     assert titles == ["Configure", "Run", "Check", "Evaluate", "Operate", "Variables"]
     described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
-    assert check.makefile_targets(MAKEFILE) <= described
+    assert makefile_targets(MAKEFILE) <= described
     assert "gpt2-quickstart" in text
 
 

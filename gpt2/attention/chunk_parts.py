@@ -69,7 +69,7 @@ class RowChunk:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Scores of a chunk (masked pairs near HIDDEN) and their softmax: the input of a gate."""
+    """Scores of a chunk (masked pairs near MASKED_SCORE) and their softmax: the input of a gate."""
 
     chunk: RowChunk
     scores_BNrc: Tensor
@@ -86,7 +86,7 @@ class Pattern(Protocol):
         """Return the first column visible to ``row``."""
 
     def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
-        """Add HIDDEN to the score of every masked pair, in place."""
+        """Add MASKED_SCORE to the score of every masked pair, in place."""
 
     def longest_row(self, length: int) -> int:
         """Return w such that row i of ``length`` rows sees max(0, i − w + 1) ≤ j ≤ i."""

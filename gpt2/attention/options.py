@@ -93,7 +93,7 @@ class PatternOptions(ABC):
     """Options of a pattern: which earlier tokens a token sees. By default without parameters."""
 
     name: ClassVar[str]
-    # True if the module is an ``OwnAttention``: a kernel that replaces SDPA and the row engine.
+    # True if the module is an ``CustomAttention``: a kernel that replaces SDPA and the row engine.
     attends: ClassVar[bool] = False
     # Checks of make check that only steps with this pattern have; FAST=1 skips them.
     own_checks: ClassVar[tuple[str, ...]] = ()

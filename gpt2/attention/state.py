@@ -27,7 +27,7 @@ class BlockState:
 class AttentionOutputs:
     """Attention data that the MLP of the same block can read."""
 
-    # Mean over heads of the last softmax, sparsified and renormalized according to WeightsRequest.
+    # Mean over heads of the last softmax, sparsified as AttentionWeightsOptions say.
     weights_BTS: Tensor | None = None
     # This block's c_k, after the shift; None without a latent projection.
     latent_BTR: Tensor | None = None

@@ -398,7 +398,7 @@ def check_initialization(subject: StepUnderTest) -> list[CheckFinding]:
 def _matrices(model: GPT, config: ModelConfig) -> list[CheckFinding]:
     """Check the standard deviation of initial matrices.
 
-    It is 0.02, and 0.02 / √(2·n_layer) into the residual stream; a ZeroLinear starts at 0.
+    It is 0.02, and 0.02 / √(2·n_layer) into the residual stream; a ZeroInitLinear starts at 0.
     """
     shape = config.shape
     zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]

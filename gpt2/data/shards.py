@@ -267,7 +267,7 @@ def stream_documents(
 
     ``sides`` are the writers, restored to the last checkpoint of ``folder``. Documents are never
     cut, so the last one may exceed the budget. Returns the commit that was read. Raises DataError
-    like ``Stream``.
+    if the source cannot be read.
     """
     state = read_checkpoint(folder)
     saved_tokens = _tokens(sides)

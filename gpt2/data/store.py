@@ -366,7 +366,7 @@ def evaluation_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Yield inputs x [B, T], targets y [B, T] (int64) and the document id of each row.
 
-    T is ``block_size``; a short window is padded with x = 0 and y = ``IGNORED``. The last batch may
+    T is ``block_size``; a short window is padded with x = 0 and y = −100. The last batch may
     have fewer rows.
     """
     for start in range(0, len(windows), batch_size):

@@ -157,7 +157,7 @@ class _Progress:
 def _in_workers(
     executor: LocalExecutor, function: Callable[..., Iterator[Any]], jobs: int, *arguments: Any
 ) -> Iterator[Any]:
-    """Yield the values of ``function(*arguments, tickets)`` from one worker per core.
+    """Yield the values of ``function``, called with tickets, from one worker per core.
 
     Workers take the next job whose ticket is left; they stop if the folder of tickets is removed.
     """

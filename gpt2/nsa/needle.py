@@ -226,7 +226,7 @@ def _fact_tokens(places: Tensor) -> Tensor:
 
 
 def _covers_by_chance(arm: str, questions_Q: Tensor, facts_BQ: Tensor) -> Tensor:
-    """Return whether random selection of token ``question`` covers the block of ``fact``, BQ."""
+    """Return whether random selection of each question covers the block of its fact, BQ."""
     options = model_config(arm).attention.pattern
     assert isinstance(options, NsaOptions)
     if not options.branch_selected or options.ranks:

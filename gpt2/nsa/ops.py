@@ -182,7 +182,7 @@ def _visits(blocks_tn: Tensor, size: int, first: int, length: int) -> list[Block
 
 
 def _even_spans(block: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Split [start, stop) into spans of similar size, at most ``ROWS``; thin products are slow."""
+    """Split [start, stop) into spans of similar size, at most ``QUERIES_PER_VISIT``; thin products are slow."""
     parts = max(1, -(-(stop - start) // QUERIES_PER_VISIT))
     step = max(1, -(-(stop - start) // parts))
     return [(block, begin, min(begin + step, stop)) for begin in range(start, stop, step)]
@@ -221,7 +221,7 @@ def _row_maxima(q_tgH: Tensor, keys_Sx: Tensor, band: QueryTile, buffers: Scratc
 def _shifted(
     x_tgH: Tensor, factor: float, shift_tg: Tensor, buffers: ScratchBuffers, name: str
 ) -> Tensor:
-    """Return ``with_shift`` of a whole band, tgx."""
+    """Return ``append_shift`` of a whole band, tgx."""
     return append_shift(x_tgH, factor, shift_tg, buffers, name).unflatten(0, x_tgH.shape[:2])
 
 

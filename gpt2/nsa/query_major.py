@@ -102,7 +102,7 @@ def append_shift(
 ) -> Tensor:
     """Return ``factor``·rows with ``shift`` appended as a last column, […, H] → [R, H + 1].
 
-    The product of such a row with a column from ``ending_in_minus_one`` is the plain product minus
+    The product of such a row with a column from ``append_minus_one`` is the plain product minus
     the row's ``shift``.
     """
     width = rows.shape[-1]
@@ -113,7 +113,7 @@ def append_shift(
 
 
 def append_minus_one(columns: Tensor) -> Tensor:
-    """Append a column of −1, [M, H] → [M, H + 1], to match the rows of ``with_shift``."""
+    """Append a column of −1, [M, H] → [M, H + 1], to match the rows of ``append_shift``."""
     return torch.cat([columns, columns.new_full((len(columns), 1), -1.0)], -1)
 
 

@@ -125,7 +125,7 @@ class RecordWriter:
 
 
 class NullRecords(RecordWriter):
-    """Null object with the interface of ``Records``, for ranks other than 0."""
+    """Null object with the interface of ``RecordWriter``, for ranks other than 0."""
 
     def __init__(self, run: RunDir, guard: Callable[[], None] = no_guard) -> None:
         self.run = run

@@ -67,7 +67,7 @@ def cpu_memory_errors() -> Iterator[None]:
 
 
 def probe_memory(session: TrainingSession, begun: StepSnapshot) -> None:
-    """Raise DoesNotFit on all ranks if the step runs out of memory on one of several ranks.
+    """Raise StepOutOfMemory on all ranks if the step runs out of memory on one of several ranks.
 
     A rank cannot roll back during a collective operation, so the passes of the first steps are run
     once before, without communication.
@@ -171,8 +171,8 @@ def optimizer_step(
     """Run one optimizer step and return its metrics, still on the device.
 
     Raises NumericsError if loss or gradients are non-finite: with CHECK_NUMERICS before the update,
-    otherwise when the log reads them, because reading here would stall a GPU. Raises DoesNotFit if
-    memory runs out and OOM_FALLBACK is on. Both errors leave weights and states unchanged.
+    otherwise when the log reads them, because reading here would stall a GPU. Raises StepOutOfMemory
+    if memory runs out and OOM_FALLBACK is on. Both errors leave weights and states unchanged.
     """
     begun = StepSnapshot.now(session, micro_batches, lr)
     parameters = list(session.state.model.parameters())
@@ -199,7 +199,7 @@ def optimizer_step(
 def _compute_gradients(session: TrainingSession, begun: StepSnapshot) -> Tensor:
     """Run forward and backward passes and return the loss.
 
-    Rolls back and raises DoesNotFit if memory runs out and a fallback is possible.
+    Rolls back and raises StepOutOfMemory if memory runs out and a fallback is possible.
     """
     probe_memory(session, begun)
     try:

@@ -277,7 +277,7 @@ class _Needed:
     def _unique_names(self) -> dict[tuple[str, str], str]:
         """Return the bundled name of each name of each module."""
         taken: set[str] = set()
-        # ``ops.window`` becomes ``ops_window``: the function may have a local ``window``.
+        # A dot becomes an underscore: the function may have a local name like the last part.
         dotted = {
             r.target
             for definition in self.definitions

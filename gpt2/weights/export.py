@@ -273,7 +273,7 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
 def _put(temporary: Path, target: Path) -> None:
     """Rename ``temporary`` to ``target`` unless ``target`` has the same content already."""
     for path in temporary.iterdir():
-        # Despite its name, sync_folder also flushes the content of a file to disk.
+        # Despite its name, fsync_directory also flushes the content of a file to disk.
         fsync_directory(path)
     if target.is_dir() and _digests(target) == _digests(temporary):
         log("EXPORT", f"{target} is up to date")

@@ -113,7 +113,7 @@ class Claim:
 
     @property
     def macro(self) -> str:
-        """Return the LaTeX command of the number: ``claimGateLoss``, letters only."""
+        """Return the LaTeX command of the number: claimGateLoss of gate-loss, letters only."""
         words = re.split(r"[-_]", self.name)
         named = "".join(word[0].upper() + word[1:] for word in words)
         return "claim" + re.sub(r"[0-9]", lambda match: _DIGITS[int(match[0])], named)

@@ -97,7 +97,7 @@ def format_packages(packages: Mapping[str, str]) -> str:
 
 
 def packages_digest(packages: Mapping[str, str]) -> str:
-    """Return the SHA-256 of ``listing``."""
+    """Return the SHA-256 of ``format_packages``."""
     return hashlib.sha256(format_packages(packages).encode()).hexdigest()
 
 

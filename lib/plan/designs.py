@@ -1,6 +1,6 @@
 """Sweep designs: grids and samples over axes, and ablation designs over features.
 
-Each design generates Cells; ``combine`` resolves them and drops those that are not configurable.
+Each design generates cells; ``resolve_design`` resolves them and drops those that are not configurable.
 """
 
 import hashlib

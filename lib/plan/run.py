@@ -89,7 +89,7 @@ class PlannedRun(Generic[C]):
         """Return whether a shell pattern matches the slug, number or directory of the run.
 
         A pattern with a slash is matched against the label, so that ``ra*`` does not match every
-        run of the study ``ratio``.
+        run of a study called ratio.
         """
         number = "" if self.variant.number is None else str(self.variant.number)
         labels = (self.label, self.label.split()[0])

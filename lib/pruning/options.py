@@ -248,7 +248,7 @@ class StateOptions(PruningOptions):
         return StateReference(self)
 
     def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
-        """Return c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most ``CAP``: sparser with depth.
+        """Return c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most MAX_LAYER_SPARSITY.
 
         c is chosen so that the mean over all weights is ``reached``.
         """

@@ -7,7 +7,7 @@ Nobody records when the leaderboard is read. So a pair is judged at the planned 
 (``LookPlan.share_of``): it costs nothing to read the same seeds again, and every further number of
 seeds has its part of alpha.
 
-A sweep reuses runs that another study has already trained; the file ``ELSEWHERE`` lists the paths
+A sweep reuses runs that another study has already trained; ``REUSED_RUNS_FILE`` lists the paths
 of these runs.
 """
 

@@ -1,7 +1,7 @@
 """All facts of a run directory that can change its loss, as one flat table, and their differences.
 
-The table has three kinds of fields: settings (``optimizer.beta1``), observed facts (``torch``,
-``knobs.precision_mode``) and the digests of the code. A field missing from a manifest is UNKNOWN,
+The table has three kinds of fields: settings ("optimizer.beta1"), observed facts ("torch",
+"knobs.precision_mode") and the digests of the code. A field missing from a manifest is UNKNOWN,
 and UNKNOWN compares unequal to everything, including itself.
 
 An observed fact that follows from a setting (such as the attention kernel from the mechanism) is
@@ -157,7 +157,7 @@ def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, 
 def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
     """Return path → value of a nested identity.
 
-    ``{"optimizer": {"name": "adamw", "eps": 1}}`` gives ``optimizer`` and ``optimizer.eps``.
+    ``{"optimizer": {"name": "adamw", "eps": 1}}`` gives the paths "optimizer" and "optimizer.eps".
     Components in a list are keyed by their names, so their order does not matter.
     """
     # Of JSON: isinstance of an abstract class takes ten times as long.

@@ -61,7 +61,6 @@ NOT_TRAINING = (
     "lib/runs/audit_weights.py",
     "lib/runs/code.py",
     "lib/runs/index.py",
-    "lib/style/",
     "lib/toml_files.py",
     "lib/tracking/",
     "lib/units.py",

@@ -1,6 +1,6 @@
 """TensorBoard tracker, writing event files.
 
-The tracker uses the writer of the tensorboard package: torch's SummaryWriter would import torch.
+The tracker uses the writer of the tensorboard package: that of torch would import torch.
 """
 
 import json

@@ -279,7 +279,7 @@ def watch(read: Callable[[], list[RunLine]]) -> None:
     from rich.live import Live
 
     console = Console(highlight=False, safe_box=is_ascii_only())
-    # rich's stderr proxy would hide the encoding of the terminal from ascii_only().
+    # rich's stderr proxy would hide the encoding of the terminal from is_ascii_only().
     first = lines_to_table(read(), *console.size)
     with Live(first, console=console, auto_refresh=False, redirect_stderr=False) as live:
         while True:

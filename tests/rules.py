@@ -17,7 +17,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def long_functions(tree: ast.Module) -> Iterator[str]:
     """Yield functions of more than ``MAX_FUNCTION_LINES`` lines, docstring included."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         if isinstance(node, _FUNCTIONS):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
@@ -34,7 +34,7 @@ def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
 
 def sys_path_edits(tree: ast.Module) -> Iterator[str]:
     """Yield statements that change ``sys.path``."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         target: ast.expr | None = None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             target = node.func.value
@@ -47,7 +47,7 @@ def sys_path_edits(tree: ast.Module) -> Iterator[str]:
 
 def module_commands(tree: ast.Module) -> Iterator[str]:
     """Yield commands that run a module with this interpreter, reserved for ``lib.project``."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.List):
             words = [ast.unparse(word) for word in node.elts]
             if words[:1] == ["sys.executable"] and "'-m'" in words:
@@ -91,7 +91,7 @@ def locale_encodings(tree: ast.Module) -> Iterator[str]:
 
 def function_strings(tree: ast.Module) -> Iterator[str]:
     """Yield strings of the form ``package.module:function``, which no tool can follow."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
@@ -117,9 +117,8 @@ def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     """
     graph: dict[str, set[str]] = {}
     for name, tree in trees.items():
-        nodes = _statements(tree) if name.endswith(".options") else _nodes(tree)
         imported: set[str] = set()
-        for node in nodes:
+        for node in _statements(tree) if name.endswith(".options") else nodes(tree):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -150,7 +149,7 @@ def imports(tree: ast.Module, *, at_import: bool = False) -> set[str]:
     ``a.b.c``, because c may be a module.
     """
     names: set[str] = set()
-    for node in _statements(tree) if at_import else _nodes(tree):
+    for node in _statements(tree) if at_import else nodes(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -184,11 +183,11 @@ def _untyped_function(node: ast.AST, owner: str) -> Iterator[str]:
 
 
 @cache
-def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
     """Return every node of a module; cached, because walking takes longer than the rules."""
     return tuple(ast.walk(tree))
 
 
 def calls(tree: ast.Module) -> Iterator[ast.Call]:
     """Yield every call of a module."""
-    return (node for node in _nodes(tree) if isinstance(node, ast.Call))
+    return (node for node in nodes(tree) if isinstance(node, ast.Call))

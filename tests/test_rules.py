@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from lib.style import rules
+from tests import rules
 
 LONG = "def f():\n" + "    x = 1\n" * rules.MAX_FUNCTION_LINES
 TYPED = '"""M."""\ndef f(x: int, *a: int, **k: int) -> int:\n    """F."""\n'

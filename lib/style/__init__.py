@@ -1,1 +1,0 @@
-"""Style checks of the tree: whitespace, formatting, names in documents, architecture rules."""

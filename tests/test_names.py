@@ -1,0 +1,116 @@
+"""Tests of the name rules: wrong names are found, correct names are accepted."""
+
+import ast
+
+import pytest
+
+from tests.names import KnownNames, known_names, wrong_in_document, wrong_in_module
+from tests.source import makefile_targets, makefile_variables
+
+KNOWN = KnownNames(
+    targets={"all", "plan", "why"},
+    configurations={"gpt2-124m", "cpu"},
+    names={"STEPS", "SYM", "SET", "N_LAYER", "O"},
+    paths={"lib/config/field.py", "binding.py", "gpt2", "status.json"},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("`make paln`", "target", "paln"),
+        ("`make && make paln`", "target", "paln"),
+        ("```\nmake plan STEP=3\n```", "variable", "STEP"),
+        ("`make defconfig-gpt2-124m+gpu`", "target", "defconfig-gpt2-124m+gpu"),
+        ('`make all SET="N_LAYERS=4"`', "symbol", "N_LAYERS"),
+        ("`CONFIG_N_LAYERS`", "symbol", "N_LAYERS"),
+        ("`lib/bindings.py`", "path", "lib/bindings.py"),
+        ("see `lib/nothing/`", "path", "lib/nothing/"),
+    ],
+)
+def test_a_wrong_name_is_found(text, kind, name):
+    line = 2 if "```" in text else 1
+    assert list(wrong_in_document(text, KNOWN)) == [(line, kind, name)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "make up your mind about N_LAYERS in lib/bindings.py: this is prose",
+        "`make`, `make -j4 plan`, `make plan STEPS=0-3,ra O=/tmp/x`, `make defconfig-gpt2-124m+cpu`",
+        "`make defconfig-NAME+FRAGMENT` and `results/<study>/x.json` and `tests/*.py`",
+        '```\nmake plan   what would run\nmake defconfig-gpt2-124m \\\n    SET="N_LAYER=4"\n```',
+        '```\nmake defconfig-gpt2-124m SET="N_LAYER=4 \\\n    N_LAYER=4 \\\n    N_LAYER=4"\n```',
+        "`N_LAYER`, `CONFIG_N_LAYER=4`, `q_BNTH`, `lib/config/field.py`, `gpt2/`, `status.json`",
+        "`results/ratio/table.md`, `.config`, `/abs/file.py`",
+    ],
+)
+def test_the_truth_is_left_alone(text):
+    assert list(wrong_in_document(text, KNOWN)) == []
+
+
+def test_lines_are_counted_through_continued_commands():
+    text = "\n```\nmake plan \\\n  STEPS=1\nmake paln\n```\n"
+    assert list(wrong_in_document(text, KNOWN)) == [(5, "target", "paln")]
+
+
+MODULE = '"""Bind fields.\n\n{}\n"""\n\ndef f(count):\n    return count  # a remark\n'
+
+
+def wrong_in(prose):
+    """Return (line, kind, name) for each wrong name of a module with this docstring."""
+    source = MODULE.format(prose)
+    near, anywhere = {"f", "f()", "count"}, {"f", "count", "OtherClass", "other_name"}
+    return list(wrong_in_module(source, ast.parse(source), near, anywhere, KNOWN))
+
+
+@pytest.mark.parametrize(
+    ("prose", "kind", "name"),
+    [
+        ("See ``symbol``.", "identifier", "symbol"),
+        ("See ``symbol(name)``.", "identifier", "symbol"),
+        ("See `bind`.", "identifier", "bind"),
+        # Of another module, which this one does not import.
+        ("See ``OtherClass``.", "identifier", "OtherClass"),
+        ("See ``lib.config.field.from_symbol``.", "identifier", "lib.config.field.from_symbol"),
+        ("Raises DoesNotFit.", "identifier", "DoesNotFit"),
+        ("Like gone_name.", "identifier", "gone_name"),
+        ("See ``lib/gone.py``.", "path", "lib/gone.py"),
+        ("Written by ``make paln``.", "target", "paln"),
+    ],
+)
+def test_a_wrong_name_in_a_docstring_is_found(prose, kind, name):
+    assert wrong_in(prose) == [(3, kind, name)]
+
+
+def test_a_wrong_name_in_a_comment_is_found():
+    source = MODULE.format("").replace("a remark", "``gone``")
+    found = wrong_in_module(source, ast.parse(source), {"f", "count"}, set(), KNOWN)
+    assert list(found) == [(7, "identifier", "gone")]
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "``count`` of ``f``, ``f(count)``, ``None``, ``lib.config.field``, ``N_LAYER``.",
+        "``torch.nn.attention.sdpa_kernel``, ``lib.config.field.from_symbols``, OtherClass.",
+        "p_ij of ``a + b``, ``status.json``, ``make plan``, FlashAttention, other_name.",
+    ],
+)
+def test_docstrings_without_wrong_names_are_left_alone(prose):
+    assert wrong_in(prose) == []
+
+
+def test_what_the_makefile_offers():
+    text = "A := 1\nSETTINGS := V O\nSETTINGS += STEPS\nall: data ## x\n\tall: y\nlist-x:\n%: ;\n"
+    assert makefile_targets(text) == {"all", "list-x"}
+    assert makefile_variables(text) == {"V", "O", "STEPS"}
+
+
+def test_the_tree_knows_its_own_names():
+    known = known_names()
+    assert {"all", "plan", "mrproper"} <= known.targets
+    assert {"gpt2-quickstart", "quick"} <= known.configurations
+    assert {"JOBS", "N_LAYER", "MODEL_SIZE_TINY", "OPTIMIZER"} <= known.names
+    assert {"lib/errors.py", "lib/config", "CODEX.md", "summary.json"} <= known.paths
+    assert {"status.json", "checkpoints", "per_query.csv"} <= known.paths
