@@ -16,7 +16,7 @@ STUDIES: dict[str, Study] = {
 RATIO = STUDIES["ratio"]
 OWN = "own"
 # Folders of results that are not those of a study.
-_RESERVED = {*STUDIES, "matrix", "single", "sweep", "try"}
+_RESERVED = {*STUDIES, "matrix", "prolonged", "single", "sweep", "try"}
 
 
 def study_of(options: StudyConfig, build_dir: Path) -> Study:
@@ -30,5 +30,5 @@ def study_of(options: StudyConfig, build_dir: Path) -> Study:
     study = read_study(path)
     if study.name in _RESERVED:
         what = f"name: reserved (expected none of {', '.join(sorted(_RESERVED))})"
-        raise ConfigError(Problem(what, str(path), code="study.invalid-slug"))
+        raise ConfigError(Problem(what, str(path), code="study.reserved-name"))
     return study

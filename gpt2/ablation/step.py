@@ -10,6 +10,8 @@ from lib.errors import ConfigError, Problem, nearest
 
 SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+# Ends of the names of the runs that a plan adds to the baseline: other initial weights, the same again.
+AA, AGAIN = "aa", "again"
 DEFAULT_PARAMS = (-0.01, 0.01)
 # What to read after an error.
 HELP = "see docs/own-study.md"
@@ -39,8 +41,8 @@ class Study:
     ``seeds`` are trained unless the configuration or the command line has others. ``is_own``
     distinguishes the study of a user's file.
 
-    Raises ConfigError if a slug is duplicate or malformed, a parent does not precede its child, the
-    baseline sets symbols, or any other step sets none.
+    Raises ConfigError if a slug is duplicate, malformed or the name of a run that plans add, a parent
+    does not precede its child, the baseline sets symbols, or any other step sets none.
     """
 
     name: str
@@ -125,11 +127,15 @@ class Study:
     def _defects(self) -> list[tuple[Step, str, str]]:
         """Return (step, problem, error code) of every defect."""
         defects = []
+        reserved = [f"{self.steps[0].slug}-{end}" for end in (AA, AGAIN)]
         seen: set[str] = set()
         for step in self.steps:
             if not SLUG.fullmatch(step.slug):
                 what = "invalid slug (expected lower-case words joined by hyphens)"
                 defects.append((step, what, "study.invalid-slug"))
+            if step.slug in reserved:
+                what = f"reserved name (plans add runs named {' and '.join(reserved)})"
+                defects.append((step, what, "study.reserved-name"))
             if step.slug in seen:
                 defects.append((step, "duplicate slug", "study.duplicate-step"))
             if seen and step.parent not in seen:

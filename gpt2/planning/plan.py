@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_required
-from gpt2.ablation.step import Study
+from gpt2.ablation.step import AA, AGAIN, Study
 from gpt2.config import Config, refuse_lone_arms, wants_twins
 from gpt2.memory.micro_batch import (
     MicroBatch,
@@ -521,7 +521,7 @@ def _with_controls(block: Block) -> Block:
         return block
     change: dict[str, SymbolValue] = {"INIT_STREAM": config.init.init_stream + 1}
     aa_step = RunVariant(
-        f"{variant.slug}-aa",
+        f"{variant.slug}-{AA}",
         f"A/A: {variant.slug}, other initial weights",
         parent=variant.slug,
         delta=change,
@@ -531,7 +531,7 @@ def _with_controls(block: Block) -> Block:
     if config.machine.repeats and not run_budget(config).is_time:
         return block
     title = f"{variant.slug} again: the noise of one seed"
-    repeat = RunVariant(f"{variant.slug}-again", title, parent=variant.slug, is_repeat=True)
+    repeat = RunVariant(f"{variant.slug}-{AGAIN}", title, parent=variant.slug, is_repeat=True)
     return [*block, (repeat, config)]
 
 

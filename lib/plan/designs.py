@@ -432,11 +432,15 @@ Resolve = Callable[[SweepCell], C]
 def resolve_design(cells: Sequence[SweepCell], resolve: Resolve[C]) -> ResolvedSweep[C]:
     """Resolve every cell; if a cell's parent fails, compare with the nearest valid ancestor.
 
-    Raises ConfigError if every cell fails, or if a failed baseline leaves no ancestor to compare
-    with.
+    Raises ConfigError if two cells have one name, if every cell fails, or if a failed baseline leaves
+    no ancestor to compare with.
     """
     resolved: dict[str, tuple[int, C]] = {}
     refused: dict[str, ConfigError] = {}
+    names = Counter(each.slug for each in cells)
+    if repeated := [name for name, count in names.items() if count > 1]:
+        what = f"{names[repeated[0]]} combinations of features have one name"
+        raise ConfigError(Problem(what, repeated[0], code="run.duplicate-name"))
     for number, each in enumerate(cells):
         try:
             resolved[each.slug] = (number, resolve(each))

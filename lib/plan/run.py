@@ -104,7 +104,7 @@ def build_runs(
 
     If a finished run below ``folder`` has the same configuration and seed, its directory is reused,
     regardless of its name and study. A repeat has a directory of its own, which no other run reuses.
-    Raises ConfigError if two other runs have the same configuration and seed.
+    Raises ConfigError if two runs have one name and seed, or two others one configuration and seed.
     """
     home = folder / study
     items = [
@@ -128,6 +128,11 @@ def build_runs(
         if other is not run:
             what = f"duplicate run: {run.label} equals {other.label}"
             problems.append(Problem(what, code="run.duplicate"))
+    names = Counter((run.variant.slug, run.seed) for run in runs)
+    for (slug, seed), count in names.items():
+        if count > 1:
+            what = f"{count} runs of one name and seed: {study}/{slug} s{seed}"
+            problems.append(Problem(what, code="run.duplicate-name"))
     if problems:
         raise ConfigError(*problems)
     return runs

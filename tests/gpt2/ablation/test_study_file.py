@@ -134,6 +134,8 @@ def test_the_file_is_relative_to_the_build_folder(study_file, tmp_path):
         ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = ", "study.syntax", 25),
         ('parent = "two-heads"', 'parent = "four"', "study.unknown-parent", 20),
         ('name = "two-heads-ra"', 'name = "ra"', "study.duplicate-step", 20),
+        ('name = "two-heads-ra"', 'name = "baseline-aa"', "study.reserved-name", 20),
+        ('name = "two-heads-ra"', 'name = "baseline-again"', "study.reserved-name", 20),
         ('title = "GPT-2"', "set = { BIAS = false }", "study.baseline-changes", 4),
     ],
 )
@@ -198,7 +200,8 @@ def test_a_missing_large_or_endless_file_is_refused(tmp_path, study_file):
         ("RECIPROCAL_WINDOW = 16", "SINGLE_TRAINING = true", "study.plan-setting", 25),
         ("RECIPROCAL_ALPHA = 0.30", "RECIPROCAL_ALPHA = 5.0", "config.out-of-range", 18),
         ("[-0.17, 0]", "[0, 0]", "study.size-out-of-range", 8),
-        ('name = "heads"', 'name = "ratio"', "study.invalid-slug", None),
+        ('name = "heads"', 'name = "ratio"', "study.reserved-name", None),
+        ('name = "heads"', 'name = "prolonged"', "study.reserved-name", None),
     ],
 )
 def test_a_change_without_effect_names_its_line(study_file, tmp_path, old, new, code, line):

@@ -9,12 +9,14 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.plan.designs import (
     DESIGNS,
+    FactorLevel,
     SweepCell,
     grid,
     parse_axes,
     parse_features,
     resolve_design,
     resolve_grid,
+    slug,
 )
 
 FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
@@ -151,6 +153,15 @@ def test_each_cell_is_compared_with_the_cell_it_changes(tree):
     assert parents["add_one_in"] == {"none": "", "gate": "none", "wide": "none"}
     assert parents["cumulative"] == {"none": "", "plus-gate": "none", "plus-wide": "plus-gate"}
     assert parents["factorial"] == {"none": "", "wide": "none", "gate": "none", "gate-wide": "none"}
+
+
+def test_two_combinations_of_one_name_are_refused(tree):
+    names = ("GATE", "GATE_WIDE", "WIDE_CROSS", "CROSS")
+    features = [FactorLevel(name, "on", slug(name), {}) for name in names]
+    with pytest.raises(ConfigError) as caught:
+        resolve_design(DESIGNS["factorial"](features), lambda each: each)
+    assert caught.value.codes == ["run.duplicate-name"]
+    assert "gate-wide-cross" in str(caught.value)
 
 
 def test_what_is_left_out_is_skipped_as_a_parent(tree):

@@ -62,6 +62,14 @@ def test_two_names_for_one_run_are_refused():
     assert "study/a s1" in str(caught.value) and "study/b s1" in str(caught.value)
 
 
+def test_two_runs_of_one_name_are_refused():
+    block = [(RunVariant("a"), Named("aaaaaaaa")), (RunVariant("a"), Named("bbbbbbbb"))]
+    with pytest.raises(ConfigError) as caught:
+        build_runs("study", Path("results"), {1: block})
+    assert caught.value.codes == ["run.duplicate-name"]
+    assert "study/a s1" in str(caught.value)
+
+
 @pytest.mark.parametrize("pattern", ["a-b", "7", "study/07-a-b", "study/*", "a-*", "a-b-s1-*"])
 def test_a_pattern_names_a_run_in_several_ways(pattern):
     (run,) = build_runs("study", Path("results"), {1: [(RunVariant("a-b", number=7), Named("f"))]})
