@@ -25,7 +25,7 @@ from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
 from gpt2.zero_linear import ZeroInitLinear
-from lib.pruning.pruners import PaddedEmbedding
+from lib.pruning.layers import PaddedEmbedding
 from lib.runs.seeds import initial_weights_stream, stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).

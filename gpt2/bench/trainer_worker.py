@@ -44,10 +44,11 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
+from lib.optim.build import build_optimizer
 from lib.optim.optimizers import parameter_groups
 from lib.optim.options import OPTIMIZERS, AdamwOptions
 from lib.project import ROOT
-from lib.pruning.pruners import Pruner
+from lib.pruning.pruners import Pruner, build_pruner
 from lib.runs.run_dir import RunDir
 
 # In the first steps the allocator still grows.
@@ -208,11 +209,11 @@ def _build(name: str, threads: int) -> tuple[torch.optim.Optimizer, Pruner]:
     model = GPT(config.model)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) * 1e-3
-    pruner = config.pruning.build(model)
+    pruner = build_pruner(config.pruning, model)
     if not registered:
         return torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, fused=True), pruner
     groups = parameter_groups(model, config.optimizer.weight_decay)
-    return config.optimizer.build(groups, _LEARNING_RATE), pruner
+    return build_optimizer(config.optimizer, groups, _LEARNING_RATE), pruner
 
 
 def _update_seconds(optimizer: torch.optim.Optimizer, pruner: Pruner) -> float:

@@ -22,7 +22,7 @@ from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT, Block
 from lib.config.tree import KconfigTree
-from lib.pruning.pruners import NeverPruned
+from lib.pruning.layers import NeverPruned
 
 Facts = dict[str, Any]
 # A value that depends on the study or on the facts of the parent.

@@ -32,7 +32,8 @@ from gpt2.training.setup import build_state, open_session
 from gpt2.training.state import TrainState
 from lib.optim.options import AdamwspamOptions
 from lib.optim.spam import Adamwspam
-from lib.pruning.pruners import MaskPruner, NeverPruned, NonePruner, PaddedEmbedding
+from lib.pruning.layers import NeverPruned, PaddedEmbedding
+from lib.pruning.pruners import MaskPruner, NonePruner
 from lib.pruning.reference import PruningSnapshot
 from lib.runs.run_dir import RunDir
 

@@ -35,11 +35,17 @@ from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 from gpt2.nsa.module import BranchGates
 from gpt2.training.session import TrainingSession
 from lib.config.field import SymbolValue
-from lib.optim.options import AdamwpruneOptions
-from lib.optim.reference import AdamwspamReference
+from lib.optim.reference import AdamwspamReference, optimizer_reference
+from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PruningOptions
-from lib.pruning.pruners import MaskPruner, NeverPruned, Pruner
-from lib.pruning.reference import PruningSnapshot, lowest, ramp_sparsity, scope_sparsities
+from lib.pruning.pruners import MaskPruner, Pruner
+from lib.pruning.reference import (
+    PruningSnapshot,
+    lowest,
+    pruner_reference,
+    ramp_sparsity,
+    scope_sparsities,
+)
 
 # Tolerance relative to a tensor's total change, and to its size: fp32 rounds in every step.
 _CHANGE_TOLERANCE = 1e-3
@@ -83,7 +89,7 @@ def _traced_updates(subject: StepUnderTest) -> list[CheckFinding]:
     if not all(name in update.gradients for update in traced.updates for name in TRACED_PARAMETERS):
         what = "a gradient in every optimizer step"
         return [*findings, CheckFinding("nonzero-gradient", what, "none for the final norm")]
-    name, rule = config.optimizer.name, update_options(config)
+    name, rule = config.optimizer.name, config.optimizer.rule
     expected = _replayed(traced, rule)
     wrong = [
         parameter
@@ -96,7 +102,7 @@ def _traced_updates(subject: StepUnderTest) -> list[CheckFinding]:
         adam = {
             symbol: value for symbol, value in _ADAM_DEFAULTS.items() if not config.values[symbol]
         }
-        plain = _replayed(traced, update_options(with_changes(config, OPTIMIZER=_PLAIN, **adam)))
+        plain = _replayed(traced, with_changes(config, OPTIMIZER=_PLAIN, **adam).optimizer.rule)
         if all(
             _equal(traced, parameter, values)
             for parameter, values in zip(TRACED_PARAMETERS, plain, strict=True)
@@ -107,18 +113,12 @@ def _traced_updates(subject: StepUnderTest) -> list[CheckFinding]:
     return [*findings, CheckFinding("optimizer-update", what, f"other values of {wrong[0]}")]
 
 
-def update_options(config: Config) -> Any:
-    """Return the options of the optimizer that updates weights: the base of AdamWPrune."""
-    options = config.optimizer
-    return options.base if isinstance(options, AdamwpruneOptions) else options
-
-
 def _settings(traced: TracedRun, config: Config) -> list[CheckFinding]:
     """Check that parameter groups match the options, and that only matrices decay.
 
     A gate's matrices decay like all others, although they are never pruned.
     """
-    rule, session = update_options(config), traced.run.session
+    rule, session = config.optimizer.rule, traced.run.session
     options = {field.name: vars(rule)[field.name] for field in dataclasses.fields(rule)}
     expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
     if "beta1" in options:
@@ -148,7 +148,7 @@ def _replayed(traced: TracedRun, rule: Any) -> Parameters:
         rule.weight_decay if traced.initial_weights[name].ndim >= 2 else 0.0
         for name in TRACED_PARAMETERS
     ]
-    reference = rule.reference(start, decays)
+    reference = optimizer_reference(rule, start, decays)
     for update in traced.updates:
         gradients = [first_elements(update.gradients[name]) for name in TRACED_PARAMETERS]
         reference.step(gradients, update.lr, update.gradient_norm.item())
@@ -189,11 +189,13 @@ class _Drive:
         self.config, self._template, self._prunes = config, template, prunes
         self.run = DrivenRun(template, config, prunes=prunes)
         self.names = [name for name, _ in self.run.model.named_parameters()]
-        self.rule = update_options(self.config)
+        self.rule: Any = self.config.optimizer.rule
         weights = self.run.weights()
         self.start = {name: list(values) for name, values in weights.items()}
         self.decays = [self.rule.weight_decay if n in _DECAYING else 0.0 for n in self.names]
-        self.reference = self.rule.reference([weights[n] for n in self.names], self.decays)
+        self.reference: Any = optimizer_reference(
+            self.rule, [weights[n] for n in self.names], self.decays
+        )
         self.alive = [[True] * len(weights[name]) for name in self.names]
         self.history: list[tuple[list[list[float]], list[list[float]]]] = []
         self.reached = 0.0
@@ -276,7 +278,7 @@ class _Drive:
             correction = 1.0 - self.rule.beta1**reference.t
             moments = {"m": reference.m[k], "v": reference.v[k], "bias_correction": correction}
         seen = PruningSnapshot(reference.parameters[k], history, **moments)
-        scores = options.reference().scores(seen)
+        scores = pruner_reference(options).scores(seen)
         return np.where(self.alive[k], scores, -math.inf)[:used].tolist()
 
     def _differences(self, step: int, iterations: int) -> list[CheckFinding]:
@@ -493,7 +495,7 @@ def _order(
     """Check that the weights with the lowest scores of each scope are pruned."""
     if all(bool((mask == alive[name][: len(mask)]).all()) for name, mask in masks.items()):
         return []
-    reference, names = options.reference(), list(masks)
+    reference, names = pruner_reference(options), list(masks)
     scores = {n: reference.scores(step.tensors[n])[: len(masks[n])] for n in names}
     sizes = [mask.numel() for mask in masks.values()]
     for members, _ in scope_sparsities(options, options.target, sizes):

@@ -48,9 +48,10 @@ from lib.env.gpu import Gpu
 from lib.env.machine import grad_scaler
 from lib.env.process_group import ProcessGroup
 from lib.errors import ConfigError, Problem, RunError
+from lib.optim.build import build_optimizer
 from lib.optim.optimizers import parameter_groups
 from lib.project import ROOT
-from lib.pruning.pruners import Pruner
+from lib.pruning.pruners import Pruner, build_pruner
 from lib.runs.run_dir import RunDir
 
 _CPU = torch.device("cpu")
@@ -69,8 +70,8 @@ class MinimalTraining:
         self.model = GPT(config.model)
         self.forward, _ = place_model(config, self.model, self.group, device)
         groups = parameter_groups(self.model, config.optimizer.weight_decay)
-        self.optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
-        self.pruner = config.pruning.build(self.model)
+        self.optimizer = build_optimizer(config.optimizer, groups, config.schedule.learning_rate)
+        self.pruner = build_pruner(config.pruning, self.model)
 
     def step(self, tokens_BT: list[Tensor], pruner: "Pruner | _UpdateStage | None" = None) -> None:
         """Run one optimizer step, with one micro-batch for each of ``tokens_BT``.

@@ -27,7 +27,7 @@ from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
 from gpt2.shape import ModelShape
 from gpt2.zero_linear import ZeroInitLinear
 from lib.errors import PreflightError, Problem
-from lib.pruning.pruners import NeverPruned
+from lib.pruning.layers import NeverPruned
 
 _SHORT_NAMES = {"compressed": "cmp", "selected": "sel", "window": "win"}
 # A row counts as collapsed onto one branch below this entropy (in nats) and above this share.

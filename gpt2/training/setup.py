@@ -32,7 +32,9 @@ from lib.env.observe import (
 from lib.env.preflight import require_machine
 from lib.env.process_group import ProcessGroup
 from lib.errors import Problem, RunError
+from lib.optim.build import build_optimizer
 from lib.optim.optimizers import parameter_groups
+from lib.pruning.pruners import build_pruner
 from lib.runs.checkpoint import (
     Checkpoint,
     load_latest_checkpoint,
@@ -172,9 +174,9 @@ def build_state(
     groups = parameter_groups(model, config.optimizer.weight_decay)
     return TrainState(
         model=model,
-        optimizer=config.optimizer.build(groups, config.schedule.learning_rate),
+        optimizer=build_optimizer(config.optimizer, groups, config.schedule.learning_rate),
         scaler=grad_scaler(config.machine),
-        pruner=config.pruning.build(model),
+        pruner=build_pruner(config.pruning, model),
         budget=run_budget(config),
         clock=TrainingClock(clock),
         order=DataOrder(group),

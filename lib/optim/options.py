@@ -1,7 +1,6 @@
 """Optimizers that a configuration can select, and their options; imports no torch."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -9,15 +8,6 @@ from lib.config.field import component_field, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import EffectBase, always, at_most
 from lib.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from lib.optim.optimizers import Adam, Optimizer, ParameterGroup, Sgd
-    from lib.optim.reference import (
-        AdamReference,
-        AdamwspamReference,
-        OptimizerReference,
-        SgdReference,
-    )
 
 
 class OptimizerOptions(Protocol):
@@ -33,17 +23,9 @@ class OptimizerOptions(Protocol):
     def summary(self) -> str:
         """Return one line for a plan."""
 
-    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Optimizer":
-        """Return the optimizer of ``groups`` with the learning rate ``lr`` until it is set."""
-
-    def reference(
-        self, parameters: list[list[float]], decays: Sequence[float]
-    ) -> "OptimizerReference":
-        """Return the scalar reference of the optimizer, in Python float64.
-
-        ``parameters`` has one list of floats per tensor, updated in place; ``decays`` one float per
-        tensor.
-        """
+    @property
+    def rule(self) -> "DecayOptions":
+        """Return the options of the optimizer that updates the weights, by which it is built."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +45,11 @@ class DecayOptions:
     def summary(self) -> str:
         """Return one line for a plan."""
         return f"{self.name}, weight decay {self.weight_decay:g}"
+
+    @property
+    def rule(self) -> "DecayOptions":
+        """Return these options."""
+        return self
 
     def _problems(self) -> list[Problem]:
         """Return all violated rules; a subclass with more rules extends the list."""
@@ -98,20 +85,6 @@ class AdamFamilyOptions(DecayOptions):
         """Return one line for a plan."""
         betas = f"betas {self.beta1:g} {self.beta2:g}"
         return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
-
-    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Adam":
-        """Return the optimizer; see ``OptimizerOptions``."""
-        from lib.optim.optimizers import Adam
-
-        return Adam(groups, self, lr)
-
-    def reference(
-        self, parameters: list[list[float]], decays: Sequence[float]
-    ) -> "AdamReference | AdamwspamReference":
-        """Return the scalar reference; see ``OptimizerOptions``."""
-        from lib.optim.reference import AdamReference
-
-        return AdamReference(parameters, self, decays)
 
     def _problems(self) -> list[Problem]:
         betas = {"ADAM_BETA1": self.beta1, "ADAM_BETA2": self.beta2}
@@ -192,20 +165,6 @@ class AdamwspamOptions(AdamFamilyOptions):
         reset = f"reset every {self.interval} steps, warm-up {self.reset_warmup_steps}"
         return f"{super().summary}, theta {self.theta:g}, {reset}"
 
-    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Adam":
-        """Return the optimizer; see ``OptimizerOptions``."""
-        from lib.optim.spam import Adamwspam
-
-        return Adamwspam(groups, self, lr)
-
-    def reference(
-        self, parameters: list[list[float]], decays: Sequence[float]
-    ) -> "AdamwspamReference":
-        """Return the scalar reference; see ``OptimizerOptions``."""
-        from lib.optim.reference import AdamwspamReference
-
-        return AdamwspamReference(parameters, self, decays)
-
     def age(self, step: int) -> int:
         """Return the steps since the start or the last reset, including ``step`` (from 1)."""
         return (step - 1) % self.interval + 1
@@ -277,15 +236,10 @@ class AdamwpruneOptions:
         """Return one line for a plan."""
         return f"{self.name} on {self.base.summary}"
 
-    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Adam":
-        """Return the base optimizer; see ``OptimizerOptions``."""
-        return self.base.build(groups, lr)
-
-    def reference(
-        self, parameters: list[list[float]], decays: Sequence[float]
-    ) -> "OptimizerReference":
-        """Return the reference of the base optimizer; see ``OptimizerOptions``."""
-        return self.base.reference(parameters, decays)
+    @property
+    def rule(self) -> DecayOptions:
+        """Return the options of the base."""
+        return self.base
 
 
 @dataclass(frozen=True)
@@ -306,18 +260,6 @@ class SgdOptions(DecayOptions):
         """Return one line for a plan."""
         kind = "Nesterov momentum" if self.nesterov else "momentum"
         return f"{self.name}, {kind} {self.momentum:g}, weight decay {self.weight_decay:g}"
-
-    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Sgd":
-        """Return the optimizer; see ``OptimizerOptions``."""
-        from lib.optim.optimizers import Sgd
-
-        return Sgd(groups, self, lr)
-
-    def reference(self, parameters: list[list[float]], decays: Sequence[float]) -> "SgdReference":
-        """Return the scalar reference; see ``OptimizerOptions``."""
-        from lib.optim.reference import SgdReference
-
-        return SgdReference(parameters, self, decays)
 
     def _problems(self) -> list[Problem]:
         problems = super()._problems()

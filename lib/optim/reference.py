@@ -1,10 +1,18 @@
 """Optimizers as in their papers' algorithms, in scalar Python float64."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from lib.optim.options import AdamFamilyOptions, AdamwspamOptions, SgdOptions
+from lib.optim.options import (
+    AdamFamilyOptions,
+    AdamOptions,
+    AdamwadvOptions,
+    AdamwOptions,
+    AdamwspamOptions,
+    OptimizerOptions,
+    SgdOptions,
+)
 
 
 class OptimizerReference(Protocol):
@@ -180,3 +188,26 @@ class SgdReference:
     def forget(self, k: int, i: int) -> None:
         """Zero the state of one element; see ``OptimizerReference``."""
         self.buffers[k][i] = 0.0
+
+
+REFERENCES: dict[
+    type[Any], Callable[[list[list[float]], Any, Sequence[float]], OptimizerReference]
+] = {
+    SgdOptions: SgdReference,
+    AdamOptions: AdamReference,
+    AdamwOptions: AdamReference,
+    AdamwadvOptions: AdamReference,
+    AdamwspamOptions: AdamwspamReference,
+}
+
+
+def optimizer_reference(
+    options: OptimizerOptions, parameters: list[list[float]], decays: Sequence[float]
+) -> OptimizerReference:
+    """Return the scalar reference of an optimizer, in Python float64.
+
+    ``parameters`` has one list of floats per tensor, updated in place; ``decays`` one weight decay
+    per tensor.
+    """
+    rule = options.rule
+    return REFERENCES[type(rule)](parameters, rule, decays)

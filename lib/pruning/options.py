@@ -1,6 +1,5 @@
 """Pruners that a configuration can select, and their options; imports no torch."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -9,12 +8,6 @@ from lib.config.field import kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import EffectBase, always
 from lib.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from lib.pruning.pruners import Pruner
-    from lib.pruning.reference import PrunerReference
 
 
 class PrunerOptions(Protocol):
@@ -30,12 +23,9 @@ class PrunerOptions(Protocol):
     def summary(self) -> str:
         """Return one line for a plan."""
 
-    def build(self, model: "nn.Module") -> "Pruner":
-        """Return the pruner of a model."""
-
 
 @dataclass(frozen=True)
-class PruningOptions(ABC):
+class PruningOptions:
     """Options of a pruner: ``scope`` global or layer, ``ramp`` cubic or linear.
 
     ``warmup`` and ``ramp_end`` are fractions of the budget.
@@ -75,14 +65,6 @@ class PruningOptions(ABC):
         """Return one line for a plan."""
         ramp = f"{self.ramp} ramp {self.warmup:.0%} to {self.ramp_end:.0%} of the budget"
         return f"{self.name} {self.target:.0%}, {self.scope}, {ramp}"
-
-    @abstractmethod
-    def build(self, model: "nn.Module") -> "Pruner":
-        """Return the pruner of a model."""
-
-    @abstractmethod
-    def reference(self) -> "PrunerReference":
-        """Return the scalar reference of the scores."""
 
     def sparsity_at(self, progress: float) -> float:
         """Return the target sparsity at ``progress``: 0, then the ramp, then the final target s.
@@ -130,12 +112,6 @@ class NoneOptions:
         """Return one line for a plan."""
         return self.name
 
-    def build(self, model: "nn.Module") -> "Pruner":
-        """Return a pruner that does nothing."""
-        from lib.pruning.pruners import NonePruner
-
-        return NonePruner()
-
 
 @dataclass(frozen=True)
 class MagnitudeOptions(RampOptions):
@@ -143,36 +119,12 @@ class MagnitudeOptions(RampOptions):
 
     name: ClassVar[str] = "magnitude"
 
-    def build(self, model: "nn.Module") -> "Pruner":
-        """Return the pruner of a model."""
-        from lib.pruning.pruners import MagnitudePruner
-
-        return MagnitudePruner(model, self)
-
-    def reference(self) -> "PrunerReference":
-        """Return the scalar reference of the scores."""
-        from lib.pruning.reference import MagnitudeReference
-
-        return MagnitudeReference(self)
-
 
 @dataclass(frozen=True)
 class MovementOptions(RampOptions):
     """Options of movement pruning (score −Σ g w): the common options only."""
 
     name: ClassVar[str] = "movement"
-
-    def build(self, model: "nn.Module") -> "Pruner":
-        """Return the pruner of a model."""
-        from lib.pruning.pruners import MovementPruner
-
-        return MovementPruner(model, self)
-
-    def reference(self) -> "PrunerReference":
-        """Return the scalar reference of the scores."""
-        from lib.pruning.reference import MovementReference
-
-        return MovementReference(self)
 
 
 # Maximum sparsity of a matrix in a per-layer profile, unless the target itself is higher.
@@ -234,18 +186,6 @@ class StateOptions(PruningOptions):
         """Return one line for a plan."""
         longer = "" if self.stretch == 1.0 else f", budget x {self.stretch:g}"
         return f"{super().summary}, {self.variant}{longer}"
-
-    def build(self, model: "nn.Module") -> "Pruner":
-        """Return the pruner of a model."""
-        from lib.pruning.pruners import StatePruner
-
-        return StatePruner(model, self)
-
-    def reference(self) -> "PrunerReference":
-        """Return the scalar reference of the scores."""
-        from lib.pruning.reference import StateReference
-
-        return StateReference(self)
 
     def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
         """Return c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most MAX_LAYER_SPARSITY.

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from lib.env.sharded import local, placed_like, sum_over_shards, whole
 from lib.optim.optimizers import embedding_parameters, matrix_parameters
-from lib.pruning.options import MovementOptions, PruningOptions, StateOptions
+from lib.pruning.layers import NeverPruned, PaddedEmbedding
+from lib.pruning.options import (
+    MagnitudeOptions,
+    MovementOptions,
+    NoneOptions,
+    PrunerOptions,
+    PruningOptions,
+    StateOptions,
+)
 
 
 class Pruner(Protocol):
@@ -122,21 +130,6 @@ def _keys(scores: torch.Tensor) -> torch.Tensor:
 
 
 # Gradual mask pruning: everything but the score function of a pruner.
-
-
-class NeverPruned(nn.Module):
-    """Base class of modules whose weights are never pruned, such as a gate (zeros shift it)."""
-
-
-class PaddedEmbedding(nn.Embedding):
-    """Embedding table with unused padding rows from ``used_rows`` on.
-
-    Padding rows are zero without any pruning, so they count neither as pruned nor as prunable.
-    """
-
-    def __init__(self, num_embeddings: int, embedding_dim: int, used_rows: int) -> None:
-        super().__init__(num_embeddings, embedding_dim)
-        self.used_rows = used_rows
 
 
 def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
@@ -447,3 +440,16 @@ def _beta1(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
     groups = optimizer.param_groups
     group = next(g for g in groups if any(p is parameter for p in g["params"]))
     return float(group["betas"][0])
+
+
+MODULES: dict[type[Any], Callable[[nn.Module, Any], Pruner]] = {
+    NoneOptions: lambda model, options: NonePruner(),
+    MagnitudeOptions: MagnitudePruner,
+    MovementOptions: MovementPruner,
+    StateOptions: StatePruner,
+}
+
+
+def build_pruner(options: PrunerOptions, model: nn.Module) -> Pruner:
+    """Return the pruner of ``model``."""
+    return MODULES[type(options)](model, options)

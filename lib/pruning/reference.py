@@ -1,8 +1,8 @@
 """Reference formulas of the pruners in numpy's float64, as documented; imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -166,3 +166,15 @@ def _state_scores(variant: str, w: Scores, m: Scores, v: Scores, correction: flo
 
 def _array(values: ArrayLike) -> Scores:
     return np.asarray(values, dtype=np.float64)
+
+
+REFERENCES: dict[type[Any], Callable[[Any], PrunerReference]] = {
+    MagnitudeOptions: MagnitudeReference,
+    MovementOptions: MovementReference,
+    StateOptions: StateReference,
+}
+
+
+def pruner_reference(options: PruningOptions) -> PrunerReference:
+    """Return the reference of the scores of a pruner."""
+    return REFERENCES[type(options)](options)

@@ -91,6 +91,11 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
     return plant
 
 
+def entry(table: dict[Any, Any], key: Any, value: Any) -> Plant:
+    """Return a plant that replaces an entry of a table."""
+    return lambda patch: patch.setitem(table, key, value)
+
+
 def then(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
     """Return a plant that passes results of a function through ``change(result, *arguments)``."""
 

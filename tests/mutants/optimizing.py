@@ -8,14 +8,15 @@ from torch import Tensor
 from gpt2 import train
 from gpt2.check.short_run import TRACED_PARAMETERS
 from gpt2.training import setup
-from lib.optim import optimizers
+from lib.optim import build, optimizers
 from lib.optim.optimizers import Adam, Sgd
-from lib.optim.options import AdamFamilyOptions, AdamwspamOptions
+from lib.optim.options import AdamwspamOptions
 from lib.optim.spam import Adamwspam
 from tests.mutants.mutant import (
     Mutant,
     after_init,
     edited,
+    entry,
     nothing,
     replaced,
     same_as,
@@ -161,7 +162,7 @@ MUTANTS = (
             "optimized": ("distinct-optimizer", "adamwspam;"),
             "distinct": same_as("adamw-magnitude"),
         },
-        replaced(AdamwspamOptions, "build", lambda _: AdamFamilyOptions.build),
+        entry(build.MODULES, AdamwspamOptions, Adam),
         _MATRIX,
         beside=("adamw-magnitude",),
     ),

@@ -10,7 +10,7 @@ from lib.optim.spam import Adamwspam
 from lib.pruning import options, pruners
 from lib.pruning.options import MagnitudeOptions, PruningOptions, StateOptions
 from lib.pruning.pruners import MagnitudePruner, MaskPruner, MovementPruner, NonePruner, StatePruner
-from tests.mutants.mutant import Mutant, edited, nothing, replaced, same_as, then
+from tests.mutants.mutant import Mutant, edited, entry, nothing, replaced, same_as, then
 
 _MATRIX = "test-matrix-optimizers"
 _SINGLE = "gpt2-124m"
@@ -59,7 +59,7 @@ MUTANTS = (
         "dropped",
         "pruned-50",
         {"pruned": ("target-sparsity", r"50%; 0\.0%")},
-        replaced(MagnitudeOptions, "build", lambda _: lambda options, model: NonePruner()),
+        entry(pruners.MODULES, MagnitudeOptions, lambda model, options: NonePruner()),
     ),
     Mutant(
         "pruned weights come back",

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from lib.config.field import SymbolValue
+from lib.optim.build import build_optimizer
 from lib.optim.options import ADAMWPRUNE_BASES
 
 SHAPES = [(5, 7), (11,), (3, 2, 4)]
@@ -69,7 +70,7 @@ def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
 
 def build(options: Any, parameters: list[nn.Parameter]) -> Any:
     """Return the optimizer of ``options``."""
-    return options.build(make_groups(parameters), 0.0)
+    return build_optimizer(options, make_groups(parameters), 0.0)
 
 
 def rate(step: int) -> float:

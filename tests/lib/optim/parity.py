@@ -15,6 +15,7 @@ from torch import nn
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.optim.options import OPTIMIZERS, SgdOptions
+from lib.optim.reference import optimizer_reference
 from tests.lib.optim.cases import (
     DECAYS,
     SETTINGS,
@@ -33,7 +34,7 @@ _PRECISIONS = (torch.float32, torch.float64)
 def from_loop(options: Any, dtype: torch.dtype) -> float:
     """Return the largest difference of a weight from the float64 reference."""
     parameters = make_parameters(dtype)
-    reference = options.reference([p.flatten().tolist() for p in parameters], DECAYS)
+    reference = optimizer_reference(options, [p.flatten().tolist() for p in parameters], DECAYS)
     train(build(options, parameters), parameters)
     for step, gradients in enumerate(make_gradients(dtype)):
         reference.step([g.flatten().tolist() for g in gradients], rate(step))

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from lib.config.field import SymbolValue
+from lib.optim.build import build_optimizer
 from lib.optim.optimizers import parameter_groups
 from lib.optim.options import OPTIMIZERS
+from lib.pruning.layers import PaddedEmbedding
 from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, RampOptions
-from lib.pruning.pruners import PaddedEmbedding, prunable_parameters
+from lib.pruning.pruners import build_pruner, prunable_parameters
 
 STEPS = 40
 # All other symbols have their defaults, so the ramp goes from step 4 to this one.
@@ -73,9 +75,9 @@ class Trial:
         (optimizer,) = OPTIMIZERS.bind(values)
         self.model = Model()
         groups = parameter_groups(self.model, optimizer.weight_decay)
-        self.optimizer: Any = optimizer.build(groups, 1e-2)
+        self.optimizer: Any = build_optimizer(optimizer, groups, 1e-2)
         self.weights = prunable_parameters(self.model, self.options.include_embeddings)
-        self.pruner: Any = self.options.build(self.model)
+        self.pruner: Any = build_pruner(self.options, self.model)
         self.tokens = torch.arange(12)
         # Gradients and weights of each step, for the movement scores.
         self.history: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []

@@ -11,8 +11,9 @@ from torch import nn
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
+from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, NoneOptions
-from lib.pruning.pruners import NeverPruned, NonePruner, bottom_k, prunable_parameters
+from lib.pruning.pruners import NonePruner, bottom_k, prunable_parameters
 from lib.pruning.reference import MagnitudeReference, MovementReference, PruningSnapshot
 from tests.lib.pruning.cases import RAMP_END, SETTINGS, STEPS
 
