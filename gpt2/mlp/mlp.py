@@ -3,34 +3,36 @@
 Shapes: B batch, T tokens, C n_embd, M hidden units.
 """
 
-from typing import cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.kv_cache import BlockKVCache
+from gpt2.mlp.activations import GeluExactOptions, GeluTanhOptions
 from gpt2.mlp.config import MlpConfig
+from gpt2.mlp.mechanism import MlpMechanism
+from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
+from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
+from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
+from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
+from gpt2.mlp.mlp_latent.module import MlpLatent
+from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import LayerSpec
 
-
-class MlpMechanism(nn.Module):
-    """Module between activation and ``c_proj``; constructed as (options, hidden, width, site)."""
-
-    # Attention weights of the block that the mechanism requires; None if it reads none.
-    request: AttentionWeightsOptions | None = None
-
-    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
-        """Return the new hidden layer; outputs for the next block are written to ``state``."""
-        raise NotImplementedError
-
-    def decode(
-        self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState, cache: BlockKVCache
-    ) -> Tensor:
-        """Return the new hidden layer for tokens that follow the cached ones.
-
-        The default fits mechanisms without dependencies between tokens.
-        """
-        return self(h_BTM, view, state)
+# Called with the options, the hidden width, the mechanism's width and the site.
+MODULES: dict[type[Any], Callable[[Any, int, int, LayerSpec], MlpMechanism]] = {
+    MlpCrossTokenOptions: MlpCrossToken,
+    MlpLatentOptions: MlpLatent,
+    MlpAttnGateOptions: MlpAttnGate,
+}
+FUNCTIONS: dict[type[Any], Callable[[Tensor], Tensor]] = {
+    GeluTanhOptions: partial(F.gelu, approximate="tanh"),
+    GeluExactOptions: F.gelu,
+}
 
 
 class Mlp(nn.Module):
@@ -42,10 +44,12 @@ class Mlp(nn.Module):
         self.c_fc = nn.Linear(
             shape.n_embd, config.activation.fc_outputs * size.hidden, bias=shape.bias
         )
-        self.activation = config.activation.build()
+        self.activation = FUNCTIONS[type(config.activation)]
         self.mechanisms = nn.ModuleDict(
             {
-                options.name: options.build(size.hidden, size.widths[options.name], site)
+                options.name: MODULES[type(options)](
+                    options, size.hidden, size.widths[options.name], site
+                )
                 for options in config.built(site)
             }
         )

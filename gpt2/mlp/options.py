@@ -2,17 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from gpt2.attention.config import AttentionConfig
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
-    from gpt2.mlp.mlp import MlpMechanism
 
 
 @dataclass(frozen=True)
@@ -63,19 +57,3 @@ class MlpMechanismOptions(Protocol):
 
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the cached elements for ``length`` tokens."""
-
-    def build(self, hidden: int, width: int, site: LayerSpec) -> "MlpMechanism":
-        """Return the mechanism of one block."""
-
-    def reference_request(self) -> "AttentionWeightsOptions | None":
-        """Return the attention weights that the formula reads; None if it reads none."""
-
-    def reference_apply(
-        self,
-        h_BTM: "Tensor",
-        view: "AttentionOutputs",
-        state: "BlockState",
-        parameters: "Mapping[str, Tensor]",
-        site: LayerSpec,
-    ) -> "Tensor":
-        """Return the new hidden layer; outputs for the next block are written to ``state``."""

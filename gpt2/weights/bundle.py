@@ -4,7 +4,8 @@ An exported model loads without the program, so the code of its components trave
 the source keeps one implementation of each mechanism. A definition is a function, a class or a
 constant at the top level of a module. A part that is imported from the tree within ``try`` and
 ``except ImportError`` is not copied: its import raises. Methods that no copied code names are left out, and so are the
-defaults of fields bound to Kconfig symbols: the options of a model are stored beside the file.
+defaults of fields bound to Kconfig symbols: the options of a model are stored beside the file. Of a
+table from types of options to what they build, the entries of copied types are copied.
 """
 
 import ast
@@ -155,6 +156,7 @@ class _Needed:
 
     def __init__(self) -> None:
         self.definitions: dict[Definition, None] = {}
+        # With the names of the definitions: what decides whether a part of a statement is copied.
         self.attributes = set(_CALLED_BY_TORCH)
         self.imports: set[str] = set()
         # Names in annotations, which are never evaluated.
@@ -162,6 +164,7 @@ class _Needed:
 
     def add(self, definition: Definition) -> None:
         self.definitions.setdefault(definition)
+        self.attributes.add(definition.name)
 
     def complete(self) -> None:
         """Add what the definitions refer to, until nothing is missing."""
@@ -350,6 +353,10 @@ def _nodes(
     elif isinstance(node, ast.AnnAssign):
         value = [] if node.value is None or _is_binding(node) else [node.value]
         children = [node.target, *value]
+        if table := _table(node):
+            entries = zip(table.keys, table.values, strict=True)
+            kept = [each for each in entries if _is_kept_entry(each[0], attributes)]
+            children = [node.target, *(part for each in kept for part in each if part)]
     else:
         children = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.ClassDef):
@@ -399,6 +406,18 @@ def _is_binding(node: ast.AnnAssign) -> bool:
     )
 
 
+def _table(node: ast.AST) -> ast.Dict | None:
+    """Return the value of a constant with the type ``dict[type[…], …]``."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
+        return node.value if ast.unparse(node.annotation).startswith("dict[type[") else None
+    return None
+
+
+def _is_kept_entry(key: ast.expr | None, attributes: set[str]) -> bool:
+    assert isinstance(key, ast.Name), "a type is a name"
+    return key.id in attributes
+
+
 def _left_out(
     module: SourceModule, node: ast.stmt, attributes: set[str]
 ) -> Iterator[tuple[int, int, str]]:
@@ -418,6 +437,12 @@ def _left_out(
             _, start = _span(module, inner.annotation)
             _, end = _span(module, inner)
             yield start, end, ""
+        elif table := _table(inner):
+            ends = [_span(module, key)[0] for key in table.keys[1:] if key]
+            ends.append(_span(module, table)[1] - 1)
+            for key, end in zip(table.keys, ends, strict=True):
+                if key and not _is_kept_entry(key, attributes):
+                    yield _span(module, key)[0], end, ""
 
 
 def _handles_import_error(node: ast.Try) -> bool:

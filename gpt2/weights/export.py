@@ -28,6 +28,7 @@ from gpt2.data.tokenizer import (
     vocabulary_strings,
 )
 from gpt2.mlp.activations import ActivationOptions
+from gpt2.mlp.mlp import FUNCTIONS
 from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights.bundle import bundle
@@ -112,7 +113,9 @@ def _require_same_model(
     x = torch.linspace(-8, 8, 513)
     built = {n.removeprefix(PREFIX): tuple(t.shape) for n, t in tensors.items()}
     same = name in ACT2FN and built == expected
-    if not same or not torch.allclose(ACT2FN[name](x), activation.build()(x), rtol=1e-5, atol=1e-6):
+    if not same or not torch.allclose(
+        ACT2FN[name](x), FUNCTIONS[type(activation)](x), rtol=1e-5, atol=1e-6
+    ):
         what = f"{activation.name}: transformers' GPT-2 with {name} is another model"
         advice = "correct hf_names of the activation, or return () to export the model's own code"
         raise ConfigError(Problem(what, "ACTIVATION", advice, code="export.other-model"))

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import AttentionWeightsTap
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.mlp.activations import GeluExactOptions, GeluTanhOptions
+from gpt2.mlp import mlp
+from gpt2.mlp.activations import GeluTanhOptions
 from gpt2.mlp.config import MlpConfig, MlpWidths
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
@@ -25,6 +27,7 @@ from tests.mutants.mutant import (
     Mutant,
     after_init,
     edited,
+    entry,
     nothing,
     replaced,
     same_as,
@@ -404,7 +407,7 @@ MUTANTS = (
         "formula",
         "baseline",
         {"reference": LOGITS},
-        replaced(GeluTanhOptions, "build", lambda _: GeluExactOptions.build),
+        entry(mlp.FUNCTIONS, GeluTanhOptions, F.gelu),
     ),
     Mutant(
         "activation explodes",
@@ -412,6 +415,6 @@ MUTANTS = (
         "formula",
         "mla-golden-mech",
         {"steps": ("finite-loss", "nan|inf")},
-        replaced(GeluTanhOptions, "build", lambda _: lambda options: _exploding),
+        entry(mlp.FUNCTIONS, GeluTanhOptions, _exploding),
     ),
 )

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, gate_statistics
-from gpt2.mlp.mlp import MlpMechanism
+from gpt2.mlp.mechanism import MlpMechanism
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.options import LayerSpec
-from lib.pruning.pruners import NeverPruned
+from lib.pruning.layers import NeverPruned
 
 
 class MlpAttnGate(MlpMechanism, NeverPruned):

@@ -2,17 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpt2.mlp.options import LayerSpec
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import scale_width
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.state import AttentionOutputs, BlockState
-    from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 
 
 @dataclass(frozen=True)
@@ -66,25 +60,3 @@ class MlpAttnGateOptions:
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return G if pooled (the running sum of W₁ h), else 0."""
         return width if self.pooled and length else 0
-
-    def build(self, hidden: int, width: int, site: LayerSpec) -> "MlpAttnGate":
-        """Return the mechanism of one block."""
-        from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
-
-        return MlpAttnGate(self, hidden, width, site)
-
-    def reference_request(self) -> None:
-        """Return None: the formula reads no attention weights."""
-
-    def reference_apply(
-        self,
-        h_BTM: "Tensor",
-        view: "AttentionOutputs",
-        state: "BlockState",
-        parameters: "Mapping[str, Tensor]",
-        site: LayerSpec,
-    ) -> "Tensor":
-        """Return the new hidden layer; outputs for the next block are written to ``state``."""
-        from gpt2.mlp.mlp_attn_gate.reference import apply
-
-        return apply(h_BTM, view, state, parameters, self, site)

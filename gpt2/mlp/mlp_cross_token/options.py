@@ -2,17 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpt2.mlp.options import LayerSpec
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import scale_tokens, scale_width
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
-    from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 
 
 @dataclass(frozen=True)
@@ -71,28 +65,3 @@ class MlpCrossTokenOptions:
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the elements of h A for every token visible to the next one."""
         return width * site.attention.pattern.cached_tokens(length)
-
-    def build(self, hidden: int, width: int, site: LayerSpec) -> "MlpCrossToken":
-        """Return the mechanism of one block."""
-        from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
-
-        return MlpCrossToken(self, hidden, width, site)
-
-    def reference_request(self) -> "AttentionWeightsOptions":
-        """Return the attention weights that the formula reads."""
-        from gpt2.mlp.mlp_cross_token.reference import request
-
-        return request(self)
-
-    def reference_apply(
-        self,
-        h_BTM: "Tensor",
-        view: "AttentionOutputs",
-        state: "BlockState",
-        parameters: "Mapping[str, Tensor]",
-        site: LayerSpec,
-    ) -> "Tensor":
-        """Return the new hidden layer; outputs for the next block are written to ``state``."""
-        from gpt2.mlp.mlp_cross_token.reference import apply
-
-        return apply(h_BTM, view, state, parameters, self, site)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mechanism_statistics import Statistics, norm_ratio
-from gpt2.mlp.mlp import MlpMechanism
+from gpt2.mlp.mechanism import MlpMechanism
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import LayerSpec
 

@@ -2,18 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpt2.attention.options import LatentOptions
 from gpt2.mlp.options import LayerSpec
 from lib.config.field import SymbolValue, kconfig_field
 from lib.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.state import AttentionOutputs, BlockState
-    from gpt2.mlp.mlp_latent.module import MlpLatent
 
 
 @dataclass(frozen=True)
@@ -85,25 +79,3 @@ class MlpLatentOptions:
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return 0: attention caches the shifted c_k."""
         return 0
-
-    def build(self, hidden: int, width: int, site: LayerSpec) -> "MlpLatent":
-        """Return the mechanism of one block."""
-        from gpt2.mlp.mlp_latent.module import MlpLatent
-
-        return MlpLatent(self, hidden, width, site)
-
-    def reference_request(self) -> None:
-        """Return None: the formula reads no attention weights."""
-
-    def reference_apply(
-        self,
-        h_BTM: "Tensor",
-        view: "AttentionOutputs",
-        state: "BlockState",
-        parameters: "Mapping[str, Tensor]",
-        site: LayerSpec,
-    ) -> "Tensor":
-        """Return the new hidden layer; outputs for the next block are written to ``state``."""
-        from gpt2.mlp.mlp_latent.reference import apply
-
-        return apply(h_BTM, view, state, parameters, self, site)
