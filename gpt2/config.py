@@ -71,33 +71,23 @@ def broken_rules(
     return problems
 
 
-def refuse_lone_arms(configs: "Sequence[Config]") -> None:
-    """Require a paired eager run for each compiled run under a strict profile.
+def refuse_unpaired_compile(configs: "Sequence[Config]") -> None:
+    """Require the same run without torch.compile for each compiled run under a strict profile.
 
-    torch.compile changes last bits, so strict profiles require the same run without it in the plan.
-    Raises ConfigError if a compiled run is not paired.
+    torch.compile changes last bits. Raises ConfigError if a compiled run is not paired.
     """
     compiled = {_eager(c): c for c in configs if c.machine.compile and c.repro.strict}
     if not compiled or compiled.keys() <= {_eager(c) for c in configs if not c.machine.compile}:
         return
     profile = next(iter(compiled.values())).repro.profile
     what = f"COMPILE: y under {profile} requires the same run with COMPILE=n in the plan"
-    both = "or plan both: SET=COMPILE_EAGER_TWIN=y, or COMPILE=n,y among a matrix's or sweep's axes"
-    advice = f"type: SET=COMPILE=n, {_OTHER_PROFILE}, {both}"
+    advice = f'type: SET=COMPILE=n, {_OTHER_PROFILE}, or train both: SWEEP="COMPILE=n,y"'
     raise ConfigError(Problem(what, next=advice, code="config.unpaired-compile"))
-
-
-def wants_twins(configs: "Sequence[Config]") -> bool:
-    """Return whether a paired eager run is added for each of ``configs``.
-
-    A plan with compiled and eager runs already is a comparison, so no runs are added.
-    """
-    return bool(configs) and all(c.machine.compile and c.study.eager_twin for c in configs)
 
 
 def _eager(config: "Config") -> str:
     """Return the identity of the run without torch.compile."""
-    machine = replace(config.machine, compile=False, compile_blocks=False)
+    machine = replace(config.machine, compile=False)
     return canonical_json(replace(config, machine=machine).identity())
 
 
@@ -283,8 +273,6 @@ class StudyConfig:
     # Finished runs of other code: stop, rerun or keep.
     on_stale: str = kconfig_field("ON_STALE")
     dry_run: bool = kconfig_field("DRY_RUN")
-    # Plan an eager run beside each compiled run.
-    eager_twin: bool = kconfig_field("COMPILE_EAGER_TWIN")
 
 
 def _with_threads(values: Mapping[str, SymbolValue]) -> Mapping[str, SymbolValue]:

@@ -76,17 +76,11 @@ class GPT(nn.Module):
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())
         self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.execution = DEFAULT_EXECUTION
-        # The blocks, compiled one by one; empty if they are not.
-        self.compiled_blocks: list[nn.Module] = []
 
     @property
     def blocks(self) -> list[Block]:
         """Return the blocks in order."""
         return cast(list[Block], list(self.h))
-
-    def compile_blocks(self) -> None:
-        """Compile the blocks for whole sequences; equal blocks share a graph."""
-        self.compiled_blocks = [cast(nn.Module, torch.compile(block)) for block in self.blocks]
 
     def set_execution(self, execution: Execution) -> None:
         """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
@@ -138,9 +132,7 @@ class GPT(nn.Module):
         state = BlockState(rotation=self.blocks[0].attn.positions.rotation(x_BTC, first))
         caches = [None] * len(self.h) if cache is None else cache.blocks
         recompute = self.grad_checkpointing and torch.is_grad_enabled()
-        # A cache changes with each token, so decoding is not compiled.
-        blocks = self.compiled_blocks if cache is None and self.compiled_blocks else self.h
-        for block, block_cache in zip(blocks, caches, strict=True):
+        for block, block_cache in zip(self.h, caches, strict=True):
             if recompute:
                 # checkpoint() restores the RNG state, so the recomputed dropout mask is the same.
                 x_BTC, state = checkpoint(block, x_BTC, state, use_reentrant=False)

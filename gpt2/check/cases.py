@@ -14,7 +14,7 @@ from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
 from gpt2.check import Check
-from gpt2.config import Config, refuse_lone_arms, wants_twins
+from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.planning import plan
 from gpt2.planning.plan import STUDY_DEFCONFIG, config_layers
@@ -122,27 +122,21 @@ def plan_cases(
         case "ra_mla_ablation_mode":
             study = study_of(base.study, build_dir)
             every = [_step(tree, layers, study, i) for i in range(len(study.steps))]
-            _refuse_lone_arms(every)
+            _refuse_unpaired_compile(every)
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
             return CheckPlan(study.name, every, []).only(slugs)
         case "test_matrix_mode":
             every = _combinations(tree, layers, base)
-            _refuse_lone_arms(every)
+            _refuse_unpaired_compile(every)
             return CheckPlan("matrix", every, _matching(every, steps))
         case _:
             every = [CheckCase("single/run", "", "run", base)]
-            _refuse_lone_arms(every)
+            _refuse_unpaired_compile(every)
             return CheckPlan("single", every, _matching(every, steps))
 
 
-def _refuse_lone_arms(every: Sequence[CheckCase]) -> None:
-    """Apply the plan's rule on lone arms to the cases.
-
-    Eager twins are not cases of their own, because a check compiles nothing.
-    """
-    configs = [case.config for case in every if case.config]
-    if not wants_twins(configs):
-        refuse_lone_arms(configs)
+def _refuse_unpaired_compile(every: Sequence[CheckCase]) -> None:
+    refuse_unpaired_compile([case.config for case in every if case.config])
 
 
 def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number: int) -> CheckCase:

@@ -9,7 +9,7 @@ from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.contrasts import Contrast, DesignOptions, contrasts_of
+from lib.report.contrasts import DesignOptions, contrasts_of
 from lib.report.looks import LookPlan, LookSchedule
 from lib.report.study_verdicts import VerdictPlan, contrast_name
 from lib.report.verdict_record import with_record
@@ -31,7 +31,7 @@ def verdict_plan(
         config.repro.finalist_min_seeds,
     )
     design = design_options(config)
-    declared = declared_contrasts(variants, options.against, design)
+    declared = {"": contrasts_of(variants, options.against, design)} if variants else {}
     schedule = LookSchedule(looks)
     return VerdictPlan(rule, options.against, design, schedule=schedule, declared=declared)
 
@@ -43,20 +43,6 @@ def design_options(config: Config) -> DesignOptions | None:
         return None
     folded = config.study.folded
     return DesignOptions(kind, options.interactions, options.simple_effects, folded)
-
-
-def declared_contrasts(
-    variants: Sequence[RunVariant], against: str, design: DesignOptions | None
-) -> dict[str, Sequence[Contrast]]:
-    """Return the comparisons of ``variants`` by the prefix of their arm's names."""
-    arms: dict[str, list[RunVariant]] = {}
-    for variant in variants:
-        arms.setdefault(_prefix(variant), []).append(variant)
-    return {prefix: contrasts_of(arm, against, design) for prefix, arm in arms.items()}
-
-
-def _prefix(variant: RunVariant) -> str:
-    return f"{variant.arm}:" if variant.arm else ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +122,6 @@ def _open_variants(
         waiting = [c for c in contrasts if contrast_name(prefix, c) not in closed]
         names.update(arm for contrast in waiting for arm in contrast.weights)
         if waiting:
-            arm = [variant for variant in variants if _prefix(variant) == prefix]
-            names.update(v.slug for v in [v for v in arm if not v.parent][:1])
-            names.update(variant.slug for variant in arm if variant.is_control)
+            names.update(v.slug for v in [v for v in variants if not v.parent][:1])
+            names.update(variant.slug for variant in variants if variant.is_control)
     return frozenset(names)

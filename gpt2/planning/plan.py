@@ -9,7 +9,7 @@ from pathlib import Path
 from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.ablation.step import AA, AGAIN, Study
-from gpt2.config import Config, refuse_lone_arms, wants_twins
+from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import (
     MicroBatch,
     is_automatic,
@@ -153,9 +153,6 @@ def _resolve(
 # Default configuration of train_ra_mla.py and of checks if there is no .config.
 STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 
-# Arm name and slug suffix of the runs without torch.compile that are paired with compiled runs.
-EAGER = "eager"
-
 Block = Sequence[tuple[RunVariant, Config]]
 
 
@@ -266,7 +263,7 @@ def make_plan(
     else:
         first = known.resolved_seed
         name, every, left_out = known.study, known.resolved, known.left_out
-    chosen = partial(_chosen, every, base, study, sweep, has_controls)
+    chosen = partial(_chosen, every, base, study, has_controls)
     block = chosen(steps)
     variants = [variant for variant, _ in chosen("")]
     output = build_dir / base.study.output_dir
@@ -279,7 +276,7 @@ def make_plan(
     if study is not None:
         seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
         assert all(a == b for a, b in seeds_of), "a step without the planned seed"
-    refuse_lone_arms([config for block in planned.values() for _, config in block])
+    refuse_unpaired_compile([config for block in planned.values() for _, config in block])
     runs = _known_runs(known, planned) or build_runs(name, output, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
     folder = output / name
@@ -383,21 +380,17 @@ def _chosen(
     every: Block,
     base: Config,
     study: Study | None,
-    sweep: Sweep | None,
     has_controls: bool,
     steps: str,
 ) -> Block:
-    """Return the variants of ``every`` to train: the selected steps, controls, eager runs."""
-    if sweep is not None:
-        # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
-        return every
+    """Return the variants of ``every`` to train: the selected steps and controls."""
     if study is not None:
         selected = study.select(steps or base.study.steps)
         slugs = [step.slug for step in selected]
         every = [(variant, config) for variant, config in every if variant.slug in slugs]
         if has_controls and steps in ("", "all"):
             every = _with_controls(every)
-    return _with_eager_runs(every)
+    return every
 
 
 def _require_seeds_in_range(
@@ -443,7 +436,7 @@ def make_trial(
         (RunVariant("base"), resolve_config(tree, layers)),
         (RunVariant(name, parent="base", delta=delta), resolve_config(tree, [*layers, change])),
     ]
-    refuse_lone_arms([config for _, config in block])
+    refuse_unpaired_compile([config for _, config in block])
     output = build_dir / base.study.output_dir
     runs = build_runs("try", output, {base.seed: block})
     return Plan("try", output / "try", build_dir, base, runs)
@@ -533,29 +526,3 @@ def _with_controls(block: Block) -> Block:
     title = f"{variant.slug} again: the noise of one seed"
     repeat = RunVariant(f"{variant.slug}-{AGAIN}", title, parent=variant.slug, is_repeat=True)
     return [*block, (repeat, config)]
-
-
-def _with_eager_runs(block: Block) -> Block:
-    """Return ``block`` followed by its paired eager runs, if the configuration enables them.
-
-    An eager run has no number and no levels: only configured runs are numbered and enter the
-    marginal means.
-    """
-    if not wants_twins([config for _, config in block]):
-        return block
-    eager = [(_eager_variant(variant), _without_compiler(config)) for variant, config in block]
-    return [*((replace(variant, arm="compiled"), config) for variant, config in block), *eager]
-
-
-def _eager_variant(variant: RunVariant) -> RunVariant:
-    parent = variant.parent and f"{variant.parent}-{EAGER}"
-    slug, title = f"{variant.slug}-{EAGER}", f"{variant.title}, {EAGER}".removeprefix(", ")
-    return replace(
-        variant, slug=slug, title=title, parent=parent, number=None, levels=None, arm=EAGER
-    )
-
-
-def _without_compiler(config: Config) -> Config:
-    names = ("COMPILE", "COMPILE_BLOCKS", "COMPILE_EAGER_TWIN")
-    off: dict[str, SymbolValue] = dict.fromkeys(names, False)
-    return Config.from_values({**config.values, **off})

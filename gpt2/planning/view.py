@@ -14,7 +14,7 @@ from gpt2.config import Config
 from gpt2.memory.cost import StepPrediction, predict_runs, prediction_columns
 from gpt2.model_config import ModelConfig
 from gpt2.planning.looks import AutoSeeds
-from gpt2.planning.plan import EAGER, Plan
+from gpt2.planning.plan import Plan
 from gpt2.planning.power import (
     StudyCost,
     StudyPower,
@@ -55,7 +55,7 @@ def _model_notes(config: Config) -> list[ConfigNote]:
     found = list(model.attention.pattern.notes(model.shape))
     if config.machine.device == "cuda":
         found += gpu_notes(model.attention, model.shape, shows)
-        if model.loss_backend == "auto" and not config.machine.compiles_model:
+        if model.loss_backend == "auto" and not config.machine.compile:
             compared = "it is compared with torch's on the GPU before training"
             found.append(ConfigNote(f"loss by a Triton kernel, if the GPU supports it; {compared}"))
     elif speed.emulates_bf16(config.machine):
@@ -209,7 +209,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
     notes = (
         f"{skipped}{_damage_note(plan, views)}{_stale_note(views)}"
         + "".join(f"{line}\n" for line in _pattern_notes(plan))
-        + f"{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
+        + f"{_time_note(views)}{_debug_note(plan)}{_look_note(plan)}"
         + f"{_micro_batch_note(plan)}{_power_note(plan, views)}{summary_line(plan, views)}"
     )
     if hidden := [name for name in columns if name not in headings]:
@@ -319,20 +319,6 @@ def _time_note(views: Sequence[RunView]) -> str:
     if "unknown" in sources:
         return "- unknown until a run was timed; make plan GPU=h100 predicts it for a GPU\n"
     return ""
-
-
-def _eager_note(plan: Plan, views: Sequence[RunView]) -> str:
-    """Explain the cost of the automatically added eager runs, and how to disable them."""
-    arms = zip(plan.runs, views, strict=True)
-    eager = [view for run, view in arms if run.variant.arm == EAGER]
-    if not eager:
-        return ""
-    seconds = [view.seconds for view in eager if view.seconds is not None]
-    time = f", {format_duration(sum(seconds))} of training" if len(seconds) == len(eager) else ""
-    return (
-        f"{len(eager)} run(s) named *-{EAGER}{time}: the same runs without torch.compile, in "
-        "separate table rows;\nSET=COMPILE_EAGER_TWIN=n disables them\n"
-    )
 
 
 def _micro_batch_note(plan: Plan) -> str:

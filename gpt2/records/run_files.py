@@ -215,7 +215,6 @@ _KNOBS: Mapping[str, Sequence[str]] = {
     "DETERMINISTIC": ("deterministic_algorithms", "cublas_workspace_config"),
     "EXPANDABLE_SEGMENTS": ("expandable_segments",),
     "COMPILE": ("torch_compile_enabled",),
-    "COMPILE_BLOCKS": ("torch_compile_enabled",),
     "WARMUP_ITERATIONS": ("compile_warmup_steps",),
     "DATA_PARALLEL": ("data_parallel",),
     "DDP_SAFE": ("ddp_bucket_cap_mib", "ddp_gradients_copied"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
-from gpt2.planning.plan import EAGER, Plan, make_plan, planned_looks, table_plan
+from gpt2.planning.plan import Plan, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
 from gpt2.records.report import report_stamp, write_study_report
 from gpt2.records.run_files import write_resolved_config
@@ -459,18 +459,17 @@ def result_table(
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:
-    """Train the plan's only run, without its paired eager run, in this process.
+    """Train the plan's only run in this process.
 
     A debugger can reach all of the training. Returns the exit code. torchrun starts one process per
     rank; the other ranks wait for rank 0 in ``train.run``. Raises ConfigError if the plan has more
     than one run, or another process trains the run.
     """
-    runs = [run for run in plan.runs if run.variant.arm != EAGER]
-    if len(runs) != 1:
-        what = f"train accepts a single run (expected 1 planned run, got {len(runs)})"
+    if len(plan.runs) != 1:
+        what = f"train accepts a single run (expected 1 planned run, got {len(plan.runs)})"
         advice = "type: make train STEPS=7 SEEDS=1"
         raise ConfigError(Problem(what, plan.study, advice, code="usage.not-one-run"))
-    (run,) = runs
+    (run,) = plan.runs
     require_matching_directories([run])
     if is_done(RunDir(run.path)):
         log("SKIP", f"{run.label}   done; to repeat it: make rerun RUNS={run.variant.slug}")

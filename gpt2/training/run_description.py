@@ -76,8 +76,7 @@ def _compiler(session: TrainingSession) -> dict[str, Setting]:
     if isinstance(forward, DistributedDataParallel):
         forward = forward.module
     # By name: importing the class from torch._dynamo takes seconds.
-    whole = type(forward).__name__ == "OptimizedModule"
-    compiled = bool(session.state.model.compiled_blocks) if machine.compile_blocks else whole
+    compiled = type(forward).__name__ == "OptimizedModule"
     resolved, observed = (_COMPILER if on else {} for on in (machine.compile, compiled))
     steps = machine.warmup_iterations
     return {
@@ -154,7 +153,7 @@ def _loss_backend(session: TrainingSession) -> dict[str, Setting]:
     A compiled model computes the loss by torch.
     """
     machine, requested = session.config.machine, session.config.model.loss_backend
-    if machine.compiles_model or not softmax_gradient(requested, session.device):
+    if machine.compile or not softmax_gradient(requested, session.device):
         return {}
     return {"loss_backend": _state("triton", "triton", requested)}
 
@@ -240,8 +239,7 @@ def startup_summary(session: TrainingSession) -> str:
     memory = observed["vram_gib"] if on_gpu else observed["ram_gib"]
     name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
     options = {
-        "compiled": machine.compiles_model,
-        "compiled blocks": machine.compile_blocks,
+        "compiled": machine.compile,
         "loss triton": bool(_loss_backend(session)),
         "deterministic": machine.deterministic == "strict",
         "deterministic or warned": machine.deterministic == "warn",

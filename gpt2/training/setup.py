@@ -156,10 +156,8 @@ def place_model(
         # Even if nothing moves, a fake tensor cannot be swapped.
         model.to(device)
     forward: nn.Module = model
-    if config.machine.compiles_model:
+    if config.machine.compile:
         forward = cast(nn.Module, torch.compile(model))
-    elif config.machine.compile:
-        model.compile_blocks()
     return group.share_gradients(forward, config.machine.ddp_safe), None
 
 

@@ -115,11 +115,8 @@ class _Checker:
         self._folder = file.path.parent
         self._verdicts = {v.contrast.name: v for v in table.verdicts.verdicts}
         self._by_slug: dict[str, list[PlannedRun[Any]]] = {}
-        self._by_arm: dict[str, list[PlannedRun[Any]]] = {}
         for run in sorted(runs, key=lambda run: run.seed):
-            arm = f"{run.variant.arm}:" if run.variant.arm else ""
             self._by_slug.setdefault(run.variant.slug, []).append(run)
-            self._by_arm.setdefault(f"{arm}{run.variant.slug}", []).append(run)
         self._findings: dict[Path, list[str]] = {}
 
     def result(self, claim: Claim) -> ClaimResult:
@@ -147,7 +144,7 @@ class _Checker:
         verdict = self._verdicts.get(name)
         if verdict is None:
             raise _unknown("contrast", name, [*self._verdicts], "make verdicts")
-        runs = [run for arm in verdict.contrast.weights for run in self._by_arm.get(arm, ())]
+        runs = [run for arm in verdict.contrast.weights for run in self._by_slug.get(arm, ())]
         evidence = self._of_runs(runs)
         if evidence.damaged:
             return replace(evidence, verdict=verdict)

@@ -39,8 +39,6 @@ class MachineConfig:
     # Threads per process; part of the identity because sums depend on how work is split.
     cpu_threads: int = kconfig_field("CPU_THREADS", form=True)
     compile: bool = kconfig_field("COMPILE", form=True)
-    # Compile blocks one by one; equal blocks share a graph.
-    compile_blocks: bool = kconfig_field("COMPILE_BLOCKS", form=True, off=False)
     # Operations without a deterministic implementation: off, warn or strict.
     deterministic: str = kconfig_field("DETERMINISTIC")
     # Precision inside fp32 matrix products: highest, high (TF32) or medium (bf16).
@@ -53,11 +51,6 @@ class MachineConfig:
     data_parallel: str = kconfig_field("DATA_PARALLEL", form=True, off="ddp")
     # Conservative gradient synchronization; may change the order of sums.
     ddp_safe: bool = kconfig_field("DDP_SAFE")
-
-    @property
-    def compiles_model(self) -> bool:
-        """Return whether torch.compile gets the whole model, not the block."""
-        return self.compile and not self.compile_blocks
 
     @property
     def repeats(self) -> bool:

@@ -56,8 +56,6 @@ class RunVariant:
     delta: Mapping[str, SymbolValue] | None = None
     # Factor → level, if the variant belongs to a factorial design.
     levels: Mapping[str, str] | None = None
-    # Name of the half of a paired plan (such as eager runs); tables never compare across arms.
-    arm: str = ""
     # Whether the variant is an A/A step: its parent with other initial weights.
     is_aa: bool = False
     # Whether the variant trains its parent's configuration a second time.

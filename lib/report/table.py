@@ -20,7 +20,7 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, run_name
-from lib.report.contrasts import AA_ROLE, DesignEffects, contrasts_of, control_contrasts
+from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts
 from lib.report.render import TableSection
 from lib.report.run_facts import FieldDifference, code_digest, observed_differences
 from lib.report.run_results import (
@@ -212,7 +212,7 @@ def build_table(
     ``is_stale`` tells the runs made by different code, ``left_out`` lists the unplanned
     combinations with reasons. A run that differs from the baseline in more than its variant's
     settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
-    gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
+    gets a separate row labelled with their values.
     All comparisons of the table form one family under the rule of ``verdict_plan``. Raises
     ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
     """
@@ -224,21 +224,17 @@ def build_table(
     kept = {result.run.label for result in finished if is_stale(result)}
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
-    parts: list[ComparableGroup] = []
     judged_parts, control_parts = [], []
-    effects: DesignEffects | None = None
-    for arm, arm_items in _by_arm(items).items():
-        variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
-        baseline = next((v.slug for v in variants if not v.parent), "")
-        contrasts = contrasts_of(variants, plan.against, plan.design)
-        effects = effects or (plan.design.effects(variants) if plan.design else None)
-        for part in split_comparable(arm_items, baseline, label_by):
-            labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
-            rows += variant_rows(labelled, variants, baseline, kept)
-            parts.append(labelled)
-            prefix, outcomes = _prefix(labelled.labels), _outcomes(part)
-            judged_parts.append((prefix, contrasts, outcomes))
-            control_parts.append((prefix, control_contrasts(variants), outcomes))
+    variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
+    baseline = next((v.slug for v in variants if not v.parent), "")
+    contrasts = contrasts_of(variants, plan.against, plan.design)
+    effects = plan.design.effects(variants) if plan.design else None
+    parts = split_comparable(items, baseline, label_by)
+    for part in parts:
+        rows += variant_rows(part, variants, baseline, kept)
+        prefix, outcomes = _prefix(part.labels), _outcomes(part)
+        judged_parts.append((prefix, contrasts, outcomes))
+        control_parts.append((prefix, control_contrasts(variants), outcomes))
     compared = [item for part in parts for item in part.items]
     results = [item for item in compared if isinstance(item, RunResult)]
     verdicts = judge_study(judged_parts, plan, control_parts, effects)
@@ -296,16 +292,6 @@ def _with_verdicts(row: TableRow, study: StudyVerdicts) -> TableRow:
         verdict_baseline=baseline,
         verdict_parent=by_reference.get(f"{prefix}{variant.parent}"),
     )
-
-
-def _by_arm(
-    items: Sequence[RunResult | MissingResult],
-) -> dict[str, list[RunResult | MissingResult]]:
-    """Return the runs by arm of the plan, in order; a plan without arms has one."""
-    arms: dict[str, list[RunResult | MissingResult]] = {}
-    for item in items:
-        arms.setdefault(item.run.variant.arm, []).append(item)
-    return arms
 
 
 def variant_rows(

@@ -12,6 +12,7 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from lib.errors import ConfigError, PreflightError, Problem
+from lib.gone import ANY_VALUE, removed_symbols
 from lib.report.figures import load_pyplot
 from lib.report.render import json_document
 from lib.tracking.sources import RunRef, RunSource, find_run, list_runs, metric_series
@@ -23,10 +24,10 @@ COMPILE_METRICS = (
     ("gpu/compute_util_avg", "GPU compute (%)"),
     ("gpu/memory_used_avg_gb", "GPU memory (GB)"),
 )
-# Configuration keys that may differ within a pair: compilation, names, and derived values.
+# Configuration keys that may differ within a pair: compilation, names, and derived values; also
+# symbols that went, if their value never changed a result.
 _PAIR_SPECIFIC = {
     "COMPILE",
-    "COMPILE_EAGER_TWIN",
     "compile_model",
     "run_name",
     "hash8",
@@ -95,7 +96,7 @@ def read_compile_pairs(
         candidates = [run for run in runs if run.name.id in requested] or runs
         what = f"no two runs differ only in torch.compile{_nearest(candidates, runs)}"
         raise ConfigError(
-            Problem(what, next="type: make quick-compare SET=COMPILE=y", code="run.no-compile-pair")
+            Problem(what, next='type: make SWEEP="COMPILE=n,y"', code="run.no-compile-pair")
         )
     counts = Counter(pair.name for pair in pairs)
     pairs = [p if counts[p.name] == 1 else replace(p, name=p.compiled.run) for p in pairs]
@@ -135,7 +136,8 @@ def _candidate(source: RunSource, run: RunRef) -> _Candidate:
         what = f"{run.name} has no compile_model in its configuration"
         raise ConfigError(Problem(what, code="run.missing-setting"))
     # If the configuration lists all symbols, the step is only a name for some of them.
-    pair_specific = _PAIR_SPECIFIC | ({"step"} if "COMPILE" in config else set())
+    without_effect = {name for name, off in removed_symbols().items() if off == ANY_VALUE}
+    pair_specific = _PAIR_SPECIFIC | without_effect | ({"step"} if "COMPILE" in config else set())
     rest = {name: value for name, value in config.items() if name not in pair_specific}
     return _Candidate(run, bool(config["compile_model"]), str(config.get("step") or run.name), rest)
 

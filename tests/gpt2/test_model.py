@@ -490,29 +490,3 @@ def test_plain_attention_is_one_graph_to_the_compiler(given: dict[str, Any]) -> 
     expected = model(idx_BT, idx_BT)
     torch.manual_seed(1)
     assert torch.equal(compiled(idx_BT, idx_BT), expected)
-
-
-def test_equal_blocks_share_a_graph_and_decoding_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = drawn(make_model_config(n_layer=4, dropout=0.1), torch.float32).train()
-    idx_BT = tokens(model.config)
-    graphs: list[Any] = []
-
-    def counted(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compile_ = torch.compile
-    monkeypatch.setattr("torch.compile", lambda m: compile_(m, backend=counted, fullgraph=True))
-    torch.manual_seed(1)
-    expected = model(idx_BT, idx_BT)
-    names = list(model.state_dict())
-    model.compile_blocks()
-    torch.manual_seed(1)
-    loss = model(idx_BT, idx_BT)
-    loss.backward()
-    assert torch.equal(loss, expected) and len(graphs) == 1
-    assert list(model.state_dict()) == names
-    with torch.no_grad():
-        model.eval().decode(idx_BT, model.new_cache())
-    assert len(graphs) == 1

@@ -15,7 +15,7 @@ from lib.env.options import MachineConfig
 from lib.errors import ConfigError, PreflightError
 from tests.gpt2.builders import make_model_config
 
-CPU = MachineConfig("cpu", "fp32", 1, False, False, True, "highest", False, False, 0, "ddp", False)
+CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, "ddp", False)
 ENTROPY = {"ra_cross_token": {"mode": "entropy"}}
 TOPK = {"ra_cross_token": {"mode": "topk"}}
 RA = {"terms": ("reciprocal",)}

@@ -79,13 +79,6 @@ def test_the_table_of_a_part_of_the_study_has_the_step_if_it_was_trained(planned
     assert slugs(table_plan(part, layers)) == ["golden", "baseline-aa"]
 
 
-def test_each_arm_of_a_compiled_study_has_one(planned):
-    plan = planned(COMPILE=True)
-    arms = {run.variant.slug: (run.variant.arm, run.variant.parent) for run in plan.runs}
-    assert arms["baseline-aa"] == ("compiled", "baseline")
-    assert arms["baseline-aa-eager"] == ("eager", "baseline-eager")
-
-
 def test_its_difference_is_declared(planned):
     plan = planned()
     aa = plan.runs[2]

@@ -12,7 +12,7 @@ import pytest
 
 from gpt2.ablation import RATIO
 from gpt2.planning import view as planning_view
-from gpt2.planning.looks import declared_contrasts, verdict_plan
+from gpt2.planning.looks import verdict_plan
 from gpt2.planning.plan import (
     Plan,
     Sweep,
@@ -28,7 +28,7 @@ from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.contrasts import DesignOptions
+from lib.report.contrasts import DesignOptions, contrasts_of
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdict_record import write_verdicts
@@ -478,9 +478,7 @@ AUTO = {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0-3", "VERDICT_A
 
 def looked(plan: Plan, *looks: tuple[int, set[str]]) -> None:
     """Write a record with a look at each number of seeds; the set names the open steps."""
-    contrasts = [
-        c for part in declared_contrasts(plan.variants, "both", None).values() for c in part
-    ]
+    contrasts = contrasts_of(plan.variants, "both")
     taken = tuple(
         Look(
             number,

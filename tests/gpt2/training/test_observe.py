@@ -157,11 +157,6 @@ def test_a_compiled_model_is_observed(
     assert {"torch_compile_enabled", "torch_compile_mode"} <= set(
         deviations(observed_settings(compiled))
     )
-    by_block = session(COMPILE=True, COMPILE_BLOCKS=True)
-    assert by_block.forward is by_block.state.model
-    assert observed(by_block)["torch_compile_enabled"]
-    by_block.state.model.compiled_blocks.clear()
-    assert "torch_compile_enabled" in deviations(observed_settings(by_block))
     plain = observed(session())
     assert plain["torch_compile_enabled"] is False and plain["torch_compile_backend"] is None
 

@@ -18,7 +18,6 @@ CPU = MachineConfig(
     precision="fp32",
     cpu_threads=1,
     compile=False,
-    compile_blocks=False,
     deterministic="strict",
     matmul_precision="highest",
     cudnn_benchmark=False,

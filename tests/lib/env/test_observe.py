@@ -32,7 +32,6 @@ def machine() -> MachineConfig:
         precision="fp32",
         cpu_threads=torch.get_num_threads(),
         compile=False,
-        compile_blocks=False,
         deterministic="strict",
         matmul_precision="highest",
         cudnn_benchmark=False,

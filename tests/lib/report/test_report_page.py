@@ -262,21 +262,16 @@ def test_a_factorial_design_has_its_effects(tmp_path):
 
 
 @pytest.mark.slow
-def test_arms_are_compared_within_themselves(tmp_path):
-    arms = [
-        replace(
-            variant,
-            slug=f"{variant.slug}{suffix}",
-            arm=arm,
-            parent=f"{variant.parent}{suffix}" if variant.parent else "",
-        )
-        for arm, suffix in (("compiled", ""), ("eager", "-eager"))
-        for variant in steps(2)
-    ]
-    runs = write_study(tmp_path, arms, 3, iterations=12, documents=3)
-    parsed = Parsed(report_page(build_table("demo", runs), CONTEXT))
-    titles = [label for label in parsed.values("aria-label") if "minus the baseline" in label]
-    assert len(titles) == 2 and "eager:step-1-eager" in titles[1]
+def test_runs_under_a_label_are_compared_within_themselves(tmp_path):
+    variants = steps(2)
+    runs = write_study(tmp_path, variants, 2, iterations=12, documents=3)
+    for run in runs:
+        if run.seed == 2:
+            seal(RunDir(run.path), changed(MANIFEST, origin__torch="2.12.0"))
+    table = build_table("demo", runs, label_by=["torch"])
+    titles = Parsed(report_page(table, CONTEXT)).values("aria-label")
+    titles = [label for label in titles if "minus the baseline" in label]
+    assert len(titles) == 2 and "2.12.0:step-1" in titles[1]
 
 
 @pytest.mark.slow

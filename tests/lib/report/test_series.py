@@ -1,7 +1,6 @@
 """Series over seeds: means, ranges, and differences between runs of the same seed."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -16,14 +15,14 @@ from lib.report.series import (
 )
 from lib.report.table import build_table
 from lib.runs.run_dir import RunDir
-from tests.lib.fabricated import MANIFEST, seal
+from tests.lib.fabricated import MANIFEST, changed, seal
 
 
 @pytest.fixture
 def rows(make_run):
-    """A baseline with the seeds 1 and 2, a step with the seeds 2 and 3, and another arm."""
+    """A baseline with the seeds 1 and 2, a step with the seeds 2 and 3, and a run apart."""
 
-    def write(run, losses, statistics=()):
+    def write(run, losses, statistics=(), manifest=MANIFEST):
         lines = []
         for i, loss in enumerate(losses, 1):
             at = {"iteration": i, "tokens": 60 * i}
@@ -33,7 +32,7 @@ def rows(make_run):
             lines.append({"kind": "statistics", "iteration": i, "tokens": i, "values": values})
         directory = RunDir(run.path)
         directory.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        seal(directory, MANIFEST)
+        seal(directory, manifest)
         return run
 
     def planned():
@@ -46,24 +45,23 @@ def rows(make_run):
             write(make_run("wide", 2.9, seed=3, parent="base", **size), [5.0, 5.0], [first, last]),
             write(make_run("wide", 2.8, seed=2, parent="base", **size), [7.0, 4.0], [last]),
         ]
-        arm = replace(runs[0].variant, slug="base-eager", arm="eager")
-        other = write(make_run("base-eager", 4.0, **size), [2.0, 2.0])
-        return [*runs, replace(other, variant=arm)]
+        other = changed(MANIFEST, origin__torch="2.12.0")
+        return [*runs, write(make_run("base", 4.0, seed=3, **size), [2.0, 2.0], manifest=other)]
 
-    return runs_of_rows(build_table("demo", planned()))
+    return runs_of_rows(build_table("demo", planned(), label_by=["torch"]))
 
 
 def test_rows_have_the_baseline_of_their_own_part(rows):
-    assert [row.row.name for row in rows] == ["base", "wide", "eager:base-eager"]
-    assert [[r.run.seed for r in row.results] for row in rows] == [[1, 2], [2, 3], [1]]
+    assert [row.row.name for row in rows] == ["2.13.0:base", "2.13.0:wide", "2.12.0:base"]
+    assert [[r.run.seed for r in row.results] for row in rows] == [[1, 2], [2, 3], [3]]
     assert [len(row.baseline) for row in rows] == [0, 2, 0]
     assert [(a.run.seed, b.run.seed) for a, b in rows[1].pairs] == [(2, 2)]
 
 
 def test_curves_are_means_and_ranges_over_seeds(rows):
-    base, wide, eager = training_curves(rows)
+    base, wide, apart = training_curves(rows)
     assert (base.at, base.mean, base.low, base.high) == ([60, 120], [8.5, 6.5], [8, 6], [9, 7])
-    assert (wide.low, wide.high) == ([5, 4], [7, 5]) and eager.mean == [2, 2]
+    assert (wide.low, wide.high) == ([5, 4], [7, 5]) and apart.mean == [2, 2]
 
 
 def test_differences_are_those_of_equal_seeds(rows):

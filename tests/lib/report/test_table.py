@@ -156,25 +156,21 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     assert json.loads(table_to_json(table))["rows"][2]["labels"] == {"torch": "2.12.0"}
 
 
-def test_the_arms_of_a_plan_are_never_compared(make_run):
-    """Eager losses lie higher here by 1 throughout: any mixture would show."""
-    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    runs += [make_run("base-eager", 4.0), make_run("wide-eager", 3.8, parent="base-eager")]
-    arms = ("compiled", "compiled", "eager", "eager")
-    runs = [
-        replace(run, variant=replace(run.variant, arm=arm))
-        for run, arm in zip(runs, arms, strict=True)
-    ]
+def test_compiled_and_eager_runs_are_compared_only_as_declared(make_run):
+    """As the axis of a matrix, which both runs request, or apart, by a label."""
+    compiled = {"knobs__torch_compile_enabled__observed": True}
+    axis = compiled | {"knobs__torch_compile_enabled__requested": True}
+    eager = make_run("compile-n", 3.0)
+    table = build_table("demo", [eager, make_run("compile-y", 2.9, manifest=axis)])
+    assert [row.state for row in table.rows] == ["done", "done"]
+    assert table.rows[1].delta_baseline.mean == pytest.approx(-0.1)
+    runs = [eager, make_run("other", 2.8, manifest=compiled)]
     table = build_table("demo", runs)
-    assert [row.labels for row in table.rows] == [{"arm": arm} for arm in arms]
-    assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
-    assert [r.delta_parent.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
-    assert table.rows[0].delta_baseline is table.rows[2].delta_baseline is None
-    assert re.search(r"\| step +\| +arm \|", table_to_markdown(table))
-    # One that has not begun stands in its own arm too.
-    late = make_run("late-eager", parent="base-eager")
-    late = replace(late, variant=replace(late.variant, arm="eager"))
-    assert build_table("demo", [*runs, late]).rows[-1].labels == {"arm": "eager"}
+    assert table.rows[1].state == "not comparable: knobs.torch_compile_enabled"
+    assert table.rows[1].val_loss is None
+    table = build_table("demo", runs, label_by=["knobs.torch_compile_enabled"])
+    assert [[*row.labels.values()] for row in table.rows] == [["False"], ["True"]]
+    assert table.rows[1].val_loss.mean == 2.8 and table.rows[1].delta_baseline is None
 
 
 def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
@@ -340,7 +336,7 @@ def test_writes_beside_the_runs(make_run, tmp_path):
 
 def test_a_reused_run_with_another_name_in_its_study_is_noted(make_run):
     run = make_run("base", 3.0)
-    twin = replace(run, variant=replace(run.variant, slug="base-eager"))
+    twin = replace(run, variant=replace(run.variant, slug="base-n"))
     notes = build_table("demo", [twin]).notes
     (note,) = notes
-    assert note.startswith("demo/00-base-eager s1: ") and note.endswith(" demo/base-s1-base1")
+    assert note.startswith("demo/00-base-n s1: ") and note.endswith(" demo/base-s1-base1")

@@ -59,14 +59,14 @@ def test_two_runs_of_one_side_are_chosen_among_by_name_alone(folder: Path) -> No
     assert [pair.eager.run for pair in pairs] == named
 
 
-def test_an_eager_twin_is_the_other_side(tmp_path: Path) -> None:
-    """Pair a compiled run with its planned eager run, a separate step with fewer symbols."""
+def test_a_cell_of_a_matrix_is_the_other_side(tmp_path: Path) -> None:
+    """Pair runs that have other step names, and symbols that went without an effect."""
     compiled = {"COMPILE": True, "COMPILE_EAGER_TWIN": True}
     record_run(tmp_path / "s/ra-s1-0000000a", step="ra", compile_model=True, symbols=compiled)
     eager = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
-    record_run(tmp_path / "s/ra-eager-s1-0000000b", step="ra-eager", symbols=eager)
+    record_run(tmp_path / "s/ra-compile-n-s1-0000000b", step="ra-compile-n", symbols=eager)
     (pair,) = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
-    assert (pair.name, pair.eager.run) == ("ra", "ra-eager-s1-0000000b")
+    assert (pair.name, pair.eager.run) == ("ra", "ra-compile-n-s1-0000000b")
 
 
 def test_no_pair_says_what_keeps_the_nearest_two_apart(tmp_path: Path) -> None:
