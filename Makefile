@@ -11,7 +11,7 @@ SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT
-SETTINGS += MINUTES SUBMIT VENV
+SETTINGS += PROBE SUBMIT VENV
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -148,7 +148,7 @@ data: $(CONFIG_PY) ## Prepare the data set
 data-verify: $(CONFIG_PY) ## Verify every byte of the data set
 	$(Q)$(PY) scripts/prepare_data.py --verify $(INTO)
 
-plan: $(CONFIG_PY) ## List the runs and their cost; starts nothing
+plan: $(CONFIG_PY) ## List the runs and their cost; trains nothing
 	$(Q)$(PY) scripts/plan.py $(INTO)
 
 status: $(CONFIG_PY) ## Show which runs are done, running and missing
@@ -219,8 +219,7 @@ style: setup ## Check formatting, lint, types, whitespace, rules
 
 ##@ Evaluate
 .PHONY: ls clean-runs report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
-	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine \
-	calibrate gpu-day
+	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 	$(Q)$(PY) scripts/list_runs.py $(INTO)
 
@@ -280,12 +279,6 @@ needle-test: setup ## Train small models on long-range retrieval
 
 validate-machine: setup ## Validate NSA on this device (FULL=1: long contexts)
 	$(Q)$(PY) scripts/validate_machine.py $(INTO)
-
-calibrate: $(CONFIG_PY) ## Measure this GPU for plan GPU=; compare with predictions
-	$(Q)$(PY) scripts/bench.py calibrate $(INTO)
-
-gpu-day: $(CONFIG_PY) ## Every measurement of this GPU, in MINUTES=; resumable
-	$(Q)$(PY) scripts/bench.py gpu-day $(INTO)
 
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help completion clean mrproper
@@ -356,13 +349,13 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: DATA=DIR  For reproduce: the folder of the data
 ##: DATA=require  For check: missing data is a failure
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24
-##: GPU=h100  For plan: predict time and memory on this GPU
+##: GPU=h100  For plan: estimate time and memory on this GPU
+##: PROBE=1  For plan: time some steps of each model here
 ##: GPU=h100,mi300x  For validate-machine: kernels for absent GPUs
-##: MINUTES=40  For gpu-day: when to stop
 ##: JOBS=n or -jN  Concurrent runs
 ##: SUBMIT=y  For slurm: submit the batch script
 ##: PROMPT="..."  For generate: the text to continue
-##: TOKENS=n  Tokens to generate; of bench-nsa, gpu-day: the longest
+##: TOKENS=n  Tokens to generate; of bench-nsa: the longest
 ##: TEMPERATURE=x SEED=n  Sampling of generate; also TOP_K=n, TOP_P=x
 ##: QUANT=int8  For evaluate: none, int8, nf4 or fp4
 ##: O=DIR  Folder of .config, data and results, instead of the tree

@@ -6,8 +6,6 @@
     bench.py settings --sym COMPILE,PRECISION --iters 50
     bench.py overhead --count 15 --iters 300
     bench.py nsa --tokens 2048
-    bench.py calibrate                      rates and steps of this device, for plan GPU=
-    bench.py gpu-day --minutes 40           calibrate, and everything else that needs the GPU
 
 Without a subcommand: the trainer against transformers' GPT-2 in a plain loop (also with the memory
 settings of the trainer's workers), every mechanism against GPT-2, and every optimizer against
@@ -15,10 +13,7 @@ torch's fused AdamW. settings: each setting that trades speed for precision or m
 on .config, with peak memory, final loss, and whether the weights are bitwise equal. overhead: the
 trainer's logging against a bare loop, and trackers against none; requires the extras trackio and
 tensorboard. nsa: sparse against full attention, for whole sequences and decoding; writes
-bench_nsa.csv and bench_nsa.png to the build folder. calibrate: the steps of .config on this device
-against their prediction; writes calibration.json to the build folder. gpu-day: calibration, parity
-of the backends, a plain loop, determinism, validation and sparse attention, as far as the time
-allows; writes gpu-day/report.md to the build folder, and a second call continues.
+bench_nsa.csv and bench_nsa.png to the build folder.
 
 Variants alternate; figures are medians, ratios are within one round. There is no pass or fail; stop
 other load on the machine first. Tables go to stdout.
@@ -34,8 +29,6 @@ COMMANDS = {
     "settings": "time each speed-related setting on .config",
     "overhead": "time the trainer's logging, and the trackers",
     "nsa": "time sparse against full attention",
-    "calibrate": "compare predicted with measured steps, and keep the factor",
-    "gpu-day": "every measurement of this GPU, until MINUTES have passed",
 }
 
 

@@ -156,7 +156,7 @@ def select_backend(
     plain = not (attention.terms or attention.gates or shows_weights)
     if plain and attention.backend != "rows":
         return "sdpa"
-    # Fewer launches and less traffic than rows, counted for every composition: docs/gpu.md.
+    # One pass over tiles in place of a loop over chunks of rows.
     by_tiles = attention.backend == "auto" and device == "cuda" and not lacks_triton
     return "triton" if by_tiles else "rows"
 
@@ -169,14 +169,14 @@ def gpu_notes(
     ``shows_weights`` contains true if an MLP reads attention weights, and false if one does not.
     """
     forms = {select_backend(attention, shape, shows, "cuda") for shows in shows_weights}
-    # Predicted for the steps of the RATIO study: docs/gpu.md.
-    share = "predicted to take 0.2 to 0.5 times as long"
     if attention.backend == "auto" and "triton" in forms:
-        compared = "both are compared on the GPU before training"
-        return [ConfigNote(f"attention by Triton kernels, {share} as by rows; {compared}")]
+        compared = "they are compared with rows on the GPU before training"
+        return [ConfigNote(f"attention by Triton kernels; {compared}")]
     if "rows" not in forms or unsupported_by_triton(attention, shape):
         return []
-    return [ConfigNote(f"attention by rows; ATTENTION_BACKEND_TRITON=y is {share}")]
+    # docs/gpu.md
+    slow = "on an H100, a step took 3 to 6 times as long as the baseline"
+    return [ConfigNote(f"attention by rows ({slow}); ATTENTION_BACKEND_TRITON=y avoids them")]
 
 
 def unsupported_by_triton(attention: AttentionConfig, shape: ModelShape) -> list[str]:

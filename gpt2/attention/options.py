@@ -100,11 +100,6 @@ class PatternOptions(ABC):
     # True if the order of sums depends on the data, so that equal values may differ in bits.
     data_dependent: ClassVar[bool] = False
 
-    @property
-    def predicted(self) -> bool:
-        """Return whether the kernels of a GPU can be counted without one."""
-        return True
-
     @abstractmethod
     def mean_keys(self, length: int) -> float:
         """Return the number of keys per query, averaged over ``length`` tokens."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
-from gpt2.bench import gpu_day, nsa, settings, trainer
+from gpt2.bench import nsa, settings, trainer
 from gpt2.data.prepare import prepare_dataset
 from gpt2.planning.arguments import add_json, add_variable, whole_number
 from gpt2.planning.plan import config_layers
@@ -170,6 +170,4 @@ BENCHMARKS = {
     "settings": Benchmark(add_settings_arguments, bench_settings),
     "overhead": Benchmark(add_overhead_arguments, bench_overhead),
     "nsa": Benchmark(add_nsa_arguments, bench_nsa),
-    "calibrate": Benchmark(gpu_day.add_calibrate_arguments, gpu_day.calibrate),
-    "gpu-day": Benchmark(gpu_day.add_gpu_day_arguments, gpu_day.gpu_day),
 }

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from gpt2.check import Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, few_names
 from gpt2.check.distinct import Fingerprint
-from gpt2.planning.view import note_lines
+from gpt2.planning.notes import note_lines
 from lib.console import folded
 from lib.errors import printable
 from lib.report.render import fitting_columns, text_lines

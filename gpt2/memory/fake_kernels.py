@@ -1,4 +1,4 @@
-"""Attention kernels of a GPU, replaced by kernels that only count launches, FLOPs and bytes.
+"""Attention kernels of a GPU, replaced by kernels that only count FLOPs.
 
 Each saves the tensors that the GPU's kernel saves for backward.
 
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.tiled import TileLaunch, TileSpec
-from gpt2.loss import SoftmaxGradient
-from gpt2.memory.cost import Kernel
 from gpt2.memory.tracker import StorageTracker
 from gpt2.nsa.fused import FusedKernels
 from gpt2.nsa.options import selected_pairs
@@ -49,8 +47,7 @@ def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:
         pairs = sum(sight.complete(sight.first + t + 1) for t in range(sight.queries))
         # A compressed block is multiplied once for each selected block with a token of it.
         visits = (size + sight.size - sight.stride) / size
-        flops = 2.0 * visits * pairs * q_BKTgH.numel() / sight.queries
-        tracker.launch(_attention_kernel(flops, q_BKTgH, k_BKMH, lse_BNT, blocks))
+        tracker.compute(2.0 * visits * pairs * q_BKTgH.numel() / sight.queries)
         return blocks
 
     def selected(
@@ -89,21 +86,9 @@ def fake_tile_launch(tracker: StorageTracker) -> TileLaunch:
             "column_gradients": (2 + 2 * values, 2),
             "mean_weights": (1, 1),
         }[name]
-        flops = 2.0 * batch * heads * width * (products * pairs + banded * near)
-        tracker.launch(_attention_kernel(flops, *present.values()))
+        tracker.compute(2.0 * batch * heads * width * (products * pairs + banded * near))
 
     return launch
-
-
-def fake_softmax_gradient(tracker: StorageTracker) -> SoftmaxGradient:
-    """Return a replacement for the Triton kernel of the loss that adds the kernel to ``tracker``."""
-
-    def replace_(logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor) -> None:
-        # Reads the logits twice, and writes them.
-        read = _bytes(logits_XV, logits_XV, logits_XV, targets_X, losses_X)
-        tracker.launch(Kernel("memory", 0.0, read))
-
-    return replace_
 
 
 def tile_pairs(sight: MaskSpec, side: int = TILE) -> int:
@@ -127,8 +112,7 @@ class _FlexPass(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, context, lse)
         ctx.tracker, ctx.pairs = tracker, batch * heads * tile_pairs(sight)
         # q kᵀ and p v.
-        flops = 2.0 * ctx.pairs * (width + v.shape[-1])
-        tracker.launch(_attention_kernel(flops, q, k, v, context))
+        tracker.compute(2.0 * ctx.pairs * (width + v.shape[-1]))
         return context, lse
 
     @staticmethod
@@ -137,8 +121,7 @@ class _FlexPass(torch.autograd.Function):
         # Σ do·o of every query, in fp32.
         delta = torch.empty_like(lse)
         # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
-        flops = 2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1])
-        ctx.tracker.launch(_attention_kernel(flops, q, k, v, dcontext, q, k, v))
+        ctx.tracker.compute(2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1]))
         gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
         del delta
         return gradients
@@ -165,32 +148,20 @@ class _SelectedPass(torch.autograd.Function):
         rows = q.numel() // (length * width)
         # FLOPs of one product.
         ctx.product = 2.0 * rows * width * selected_pairs(length, size, blocks.shape[-1])
-        tracker.launch(_attention_kernel(2 * ctx.product, q, k, v, context))
+        tracker.compute(2 * ctx.product)
         return context
 
     @staticmethod
     def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, blocks, context, logsums = ctx.saved_tensors
+        q, k, v, blocks, _, logsums = ctx.saved_tensors
         tokens, width = k.shape[2:]
         dcontext = dcontext.contiguous()
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         inner = torch.empty_like(logsums)
-        launch, product = ctx.tracker.launch, ctx.product
-        launch(_attention_kernel(3 * product, q, k, v, context, dcontext, dq))
+        ctx.tracker.compute(3 * ctx.product)
         _, _, segments = queries_by_block(blocks, -(-tokens // ctx.size), q.shape[2], SEGMENT)
         owners = segment_owners(segments, blocks.numel(), SEGMENT)
         partial = k.new_empty(2, len(owners), ctx.size, width, dtype=torch.float32)
-        launch(_attention_kernel(4 * product, q, k, v, dcontext, partial))
-        launch(Kernel("memory", 0.0, _bytes(partial, dk, dv)))
-        del inner
+        ctx.tracker.compute(4 * ctx.product)
+        del inner, partial
         return None, dq, dk, dv, None, None
-
-
-def _attention_kernel(flops: float, *tensors: Tensor) -> Kernel:
-    """Return the kernel of a pass that reads and writes ``tensors``."""
-    kind = "attention-fp32" if tensors[0].dtype == torch.float32 else "attention-half"
-    return Kernel(kind, flops, _bytes(*tensors))
-
-
-def _bytes(*tensors: Tensor) -> float:
-    return float(sum(t.numel() * t.element_size() for t in tensors))

@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -29,75 +28,19 @@ from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, RowChunk, ScoreChunks
 from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
-from gpt2.memory.cost import Kernel, StepKernels
 from gpt2.memory.fake_kernels import (
     fake_nsa_kernels,
-    fake_softmax_gradient,
     fake_tile_launch,
 )
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
-from gpt2.model import GPT
 from gpt2.nsa.gather import FallbackCounter
 from gpt2.nsa.module import Nsa
-from gpt2.training.records import NullRecords
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import place_model
-from gpt2.training.step import optimizer_step
+from gpt2.training.minimal import MinimalTraining
 from lib.env.gpu import Gpu
-from lib.env.machine import grad_scaler
-from lib.env.process_group import ProcessGroup
 from lib.errors import ConfigError, Problem, RunError
-from lib.optim.build import build_optimizer
-from lib.optim.optimizers import parameter_groups
 from lib.project import ROOT
-from lib.pruning.pruners import Pruner, build_pruner
-from lib.runs.run_dir import RunDir
-
-_CPU = torch.device("cpu")
-
-
-class MinimalTraining:
-    """Model, optimizer and pruner as built by the trainer, randomly initialized, without data.
-
-    The ranks of a ``group`` share the model as configured.
-    """
-
-    def __init__(
-        self, config: Config, device: torch.device = _CPU, group: ProcessGroup | None = None
-    ) -> None:
-        self.config, self.device, self.group = config, device, group or ProcessGroup()
-        self.model = GPT(config.model)
-        self.forward, _ = place_model(config, self.model, self.group, device)
-        groups = parameter_groups(self.model, config.optimizer.weight_decay)
-        self.optimizer = build_optimizer(config.optimizer, groups, config.schedule.learning_rate)
-        self.pruner = build_pruner(config.pruning, self.model)
-
-    def step(self, tokens_BT: list[Tensor], pruner: "Pruner | _UpdateStage | None" = None) -> None:
-        """Run one optimizer step, with one micro-batch for each of ``tokens_BT``.
-
-        Each has T + 1 tokens per row.
-        """
-        session = SimpleNamespace(
-            forward=self.forward,
-            config=self.config,
-            device=self.device,
-            group=self.group,
-            records=NullRecords(RunDir(Path())),
-            state=SimpleNamespace(
-                model=self.model,
-                optimizer=self.optimizer,
-                scaler=grad_scaler(self.config.machine),
-                pruner=pruner or self.pruner,
-                iteration=0,
-                steps_to_probe=0,
-            ),
-        )
-        micro_batches = [(t[:, :-1], t[:, 1:]) for t in tokens_BT]
-        optimizer_step(
-            cast(TrainingSession, session), micro_batches, self.config.schedule.learning_rate
-        )
-
+from lib.pruning.pruners import Pruner
 
 # With more chunks, all but the last ones are simulated as one large chunk.
 _MAX_CHUNKS = 6
@@ -119,13 +62,17 @@ def target_execution(
     tiles, loss = None, None
     if target.flash:
         tiles = fake_tile_launch(tracker)
-        loss = None if loss_backend == "torch" else fake_softmax_gradient(tracker)
+        loss = None if loss_backend == "torch" else _keep_logits
     elif loss_backend == "triton":
         what = f"LOSS_BACKEND: triton does not support {target.name}"
         raise ConfigError(
             Problem(what, next="type: SET=LOSS_BACKEND_TORCH=y", code="gpu.unsupported")
         )
     return Execution(chunks, WholeLogitsChunks(), tiles, loss)
+
+
+def _keep_logits(logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor) -> None:
+    """Replace the Triton kernel of the loss, which allocates nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +115,7 @@ class FewScoreChunks(ScoreChunks):
         merged = all_chunks[:-_CHUNKS_RUN]
         whole = RowChunk(0, merged[-1].last, 0)
         pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in merged)
-        with self.tracker.standing_for(pairs / whole.last**2, len(merged)):
+        with self.tracker.standing_for(pairs / whole.last**2):
             yield whole
         yield from all_chunks[-_CHUNKS_RUN:]
 
@@ -269,11 +216,10 @@ _BLOCKS = 3
 
 @dataclasses.dataclass(frozen=True)
 class StepNeeds:
-    """Peak bytes of each stage of a step, by category, its FLOPs and its kernels."""
+    """Peak bytes of each stage of a step, by category, and its FLOPs."""
 
     peaks: dict[str, BytesByCategory]
     flops: float
-    kernels: StepKernels
 
 
 class FakeTrainingStep:
@@ -319,12 +265,14 @@ class FakeTrainingStep:
             hooks += self._hooks(tracker)
             if isinstance(functions, GpuFunctions):
                 hooks += functions.hooks(self.model.h, tracker)
+            pruner = self.state.pruner
+            self.state.pruner = cast(Pruner, _UpdateStage(pruner, tracker, self.sharded))
             try:
                 tokens = self.config.model.shape.block_size + 1
                 tokens_BT = torch.empty((batch, tokens), dtype=torch.long)
-                pruner = _UpdateStage(self.training.pruner, tracker, self.sharded)
-                self.training.step([tokens_BT], pruner)
+                self.training.step([tokens_BT])
             finally:
+                self.state.pruner = pruner
                 for hook in hooks:
                     hook.remove()
         return self._at_full_depth(tracker, static)
@@ -336,7 +284,7 @@ class FakeTrainingStep:
         for block in self.model.blocks:
             pattern = block.attn.pattern
             if isinstance(pattern, Nsa):
-                fuses = target and pattern.options.predicted
+                fuses = target and pattern.options.fuses
                 pattern.fused = fake_nsa_kernels(tracker) if fuses else None
                 pattern.fallbacks = PackedRows(target=target)
             if target:
@@ -345,7 +293,8 @@ class FakeTrainingStep:
 
     def _build(self) -> None:
         self.training = MinimalTraining(self.config)
-        self.model = self.training.model
+        self.state = self.training.state
+        self.model = self.state.model
         shards = self.config.machine.data_parallel == "fsdp"
         ranks = self.config.train.gpus if shards else 1
         self.sharded = ShardedParameters(self.model, self.model.h, ranks)
@@ -353,8 +302,8 @@ class FakeTrainingStep:
             part.register_forward_pre_hook(partial(self._forward_of, name))
         # The first update creates the optimizer's state.
         self._set_gradients()
-        self.training.optimizer.step(gradient_norm=torch.zeros(()))
-        self.training.optimizer.zero_grad()
+        self.state.optimizer.step(gradient_norm=torch.zeros(()))
+        self.state.optimizer.zero_grad()
 
     def _set_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -362,9 +311,9 @@ class FakeTrainingStep:
 
     def _track_static(self, tracker: StorageTracker) -> BytesByCategory:
         """Track tensors that persist between steps. Return their bytes for an inner block."""
-        assert isinstance(self.training.optimizer, torch.optim.Optimizer)
-        state = self.training.optimizer.state
-        masks = self.training.pruner.state_dict().get("masks", {})
+        assert isinstance(self.state.optimizer, torch.optim.Optimizer)
+        state = self.state.optimizer.state
+        masks = self.state.pruner.state_dict().get("masks", {})
         names = {p: name for name, p in self.model.named_parameters()}
         inner = set(self.model.h[1].parameters()) if self.omitted else set()
         accumulates = self.config.train.grad_accumulation > 1
@@ -430,7 +379,7 @@ class FakeTrainingStep:
         """Add the memory of omitted blocks to the peak of each stage."""
         if not self.omitted:
             peaks = tracker.peaks | self._evaluation(tracker, static)
-            return StepNeeds(peaks, sum(tracker.flops.values()), self._kernels(tracker))
+            return StepNeeds(peaks, sum(tracker.flops.values()))
         starts = tracker.starts
         activations = _minus(starts["forward, last block"], starts["forward, inner block"])
         backward_growth = _minus(starts["backward, first block"], starts["backward, inner block"])
@@ -454,7 +403,7 @@ class FakeTrainingStep:
         peaks |= self._evaluation(tracker, static)
         inner = tracker.flops["forward, inner block"] + tracker.flops["backward, inner block"]
         flops = sum(tracker.flops.values()) + self.omitted * inner
-        return StepNeeds(peaks, flops, self._kernels(tracker))
+        return StepNeeds(peaks, flops)
 
     def _evaluation(
         self, tracker: StorageTracker, static: BytesByCategory
@@ -474,39 +423,6 @@ class FakeTrainingStep:
         return {
             "evaluation": Counter(numbers | state | {"parameters": shards + 4 * self.parameters})
         }
-
-    def _kernels(self, tracker: StorageTracker) -> StepKernels:
-        """Return the kernels of a micro-batch and of the update, at full depth."""
-        passes, casts = self._of_passes(tracker.kernels), self._of_passes(tracker.casts)
-        # The update reads and writes all parameters in a few kernels.
-        depth = self.parameters / self.model.num_params()
-        update: Counter[Kernel] = Counter()
-        for kernel, count in tracker.kernels["update"].items():
-            update[kernel._replace(bytes=kernel.bytes * depth)] += count
-        inner = _block_name(min(1, len(self.model.h) - 1), len(self.model.h))
-        reads = sum(
-            count * (1 + self.omitted * stage.endswith("inner block"))
-            for stage, count in tracker.reads.items()
-            if stage != "update"
-        )
-        return StepKernels(
-            passes,
-            casts,
-            update,
-            tracker.kernels[f"forward, {inner}"],
-            tracker.kernels[f"backward, {inner}"],
-            reads,
-            tracker.reads["update"],
-        )
-
-    def _of_passes(self, by_stage: Mapping[str, Counter[Kernel]]) -> Counter[Kernel]:
-        """Return the kernels of a micro-batch at full depth."""
-        passes: Counter[Kernel] = Counter()
-        for stage, kernels in by_stage.items():
-            times = 1 + self.omitted * stage.endswith("inner block")
-            if stage != "update":
-                passes.update({kernel: count * times for kernel, count in kernels.items()})
-        return passes
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -10,9 +10,7 @@ process in which it is largest.
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -20,16 +18,17 @@ import torch
 # Optimizers import it; import it first, so that its memory is not attributed to a step.
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.memory.fake_step import MinimalTraining
 from gpt2.memory.predict import estimate
+from gpt2.training.minimal import MinimalTraining
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.machine import worker_environment
 from lib.env.process_group import ProcessGroup
-from lib.env.ranks import current_process, rank_environment
+from lib.env.ranks import current_process
 from lib.project import ROOT, python_module_command
+from lib.runner.ranks import run_ranks
 from lib.units import GIB
 
 _ADAMW: dict[str, SymbolValue] = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "PRECISION_FP32": True}
@@ -96,18 +95,8 @@ def measure(case: str) -> tuple[float, float]:
     config = configuration(case)
     command = python_module_command("gpt2.memory.measure", "--real", case)
     variables = {**os.environ, **worker_environment(config.machine)}
-    ranks = config.train.gpus
-    with tempfile.TemporaryDirectory() as folder:
-        environments = [
-            {**variables, **rank_environment(rank, ranks, Path(folder) / "rendezvous")}
-            for rank in range(ranks)
-        ]
-        processes = [
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
-            for environment in environments
-        ]
-        real, *_ = [json.loads(process.communicate()[0]) for process in processes]
-    return estimate(config, "cpu").cpu_peak_bytes / GIB, real / GIB
+    _, real = run_ranks(command, variables, config.train.gpus)
+    return estimate(config, "cpu").cpu_peak_bytes / GIB, int(real) / GIB
 
 
 def main() -> None:

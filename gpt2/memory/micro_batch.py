@@ -3,18 +3,20 @@
 import json
 import math
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gpt2.config import Config, identity_digest
-from gpt2.memory.cost import run_predict
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.errors import EXIT_PREFLIGHT, PreflightError, Problem, RunError
 from lib.files import pretty_json, temporary_path, write_atomic
 from lib.json_files import MissingRecord, read_json_object, typed
+from lib.project import python_module_command
 from lib.units import GIB, format_size
 
 # Argument of gpt2.memory.predict.
@@ -135,7 +137,7 @@ class Limits:
 def _predicted(configs: Mapping[str, Config]) -> Limits:
     """Return the limits of this machine, from a process that imports torch."""
     values = {name: dict(config.values) for name, config in configs.items()}
-    done = run_predict([LIMITS], values)
+    done = run_predict(LIMITS, values)
     if done.returncode == EXIT_PREFLIGHT:
         what = "0 requires the GPU whose memory decides (expected a visible GPU, got none)"
         advice = "type make plan on a machine that has it and shares this folder, or set BATCH_SIZE"
@@ -144,6 +146,17 @@ def _predicted(configs: Mapping[str, Config]) -> Limits:
         what = "the memory of a step could not be predicted"
         raise RunError(Problem(what, "BATCH_SIZE", code="process.failed"))
     return Limits(**json.loads(done.stdout))
+
+
+def run_predict(target: str, values: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``gpt2.memory.predict``, which imports torch, on configurations as symbol values."""
+    return subprocess.run(
+        python_module_command("gpt2.memory.predict", target),
+        input=json.dumps(values),
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
+    )
 
 
 def _stored(path: Path, chosen: MicroBatch) -> MicroBatch:

@@ -1,9 +1,9 @@
-"""Memory, FLOPs and time of a step on a target, predicted before a GPU is used.
+"""Memory and FLOPs of a step on a target, predicted before a GPU is used.
 
-    python -m gpt2.memory.predict GPU [BUILD_DIR] < VALUES.json
+    python -m gpt2.memory.predict GPU < VALUES.json
     python -m gpt2.memory.predict limits < VALUES.json
 
-read configurations (symbol values), and print as JSON the prediction of a step of each, or the largest
+read configurations (symbol values), and print as JSON the peak bytes of a step of each, or the largest
 micro-batch of each on this machine's device.
 """
 
@@ -14,13 +14,11 @@ import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from gpt2.config import Config
-from gpt2.memory.cost import DeviceRates, StepPrediction, predict_step, rates, to_json
 from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
 from gpt2.memory.micro_batch import LIMITS, Limits
 from gpt2.memory.tracker import CATEGORIES, BytesByCategory
@@ -103,15 +101,12 @@ def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
     )
 
 
-def step_prediction(config: Config, gpu: Gpu | None, device_rates: DeviceRates) -> StepPrediction:
-    """Predict time and memory of a step on ``gpu`` (None: on this CPU) with the rates of a device.
+def peak_bytes(config: Config, gpu: Gpu) -> int:
+    """Return the peak bytes of the tensors of a step on ``gpu``.
 
     Raises RunError with the source line if dimensions do not fit.
     """
-    needs = FakeTrainingStep(config).needs(gpu, config.train.batch_size)
-    name = gpu.name if gpu else "cpu"
-    peak = _highest(needs)[0].total()
-    return predict_step(needs.kernels, config, device_rates, name, peak)
+    return _highest(FakeTrainingStep(config).needs(gpu, config.train.batch_size))[0].total()
 
 
 def _largest_micro_batch(
@@ -179,7 +174,7 @@ def _highest(needs: StepNeeds) -> tuple[BytesByCategory, str]:
 def _this_machine() -> Gpu:
     """Return the memory of this machine as a Gpu."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Gpu("cpu", memory_bytes / GIB, 0.0, {})
+    return Gpu("cpu", memory_bytes / GIB, {})
 
 
 def micro_batch_limits(configs: Mapping[str, Config]) -> Limits | None:
@@ -193,17 +188,15 @@ def micro_batch_limits(configs: Mapping[str, Config]) -> Limits | None:
 
 
 def main() -> int:
-    """Predict a step, or the limits, of each configuration on stdin."""
-    name, *folder = sys.argv[1:]
+    """Predict the memory, or the limits, of each configuration on stdin."""
+    (name,) = sys.argv[1:]
     values = json.load(sys.stdin)
     if name == LIMITS:
         limits = micro_batch_limits({run: Config.from_values(each) for run, each in values.items()})
         sys.stdout.write(json.dumps(limits and dataclasses.asdict(limits)))
         return EXIT_DONE if limits else EXIT_PREFLIGHT
-    build_dir, gpu = (Path(folder[0]) if folder else None), find_gpu(name)
-    configs = [Config.from_values(each) for each in values]
-    predictions = [step_prediction(c, gpu, rates(c, name, build_dir)) for c in configs]
-    sys.stdout.write(to_json(predictions))
+    gpu = find_gpu(name)
+    sys.stdout.write(json.dumps([peak_bytes(Config.from_values(each), gpu) for each in values]))
     return EXIT_DONE
 
 

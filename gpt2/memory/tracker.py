@@ -1,4 +1,4 @@
-"""Bytes alive, their peaks, FLOPs and kernels of operations on tensors without memory.
+"""Bytes alive, their peaks and FLOPs of operations on tensors without memory.
 
 Tensors of the meta device infer the outputs of an operation, once per combination of shapes.
 Outputs are CPU tensors whose storages share one reserved address range that is never touched.
@@ -28,7 +28,6 @@ from torch import Generator, Tensor
 from torch.fx.experimental import _config as config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.memory.cost import Kernel
 from gpt2.nsa import ops as nsa_ops  # noqa: F401 (registers kablate's operations with torch)
 from gpt2.nsa.options import selected_pairs, window_pairs
 
@@ -148,68 +147,6 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
     _VARLEN_BACKWARD: _packed(5, 2, 8),
 }
 
-_ATTENTION = {
-    *(_FLASH, _FLASH_BACKWARD, _CPU_FLASH, _CPU_FLASH_BACKWARD, _EFFICIENT, _EFFICIENT_BACKWARD),
-    torch.ops.kablate.selected.default,
-    torch.ops.kablate.selected_backward.default,
-    torch.ops.kablate.window.default,
-    torch.ops.kablate.window_backward.default,
-    *(_VARLEN, _VARLEN_BACKWARD),
-}
-# Operations that launch nothing: they allocate memory.
-_ALLOCATIONS = {
-    *(_aten.empty, _aten.empty_like, _aten.empty_strided),
-    *(_aten.new_empty, _aten.new_empty_strided),
-}
-# Operations whose result the host waits for; also an index that is a mask.
-_READS = {_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.equal}
-# Operations that touch as many elements as their smallest tensor has.
-_SPARSE = {
-    *(_aten.embedding, _aten.gather, _aten.index, _aten.index_select),
-    *(_aten.scatter_, _aten.scatter, _aten.index_add_),
-}
-
-
-def kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel | None:
-    """Return the kernel of an operation, or None if it only allocates or returns a view.
-
-    Operations on lists of tensors count as one kernel.
-    """
-    if func.overloadpacket in _ALLOCATIONS:
-        return None
-    inputs = _tensors(args, kwargs)
-    outputs = _tensors(out if isinstance(out, tuple | list) else (out,), {})
-    storages = {t.untyped_storage()._cdata for t in inputs}
-    new = [t for t in outputs if not any(t is each for each in inputs)]
-    if new and all(t.untyped_storage()._cdata in storages for t in new):
-        return None
-    tensors = (*inputs, *outputs)
-    if func.overloadpacket in _SPARSE:
-        # Indices do not count, unless they are the values.
-        values = [t for t in tensors if t.is_floating_point()] or tensors
-        tensors = 3 * (min(values, key=Tensor.numel),)
-    size = float(sum(t.numel() * t.element_size() for t in tensors))
-    count = flops(func, args)
-    kind = "memory"
-    if count:
-        half = inputs[0].dtype in (torch.bfloat16, torch.float16)
-        kind = f"{'attention-' * (func in _ATTENTION)}{'half' if half else 'fp32'}"
-    return Kernel(kind, count, size)
-
-
-def _autocast_keeps(source: Tensor) -> bool:
-    """Return whether autocast caches a copy of ``source`` until the end of its context."""
-    cached = torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
-    return cached and source.is_leaf and source.requires_grad
-
-
-def _reads(func: Any, args: Any) -> bool:
-    """Return whether the result, or the size of the result, is a value of the device."""
-    if func.overloadpacket in (_aten.index, _aten.index_put_):
-        return any(index is not None and index.dtype == torch.bool for index in args[1])
-    return func.overloadpacket in _READS
-
-
 # Creates an output from the tensor arguments.
 Maker = Callable[[list[Tensor]], Any]
 # Replaces makers for an operation that returns a view.
@@ -223,30 +160,29 @@ _META = torch.device("meta")
 _SCALARS = {int, float, bool, type(None), torch.dtype, torch.device}
 
 
-def infer_outputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, Kernel | None]:
-    """Return the outputs of ``func`` without computing values, and its kernel, if any.
+def infer_outputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+    """Return the outputs of ``func`` without computing values, and its FLOPs.
 
     Raises torch's errors if shapes do not fit. Call it from ``__torch_dispatch__``, after autograd
     and autocast.
     """
     # Views, and profiler marks set by optimizers.
     if func.is_view or func.namespace == "profiler":
-        return func(*args, **kwargs), None
+        return func(*args, **kwargs), 0.0
     key = func, *map(_key, args), *map(_key, kwargs.items())
     result = _results.get(key)
     if result is None:
         result = _results[key] = _infer(func, args, kwargs)
     if result is _VIEW:
-        out = func(*args, **kwargs)
-        return out, kernel(func, args, kwargs, out)
-    pack, makers, launched, in_place = result
+        return func(*args, **kwargs), 0.0
+    pack, makers, count, in_place = result
     tensors = _tensors(args, kwargs) if in_place else []
     outputs = [make(tensors) for make in makers]
-    return pack(outputs) if pack else outputs[0], launched
+    return pack(outputs) if pack else outputs[0], count
 
 
 def _infer(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return how to pack the outputs, a maker for each, the kernel, and whether an output is an input.
+    """Return how to pack the outputs, a maker for each, the FLOPs, and whether an output is an input.
 
     They are inferred by tensors without memory. A size that depends on values is the largest one:
     a mask selects all elements.
@@ -271,7 +207,7 @@ def _infer(func: Any, args: Any, kwargs: Any) -> Any:
             makers.append(partial(_new, value.shape, value.stride(), value.dtype, size))
     pack = type(out) if isinstance(out, tuple | list) else None
     in_place = any(isinstance(maker, itemgetter) for maker in makers)
-    return pack, makers, kernel(func, meta_args, meta_kwargs, out), in_place
+    return pack, makers, flops(func, meta_args), in_place
 
 
 def _constant(value: Any, tensors: list[Tensor]) -> Any:
@@ -330,7 +266,7 @@ BytesByCategory = Counter[str]
 
 
 class StorageTracker(TorchDispatchMode):
-    """Bytes alive by category, and for each stage its start, its peak, its FLOPs and its kernels.
+    """Bytes alive by category, and for each stage its start, its peak and its FLOPs.
 
     Storages created while ``making`` is "activations" are saved for backward or are temporaries of
     the forward pass; afterwards, storages other than gradients are temporaries.
@@ -343,20 +279,13 @@ class StorageTracker(TorchDispatchMode):
         self.starts: dict[str, BytesByCategory] = {}
         self._peaks: dict[str, dict[str, int]] = {}
         self.flops: dict[str, float] = defaultdict(float)
-        # Number of each kernel, by stage.
-        self.kernels: dict[str, Counter[Kernel]] = defaultdict(Counter)
-        # Those that cast a weight for all micro-batches of a step, by stage.
-        self.casts: dict[str, Counter[Kernel]] = defaultdict(Counter)
-        # Number of reads of the device by the host, by stage.
-        self.reads: Counter[str] = Counter()
         # A plain dictionary: it is copied at every new peak, and copies of a Counter are slow.
         self._alive = dict.fromkeys(CATEGORIES, 0)
         # The storage's address → its watcher, bytes and category.
         self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._total = self._highest = 0
-        # The factors on bytes of new storages and on FLOPs, and the number of operations that one
-        # represents.
-        self._bytes_count, self._flops_count, self._repeats = 1.0, 1.0, 1
+        # The factors on bytes of new storages and on FLOPs.
+        self._bytes_count, self._flops_count = 1.0, 1.0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -365,19 +294,15 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Infer the operation's outputs, then track their new storages."""
-        if _reads(func, args):
-            self.reads[self.stage] += self._repeats
         if func is _aten._local_scalar_dense.default:
             # There is no value. Checks of finiteness pass, and a gradient scaler counts no overflow.
             return args[0].dtype == torch.bool
-        out, launched = infer_outputs(func, args, kwargs or {})
+        out, count = infer_outputs(func, args, kwargs or {})
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
                 self.see(tensor, self.making)
-        if launched:
-            if func is _aten._to_copy.default and _autocast_keeps(args[0]):
-                self.casts[self.stage][launched] += 1
-            self.launch(launched)
+        if count:
+            self.compute(count)
             if scratch := temporary_bytes(func, args):
                 self._note(scratch)
         return out
@@ -408,12 +333,9 @@ class StorageTracker(TorchDispatchMode):
         if self._total > self._highest:
             self._note(0)
 
-    def launch(self, kernel: Kernel) -> None:
-        """Add a kernel and its FLOPs."""
-        self.flops[self.stage] += kernel.flops * self._flops_count
-        share = self._flops_count / self._repeats
-        part = Kernel(kernel.kind, kernel.flops * share, kernel.bytes * share)
-        self.kernels[self.stage][part] += self._repeats
+    def compute(self, flops: float) -> None:
+        """Count the FLOPs of an operation."""
+        self.flops[self.stage] += flops * self._flops_count
 
     def is_now(self, tensor: Tensor, category: str, size: int | None = None) -> None:
         """Move the tensor's storage to ``category``; ``size`` is its number of bytes from now on."""
@@ -427,18 +349,17 @@ class StorageTracker(TorchDispatchMode):
         self._storages[key] = (watcher, size, category)
 
     @contextmanager
-    def standing_for(self, share: float, repeats: int) -> Iterator[None]:
+    def standing_for(self, share: float) -> Iterator[None]:
         """Count only a ``share`` of FLOPs, and no memory, inside the context.
 
-        Use it for one large operation that replaces ``repeats`` small ones, whose memory is measured
-        separately.
+        Use it for one large operation that replaces small ones, whose memory is measured separately.
         """
-        before = self._bytes_count, self._flops_count, self._repeats
-        self._bytes_count, self._flops_count, self._repeats = 0.0, share, repeats
+        before = self._bytes_count, self._flops_count
+        self._bytes_count, self._flops_count = 0.0, share
         try:
             yield
         finally:
-            self._bytes_count, self._flops_count, self._repeats = before
+            self._bytes_count, self._flops_count = before
 
     def divide(self, parts: int) -> None:
         """Count one of ``parts`` equal parts of each operation from now on."""

@@ -294,7 +294,7 @@ class NsaOptions(PatternOptions):
         return separate + (blocks if self.branch_compressed else blocks // 2)
 
     @property
-    def predicted(self) -> bool:
+    def fuses(self) -> bool:
         """Return whether a GPU runs the fused kernels."""
         return self.backend in ("", "auto", "triton")
 

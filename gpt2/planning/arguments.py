@@ -335,6 +335,11 @@ def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) 
         raise ConfigError(problem) from None
 
 
+def add_probe(parser: argparse.ArgumentParser) -> None:
+    """Add ``--probe``: time steps on this machine."""
+    _add_flag(parser, "probe", "time steps of each model on this machine (PROBE=1)")
+
+
 def add_submit(parser: argparse.ArgumentParser) -> None:
     """Add ``--submit``: submit the script to SLURM."""
     _add_flag(parser, "submit", "submit the script (SUBMIT=y)")

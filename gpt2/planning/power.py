@@ -106,8 +106,6 @@ class StudyCost:
 
     runs: int
     gpu_hours: float | None
-    kwh: float | None
-    price: float | None
 
 
 def study_power(plan: Plan) -> StudyPower | None:
@@ -178,18 +176,11 @@ def _leaderboard_power(
 
 def study_cost(plan: Plan, seconds: Sequence[float | None]) -> StudyCost:
     """Return the cost of the runs of ``plan``, which train for ``seconds``."""
-    options = plan.base.verdicts
     hours = None
     if seconds and None not in seconds:
         gpus = [run.config.train.gpus for run in plan.runs]
         hours = math.fsum(g * (s or 0.0) for g, s in zip(gpus, seconds, strict=True)) / 3600
-    watts, price = options.gpu_watts, options.gpu_hour_price
-    return StudyCost(
-        len(plan.runs),
-        hours,
-        hours * watts / 1000 if hours is not None and watts else None,
-        hours * price if hours is not None and price else None,
-    )
+    return StudyCost(len(plan.runs), hours)
 
 
 def power_text(power: StudyPower | None, cost: StudyCost) -> str:
@@ -253,10 +244,7 @@ def confirm_power(plan: Plan, yes: bool) -> None:
 def _cost_text(cost: StudyCost) -> str:
     if cost.gpu_hours is None:
         return f"{cost.runs} runs; cost unknown until a run has been timed\n"
-    parts = [f"{cost.runs} runs", f"{cost.gpu_hours:,.1f} device hours"]
-    parts.append("kWh: set GPU_WATTS" if cost.kwh is None else f"{cost.kwh:,.1f} kWh")
-    parts.append("price: set GPU_HOUR_PRICE" if cost.price is None else f"price {cost.price:,.2f}")
-    return ", ".join(parts) + "\n"
+    return f"{cost.runs} runs, {cost.gpu_hours:,.1f} device hours\n"
 
 
 def _noise(plan: Plan, declared: VerdictPlan, scale: float) -> NoiseEstimate | None:

@@ -1,19 +1,27 @@
-"""View of a plan: state, size, speed and remaining time of each run, as text and JSON."""
+"""View of a plan: state, size, speed and remaining time of each run, as text and JSON.
+
+Reads configurations and run directories. Imports no torch.
+"""
 
 import contextlib
-import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from gpt2.attention.config import gpu_notes
-from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
-from gpt2.memory.cost import StepPrediction, predict_runs, prediction_columns
 from gpt2.model_config import ModelConfig
+from gpt2.planning.cost import (
+    GPU_SHARE,
+    ProbedStep,
+    RunEstimate,
+    estimates_by_probe,
+    estimates_from_runs,
+    estimates_on_gpu,
+    evaluations,
+)
 from gpt2.planning.looks import AutoSeeds
+from gpt2.planning.notes import note_lines
 from gpt2.planning.plan import Plan
 from gpt2.planning.power import (
     StudyCost,
@@ -25,8 +33,7 @@ from gpt2.planning.power import (
 )
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import folded
-from lib.env import speed
-from lib.env.gpu import cpu_model, usable_cores
+from lib.env.gpu import cpu_model, find_gpu, usable_cores
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import (
@@ -41,61 +48,7 @@ from lib.runs.index import RunIndex
 from lib.runs.lease import current_holder, run_state
 from lib.runs.record import UNKNOWN, OriginRecord, RunRecord, RunTiming, TimingRow, read_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
-from lib.units import format_duration, format_si
-
-
-def notes(config: Config) -> list[ConfigNote]:
-    """Return the notes of one run."""
-    return [*_model_notes(config), *_schedule_notes(config)]
-
-
-def _model_notes(config: Config) -> list[ConfigNote]:
-    model = config.model
-    shows = {model.mlp.reads_weights(site) for site in model.sites()}
-    found = list(model.attention.pattern.notes(model.shape))
-    if config.machine.device == "cuda":
-        found += gpu_notes(model.attention, model.shape, shows)
-        if model.loss_backend == "auto" and not config.machine.compile:
-            compared = "it is compared with torch's on the GPU before training"
-            found.append(ConfigNote(f"loss by a Triton kernel, if the GPU supports it; {compared}"))
-    elif speed.emulates_bf16(config.machine):
-        found.append(ConfigNote(speed.EMULATED, warns=True))
-    return found
-
-
-def _schedule_notes(config: Config) -> list[ConfigNote]:
-    """Return a warning if the learning rate never reaches its peak."""
-    warm_up, iterations = config.schedule.warmup_steps, run_budget(config).iterations
-    if not 0 < iterations <= warm_up:
-        return []
-    text = f"WARMUP_STEPS={warm_up}: the run ends in its warm-up, after {iterations:,} iterations"
-    return [ConfigNote(text, warns=True)]
-
-
-def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
-    """Format the distinct notes of labelled runs: ``nsa/02-nsa s1 +7: query-key pairs, …``.
-
-    ``+7`` counts the other runs with the same note.
-    """
-    labels_by_note: dict[ConfigNote, list[str]] = {}
-    # The runs of a variant share one model and machine for all seeds.
-    known: dict[tuple[int, int], list[ConfigNote]] = {}
-    for label, config in runs:
-        key = id(config.model), id(config.machine)
-        if key not in known:
-            known[key] = _model_notes(config)
-        for note in (*known[key], *_schedule_notes(config)):
-            labels_by_note.setdefault(note, []).append(label)
-    return [
-        f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"
-        for note, labels in labels_by_note.items()
-    ]
-
-
-# Cost and progress of a plan: the rows of ``make plan`` and ``make status``.
-#
-# Reads configurations and run directories. Does not import torch and starts no process.
-
+from lib.units import format_duration, format_si, format_size
 
 SCHEMA_VERSION = 1
 # Of a continued line.
@@ -128,13 +81,19 @@ class RunView(ModelSizes):
     tokens: int | None
     # Multiple of the configured budget that the run trains for by design.
     stretch: float
-    # Training time only, without start-up and evaluation.
+    # Training time only, without start-up; with evaluations if a probe measured them.
     seconds: float | None
-    # Source of ``seconds``: measured (the run is done), configured (a time budget), runs (done runs
-    # of this plan), machine (matrix product speed), gpu (a step predicted for it), or unknown.
+    # Source of ``seconds``: measured (the run is done), configured (a time budget), or that of a
+    # RunEstimate.
     seconds_from: str
-    # Of a step on the GPU that the plan was asked for.
-    prediction: StepPrediction | None
+    # The GPU that the plan was asked for, and the tensors of a step on it at their peak.
+    gpu: str
+    peak_bytes: int | None
+    probe: ProbedStep | None
+    # Why the run could not be probed, else "".
+    unmeasured: str
+    # None with a time budget.
+    evaluations: int | None
     seconds_left: float | None
     # done, stale, new, running, interrupted, failed, damaged
     state: str
@@ -148,11 +107,12 @@ class RunView(ModelSizes):
     iterations: int
 
 
-def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunView]:
+def look(plan: Plan, gpu: str = "", probe: bool = False) -> list[RunView]:
     """Return a view of every run of the plan, in order.
 
-    With the name of a ``gpu``, the time of runs that are not done is predicted for it, by its
-    calibration in ``build_dir`` if there is one. Raises ConfigError if the GPU is unknown.
+    With the name of a ``gpu``, time and memory of runs that are not done are estimated for it; with
+    ``probe``, steps of each model are timed on this machine. Raises ConfigError if the GPU is unknown,
+    and PreflightError if a probe lacks its device.
     """
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
@@ -161,22 +121,30 @@ def look(plan: Plan, gpu: str = "", build_dir: Path | None = None) -> list[RunVi
     comparison = SourceComparison()
     records = [_read_run(run, index, comparison) for run in plan.runs]
     index.save()
-    predictions: Sequence[StepPrediction | None] = [None] * len(plan.runs)
-    if gpu:
-        predictions = predict_runs([run.config for run in plan.runs], gpu, build_dir)
-        estimates = [_predicted_speed(*pair) for pair in zip(predictions, sizes, strict=True)]
+    if probe:
+        runs = [(run.label, run.config) for run in plan.runs]
+        estimates = estimates_by_probe(runs, plan.build_dir)
+    elif gpu:
+        estimates = estimates_on_gpu([run.config for run in plan.runs], gpu)
     else:
-        estimates = [_flops_per_second(plan, sizes, records)] * len(plan.runs)
-    views = zip(plan.runs, sizes, records, estimates, predictions, strict=True)
+        estimates = estimates_from_runs(plan.base, _speeds(sizes, records), len(plan.runs))
+    views = zip(plan.runs, sizes, records, estimates, strict=True)
     return [_view(*view) for view in views]
+
+
+def _speeds(sizes: Sequence[ModelSizes], records: Sequence["_RunProgress"]) -> list[float]:
+    """Return the FLOP/s of the done runs."""
+    return [
+        record.timing.tokens_per_second * size.flops_per_token
+        for size, record in zip(sizes, records, strict=True)
+        if record.timing is not None
+    ]
 
 
 # Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
 _PRIORITY = (
-    *("run", "state", "time", "step ms", "tok/s", "MFU", "launches", "memory", "params", "title"),
-    *("tokens", "FLOP/token", "ratio"),
-    *("layer", "update", "GB", "layer GB", "host reads"),
-    *("pairs", "reads", "widths", "delta"),
+    *("run", "state", "time", "step ms", "tok/s", "memory", "params", "title"),
+    *("tokens", "FLOP/token", "ratio", "pairs", "reads", "widths", "delta"),
 )
 
 
@@ -192,7 +160,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
         "reads": [str(view.reads) for view in views],
         "tokens": [_tokens(view) for view in views],
         "time": ["~" * (v.seconds_from in ("machine", "gpu")) + _time(v.seconds) for v in views],
-        **prediction_columns([view.prediction for view in views]),
+        **_estimate_columns(plan, views),
         "state": [view.state for view in views],
         "title": [run.variant.title for run in plan.runs],
         "delta": [view.delta for view in views],
@@ -209,12 +177,37 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
     notes = (
         f"{skipped}{_damage_note(plan, views)}{_stale_note(views)}"
         + "".join(f"{line}\n" for line in _pattern_notes(plan))
-        + f"{_time_note(views)}{_debug_note(plan)}{_look_note(plan)}"
+        + f"{_time_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
         + f"{_micro_batch_note(plan)}{_power_note(plan, views)}{summary_line(plan, views)}"
     )
     if hidden := [name for name in columns if name not in headings]:
         notes = f"not shown: {', '.join(hidden)} (V=1 shows all columns)\n{notes}"
     return f"{_columns(lines)}\n{folded(notes, width, _INDENT)}"
+
+
+def _estimate_columns(plan: Plan, views: Sequence[RunView]) -> dict[str, list[str]]:
+    """Return the columns of measured steps, and of the memory on a GPU; none if there is neither."""
+    columns = {}
+    if any(view.probe for view in views):
+        milliseconds = [1000 * v.probe.step_seconds if v.probe else None for v in views]
+        tokens = [
+            run.config.train.tokens_per_iteration(run.config.model.shape.block_size)
+            for run in plan.runs
+        ]
+        columns["step ms"] = ["-" if ms is None else f"{ms:,.1f}" for ms in milliseconds]
+        columns["tok/s"] = [
+            "-" if ms is None else format_si(1000 * n / ms)
+            for n, ms in zip(tokens, milliseconds, strict=True)
+        ]
+    if any(view.gpu for view in views):
+        columns["memory"] = [_memory(view) for view in views]
+    return columns
+
+
+def _memory(view: RunView) -> str:
+    assert view.peak_bytes is not None
+    fits = find_gpu(view.gpu).holds(view.peak_bytes)
+    return f"{format_size(view.peak_bytes)}{'' if fits else ' (too large)'}"
 
 
 def status_text(plan: Plan, views: Sequence[RunView], width: int | None = None) -> str:
@@ -308,17 +301,34 @@ def _power_note(plan: Plan, views: Sequence[RunView]) -> str:
     return power_text(*_power_and_cost(plan, views))
 
 
-def _time_note(views: Sequence[RunView]) -> str:
-    """Return a warning if the time estimates are inaccurate or missing."""
+def _time_note(plan: Plan, views: Sequence[RunView]) -> str:
+    """Return the sources of the time estimates, and a warning if they are inaccurate or missing."""
+    lines = dict.fromkeys(f"{view.label}: {view.unmeasured}" for view in views if view.unmeasured)
     sources = {view.seconds_from for view in views}
-    if "machine" in sources:
-        return "~ estimated from this CPU's matrix product speed, within a factor of two\n"
-    if predicted := [view.prediction for view in views if view.prediction]:
-        gpu, margin, source = predicted[0].gpu, predicted[0].margin, predicted[0].source
-        return f"~ on {gpu}, within a factor of {margin:.2g}: {source}\n"
-    if "unknown" in sources:
-        return "- unknown until a run was timed; make plan GPU=h100 predicts it for a GPU\n"
-    return ""
+    if probes := [view.probe for view in views if view.probe]:
+        lines[_probe_note(plan, views, probes)] = None
+    elif "machine" in sources:
+        guess = "~ estimated from this CPU's matrix product speed, within a factor of two"
+        lines[f"{guess}; make plan PROBE=1 measures it"] = None
+    elif gpu := views[0].gpu if views else "":
+        share = f"at {100 * GPU_SHARE:.0f} % of the peak of {gpu}, within a factor of two"
+        slower = "; - attention that reaches less" * ("unknown" in sources)
+        lines[f"~ {share}{slower}; make plan PROBE=1 measures it on the card"] = None
+    elif "unknown" in sources:
+        advice = "make plan PROBE=1 measures it, GPU=h100 estimates it for a GPU"
+        lines[f"- unknown until a run was timed; {advice}"] = None
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _probe_note(plan: Plan, views: Sequence[RunView], probes: Sequence[ProbedStep]) -> str:
+    """Return what was measured on which device, and the time of all runs."""
+    models, steps = len(set(probes)), min(probe.timed_steps for probe in probes)
+    text = f"measured on {probes[0].device}: {models} models, each alone, medians of {steps} steps"
+    counts = [run.config.train.grad_accumulation for run in plan.runs]
+    if any(v.probe and v.probe.timed_micro_batches < n for v, n in zip(views, counts, strict=True)):
+        text += ", extrapolated from two micro-batches"
+    probed = [v.seconds for v in views if v.seconds_from == "probe" and v.seconds is not None]
+    return f"{text}; {format_duration(sum(probed))} for {len(probed)} runs with their evaluations"
 
 
 def _micro_batch_note(plan: Plan) -> str:
@@ -372,8 +382,7 @@ def _view(
     run: PlannedRun[Config],
     sizes: ModelSizes,
     record: "_RunProgress",
-    estimate: "_Speed",
-    prediction: StepPrediction | None,
+    estimate: RunEstimate,
 ) -> RunView:
     config, directory, status, timing = run.config, RunDir(run.path), record.status, record.timing
     budget = run_budget(config)
@@ -389,6 +398,8 @@ def _view(
     elif seconds is None and tokens is not None:
         source, flops_per_second = estimate.source, estimate.flops_per_second
         seconds = tokens * flops / flops_per_second if flops_per_second else None
+        if estimate.probe:
+            seconds = estimate.probe.run_seconds(config)
     # The status of a running run has the iteration of its last checkpoint.
     latest = _last_timing(directory) if state == "running" else None
     iteration = max(status.iteration if status else 0, latest.iteration if latest else 0)
@@ -401,7 +412,11 @@ def _view(
         stretch=budget.stretch,
         seconds=seconds,
         seconds_from=source,
-        prediction=prediction,
+        gpu=estimate.gpu,
+        peak_bytes=estimate.peak_bytes,
+        probe=estimate.probe,
+        unmeasured=estimate.unmeasured,
+        evaluations=None if budget.is_time else evaluations(config),
         seconds_left=left,
         state=state,
         changes=record.changes,
@@ -521,35 +536,6 @@ def _ratio_and_widths(model: ModelConfig) -> tuple[str, str]:
 
 def _joined(values: Sequence[str]) -> str:
     return "/".join(dict.fromkeys(values))
-
-
-@dataclass(frozen=True)
-class _Speed:
-    """Training speed of one run in model FLOPs per second (None if unknown), and its source."""
-
-    flops_per_second: float | None
-    source: str
-
-
-def _predicted_speed(prediction: StepPrediction | None, size: ModelSizes) -> _Speed:
-    if prediction is None:
-        return _Speed(None, "unknown")
-    return _Speed(prediction.tokens_per_second * size.flops_per_token, "gpu")
-
-
-def _flops_per_second(
-    plan: Plan, sizes: Sequence[ModelSizes], records: Sequence[_RunProgress]
-) -> _Speed:
-    """Return the median speed of the plan's done runs, or else an estimate for the machine."""
-    speeds = [
-        record.timing.tokens_per_second * size.flops_per_token
-        for size, record in zip(sizes, records, strict=True)
-        if record.timing is not None
-    ]
-    if speeds:
-        return _Speed(statistics.median(speeds), "runs")
-    guess = speed.flops_per_second(plan.base.machine)
-    return _Speed(guess, "unknown" if guess is None else "machine")
 
 
 def _seconds_left(

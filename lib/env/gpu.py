@@ -1,4 +1,4 @@
-"""Table of GPUs: memory, bandwidth and peak throughput of each; imports no torch."""
+"""Table of GPUs: memory and peak throughput of each; imports no torch."""
 
 import difflib
 import functools
@@ -28,16 +28,14 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True)
 class Gpu:
-    """Memory, bandwidth and peak throughput of a GPU model.
+    """Memory and peak throughput of a GPU model.
 
-    ``memory_gib`` is the memory that the driver reports to a program, ``gbs`` the bandwidth of this
-    memory in GB/s. ``tflops`` maps each supported precision to the data sheet's peak of dense
-    products in TFLOP/s.
+    ``memory_gib`` is the memory that the driver reports to a program. ``tflops`` maps each supported
+    precision to the data sheet's peak of dense products in TFLOP/s.
     """
 
     name: str
     memory_gib: float
-    gbs: float
     tflops: Mapping[str, float]
     # Whether torch has a flash attention kernel for this GPU: Ampere and later, and ROCm.
     flash: bool = True
@@ -62,22 +60,22 @@ _VOLTA_PCIE = {"fp32": 14.0, "fp16": 112.0}
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("a10g", 22.0, 600, _peaks(31.5, 35.0, 70.0)),
-        Gpu("l4", 22.0, 300, _peaks(30.3, 60.0, 121.0)),
-        Gpu("l40s", 44.3, 864, _peaks(91.6, 183.0, 362.0)),
-        Gpu("rtx3090", 23.6, 936, _peaks(35.6, 35.6, 71.0)),
-        Gpu("rtx4090", 23.5, 1008, _peaks(82.6, 82.6, 165.2)),
-        Gpu("t4", 14.5, 320, {"fp32": 8.1, "fp16": 65.0}, flash=False),
-        Gpu("v100-16", 15.7, 900, _VOLTA, flash=False, pcie=_VOLTA_PCIE),
-        Gpu("v100-32", 31.7, 900, _VOLTA, flash=False, pcie=_VOLTA_PCIE),
-        Gpu("a100-40", 39.3, 1555, _peaks(19.5, 156.0, 312.0)),
-        Gpu("a100-80", 79.1, 2039, _peaks(19.5, 156.0, 312.0)),
-        Gpu("h100", 79.1, 3350, _peaks(66.9, 494.7, 989.4), pcie=_peaks(51.2, 378.0, 756.0)),
-        Gpu("h200", 139.7, 4800, _peaks(66.9, 494.7, 989.4)),
-        Gpu("b200", 178.3, 8000, _peaks(75.0, 1125.0, 2250.0)),
-        Gpu("rtx5090", 31.4, 1792, _peaks(104.8, 104.8, 209.5)),
-        Gpu("w7900", 44.9, 864, _peaks(61.3, 0.0, 122.6)),
-        Gpu("mi300x", 191.5, 5300, _peaks(163.4, 653.7, 1307.4)),
+        Gpu("a10g", 22.0, _peaks(31.5, 35.0, 70.0)),
+        Gpu("l4", 22.0, _peaks(30.3, 60.0, 121.0)),
+        Gpu("l40s", 44.3, _peaks(91.6, 183.0, 362.0)),
+        Gpu("rtx3090", 23.6, _peaks(35.6, 35.6, 71.0)),
+        Gpu("rtx4090", 23.5, _peaks(82.6, 82.6, 165.2)),
+        Gpu("t4", 14.5, {"fp32": 8.1, "fp16": 65.0}, flash=False),
+        Gpu("v100-16", 15.7, _VOLTA, flash=False, pcie=_VOLTA_PCIE),
+        Gpu("v100-32", 31.7, _VOLTA, flash=False, pcie=_VOLTA_PCIE),
+        Gpu("a100-40", 39.3, _peaks(19.5, 156.0, 312.0)),
+        Gpu("a100-80", 79.1, _peaks(19.5, 156.0, 312.0)),
+        Gpu("h100", 79.1, _peaks(66.9, 494.7, 989.4), pcie=_peaks(51.2, 378.0, 756.0)),
+        Gpu("h200", 139.7, _peaks(66.9, 494.7, 989.4)),
+        Gpu("b200", 178.3, _peaks(75.0, 1125.0, 2250.0)),
+        Gpu("rtx5090", 31.4, _peaks(104.8, 104.8, 209.5)),
+        Gpu("w7900", 44.9, _peaks(61.3, 0.0, 122.6)),
+        Gpu("mi300x", 191.5, _peaks(163.4, 653.7, 1307.4)),
     )
 }
 # Architecture for which kernels are compiled → its GPUs, and the bytes of shared memory that a
@@ -140,7 +138,7 @@ def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> floa
 
 def gpu_with_memory(memory_gib: float) -> Gpu:
     """Return a GPU outside the table of which only the memory is specified."""
-    return Gpu(f"{memory_gib:g} GiB", memory_gib, 0.0, {})
+    return Gpu(f"{memory_gib:g} GiB", memory_gib, {})
 
 
 # Devices of the drivers of NVIDIA, AMD, and either under WSL.
@@ -160,7 +158,7 @@ def local_gpu() -> Gpu | None:
         return None
     properties = torch.cuda.get_device_properties(0)
     flash = torch.version.hip is not None or properties.major >= 8
-    return Gpu(properties.name, properties.total_memory / GIB, 0.0, {}, flash)
+    return Gpu(properties.name, properties.total_memory / GIB, {}, flash)
 
 
 def _key(name: str) -> str:

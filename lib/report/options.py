@@ -26,8 +26,6 @@ class VerdictOptions:
     # Standard deviation of a run over seeds, and the effect to notice, nats per token; 0 if unknown.
     noise: float = kconfig_field("VERDICT_NOISE", low=0.0, high=100.0, identity=False)
     effect: float = kconfig_field("VERDICT_EFFECT", low=0.0, high=100.0, identity=False)
-    gpu_hour_price: float = kconfig_field("GPU_HOUR_PRICE", low=0.0, high=1e6, identity=False)
-    gpu_watts: int = kconfig_field("GPU_WATTS", identity=False)
     # Looks of SEEDS=auto: numbers of seeds, and the share of alpha that each spends.
     looks: tuple[int, ...] = kconfig_field("VERDICT_LOOKS", identity=False)
     spend: tuple[float, ...] = kconfig_field("VERDICT_SPEND", identity=False)

@@ -13,10 +13,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from gpt2.attention.chunked import ChunkedBackward
 from gpt2.config import Config
-from gpt2.memory.fake_step import FakeTrainingStep, MinimalTraining
+from gpt2.memory.fake_step import FakeTrainingStep
 from gpt2.memory.predict import estimate
 from gpt2.mlp.mlp import Mlp
 from gpt2.nsa import gather
+from gpt2.training.minimal import MinimalTraining
 from lib.config.field import SymbolValue
 from lib.env.gpu import find_gpu, gpu_with_memory
 from lib.errors import RunError
@@ -121,7 +122,7 @@ def test_peak_matches_torchs_memory_tracker(
         tokens_BT = torch.zeros((2, 257), dtype=torch.long)
         training.step([tokens_BT])
         tracker = MemTracker()
-        tracker.track_external(training.model, training.optimizer, tokens_BT)
+        tracker.track_external(training.state.model, training.state.optimizer, tokens_BT)
         with tracker:
             training.step([tokens_BT])
     expected = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]

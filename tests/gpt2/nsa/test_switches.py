@@ -10,7 +10,7 @@ from gpt2.model import GPT
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.reference import random_rank, top_blocks
 from gpt2.nsa.select import random_blocks
-from gpt2.planning.view import notes
+from gpt2.planning.notes import notes
 from gpt2.shape import ModelShape
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

@@ -13,6 +13,7 @@ import pytest
 from gpt2.ablation import RATIO
 from gpt2.planning import view as planning_view
 from gpt2.planning.looks import verdict_plan
+from gpt2.planning.notes import note_lines, notes
 from gpt2.planning.plan import (
     Plan,
     Sweep,
@@ -350,8 +351,8 @@ def test_emulated_bf16_is_a_warning_and_its_time_unknown(planned, monkeypatch, n
         plan = planned(WARMUP_STEPS=1, **(in_bf16 if bf16 else {}))
         (run,) = plan.runs
         emulated = bf16 and not native
-        assert [note.warns for note in planning_view.notes(run.config)] == [True] * emulated
-        assert len(planning_view.note_lines([("a", run.config)])) == emulated
+        assert [note.warns for note in notes(run.config)] == [True] * emulated
+        assert len(note_lines([("a", run.config)])) == emulated
         (view,) = planning_view.look(plan)
         assert view.seconds_from == ("unknown" if emulated else "machine")
 
@@ -359,8 +360,8 @@ def test_emulated_bf16_is_a_warning_and_its_time_unknown(planned, monkeypatch, n
 @pytest.mark.parametrize(("iterations", "warned"), [(100, True), (101, False)])
 def test_a_run_that_ends_in_its_warm_up_is_a_warning(planned, iterations, warned):
     (run,) = planned(MAX_ITERS=iterations, WARMUP_STEPS=100).runs
-    assert [note.warns for note in planning_view.notes(run.config)] == [True] * warned
-    assert len(planning_view.note_lines([("a", run.config), ("b", run.config)])) == warned
+    assert [note.warns for note in notes(run.config)] == [True] * warned
+    assert len(note_lines([("a", run.config), ("b", run.config)])) == warned
 
 
 def test_json_is_one_document(planned):

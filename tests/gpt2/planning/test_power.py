@@ -48,7 +48,7 @@ def finish_baseline(plan: Plan, losses: list[float]) -> None:
 
 def test_a_worked_example(planned):
     """sd of a run 0.0013, so 0.00184 of a difference; 2.40 of it at the alpha of the only look."""
-    plan = planned(VERDICT_NOISE="0.0013", GPU_HOUR_PRICE="2.5", GPU_WATTS=700)
+    plan = planned(VERDICT_NOISE="0.0013")
     power = study_power(plan)
     assert (power.seeds, power.comparisons) == (5, 18)
     assert power.alpha == pytest.approx(0.9 * 0.05)
@@ -56,9 +56,9 @@ def test_a_worked_example(planned):
     assert power.effect == pytest.approx(2.40 * 0.0013 * math.sqrt(2), rel=0.005)
     # 18 steps, the baseline twice and the A/A step, 5 seeds, 12 hours each.
     cost = study_cost(plan, [12 * 3600.0] * len(plan.runs))
-    assert (cost.runs, cost.gpu_hours, cost.kwh, cost.price) == (105, 1260, 882, 3150)
+    assert (cost.runs, cost.gpu_hours) == (105, 1260)
     text = power_text(power, cost)
-    assert "0.0044 nats" in text and "1,260.0 device hours, 882.0 kWh, price 3,150.00" in text
+    assert "0.0044 nats" in text and "1,260.0 device hours" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert study_cost(plan, [None] * len(plan.runs)).gpu_hours is None
 

@@ -1,13 +1,10 @@
-"""Plan and status on a terminal: stale runs, columns, assumed costs."""
-
-import json
+"""Plan and status on a terminal: stale runs and columns."""
 
 import pytest
 
 from gpt2.planning import view as planning_view
 from gpt2.planning.arguments import add_running, new_parser, run_options
 from lib.env.gpu import cpu_model
-from lib.errors import ConfigError
 from lib.runs.code import installed_torch
 from tests.lib.fabricated import MANIFEST, write_run
 
@@ -47,34 +44,3 @@ def test_a_plan_fits_the_columns_of_a_terminal(planned) -> None:
         assert [line for line in lines if len(line) > width and "/" not in line.strip()[1:]] == []
         assert "title" in lines[0] and ("FLOP/token" in lines[0]) == (width == 132)
     assert "delta" in planning_view.plan_text(plan, views).splitlines()[0]
-
-
-def test_before_a_first_run_a_gpu_is_predicted_and_marked(planned, forked_modules) -> None:
-    settings = {"DEVICE_CUDA": True, "DEVICE_CPU": None, "PRECISION_BF16": True}
-    settings |= {"PRECISION_WHY": "a test", "GPU_WATTS": 700}
-    plan = planned(steps="0,5", seeds="1,2", RA_MLA_ABLATION_MODE=True, **settings)
-    assert planning_view.look(plan)[0].seconds is None
-    views = planning_view.look(plan, "h100")
-    for view in views:
-        assert view.prediction and view.seconds_from == "gpu"
-        assert view.seconds == pytest.approx(view.tokens / view.prediction.tokens_per_second)
-    # Seeds share a prediction; reciprocal attention launches more kernels.
-    steps = [view.prediction for view in views]
-    assert len(set(steps)) == 2
-    assert steps[-1].launches > steps[0].launches
-    text = planning_view.plan_text(plan, views)
-    assert " ~" in text and "never compared" in text and "launches" in text
-    document = json.loads(planning_view.to_json(plan, views))
-    assert document["cost"]["kwh"] > 0 and document["runs"][0]["prediction"]["gpu"] == "h100"
-    predicted = document["runs"][-1]["prediction"]
-    assert predicted["layer_forward_launches"] > 0 and predicted["host_reads"] == 0
-
-
-@pytest.mark.parametrize(
-    ("gpu", "code"), [("gtx9999", "gpu.unknown-name"), ("v100-16", "gpu.unknown-peak")]
-)
-def test_a_gpu_without_a_known_peak_is_an_error(planned, gpu: str, code: str) -> None:
-    plan = planned(DEVICE_CUDA=True, DEVICE_CPU=None, PRECISION_BF16=True, PRECISION_WHY="a")
-    with pytest.raises(ConfigError) as caught:
-        planning_view.look(plan, gpu)
-    assert caught.value.codes == [code]

@@ -1,0 +1,121 @@
+"""The process that times steps and an evaluation: what is timed, and for how long."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.planning.cost import estimates_by_probe
+from gpt2.planning.plan import config_layers, make_plan
+from gpt2.running import probe
+from gpt2.training.minimal import MinimalTraining
+from lib.config.field import SymbolValue
+from lib.errors import PreflightError
+from tests.build_folder import write_build
+
+SMALL: dict[str, SymbolValue] = {
+    "DEVICE_CPU": True,
+    "SINGLE_TRAINING": True,
+    "CPU_THREADS": 1,
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 2,
+    "N_EMBD": 32,
+    "BLOCK_SIZE": 16,
+    "TOKENIZER_BYTE": True,
+    "GLOBAL_BATCH": 4,
+    "BATCH_SIZE": 2,
+    "GRAD_ACCUMULATION": 2,
+    "EVAL_TOKENS": 512,
+}
+
+
+class FakeMachine:
+    """Clock that only steps and evaluations advance."""
+
+    def __init__(self, first: float, micro_batch: float, update: float) -> None:
+        self.now, self.first, self.micro_batch, self.update = 0.0, first, micro_batch, update
+        self.steps: list[int] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, micro_batches: int) -> None:
+        slow = 0.0 if self.steps else self.first
+        self.now += slow + micro_batches * self.micro_batch + self.update
+        self.steps.append(micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "count", "timed", "steps"),
+    [
+        # Whole steps, after two of one micro-batch; the first one is slow.
+        (0.1, 8, 10, [1, 1, *[8] * 10]),
+        # Ends after 20 s.
+        (0.5, 8, 5, [1, 1, *[8] * 5]),
+        # Whole steps take too long.
+        (0.5, 64, 10, [1, 1, *[1, 2] * 10]),
+        # At least one.
+        (30.0, 2, 1, [1, 1, 2]),
+        (30.0, 64, 1, [1, 1, 1, 2]),
+    ],
+)
+def test_the_time_of_a_step_and_the_time_that_it_takes(
+    micro_batch: float, count: int, timed: int, steps: list[int]
+) -> None:
+    machine = FakeMachine(50.0, micro_batch, update=0.2)
+    seconds, number, parts = probe.step_seconds(machine.run, count, machine.clock)
+    assert seconds == pytest.approx(count * micro_batch + 0.2) and number == timed
+    assert machine.steps == steps and parts == max(steps)
+
+
+@pytest.mark.usefixtures("torch_as_before")
+def test_an_evaluation_is_scaled_to_all_its_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_build(tmp_path, SMALL)
+    training = MinimalTraining(make_plan(config_layers(folder), folder).base)
+    machine = FakeMachine(0.0, 1.0, update=0.0)
+    seen: list[int] = []
+
+    def evaluate(evaluator: probe.Evaluator, model: object) -> None:
+        seen.append(sum(window.predicted for window in evaluator.windows))
+        machine.run(3)
+
+    monkeypatch.setattr(probe.Evaluator, "__call__", evaluate)
+    # 512 tokens are 32 windows or 16 batches, of 3 s each; without a data set.
+    assert probe.evaluation_seconds(training, folder, machine.clock) == 16 * 3.0
+    assert set(seen) == {2 * 16}
+
+
+@pytest.mark.usefixtures("torch_as_before")
+def test_drawn_tokens_are_evaluated(tmp_path: Path) -> None:
+    folder = write_build(tmp_path, SMALL)
+    training = MinimalTraining(make_plan(config_layers(folder), folder).base)
+    drawn = probe.DrawnTokens(2 * 16 + 1, 256)
+    evaluate = probe.Evaluator(training.config, drawn, torch.device("cpu"))
+    result = evaluate(training.state.model)
+    assert result is not None and result.tokens == 2 * 16 and result.loss > 4.0
+
+
+@pytest.mark.parametrize("settings", [{}, {"GPUS": 2, "BATCH_SIZE": 1, "DATA_PARALLEL_FSDP": True}])
+def test_a_configuration_is_timed_in_processes_of_its_own(
+    tmp_path: Path, forked_modules: None, capfd, settings: dict[str, SymbolValue]
+) -> None:
+    folder = write_build(tmp_path, {**SMALL, **settings})
+    config = make_plan(config_layers(folder), folder).base
+    (estimate,) = estimates_by_probe([("a run", config)], folder)
+    step = estimate.probe
+    assert step is not None, (estimate.unmeasured, capfd.readouterr().err)
+    assert 0 < step.step_seconds < 60 and 0 < step.evaluation_seconds < 60
+    assert step.timed_steps > 0 and step.timed_micro_batches == config.train.grad_accumulation
+
+
+def test_a_missing_device_is_an_error_and_no_traceback(
+    tmp_path: Path, forked_modules: None, capfd
+) -> None:
+    folder = write_build(tmp_path, {**SMALL, "DEVICE_CPU": False, "DEVICE_CUDA": True})
+    config = make_plan(config_layers(folder), folder).base
+    with pytest.raises(PreflightError) as caught:
+        estimates_by_probe([("a run", config)], folder)
+    assert caught.value.codes[0].startswith("gpu.") and "Traceback" not in capfd.readouterr().err
