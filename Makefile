@@ -138,7 +138,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) $(CHANGED) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
-.PHONY: all data data-verify plan train quick-compare slurm status watch stop rerun prolong
+.PHONY: all data data-verify plan slurm status watch stop rerun prolong
 all: $(CONFIG_PY) ## Train the runs of .config, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO)
 
@@ -159,12 +159,6 @@ watch: $(CONFIG_PY) ## Monitor the runs: curves, time left, alarms
 
 stop: $(CONFIG_PY) ## Stop the running runs (RUNS=) and save checkpoints
 	$(Q)$(PY) scripts/stop.py $(INTO)
-
-train: $(CONFIG_PY) ## Train one run in this process, for debugging
-	$(Q)$(PY) scripts/train.py $(INTO)
-
-quick-compare: $(CONFIG_PY) ## Train .config with and without SET=, briefly
-	$(Q)$(jobs) $(PY) scripts/quick_compare.py $(INTO)
 
 slurm: $(CONFIG_PY) ## Print a batch script of workers; SUBMIT=y submits it
 	$(Q)$(jobs) $(PY) scripts/slurm.py $(INTO)
@@ -331,7 +325,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: GPUS=n  GPUs of each run
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
-##: ITERS=n  For quick-compare and bench-*: iterations per variant
+##: ITERS=n  For prolong: more iterations; for bench-*: per variant
 ##: DRY_RUN=1  For make and defconfig-NAME: check, and train nothing
 ##: CHECKS=causal,data  For check and randcheck: only these
 ##: JUNIT=FILE  For check: also write the results as JUnit XML

@@ -16,7 +16,7 @@ STUDIES: dict[str, Study] = {
 RATIO = STUDIES["ratio"]
 OWN = "own"
 # Folders of results that are not those of a study.
-_RESERVED = {*STUDIES, "matrix", "prolonged", "single", "sweep", "try"}
+_RESERVED = {*STUDIES, "matrix", "prolonged", "single", "sweep"}
 
 
 def study_of(options: StudyConfig, build_dir: Path) -> Study:

@@ -39,7 +39,6 @@ from lib.plan.designs import (
     resolve_design,
     resolve_grid,
     sample_cells,
-    slug,
 )
 from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
@@ -408,38 +407,6 @@ def _seed_list(base: Config, study: Study | None, seeds: str = "") -> tuple[int,
     if len(set(seed_list)) < len(seed_list):
         raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
     return seed_list
-
-
-def make_trial(
-    layers: Sequence[ConfigLayer], build_dir: Path, change: ConfigLayer, iterations: int
-) -> Plan:
-    """Plan two short runs, the configuration with and without ``change``, in a separate folder.
-
-    Raises ConfigError if the change has no effect on the configuration or on the run's identity.
-    """
-    tree = KconfigTree()
-    if micro_batch := _micro_batch(tree, layers, build_dir, None, True):
-        layers = [*layers, micro_batch.layer]
-    base = resolve_config(tree, layers)
-    # With a warm-up longer than the run, the learning rate would never reach its maximum.
-    warm_up = min(base.schedule.warmup_steps, max(1, iterations // 10))
-    short: dict[str, SymbolValue] = {
-        "SINGLE_TRAINING": True,
-        "BUDGET_ITERATIONS": True,
-        "MAX_ITERS": iterations,
-        "WARMUP_STEPS": warm_up,
-    }
-    layers = [*layers, ConfigLayer.of("command line", "ITERS", short)]
-    delta: dict[str, SymbolValue] = {a.name: a.value for a in change.assignments}
-    name = slug("-".join(f"{a.name}-{a.value}" for a in change.assignments).removesuffix("-y"))
-    block = [
-        (RunVariant("base"), resolve_config(tree, layers)),
-        (RunVariant(name, parent="base", delta=delta), resolve_config(tree, [*layers, change])),
-    ]
-    refuse_unpaired_compile([config for _, config in block])
-    output = build_dir / base.study.output_dir
-    runs = build_runs("try", output, {base.seed: block})
-    return Plan("try", output / "try", build_dir, base, runs)
 
 
 def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:

@@ -458,16 +458,16 @@ def result_table(
     return replace(table, sections=sections(plan, table.finished))
 
 
-def train_here(plan: Plan, *, dirty: bool = False) -> int:
+def train_here(plan: Plan, options: RunnerOptions) -> int:
     """Train the plan's only run in this process.
 
-    A debugger can reach all of the training. Returns the exit code. torchrun starts one process per
-    rank; the other ranks wait for rank 0 in ``train.run``. Raises ConfigError if the plan has more
-    than one run, or another process trains the run.
+    A debugger can reach all of the training. Of ``options``, those of one run apply. Returns the exit
+    code. torchrun starts one process per rank; the other ranks wait for rank 0 in ``train.run``.
+    Raises ConfigError if the plan has more than one run, or another process trains the run.
     """
     if len(plan.runs) != 1:
-        what = f"train accepts a single run (expected 1 planned run, got {len(plan.runs)})"
-        advice = "type: make train STEPS=7 SEEDS=1"
+        what = f"one process trains a single run (expected 1 planned run, got {len(plan.runs)})"
+        advice = "type: gpt2/train_ra_mla.py --ra-mla-ablation-step 7 --seed 1 --in-process"
         raise ConfigError(Problem(what, plan.study, advice, code="usage.not-one-run"))
     (run,) = plan.runs
     require_matching_directories([run])
@@ -481,7 +481,8 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
     process = current_process()
     require_world_size(process, run.config.train.gpus)
     if process.is_main:
-        check_machine([run.config], TrainingPlace(plan.build_dir, plan.folder, dirty), jobs=1)
+        place = TrainingPlace(plan.build_dir, plan.folder, options.dirty)
+        check_machine([run.config], place, jobs=1)
     # A single process may be one in a debugger, which stops it.
     limit = plan.base.stall_limit_seconds if process.world_size > 1 else 0
     with SignalCounter() as interrupts, watchdog(limit) as alive, ExitStack() as stack:
@@ -503,6 +504,7 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
             lambda event: _log_event(run, event),
             stopped,
             guard,
+            allow_stale=options.stale == "keep",
         )
     if status.state is not State.SUCCESS:
         tag = "STOP" if status.state is State.INTERRUPTED else "FAIL"

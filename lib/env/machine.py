@@ -133,7 +133,8 @@ def require_world_size(process: ProcessRank, processes: int) -> None:
         what = f"GPUS={processes}: run requires {processes} processes, got 1"
     else:
         what = f"GPUS={processes}: process count mismatch, got WORLD_SIZE={process.world_size}"
-    torchrun = f"torchrun --standalone --nproc-per-node {processes} scripts/train.py"
+    script = "gpt2/train_ra_mla.py --in-process"
+    torchrun = f"torchrun --standalone --nproc-per-node {processes} {script}"
     advice = f"type: make, which starts the processes, or: {torchrun}"
     raise PreflightError(Problem(what, next=advice, code="ranks.count-mismatch"))
 

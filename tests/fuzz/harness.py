@@ -29,7 +29,8 @@ STEPS, SEEDS = "0,1", "1-2"
 UNFINISHED_SEED = "3"
 
 _STUDY = ("--steps", STEPS, "--seeds", SEEDS)
-# Script and arguments; A and B are the first two finished runs.
+IN_PROCESS = ("gpt2.train_ra_mla", "--in-process", "--ra-mla-ablation-step")
+# Module and arguments of a script; A and B are the first two finished runs.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", *_STUDY),
     "status": ("status", "--steps", STEPS, "--seeds", "1-3"),
@@ -48,7 +49,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "curves": ("draw_curves", *_STUDY),
     "sweep-leaderboard": ("sweep_leaderboard",),
     "make": ("run_test_matrix", "--steps", STEPS, "--seeds", SEEDS),
-    "train": ("train", "--steps", "0", "--seeds", UNFINISHED_SEED),
+    "train": (*IN_PROCESS, "0", "--seed", UNFINISHED_SEED),
     "evaluate": ("evaluate", "--run", "A"),
     "generate": ("generate", "--run", "A", "--tokens", "4"),
     "export": ("export", "A"),

@@ -13,6 +13,7 @@ from tests.build_folder import write_build
 from tests.fuzz.harness import (
     COMMANDS,
     FIGURES,
+    IN_PROCESS,
     SEEDS,
     STEPS,
     UNFINISHED_SEED,
@@ -51,8 +52,8 @@ def trained_study(folder: Path) -> Study:
         os._exit(0)
     os.waitpid(process, 0)
     for run in plan.runs:
-        words = ["train", "--steps", run.variant.slug, "--seeds", str(run.seed), "-O", str(tree)]
-        outcome = run_forked(study.mains["train"], words, folder)
+        words = [*IN_PROCESS, run.variant.slug, "--seed", str(run.seed), "-O", str(tree)]
+        outcome = run_forked(study.mains[words[0]], words, folder)
         assert outcome.code == 0, outcome.stderr
     study.a, study.b = (str(run.path) for run in plan.runs[:2])
     _kill_one(study)

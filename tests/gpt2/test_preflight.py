@@ -34,6 +34,7 @@ from lib.env.snapshot import observed_environment
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.plan.run import PlannedRun, RunVariant
 from lib.project import ROOT
+from lib.runner.runner import RunnerOptions
 from lib.runs.run_dir import RunDir
 from lib.tracking.telemetry import GpuReading
 
@@ -200,7 +201,7 @@ def test_every_way_to_train_is_checked(
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
         Gpt2Backend(plan, executor, dirty=True).preflight(plan.runs, 0)
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
-        launch.train_here(plan, dirty=True)
+        launch.train_here(plan, RunnerOptions(dirty=True))
     assert not place.results.exists()
 
 

@@ -46,6 +46,10 @@ SINGLE: dict[str, SymbolValue | None] = {
     "CPU_THREADS": 1,
 }
 
+# Trains the single training of a configuration, or a step, without a worker.
+IN_PROCESS = ("gpt2/train_ra_mla.py", "--in-process")
+STEP = "--ra-mla-ablation-step"
+
 
 @dataclass
 class Folder:

@@ -84,8 +84,8 @@ class Training:
             if ranks[-1] == 0:
                 os.environ.update(rank_environment(rank, self.ranks, meeting))
                 become(
-                    self.mains["train"],
-                    ["train", "-O", str(self.tree)],
+                    self.mains["gpt2.train_ra_mla"],
+                    ["train_ra_mla", "--in-process", "-O", str(self.tree)],
                     self.folder / f"rank{rank}",
                 )
         codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]

@@ -4,7 +4,7 @@ import json
 
 from lib.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INVALID
 from lib.runs.run_dir import RunDir
-from tests.integration.conftest import SINGLE
+from tests.integration.conftest import IN_PROCESS, SINGLE
 
 SCRIPT = "scripts/audit_run.py"
 
@@ -13,7 +13,7 @@ def test_a_trained_run_is_judged_by_name_and_by_folder(build):
     folder = build(**SINGLE)
     code, _, said = folder.command(SCRIPT, RUNS="run*")
     assert code == EXIT_CONFIG and "[run.not-found]" in said
-    code, _, said = folder.command("scripts/train.py")
+    code, _, said = folder.command(*IN_PROCESS)
     assert code == EXIT_DONE, said
     (path,) = folder.runs("")
 

@@ -64,18 +64,6 @@ def test_a_sweep_takes_what_is_done_and_the_leaderboard_ranks_it_too(build):
     assert losses == sorted(losses)
 
 
-def test_a_trial_trains_both_sides_once_and_apart(build):
-    folder = build(**SINGLE)
-    code, table, said = folder.command("scripts/quick_compare.py", "RECIPROCAL=y", ITERS="3")
-    assert code == 0, said
-    assert [p.name for p in folder.path.glob("results/*")] == ["try"]
-    base, change = (cells(line) for line in table.splitlines()[4:6])
-    assert (base[1], change[1], change[-1]) == ("base", "reciprocal", "done")
-    assert change[4] == change[5] and change[4].endswith("n=1")
-    code, _, said = folder.command("scripts/quick_compare.py", "RECIPROCAL=y", ITERS="3")
-    assert code == 0 and "2 of 2 done" in said and "TRAIN" not in said
-
-
 WRONG_AXES = [
     ("DROPOUT=0.1,7", ["DROPOUT: ", "7", "0.9", "[config.out-of-range]"]),
     (

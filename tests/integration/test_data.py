@@ -3,6 +3,8 @@
 import json
 import shutil
 
+from tests.integration.conftest import IN_PROCESS, STEP
+
 
 def test_prepared_once_verified_and_damage_is_reported(build):
     folder = build()
@@ -25,7 +27,7 @@ def test_prepared_once_verified_and_damage_is_reported(build):
     code, _, said = folder.command("scripts/prepare_data.py", "--verify")
     assert code == 3 and f"{shard}: " in said and "[data.damaged]" in said
     assert "&& make data" in said
-    code, _, trained = folder.command("scripts/train.py", "--steps", "0")
+    code, _, trained = folder.command(*IN_PROCESS, STEP, "0")
     assert code == 3 and f"{shard}: " in trained and "[data.damaged]" in trained
     assert not (folder.path / "results").exists()
 

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.command_server import Command
+from tests.integration.conftest import IN_PROCESS
 
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
@@ -66,7 +67,7 @@ def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
     made = core(run)
     run.path.rename(run.path.with_name("made"))
 
-    words = [*TORCHRUN, ROOT / "scripts/train.py", "-O", folder.path]
+    words = [*TORCHRUN, ROOT / IN_PROCESS[0], IN_PROCESS[1], "-O", folder.path]
     code, said, more = folder.server.run([str(word) for word in words], os.environ, folder.scratch)
     assert code == 0, said + more
     assert (said + more).count("DONE") == 1, "one rank speaks"
@@ -75,7 +76,7 @@ def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
 
 def test_without_a_launcher_the_error_has_the_torchrun_command(build: Callable) -> None:
     folder = build(**BOTH)
-    code, _, said = folder.command("scripts/train.py")
+    code, _, said = folder.command(*IN_PROCESS)
     assert code == 3
     assert "[ranks.count-mismatch]" in said and "GPUS=2" in said
     assert "torchrun --standalone --nproc-per-node 2" in said

@@ -13,7 +13,7 @@ import pytest
 from lib.files import sha256_file
 from lib.project import ROOT
 from tests.command_server import CommandServer
-from tests.integration.conftest import SINGLE
+from tests.integration.conftest import IN_PROCESS, SINGLE
 from tests.integration.tree import commit_copy, git
 
 
@@ -60,7 +60,7 @@ def test_uncommitted_code_requires_a_flag_and_is_recorded(
 ) -> None:
     model = clone / "gpt2" / "model.py"
     model.write_text(model.read_text() + "# Edited.\n")
-    code, _, said = command(clone, "scripts/train.py", server=server)
+    code, _, said = command(clone, *IN_PROCESS, server=server)
     assert (code, said.count("\n")) == (3, 2), said
     assert said.startswith("ERROR   ") and "gpt2/model.py" in said
     assert "[code.uncommitted]" in said and "ALLOW_DIRTY=y" in said

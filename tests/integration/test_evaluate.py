@@ -11,13 +11,14 @@ from gpt2.quantized.evaluate import evaluate_run
 from gpt2.records.run_files import read_resolved_config
 from lib.errors import DataError
 from lib.runs.run_dir import RunDir
+from tests.integration.conftest import IN_PROCESS, STEP
 
 SCRIPT = "scripts/evaluate.py"
 
 
 def test_re_evaluation_does_not_change_the_run(build):
     folder = build(MAX_ITERS=6)
-    code, _, stderr = folder.command("scripts/train.py", "--steps", "full")
+    code, _, stderr = folder.command(*IN_PROCESS, STEP, "full")
     assert code == 0, stderr
     (path,) = folder.runs("full")
     run = RunDir(path)

@@ -3,12 +3,14 @@
 import signal
 import time
 
+from tests.integration.conftest import IN_PROCESS, STEP
+
 SCRIPT = "scripts/generate.py"
 
 
 def test_generates_text_rejects_options_and_is_interrupted(build):
     folder = build(SAMPLE_TOKENS=0, MAX_ITERS=2)
-    code, _, stderr = folder.command("scripts/train.py", "--steps", "full")
+    code, _, stderr = folder.command(*IN_PROCESS, STEP, "full")
     assert code == 0, stderr
 
     prompt = "12 $(x) é"

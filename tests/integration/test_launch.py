@@ -7,6 +7,7 @@ import resource
 import pytest
 
 from lib.runs.run_dir import RunDir, State, read_status
+from tests.integration.conftest import IN_PROCESS, STEP
 
 
 def test_i10_trains_reports_skips_and_trains_again(build):
@@ -37,14 +38,16 @@ def test_i10_trains_reports_skips_and_trains_again(build):
 
 
 def test_trains_one_run_in_this_process_and_requires_a_selection(build):
-    folder = build()
-    code, _, said = folder.command("scripts/train.py")
-    assert code == 2 and "[usage.not-one-run]" in said and "make train STEPS=7" in said
-    code, _, said = folder.command("scripts/train.py", "--steps", "2")
+    folder = build(SEED_LIST="1,2")
+    for words in ((), (STEP, "2")):
+        code, _, said = folder.command(*IN_PROCESS, *words)
+        assert code == 2 and "[usage.not-one-run]" in said and "--seed 1 --in-process" in said
+    code, _, said = folder.command(*IN_PROCESS, STEP, "2", "--seed", "2")
     assert code == 0 and "DONE" in said
-    (path,) = folder.runs("2")
-    assert read_status(RunDir(path)).state is State.SUCCESS
-    assert "golden-s1" in path.name and "SKIP" in folder.command("scripts/train.py", STEPS="2")[2]
+    first, second = folder.runs("2")
+    assert "golden-s2" in second.name and not first.exists()
+    assert read_status(RunDir(second)).state is State.SUCCESS
+    assert "SKIP" in folder.command(*IN_PROCESS, STEP, "2", "--seed", "2")[2]
 
 
 def test_a_step_by_number_is_the_same_run_as_makes(build):
@@ -53,6 +56,8 @@ def test_a_step_by_number_is_the_same_run_as_makes(build):
     code, table, said = folder.command(script, "--ra-mla-ablation-step", "ra")
     assert code == 0, said
     assert "| ra " in table
+    code, _, said = folder.command(script, "--max-iters", "3")
+    assert code == 2 and "--ra-mla-ablation-step" in said and "[usage.invalid-argument]" in said
     assert read_status(RunDir(folder.runs("5")[0])).state is State.SUCCESS
     flags = ("--ra-mla-ablation-step", "5", "--optimizer", "lion", "--max-iters", "many")
     code, _, said = folder.command(script, *flags)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from tests.integration.conftest import SINGLE
+from tests.integration.conftest import IN_PROCESS, SINGLE
 
 # Dropout, two layers, evaluations and checkpoints on the way.
 TINY = {
@@ -25,8 +25,9 @@ def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, 
     """Train in ``folder``; return the files that must not depend on the environment."""
     names = ("PATH", "HOME", "ALLOW_DIRTY", "OMP_NUM_THREADS")
     kept = {name: os.environ[name] for name in names}
+    script, option = IN_PROCESS
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/train.py"), "-O", str(folder)],
+        [sys.executable, str(ROOT / script), option, "-O", str(folder)],
         cwd=cwd,
         env=kept | variables,
         umask=umask,

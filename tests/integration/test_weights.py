@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.integration.conftest import SMALL
+from tests.integration.conftest import IN_PROCESS, SMALL
 
 ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "MAX_ITERS": 2, "SAMPLE_TOKENS": 0}
 
@@ -45,5 +45,5 @@ def test_export_import_and_modified_weights(build):
     assert code == 2 and f"changed since: {weights}" in stderr and "ON_STALE=rerun" in stderr
 
     weights.unlink()
-    code, _, stderr = folder.command("scripts/train.py", SEEDS="2")
+    code, _, stderr = folder.command(*IN_PROCESS, "--seed", "2")
     assert code == 3 and f"{weights}: " in stderr and "[weights.missing]" in stderr

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from gpt2.planning.plan import (
     Sweep,
     config_layers,
     make_plan,
-    make_trial,
     step_layers,
     table_plan,
 )
@@ -216,21 +214,6 @@ def test_a_fraction_is_folded_over_one_of_its_features(planned):
     with pytest.raises(ConfigError) as caught:
         planned(**matrix, ABLATION_FOLD="MLP_LATENT")
     assert caught.value.codes == ["design.unknown-feature"]
-
-
-def test_a_trial_is_two_short_runs_apart_from_the_studies(configure):
-    layers = config_layers(configure(RA_MLA_ABLATION_MODE=True))
-    plan = make_trial(
-        layers, Path("out"), parse_command_line_settings("RECIPROCAL=y DROPOUT=0.1"), 30
-    )
-    base, changed = plan.runs
-    assert plan.folder == Path("out/results/try")
-    assert [run.config.train.max_iters for run in plan.runs] == [30, 30]
-    assert base.config.schedule.warmup_steps == 3
-    assert changed.variant.parent == "base" and changed.config.model.shape.dropout == 0.1
-    with pytest.raises(ConfigError) as caught:
-        make_trial(layers, Path("out"), parse_command_line_settings("LOG_INTERVAL=7"), 30)
-    assert caught.value.codes == ["run.duplicate"] and "try/base" in str(caught.value)
 
 
 def test_a_changed_setting_gives_new_directories_and_a_changed_folder_none(planned):
