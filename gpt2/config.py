@@ -258,12 +258,10 @@ class StudyConfig:
     # Of an own study, relative to the build folder; "" for the others.
     study_file: str = kconfig_field("ABLATION_STUDY_FILE")
     steps: str = kconfig_field("RA_MLA_ABLATION_STEPS")
-    # grid, leave_one_out, add_one_in, cumulative, factorial or fractional
+    # grid, leave_one_out, add_one_in, cumulative or factorial
     design: str = kconfig_field("ABLATION_DESIGN")
     axes: str = kconfig_field("TEST_MATRIX_AXES")
     features: str = kconfig_field("ABLATION_FEATURES")
-    # Feature over which a fraction is folded; "" for none, and for other designs.
-    folded: str = kconfig_field("ABLATION_FOLD")
     seed_list: tuple[int, ...] = kconfig_field("SEED_LIST")
     output_dir: str = kconfig_field("OUTPUT_DIR")
     jobs: int = kconfig_field("JOBS")

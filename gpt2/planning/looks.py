@@ -9,7 +9,7 @@ from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.contrasts import DesignOptions, contrasts_of
+from lib.report.contrasts import contrasts_of
 from lib.report.looks import LookPlan, LookSchedule
 from lib.report.study_verdicts import VerdictPlan, contrast_name
 from lib.report.verdict_record import with_record
@@ -30,19 +30,12 @@ def verdict_plan(
         options.power,
         config.repro.finalist_min_seeds,
     )
-    design = design_options(config)
-    declared = {"": contrasts_of(variants, options.against, design)} if variants else {}
+    is_matrix = config.study.mode == "test_matrix_mode"
+    is_factorial = is_matrix and config.study.design == "factorial"
+    interactions = options.interactions if is_factorial else None
+    declared = {"": contrasts_of(variants, options.against, interactions)} if variants else {}
     schedule = LookSchedule(looks)
-    return VerdictPlan(rule, options.against, design, schedule=schedule, declared=declared)
-
-
-def design_options(config: Config) -> DesignOptions | None:
-    """Return which effects of the configured factorial design are compared; None without one."""
-    kind, options = config.study.design, config.verdicts
-    if config.study.mode != "test_matrix_mode" or kind not in ("factorial", "fractional"):
-        return None
-    folded = config.study.folded
-    return DesignOptions(kind, options.interactions, options.simple_effects, folded)
+    return VerdictPlan(rule, options.against, interactions, schedule=schedule, declared=declared)
 
 
 @dataclass(frozen=True)

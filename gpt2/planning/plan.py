@@ -31,7 +31,6 @@ from lib.plan.designs import (
     SweepAxis,
     SweepCell,
     axis_layer,
-    fractional,
     grid,
     grid_size,
     parse_axes,
@@ -113,9 +112,7 @@ def matrix(
     features = parse_features(tree, layers, base.study.features, where)
     if design == "factorial":
         _confirm(2 ** len(features), yes)
-    folded = base.study.folded
-    cells = fractional(features, folded) if folded else DESIGNS[design](features)
-    return resolve_design(cells, partial(_resolve, tree, layers, where))
+    return resolve_design(DESIGNS[design](features), partial(_resolve, tree, layers, where))
 
 
 def _all(axes: Sequence[SweepAxis], where: str, yes: bool) -> list[SweepCell]:

@@ -202,7 +202,8 @@ def _unknown(kconf: Kconfig, assignment: Assignment) -> FailureReason:
         what = f"is a choice; set one of its members to y: {members}"
         return FailureReason(what, "config.not-settable")
     if is_without_effect(name, assignment.value):
-        return FailureReason("is gone, without effect at this value", GONE_OFF)
+        what = f"{gone('symbol', name)}; without effect on a run at this value"
+        return FailureReason(what, GONE_OFF)
     return unknown_symbol(
         name, [s.name for s in kconf.unique_defined_syms] + list(kconf.named_choices)
     )

@@ -447,11 +447,14 @@ class KconfigTree:
             choice = self.kconf.named_choices.get(assignment.name)
             members = choice.syms if choice else ()
             selected = [m for m in members if _member_value(choice, m) == assignment.value]
-            if selected:
-                assignment = dataclasses.replace(assignment, name=selected[0].name, value="y")
             # An unavailable choice has no member.
-            if selected or choice is None or assignment.value:
-                assignments.append(assignment)
+            if choice is not None and not assignment.value:
+                continue
+            if choice is not None:
+                gone = f"{choice.name}_{assignment.value.upper()}"
+                name = selected[0].name if selected else gone
+                assignment = dataclasses.replace(assignment, name=name, value="y")
+            assignments.append(assignment)
         return dataclasses.replace(layer, assignments=tuple(assignments))
 
     def _record_effective(

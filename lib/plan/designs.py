@@ -17,7 +17,6 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import FIND_SYMBOL, KconfigTree, SymbolInfo
 from lib.errors import ConfigError, Problem
-from lib.plan.fractions import MAX_FACTORS, MIN_FACTORS, fraction, full_design
 from lib.plan.run import RunVariant
 
 # Cells of a design: combinations of factor levels, not yet resolved.
@@ -265,7 +264,6 @@ def make_cell(levels: Sequence[FactorLevel]) -> SweepCell:
 #     add_one_in      no feature, and each one alone
 #     cumulative      none, the first, the first two, …, all
 #     factorial       every subset: 2^n cells
-#     fractional      a fraction of them: 8, 16 or 32 cells for 4 to 10 features
 
 
 ON, OFF = "on", "off"
@@ -325,32 +323,8 @@ def cumulative(features: Sequence[FactorLevel]) -> list[SweepCell]:
 
 def factorial(features: Sequence[FactorLevel]) -> list[SweepCell]:
     """Return 2^n cells; the cell without features is the baseline."""
-    return _subsets(features, full_design(len(features)))
-
-
-def fractional(features: Sequence[FactorLevel], folded: str = "") -> list[SweepCell]:
-    """Return a fraction of resolution IV or more; the cell without features is the baseline.
-
-    The fraction is folded over the feature named ``folded``, if any. Raises ConfigError unless there
-    are 4 to 10 features, and ``folded`` is one of them.
-    """
-    count = len(features)
-    if not MIN_FACTORS <= count <= MAX_FACTORS:
-        what = f"expected {MIN_FACTORS} to {MAX_FACTORS} features of a fraction, got {count}"
-        advice = "fewer features: ABLATION_DESIGN_FACTORIAL=y"
-        raise ConfigError(Problem(what, "ABLATION_FEATURES", advice, code="design.feature-count"))
-    names = [feature.factor for feature in features]
-    if folded and folded not in names:
-        what = f"expected one of {', '.join(names)}, got {folded}"
-        raise ConfigError(Problem(what, "ABLATION_FOLD", code="design.unknown-feature"))
-    return _subsets(features, fraction(count, names.index(folded) if folded else None))
-
-
-def _subsets(
-    features: Sequence[FactorLevel], patterns: Sequence[tuple[bool, ...]]
-) -> list[SweepCell]:
     cells = []
-    for pattern in patterns:
+    for pattern in itertools.product((False, True), repeat=len(features)):
         on = [f for f, present in zip(features, pattern, strict=True) if present]
         name = "-".join(f.slug for f in on) or "none"
         cells.append(_subset(features, {f.factor for f in on}, name, "none" if on else ""))
@@ -362,7 +336,6 @@ DESIGNS: Mapping[str, Callable[[Sequence[FactorLevel]], list[SweepCell]]] = {
     "add_one_in": add_one_in,
     "cumulative": cumulative,
     "factorial": factorial,
-    "fractional": fractional,
 }
 
 

@@ -145,7 +145,7 @@ class LookSchedule:
         """Return the undecided comparisons of ``family`` that were not planned at the last look.
 
         Empty if that look is to be judged again. Among them are those with other runs, such as the
-        effects of a design that was folded since.
+        effects of a design after another of its cells can be configured.
         """
         if self.last is None or not self.last.family:
             return frozenset()

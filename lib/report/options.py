@@ -14,9 +14,8 @@ class VerdictOptions:
     variance: str = kconfig_field("VERDICT_VARIANCE", identity=False)
     # both, baseline or parent
     against: str = kconfig_field("VERDICT_AGAINST", identity=False)
-    # Of a factorial design: two-way interactions, and adding and leaving out each feature.
+    # Two-way interactions of a factorial design.
     interactions: bool = kconfig_field("VERDICT_INTERACTIONS", identity=False)
-    simple_effects: bool = kconfig_field("VERDICT_SIMPLE_EFFECTS", identity=False)
     alpha: float = kconfig_field("VERDICT_ALPHA", low=1e-4, high=0.05, identity=False)
     power: float = kconfig_field("VERDICT_POWER", low=0.5, high=0.99, identity=False)
     # Plan an A/A step, and test it.

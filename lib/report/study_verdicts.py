@@ -21,7 +21,6 @@ from lib.report.contrasts import (
     REPEAT_ROLE,
     Contrast,
     DesignEffects,
-    DesignOptions,
 )
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule
 from lib.report.significance import DriftTest, TimedValue, drift_test
@@ -43,8 +42,9 @@ class VerdictPlan:
     rule: VerdictRule = field(default_factory=VerdictRule)
     # both, baseline or parent
     against: str = "both"
-    # The effects of a factorial design are compared instead of its runs.
-    design: DesignOptions | None = None
+    # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
+    # interactions are, too. None for another design.
+    interactions: bool | None = None
     # Names of all comparisons made in this folder so far.
     family: frozenset[str] = frozenset()
     # Former rules with their words, the oldest first.
@@ -68,9 +68,8 @@ class VerdictPlan:
     def rule_record(self) -> dict[str, Any]:
         """Return the declared rule as plain JSON types."""
         rule = {**asdict(self.rule), "against": self.against}
-        if self.design:
-            rule |= {"interactions": self.design.interactions}
-            rule |= {"simple_effects": self.design.simple_effects}
+        if self.interactions is not None:
+            rule |= {"interactions": self.interactions}
         return rule
 
     @property
@@ -183,16 +182,10 @@ def _judged(
     level: ErrorLevel | None,
     standing: Mapping[tuple[str, str], ContrastVerdict],
 ) -> list[ContrastVerdict]:
-    """Return the verdicts on one part: the factorial rule applies to effects of the design alone."""
-    if rule.variance != "factorial":
-        return judge(contrasts, outcomes, rule, planned, level, standing)
-    verdicts: list[ContrastVerdict] = []
-    for variance in ("factorial", "shared"):
-        group = [c for c in contrasts if (c.role == EFFECT) == (variance == "factorial")]
-        former = {c.ends: standing[c.ends] for c in group if c.ends in standing}
-        own_rule = replace(rule, variance=variance)
-        verdicts += judge(group, outcomes, own_rule, planned, level, former)
-    return verdicts
+    """Return the verdicts on one part: without effects of a design, the factorial rule is shared."""
+    if rule.variance == "factorial" and not any(c.role == EFFECT for c in contrasts):
+        rule = replace(rule, variance="shared")
+    return judge(contrasts, outcomes, rule, planned, level, standing)
 
 
 def _aa_steps(

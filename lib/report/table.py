@@ -20,7 +20,7 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, run_name
-from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts
+from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
 from lib.report.render import TableSection
 from lib.report.run_facts import FieldDifference, code_digest, observed_differences
 from lib.report.run_results import (
@@ -227,8 +227,8 @@ def build_table(
     judged_parts, control_parts = [], []
     variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
     baseline = next((v.slug for v in variants if not v.parent), "")
-    contrasts = contrasts_of(variants, plan.against, plan.design)
-    effects = plan.design.effects(variants) if plan.design else None
+    contrasts = contrasts_of(variants, plan.against, plan.interactions)
+    effects = design_effects(variants, plan.interactions)
     parts = split_comparable(items, baseline, label_by)
     for part in parts:
         rows += variant_rows(part, variants, baseline, kept)

@@ -34,7 +34,7 @@ def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
         former = tuple(record["former"])
         words = {_name(v["step"], v["reference"]): v["verdict"] for v in record["verdicts"]}
         judged = any(verdict["n"] for verdict in record["verdicts"])
-        family, rule = frozenset(record["family"]), record["rule"]
+        family, rule = frozenset(record["family"]), dict(record["rule"])
         schedule = plan.schedule
         others: tuple[Mapping[str, Any], ...] = ()
         # Version 1 listed no looks.
@@ -44,6 +44,9 @@ def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
         what = f"damaged record of verdicts: {error!r}"
         advice = "move it aside: earlier comparisons then no longer count"
         raise ConfigError(Problem(what, str(file), advice, code="run.damaged")) from None
+    if not rule.get("simple_effects", True):
+        # Earlier records of factorial designs declare that they have none, as all have now.
+        del rule["simple_effects"]
     if rule != plan.rule_record and judged:
         former = (*former, {"rule": rule, "verdicts": words})
         schedule = schedule and schedule.judged_again()

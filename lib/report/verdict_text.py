@@ -134,8 +134,6 @@ def design_note(study: StudyVerdicts) -> str:
         by_factor.setdefault(f"{factor:.2f}", []).append(name)
     for growth, names in by_factor.items():
         note += f"EFFECT  variance x {growth} because of missing cells: {', '.join(names)}\n"
-    if effects.not_estimable and study.plan.design and study.plan.design.interactions:
-        note += "EFFECT  VERDICT_INTERACTIONS=n: the model without interactions may be estimable\n"
     return note
 
 

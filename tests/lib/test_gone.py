@@ -7,7 +7,7 @@ import pytest
 from lib import console, gone
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
-from lib.config.layers import parse_command_line_settings, parse_text
+from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
@@ -124,6 +124,15 @@ def test_why_answers_for_a_symbol_that_is_gone(table, tmp_path, sym):
     with pytest.raises(ConfigError, match="OLD_FLAG: is gone: use NEW_FLAG") as caught:
         commands.explain_symbol(place, sym, json=False)
     assert caught.value.codes == ["config.gone"]
+
+
+def test_the_design_that_a_run_records_is_named_and_has_no_effect():
+    symbols = {"ABLATION_DESIGN": "fractional", "ABLATION_FOLD": "RECIPROCAL"}
+    symbols |= {"VERDICT_SIMPLE_EFFECTS": True}
+    with pytest.raises(ConfigError) as caught:
+        KconfigTree().resolve([ConfigLayer.of("constants", "run", symbols)])
+    assert caught.value.codes == ["config.gone-off"] * 3
+    assert "ABLATION_DESIGN_FRACTIONAL=y: is gone: use" in str(caught.value)
 
 
 def test_the_table_of_the_tree_has_no_name_that_exists():

@@ -27,7 +27,7 @@ from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.contrasts import DesignOptions, contrasts_of
+from lib.report.contrasts import contrasts_of
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdict_record import write_verdicts
@@ -183,37 +183,21 @@ def test_a_design_is_planned_from_its_features(planned):
     assert plan.runs[2].config.model.mlp.built_ratio(plan.runs[2].config.model.sites()[0]) > 2.4
 
 
-def test_a_fraction_is_planned_and_gets_the_factorial_rule(planned):
-    features = "RECIPROCAL RA_CROSS_TOKEN MLP_CROSS_TOKEN MLP_ATTN_GATE"
+def test_a_full_design_is_planned_and_gets_the_factorial_rule(planned):
+    features = "RECIPROCAL RA_CROSS_TOKEN MLP_ATTN_GATE"
     matrix = {"TEST_MATRIX_MODE": True, "ABLATION_FEATURES": features}
-    plan = planned(**matrix, ABLATION_DESIGN_FRACTIONAL=True)
+    plan = planned(**matrix, ABLATION_DESIGN_FACTORIAL=True)
     assert len(plan.runs) == 8 and not plan.left_out
     assert plan.runs[0].variant.slug == "none"
     looks = plan.base.verdicts.look_plan
     declared = verdict_plan(plan.base, looks, plan.variants)
-    assert declared.design == DesignOptions("fractional")
-    assert declared.rule.variance == "factorial"
-    assert [len(contrasts) for contrasts in declared.declared.values()] == [7]
-    other = verdict_plan(planned(**matrix, ABLATION_DESIGN_ADD_ONE_IN=True).base, looks)
-    assert (other.design, other.rule.variance) == (None, "shared")
-    own = planned(**matrix, ABLATION_DESIGN_FACTORIAL=True, VERDICT_VARIANCE_OWN=True)
-    assert verdict_plan(own.base, looks).rule.variance == "own" and len(own.runs) == 16
-
-
-def test_a_fraction_is_folded_over_one_of_its_features(planned):
-    features = "RECIPROCAL RA_CROSS_TOKEN MLP_CROSS_TOKEN MLP_ATTN_GATE"
-    matrix = {"TEST_MATRIX_MODE": True, "ABLATION_FEATURES": features}
-    matrix |= {"ABLATION_DESIGN_FRACTIONAL": True}
-    fraction, whole = planned(**matrix), planned(**matrix, ABLATION_FOLD="RA_CROSS_TOKEN")
-    # The runs of the fraction are trained already.
-    paths = [[run.path.name for run in plan.runs] for plan in (fraction, whole)]
-    assert paths[1][:8] == paths[0] and len(set(paths[1])) == 16
-    declared = verdict_plan(whole.base, whole.base.verdicts.look_plan, whole.variants)
+    assert (declared.interactions, declared.rule.variance) == (True, "factorial")
     names = [contrast.name for contrast in declared.declared[""]]
-    assert names[4:] == ["AB", "AC", "AD", "BC", "BD", "CD"]
-    with pytest.raises(ConfigError) as caught:
-        planned(**matrix, ABLATION_FOLD="MLP_LATENT")
-    assert caught.value.codes == ["design.unknown-feature"]
+    assert names == ["A RECIPROCAL", "B RA_CROSS_TOKEN", "C MLP_ATTN_GATE", "AB", "AC", "BC"]
+    other = verdict_plan(planned(**matrix, ABLATION_DESIGN_ADD_ONE_IN=True).base, looks)
+    assert (other.interactions, other.rule.variance) == (None, "shared")
+    own = planned(**matrix, ABLATION_DESIGN_FACTORIAL=True, VERDICT_VARIANCE_OWN=True)
+    assert verdict_plan(own.base, looks).rule.variance == "own"
 
 
 def test_a_changed_setting_gives_new_directories_and_a_changed_folder_none(planned):

@@ -150,27 +150,27 @@ def test_a_band_that_hardly_any_step_can_fill_is_a_question(planned, monkeypatch
 
 
 def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
-    """Four factors in eight runs: the effect has half of the variance of a difference of two runs."""
-    features = "RECIPROCAL RA_CROSS_TOKEN MLP_CROSS_TOKEN MLP_ATTN_GATE"
-    matrix = {"TEST_MATRIX_MODE": True, "ABLATION_DESIGN_FRACTIONAL": True}
+    """Three factors in eight runs: an effect has a quarter of the variance of a difference of two."""
+    features = "RECIPROCAL RA_CROSS_TOKEN MLP_ATTN_GATE"
+    matrix = {"TEST_MATRIX_MODE": True, "ABLATION_DESIGN_FACTORIAL": True}
     matrix |= {"ABLATION_FEATURES": features, "VERDICT_NOISE": "0.0013"}
     plan = planned(**matrix)
     power = study_power(plan)
-    assert (len(plan.runs), power.comparisons) == (40, 7)
+    assert (len(plan.runs), power.comparisons) == (40, 6)
     assert power.noise.sd == pytest.approx(0.0013 * 2 / math.sqrt(8))
     factorial = VerdictRule("factorial")
     sd = power.noise.sd
-    assert power.effect == pytest.approx(sd * detectable_effect(5, 7, factorial, 0.045))
+    assert power.effect == pytest.approx(sd * detectable_effect(5, 6, factorial, 0.045))
     text = power_text(power, study_cost(plan, []))
     assert "noise of an effect" in text
     unknown = planned(**matrix | {"VERDICT_NOISE": "0"})
     # STEPS= selects steps of a study.
     assert "STEPS" not in power_text(study_power(unknown), study_cost(unknown, []))
-    # The seven effects of the record say the same about the noise.
+    # The effects of the record say the same about the noise.
     effect = {"step": "A", "reference": "", "verdict": None, "n": 5, "sd": sd}
     effect |= {"weights": {f"r{i}": 0.25 for i in range(8)}}
     rule = {"variance": "factorial", "alpha": 0.05, "band": 0.0, "power": 0.8, "min_seeds": 3}
-    rule |= {"against": "baseline", "interactions": True, "simple_effects": False}
+    rule |= {"against": "baseline", "interactions": True}
     record = {"schema_version": 1, "former": [], "family": [], "rule": rule, "verdicts": [effect]}
     plan.folder.mkdir(parents=True)
     write_json(plan.folder / "verdicts.json", record)

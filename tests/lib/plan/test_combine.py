@@ -119,12 +119,6 @@ def expected(design: str, names: list[str]) -> list[set[str]]:
             for count in range(len(names) + 1)
             for chosen in itertools.combinations(names, count)
         ],
-        # The defining word of five features in 16 cells is -ABCDE.
-        "fractional": [
-            set(chosen)
-            for count in range(0, len(names) + 1, 2)
-            for chosen in itertools.combinations(names, count)
-        ],
     }[design]
 
 
@@ -147,7 +141,6 @@ def test_each_cell_is_compared_with_the_cell_it_changes(tree):
     parents = {
         design: {each.slug: each.parent for each in cells(features)}
         for design, cells in DESIGNS.items()
-        if design != "fractional"
     }
     assert parents["leave_one_out"] == {"all": "", "no-gate": "all", "no-wide": "all"}
     assert parents["add_one_in"] == {"none": "", "gate": "none", "wide": "none"}

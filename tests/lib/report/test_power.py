@@ -84,15 +84,15 @@ def test_the_probability_of_a_word(effect):
             assert 100 * probability == pytest.approx(percent, abs=10 if n == 3 else 6)
 
 
-def test_the_power_of_a_fraction():
-    """Eight factors in 16 runs, 3 seeds, sd of a run 0.71: simulated 69, 92 and 100 %."""
+def test_the_power_of_effects():
+    """Fifteen effects of 16 runs, 3 seeds, sd of a run 0.71: simulated 69, 92 and 100 %."""
     sd = 2 * 0.71 / 4
     for effect, percent in {0.8: 69, 1.0: 92, 2.0: 100}.items():
         probability = word_probability(effect / sd, 0, 3, 15, FACTORIAL, 0.05)
         assert 100 * probability == pytest.approx(percent, abs=4)
     smallest = detectable_effect(3, 15, FACTORIAL)
     assert word_probability(smallest, 0, 3, 15, FACTORIAL, 0.05) == pytest.approx(0.8, abs=1e-3)
-    # Further comparisons, such as simple effects, are corrected for, but add no variance.
+    # Further comparisons, such as earlier ones, are corrected for, but add no variance.
     assert detectable_effect(3, 30, FACTORIAL, variances=15) > smallest
 
 

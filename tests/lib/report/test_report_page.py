@@ -10,7 +10,6 @@ import pytest
 from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.contrasts import DesignOptions
 from lib.report.html import Html, escape, tag
 from lib.report.render import TableSection
 from lib.report.report_page import REPORT_FILE, ReportContext, report_page, write_report
@@ -253,7 +252,7 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     levels = [{"A": a, "B": b} for a in (OFF, ON) for b in (OFF, ON)]
     cells = [RunVariant(f"cell-{i}", number=i, levels=level) for i, level in enumerate(levels)]
     runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
-    plan = VerdictPlan(VerdictRule("factorial"), design=DesignOptions("factorial"))
+    plan = VerdictPlan(VerdictRule("factorial"), interactions=True)
     table = build_table("matrix", runs, verdict_plan=plan)
     parsed = Parsed(report_page(table, CONTEXT))
     names = {verdict.contrast.step for verdict in table.verdicts.verdicts}

@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -124,46 +123,6 @@ def test_the_predicted_seeds_decide():
             later = judged(losses_AN[:, : n + first[step].more_seeds], rule)
             decided.append(later[step].word not in open_words)
     assert len(decided) > 150 and 70 <= percent(decided) <= 100
-
-
-@pytest.mark.long
-def test_a_fraction_of_a_factorial():
-    """Eight factors in 16 runs: main effects are unbiased, and two-way effects are strings."""
-    signs = np.array(list(product((-1, 1), repeat=4)))
-    a, b, c, d = signs.T
-    letters = dict(zip("ABCDEFGH", (a, b, c, d, b * c * d, a * c * d, a * b * c, a * b * d)))
-    columns = dict(letters)
-    strings: dict[tuple, list[str]] = {}
-    for x, y in combinations("ABCDEFGH", 2):
-        strings.setdefault(tuple(letters[x] * letters[y]), []).append(x + y)
-    columns |= {"=".join(names): np.array(column) for column, names in strings.items()}
-    assert "AB=CG=DH=EF" in columns and len(columns) == 15
-    design = np.array(list(columns.values()))
-    assert (design @ design.T == 16 * np.eye(15)).all()
-    contrasts = [
-        Contrast(name, "", name, {f"r{i}": 2 * float(x) / 16 for i, x in enumerate(column)})
-        for name, column in columns.items()
-    ]
-    planted = {"A": -2.0, "C": -0.8, "AB=CG=DH=EF": 1.0}
-    rng, estimates, false, power = np.random.default_rng(8), [], [], []
-    for _ in range(400):
-        loss_A = sum(effect / 2 * columns[name] for name, effect in planted.items())
-        losses = 10 + loss_A[:, None] + 0.71 * rng.standard_normal((16, 3))
-        outcomes = {
-            f"r{i}": [SeedOutcome(s, float(y)) for s, y in enumerate(row)]
-            for i, row in enumerate(losses)
-        }
-        found = judge(contrasts, outcomes, VerdictRule("factorial"))
-        words = {v.contrast.step: v.word for v in found}
-        estimates.append([v.difference for v in found])
-        decided = (VerdictWord.BETTER, VerdictWord.WORSE)
-        false.append(any(words[name] in decided for name in words if name not in planted))
-        power.append(words["C"] is VerdictWord.BETTER)
-    truth = np.array([planted.get(name, 0.0) for name in columns])
-    error = np.std(estimates, axis=0) / np.sqrt(len(estimates))
-    assert (np.abs(np.mean(estimates, axis=0) - truth) < 3.5 * error).all()
-    # 400 studies: a rate of 5 % is known to 1.1 points.
-    assert percent(false) <= 7.2 and 60 <= percent(power) <= 80
 
 
 def test_random_studies_have_no_word_without_an_effect():
