@@ -17,7 +17,7 @@ import torch
 from gpt2.config import Config
 from gpt2.evaluate import EvaluationResult
 from gpt2.planning.notes import notes
-from gpt2.records.run_files import read_resolved_config
+from gpt2.records.run_files import read_planned_config
 from gpt2.training.finish import start_sidecars, write_results
 from gpt2.training.metrics import MetricsLog, count_fallbacks, record_statistics, statistics_due
 from gpt2.training.nonfinite import (
@@ -86,7 +86,7 @@ def train_run(
         # ``opened`` is closed last, so that no other rank waits for rank 0's trackers.
         with ExitStack() as opened, ProcessGroup.join(current_process()) as group:
             # The file exists: it is written before rank 0 joins, and the others join after rank 0.
-            config = read_resolved_config(files)
+            config = read_planned_config(files)
             stop_requested = _or_stop_file(stop, files)
             stopping = StopCondition(stop_requested, config.run_time_limit_seconds, group.agree)
             main = group.is_main

@@ -47,6 +47,12 @@ def regular_file(path: str | Path, flags: int) -> int:
     return descriptor
 
 
+def regular_path(path: Path) -> Path:
+    """Return ``path``, for a library that opens it. Raises OSError like ``regular_file``."""
+    os.close(regular_file(path, os.O_RDONLY))
+    return path
+
+
 def link_error(path: Path) -> RunError:
     """Return the error of a symbolic link in place of a file or folder to write."""
     what = f"symbolic link to {os.readlink(path)} (expected a file or folder of the run)"

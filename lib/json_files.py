@@ -52,7 +52,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises MissingRecord or DamagedRecord.
     """
     expected = "a JSON object"
-    content = _read(path, expected, _MAX_OBJECT_BYTES)
+    content = read_record(path, expected, _MAX_OBJECT_BYTES)
     try:
         return _object(content)
     except ValueError as error:
@@ -66,7 +66,7 @@ def read_json_lines(path: Path, *, growing: bool = True) -> list[dict[str, Any]]
     MissingRecord or DamagedRecord, with the number of the line.
     """
     expected = "one JSON object per line"
-    content, newline, incomplete = _read(path, expected).rpartition(b"\n")
+    content, newline, incomplete = read_record(path, expected).rpartition(b"\n")
     if (incomplete or not newline) and not growing:
         actual = "the last line is incomplete (no newline at the end)"
         raise DamagedRecord(path, expected, actual)
@@ -112,7 +112,7 @@ def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
 def read_text(path: Path, max_bytes: int = 0) -> str:
     """Return the UTF-8 text of a regular file. Raises MissingRecord or DamagedRecord."""
     expected = "UTF-8 text"
-    content = _read(path, expected, max_bytes)
+    content = read_record(path, expected, max_bytes)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -126,10 +126,10 @@ def unreadable(path: Path, expected: str, error: OSError) -> RecordError:
     return kind(path, expected, error.strerror or str(error))
 
 
-def _read(path: Path, expected: str, max_bytes: int = 0) -> bytes:
-    """Return the content of a regular file: reading a pipe would wait forever.
+def read_record(path: Path, expected: str, max_bytes: int = 0) -> bytes:
+    """Return the content of a regular file of at most ``max_bytes``, if that is not 0.
 
-    Plans read ten thousand files: the calls of the operating system are twice as fast as a stream.
+    Reading a pipe would wait forever. Raises MissingRecord or DamagedRecord. Plans read ten thousand files: the calls of the operating system are twice as fast as a stream.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -5,7 +5,7 @@
     prolong.py results/ratio/ra-s1-1a2b3c4d --iters 240 --set "LEARNING_RATE=1e-4"
 
 The new run is below the folder "prolonged" of the results. Its settings are the recorded ones, except for
-MAX_ITERS, INIT_FROM and SEED: the optimizer's state is new, and the learning rate follows a schedule of
+MAX_ITERS, INIT_FROM and SEED, and for folders, commands and trackers, which are those of .config: the optimizer's state is new, and the learning rate follows a schedule of
 its own. Exit codes: 1 the run failed, 2 unknown or unfinished run, or a setting without effect.
 """
 

@@ -46,6 +46,8 @@ def main() -> int:
     if not args.submit:
         print(script, end="")
         return EXIT_DONE
+    if base.slurm.options:
+        log("SLURM", f"sbatch gets SLURM_OPTIONS: {base.slurm.options}")
     if base.slurm.setup:
         log("SLURM", f"each worker starts with SLURM_SETUP: {base.slurm.setup}")
     job = slurm.submit(script, plan.folder)

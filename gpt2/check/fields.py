@@ -6,21 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.config import Config
-from gpt2.mlp.activations import ACTIVATIONS
-from gpt2.mlp.config import MECHANISMS
+from gpt2.records.trust import REGISTRIES
 from lib.config.field import SymbolValue, kconfig_fields
-from lib.config.registry import Registry
 from lib.config.small_form import EffectBase, SmallRule
-from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
-from lib.pruning.options import PRUNERS
 from lib.tracking.options import TRACKERS
-
-REGISTRIES: tuple[Registry[Any], ...] = (
-    *(PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, ACTIVATIONS, MECHANISMS),
-    *(OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS),
-)
 
 
 @dataclass(frozen=True)

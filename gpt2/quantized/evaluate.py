@@ -32,6 +32,7 @@ from lib.env.machine import set_up
 from lib.env.ranks import ProcessRank
 from lib.errors import DataError, Problem
 from lib.files import sha256_file, write_atomic, write_json
+from lib.json_files import read_record
 from lib.report.render import text_lines
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, to_csv
 from lib.runs.record import RunRecord, read_manifest
@@ -199,7 +200,7 @@ def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None
     write_json(folder / run.summary.name, summary)
     log("EVAL", f"{folder}   val loss {summary['final']['val_loss']:.4f}")
     if scheme == "none":
-        same = rows.encode() == run.per_query.read_bytes()
+        same = rows.encode() == read_record(run.per_query, "rows")
         text = (
             "reproduced exactly" if same else "not reproduced exactly: different machine or torch?"
         )

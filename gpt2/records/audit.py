@@ -10,6 +10,7 @@ from gpt2.data import store, tokenizer
 from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.records.per_document import item_facts
+from gpt2.records.trust import own_values, recorded_config
 from lib.errors import DataError, KablateError, Problem
 from lib.json_files import MissingRecord, RecordError
 from lib.report.render import json_document
@@ -111,8 +112,9 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
         names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
         verdict.notes.append(f"identity and documents: made by other code ({names})")
         return
+    own = own_values(build_dir)
     try:
-        config = Config.from_values(record.config.symbols)
+        config = recorded_config(record.config, own)
     except (KablateError, KeyError) as error:
         verdict.findings.append(AuditFinding(name, "symbols of a configuration", str(error)))
         return

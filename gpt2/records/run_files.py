@@ -10,18 +10,17 @@ from typing import Any
 from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
+from gpt2.records.trust import own_values, recorded_config, require_identity
 from lib.config.check import unknown_symbol
 from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_generated
-from lib.config.field import MISSING_SYMBOL
-from lib.config.layers import ConfigLayer, to_kconfig_text
-from lib.config.tree import KconfigTree
+from lib.config.layers import to_kconfig_text
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
 from lib.json_files import RecordError
 from lib.make_variables import require_value
 from lib.report.render import json_document
-from lib.runs.record import UNKNOWN, RecordedConfig, RunManifest, RunRecord
+from lib.runs.record import UNKNOWN, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -69,43 +68,28 @@ def read_settings(run: RunDir) -> dict[str, Any]:
     return {"defconfig": sorted(files), "overrides": settings}
 
 
-def read_resolved_config(run: RunDir) -> Config:
-    """Load the configuration of a run directory.
+def read_planned_config(run: RunDir) -> Config:
+    """Load the configuration that the plan of this machine wrote, with the values of all symbols.
 
-    Raises ConfigError if the file is missing or unreadable, or if this code derives a different
-    identity from the symbols than the code that wrote the file.
+    Raises ConfigError like ``read_resolved_config``.
     """
-    where = str(run.resolved_config)
     record = RunRecord(run).config
-    config, written = recorded_config(record), record.hash8
-    if config.hash8 != written:
-        raise ConfigError(
-            Problem(
-                f"made by other code (recorded identity {written}, now {config.hash8})",
-                where,
-                "type: make, to plan the runs of this code",
-                code="run.other-code",
-            )
-        )
+    config = Config.from_values(record.symbols)
+    require_identity(config, record)
     return config
 
 
-def recorded_config(record: RecordedConfig) -> Config:
-    """Return the configuration of recorded symbols; a symbol that is newer has its default.
+def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
+    """Load the configuration of a run directory, which may be a stranger's.
 
-    Raises ConfigError if the symbols are rejected, or if the defaults make it another run.
+    A symbol that ``gpt2.records.trust`` does not allow has the value of ``.config`` in ``build_dir``,
+    or without ``build_dir`` its default. Raises ConfigError if the file is missing or unreadable, or
+    if this code derives a different identity from the symbols than the code that wrote the file.
     """
-    try:
-        return Config.from_values(record.symbols)
-    except ConfigError as error:
-        if set(error.codes) != {MISSING_SYMBOL}:
-            raise
-        layer = ConfigLayer.of("constants", str(record.file), record.symbols)
-        resolved = KconfigTree().resolve([layer])
-        config = Config.from_values({**resolved.values, **record.symbols})
-        if config.hash8 != record.hash8:
-            raise
-        return config
+    record = RunRecord(run).config
+    config = recorded_config(record, own_values(build_dir) if build_dir else None)
+    require_identity(config, record)
+    return config
 
 
 _LIST_RUNS = "type: make plan, to list the runs"

@@ -38,7 +38,7 @@ def evaluate(args: argparse.Namespace) -> str:
     """
     schemes = parse_schemes(args.quant)
     run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
-    config = read_resolved_config(run)
+    config = read_resolved_config(run, args.build_dir)
     # Libraries read these variables once, at import.
     os.environ.update(worker_environment(config.machine))
     from gpt2.quantized.evaluate import evaluate_run, table

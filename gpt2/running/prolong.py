@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-from gpt2.ablation.resolve import configured_values, resolve_config
+from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.records.run_files import RunLookup, find_finished
-from lib.config.dotconfig import ConfigWorkspace
+from gpt2.records.trust import allowed_values, own_values
+from gpt2.running.recorded_inputs import require_recorded_inputs
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.plan.run import RunVariant, build_runs
-from lib.project import ROOT
-from lib.runner.hooks import COMMAND_SYMBOLS
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -32,33 +31,33 @@ def plan_prolonged(
 ) -> Plan:
     """Plan ``iterations`` more of the finished run ``named``, as a run of its own.
 
-    The run has the recorded settings, except for the budget, the initial weights, the seed, commands
-    and folders, with ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises
+    The run has the recorded settings that ``allowed_symbols`` lists, except for the budget, the
+    initial weights and the seed, the others of ``.config``, and ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises
     ConfigError if the run is not finished or a setting has no effect.
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
     record = RunRecord(run)
     recorded = record.config
-    tree = KconfigTree()
-    layer = ConfigLayer.of("constants", str(run.resolved_config), recorded.symbols)
-    # A run, which may be a stranger's, must not choose where files are written.
-    own = configured_values(ConfigWorkspace(ROOT, build_dir))
-    folders = {name: own[name] for name in ("OUTPUT_DIR", "DATA_DIR")}
+    values = allowed_values(recorded)
+    own = own_values(build_dir)
+    layers = [
+        ConfigLayer.of("constants", str(build_dir), own),
+        ConfigLayer.of("constants", str(run.resolved_config), values),
+    ]
     output = build_dir / str(own["OUTPUT_DIR"])
     changes: dict[str, SymbolValue] = {
         "SINGLE_TRAINING": True,
         "BUDGET_ITERATIONS": True,
         "MAX_ITERS": iterations,
         "INIT_FROM": _source(run, output),
-        "SEED": int(recorded.symbols["SEED"]) + SEED_STEP,
-        **folders,
-        **dict.fromkeys(COMMAND_SYMBOLS, ""),
+        "SEED": int(values["SEED"]) + SEED_STEP,
     }
-    if recorded.symbols["INIT_STREAM"]:
+    if values["INIT_STREAM"]:
         changes["INIT_STREAM"] = 0
     config = resolve_config(
-        tree, [layer, ConfigLayer.of("command line", "ITERS", changes), *settings]
+        KconfigTree(), [*layers, ConfigLayer.of("command line", "ITERS", changes), *settings]
     )
+    require_recorded_inputs(config, record, build_dir)
     slug = run.path.name.rsplit("-", 2)[0]
     done = record.summary.value(int, "final", "iterations")
     variant = RunVariant(slug, f"{slug} after {done:,} iterations")

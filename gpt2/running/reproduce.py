@@ -17,13 +17,15 @@ from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import read_manifest
 from gpt2.planning.plan import Plan, config_layers, make_plan
-from gpt2.records.run_files import find_finished, recorded_config
+from gpt2.records.run_files import find_finished
+from gpt2.records.trust import allowed_symbols, own_values, recorded_config
 from gpt2.running.launch import (
     Gpt2Backend,
     new_executor,
     scratch_plan,
     train_scratch,
 )
+from gpt2.running.recorded_inputs import require_recorded_inputs
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.console import confirm, log
@@ -44,8 +46,6 @@ from lib.runs.run_dir import RunDir
 from lib.tracking.options import TRACKERS
 
 FOLDER = "reproduced"
-# Below the build folder, as DATA_DIR by default.
-_DATA_DIR = "data"
 TWICE = "determinism"
 
 
@@ -73,11 +73,10 @@ def reproduce(request: Request) -> tuple[int, str]:
     run = RunDir(find_finished(request.run, request.build_dir).path.absolute())
     original = read_run_facts(run)
     commit = original.record.manifest.code
-    config, reasons = _configuration(run)
+    config, reasons = _configuration(original.record, request.build_dir)
     if config is None:
         return _formatted(request, _not_comparable(run, reasons))
     folder = request.build_dir / FOLDER
-    config = _without_outside_folders(config)
     config, build_dir = with_data(config, request.data, folder, request.build_dir)
     plan = scratch_plan(config, [run.path.name], folder, build_dir)
     edits = run.code_diff
@@ -86,6 +85,7 @@ def reproduce(request: Request) -> tuple[int, str]:
         return _in_original_tree(request, run, original)
     reasons += _environment_differences(plan, original)
     if request.force or not reasons:
+        require_recorded_inputs(config, original.record, build_dir)
         reasons += _data_differences(config, build_dir, original)
     if reasons and not request.force:
         advice = _recovery_advice(run, request.data, commit) if code else []
@@ -93,6 +93,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
     settings = original.record.config.settings
+    settings = {name: settings[name] for name in settings.keys() & allowed_symbols()}
     if exit_code := train_scratch(plan, settings, anew=request.force):
         return exit_code, ""
     repeated = read_run_facts(RunDir(plan.runs[0].path))
@@ -120,23 +121,25 @@ def train_twice(
 
 def _config_to_repeat(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
     if run:
-        config, reasons = _configuration(find_finished(run, build_dir))
+        record = RunRecord(find_finished(run, build_dir))
+        config, reasons = _configuration(record, build_dir)
         if config is None:
             raise ConfigError(*(Problem(what, code="run.other-code") for what in reasons))
+        require_recorded_inputs(config, record, build_dir)
         return config
     layers = defconfig_layers(ROOT, defconfig) if defconfig else config_layers(build_dir)
     config = make_plan(layers, build_dir, steps=steps).runs[0].config
     return Config.from_values(unobserved(config.values))
 
 
-def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
+def _configuration(run: RunRecord, build_dir: Path) -> tuple[Config | None, list[str]]:
     """Return the run's configuration under this code, and its differences from the record.
 
     The configuration is None if this code rejects the recorded symbols.
     """
-    record = RunRecord(run).config
+    record, own = run.config, own_values(build_dir)
     try:
-        config = Config.from_values(unobserved(recorded_config(record).values))
+        config = Config.from_values(unobserved(recorded_config(record, own).values))
     except ConfigError as error:
         return None, [f"configuration: rejected by this code: {p}" for p in error.problems]
     if config.hash8 == record.hash8:
@@ -254,18 +257,6 @@ def _require_consent(sha: str, edits: Path, yes: bool) -> None:
     confirm(question, yes)
 
 
-def _without_outside_folders(config: Config) -> Config:
-    """Return ``config`` with the default DATA_DIR if the recorded one is outside the build folder.
-
-    Data is prepared and downloaded in DATA_DIR, and a run directory must not choose where to write.
-    """
-    recorded = Path(os.path.expanduser(config.data.data_dir))
-    if not recorded.is_absolute() and ".." not in recorded.parts:
-        return config
-    log("DATA", f"DATA_DIR={recorded} of the run is not used; to read it: make reproduce DATA=DIR")
-    return Config.from_values({**config.values, "DATA_DIR": _DATA_DIR})
-
-
 def _restore_tree(tree: Path, sha: str, edits: Path, original: RunFacts) -> list[str]:
     """Check out the run's code into ``tree``; return its differences from the recorded files."""
     try:
@@ -285,7 +276,7 @@ def _formatted(request: Request, comparison: RunComparison) -> tuple[int, str]:
 
 
 # Symbols whose values are paths, relative to the build folder unless absolute.
-_PATH_SYMBOLS = ("CUSTOM_PATH", "DATASET_PATH", "INIT_FROM")
+_PATH_SYMBOLS = ("CUSTOM_PATH", "CUSTOM_VAL_PATH", "INIT_FROM")
 
 
 def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
@@ -337,6 +328,12 @@ def _with_custom_text(
             path = config.init.name if config.init.is_path else ""
         if not path or Path(path).is_absolute():
             continue
+        if ".." in Path(path).parts:
+            what = f"{name}: {path} is outside of the build folder, so DATA= cannot replace a text"
+            advice = (
+                "type: make reproduce RUN=DIR O=FOLDER, a build folder with the files of the run"
+            )
+            raise ConfigError(Problem(what, "DATA", advice, code="data.outside-path"))
         target = text if name == "CUSTOM_PATH" else (build_dir / path).absolute()
         link = inputs / path
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     match their recorded digest, DataError if the vocabulary of the tokenizer is missing and cannot
     be downloaded.
     """
-    config = read_resolved_config(run)
+    config = read_resolved_config(run, build_dir)
     require_recorded_weights(run)
     target = target.absolute()
     temporary = temporary_path(target)

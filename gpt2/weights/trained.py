@@ -16,6 +16,7 @@ from gpt2.weights.convert import copy_weights, read_tensors
 from lib.console import log
 from lib.env.options import MachineConfig
 from lib.errors import ConfigError, PreflightError, Problem
+from lib.files import regular_path
 from lib.runs.run_dir import RunDir
 
 
@@ -40,7 +41,7 @@ def load_run(path: str | Path) -> GPT:
 @torch.no_grad()
 def _load_native(model: GPT, path: Path) -> None:
     try:
-        weights = safetensors.torch.load_file(path)
+        weights = safetensors.torch.load_file(regular_path(path))
     except (OSError, safetensors.SafetensorError) as error:
         raise PreflightError(
             Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
@@ -73,7 +74,7 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
     Raises ConfigError if the run was made by other code, PreflightError if its weights are missing
     or damaged.
     """
-    config = read_resolved_config(run)
+    config = read_resolved_config(run, build_dir)
     downloads = store.downloads_folder(config.data, build_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
     machine = machine_here(config.machine)

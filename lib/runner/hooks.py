@@ -13,9 +13,6 @@ from lib.plan.run import PlannedRun
 from lib.runs.run_dir import RunStatus
 
 SCHEMA_VERSION = 1
-# Symbols whose values are executed. They are taken from the user's .config and command line, never
-# from a run, which may come from a stranger.
-COMMAND_SYMBOLS = ("ON_DONE_CMD", "ON_FAIL_CMD", "SLURM_SETUP")
 _LIMIT_SECONDS = 60.0
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
-from lib.json_files import DamagedRecord, MissingRecord
+from lib.json_files import DamagedRecord, MissingRecord, read_record
 from lib.project import ROOT
 from lib.runs.record import OriginRecord, RunManifest, read_manifest
 from lib.runs.run_dir import RunDir
@@ -75,6 +75,8 @@ EDITED = "edited after it was loaded"
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
+# A larger file is not an edit of this tree, and would fill the memory.
+_MAX_PATCH_BYTES = 1 << 28
 
 
 def loaded_source() -> dict[str, str]:
@@ -453,29 +455,36 @@ def checkout_commit(sha: str, diff: Path | None, folder: Path) -> None:
     The tree is a clone that shares the objects of this repository; this repository does not change.
     Raises PreflightError with git's message if a git command fails.
     """
-    steps = [
+    for directory, args in (
         (ROOT, ["clone", "-q", "--shared", "--no-checkout", str(ROOT), str(folder)]),
         (folder, ["checkout", "-q", "--detach", sha]),
-    ]
-    if diff is not None:
-        steps.append((folder, ["apply", "--binary", "--whitespace=nowarn", str(diff.absolute())]))
-    for directory, args in steps:
+    ):
         done = _git(directory, *args)
         if done.returncode:
             what = f"git {args[0]} failed: {done.stderr.strip()}"
             raise PreflightError(Problem(what, str(diff or sha), code="git.failed"))
+    if diff is not None:
+        _apply(folder, diff, "--binary", "--whitespace=nowarn")
 
 
 def describe_patch(diff: Path) -> str:
     """Return the files that a patch changes, with the number of added and removed lines.
 
-    Nothing is applied. Raises PreflightError if git cannot read the patch.
+    Nothing is applied. Raises PreflightError if git cannot read the patch, ConfigError if it is not a
+    regular file of a patch's size.
     """
-    done = _git(ROOT, "apply", "--stat", "--summary", str(diff.absolute()))
+    return _apply(ROOT, diff, "--stat", "--summary").rstrip()
+
+
+def _apply(directory: Path, diff: Path, *options: str) -> str:
+    """Return the output of git apply, which would wait for a pipe in place of ``diff``."""
+    patch = read_record(diff, "a patch", _MAX_PATCH_BYTES)
+    command = ["git", "-C", str(directory), "apply", *options, "-"]
+    done = subprocess.run(command, input=patch, capture_output=True, check=False)
     if done.returncode:
-        what = f"not a patch: {done.stderr.strip()}"
+        what = f"git apply failed: {done.stderr.decode(errors='replace').strip()}"
         raise PreflightError(Problem(what, str(diff), code="git.failed"))
-    return done.stdout.rstrip()
+    return done.stdout.decode(errors="replace")
 
 
 def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:

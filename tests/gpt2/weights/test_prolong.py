@@ -9,6 +9,11 @@ from lib.runs.run_dir import RunStatus, State, write_status
 from tests.gpt2.weights.conftest import write_finished
 
 
+@pytest.fixture(autouse=True)
+def texts_are_the_recorded_ones(monkeypatch):
+    monkeypatch.setattr("gpt2.running.prolong.require_recorded_inputs", lambda *given: None)
+
+
 @pytest.fixture
 def run(configure, tmp_path):
     """Return a finished run of a study."""
@@ -45,10 +50,18 @@ def test_settings_on_top(run, tmp_path):
     assert caught.value.codes == ["config.unmet-dependency"]
 
 
-def test_a_command_of_the_run_is_not_taken_over(configure, tmp_path):
-    theirs = write_finished(configure(ON_DONE_CMD="rm x", SLURM_SETUP="rm x"), tmp_path / "theirs")
+def test_commands_and_accounts_of_the_run_are_not_taken_over(configure, tmp_path):
+    commands = {
+        "ON_DONE_CMD": "rm x",
+        "SLURM_SETUP": "rm x",
+        "SLURM_OPTIONS": "--export=BASH_ENV=x",
+    }
+    account = {"TRACKER_WANDB": True, "TRACKER_WANDB_ENTITY": "theirs", "TRACKER_PROJECT": "theirs"}
+    theirs = write_finished(configure(**commands, **account), tmp_path / "theirs")
     plan = plan_prolonged(str(theirs.path), tmp_path, 40, [])
-    assert (plan.base.study.on_done_command, plan.base.slurm.setup) == ("", "")
+    slurm = plan.base.slurm
+    assert (plan.base.study.on_done_command, slurm.setup, slurm.options) == ("", "", "")
+    assert (plan.base.tracking.trackers, plan.base.tracking.project) == ((), "")
     top = [ConfigLayer.of("command line", "SET", {"ON_DONE_CMD": "true"})]
     plan = plan_prolonged(str(theirs.path), tmp_path, 40, top)
     assert plan.base.study.on_done_command == "true"

@@ -1,0 +1,56 @@
+"""Inputs that a recorded configuration names by their paths, and their recorded digests.
+
+Does not import torch.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.data.hub import HubCorpus
+from gpt2.data.store import select_source
+from gpt2.weights.source import download_weights, weight_files
+from lib.errors import DataError, PreflightError, Problem
+from lib.files import sha256_file
+from lib.runs.record import RunRecord
+
+_TEXTS = ("CUSTOM_PATH", "CUSTOM_VAL_PATH", "DATASET_PATH")
+_INPUTS = (*_TEXTS, "INIT_FROM")
+
+
+def require_recorded_inputs(config: Config, record: RunRecord, build_dir: Path) -> None:
+    """Require that local texts and initial weights that ``config`` has from ``record`` are the run's.
+
+    The folder of a run may be a stranger's, and could name any file of this machine. Raises DataError
+    or PreflightError if a file is missing or differs from its recorded digest.
+    """
+    recorded = {name: record.config.symbols.get(name) for name in _INPUTS}
+    taken = [n for n in _INPUTS if config.values[n] and config.values[n] == recorded[n]]
+    if texts := [name for name in _TEXTS if name in taken]:
+        _require_texts(config, record, build_dir, texts[0])
+    if "INIT_FROM" in taken:
+        _require_weights(config, record, build_dir)
+
+
+def _require_texts(config: Config, record: RunRecord, build_dir: Path, symbol: str) -> None:
+    source = select_source(config.data, build_dir)
+    # A local copy has no commit.
+    here = source.provenance("") if isinstance(source, HubCorpus) else source.provenance()
+    known: Any = record.manifest.find("data", "sources")
+    if isinstance(known, list) and all(each in known for each in here):
+        return
+    path = config.values[symbol]
+    what = f"{symbol}: {path} is not the recorded text of the run (expected the same digests)"
+    advice = "restore the text; or if it is elsewhere, type: make reproduce RUN=DIR DATA=THE_TEXT"
+    raise DataError(Problem(what, str(record.manifest.file), advice, code="data.mismatch"))
+
+
+def _require_weights(config: Config, record: RunRecord, build_dir: Path) -> None:
+    _, *files = weight_files(download_weights(config, build_dir))
+    sources = record.manifest.sources
+    known = {digest for name, digest in sources.items() if Path(name).is_absolute()}
+    if {sha256_file(path) for path in files} <= known:
+        return
+    what = f"INIT_FROM: {config.init.init_from} differs from the initial weights of the run"
+    where = str(record.manifest.file)
+    raise PreflightError(Problem(what, where, "restore them", code="weights.mismatch"))

@@ -1,0 +1,244 @@
+"""Folders of runs that a stranger may have written: what of them reaches this machine."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpt2.quantized.evaluate
+import gpt2.records.audit
+import gpt2.running.reproduce
+import gpt2.weights.export
+from gpt2.config import Config
+from gpt2.planning.plan import Plan
+from gpt2.records.audit import audit
+from gpt2.records.trust import allowed_symbols
+from gpt2.running.finished import evaluate
+from gpt2.running.prolong import plan_prolonged
+from gpt2.running.reproduce import Request, reproduce, train_twice
+from gpt2.weights.trained import open_trained
+from lib.config.dotconfig import ConfigWorkspace, read_constants
+from lib.config.field import SymbolValue
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError, DataError, KablateError, PreflightError
+from lib.project import ROOT
+from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
+from tests.command_server import CommandServer
+from tests.integration.conftest import SINGLE, SMALL, Folder
+
+OWN = {"DATA_DIR": "my data", "TRACKER_PROJECT": "mine", "SLURM_OPTIONS": "--mem=1G", "JOBS": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
+    """Return a build folder with one finished run."""
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "text").mkdir()
+    for i in range(12):
+        (folder / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+    write_build(folder, {k: v for k, v in {**SMALL, **SINGLE, **OWN}.items() if v is not None})
+    streams = tmp_path_factory.mktemp("streams")
+    code, _, stderr = Folder(folder, server, streams).command(
+        "scripts/run_test_matrix.py", ALLOW_DIRTY="y"
+    )
+    assert code == 0, stderr
+    return folder
+
+
+@pytest.fixture
+def place(trained, tmp_path) -> Path:
+    """Return a copy of the build folder with the run."""
+    return Path(shutil.copytree(trained, tmp_path / "build"))
+
+
+def only_run(place: Path) -> RunDir:
+    (status,) = place.glob("results/*/*/status.json")
+    return RunDir(status.parent)
+
+
+def rewrite(run: RunDir, **symbols: SymbolValue) -> None:
+    record = json.loads(run.resolved_config.read_text())
+    record["symbols"] |= symbols
+    run.resolved_config.write_text(json.dumps(record))
+
+
+def hostile(own: dict[str, SymbolValue]) -> dict[str, SymbolValue]:
+    """Return another value for each symbol that may not be taken from a record."""
+    values: dict[str, SymbolValue] = {"UNKNOWN_TO_THIS_VERSION": "/theirs"}
+    members = {info.name: info for info in KconfigTree().symbols() if info.members}
+    for name, value in own.items():
+        if name in allowed_symbols():
+            continue
+        if name in members:
+            words = [m.removeprefix(f"{name}_").lower() for m in members[name].members]
+            values[name] = next(word for word in words if word != value)
+        elif isinstance(value, bool):
+            values[name] = not value
+        else:
+            values[name] = value + 1 if isinstance(value, int) else f"/theirs/{name}"
+    return values
+
+
+class Caught(Exception):
+    """A configuration has reached the work of a command, which ends here."""
+
+
+def configurations(run: RunDir, place: Path, patch: pytest.MonkeyPatch) -> dict[str, Config]:
+    """Return the configuration with which each command starts from a run's folder."""
+    seen: list[Config] = []
+
+    def stop_at(*given: Any, **named: Any) -> Any:
+        (first,) = (each for each in given if isinstance(each, Config | Plan))
+        seen.append(first.base if isinstance(first, Plan) else first)
+        raise Caught
+
+    patch.setattr(gpt2.running.reproduce, "train_scratch", stop_at)
+    patch.setattr(gpt2.quantized.evaluate, "evaluate_run", stop_at)
+    patch.setattr(gpt2.weights.export, "_write_tokenizer", stop_at)
+    patch.setattr(gpt2.records.audit, "_documents", stop_at)
+    name = str(run.path)
+    arguments = argparse.Namespace(run=name, seeds="", quant="none", json=False, build_dir=place)
+    commands: dict[str, Callable[[], Any]] = {
+        "reproduce": lambda: reproduce(Request(name, place)),
+        "reproduce TWICE=1": lambda: train_twice(place, name),
+        "prolong": lambda: stop_at(plan_prolonged(name, place, 5, []).base),
+        "evaluate": lambda: evaluate(arguments),
+        "generate": lambda: stop_at(open_trained(run, place).config),
+        "export": lambda: gpt2.weights.export.export(run, place / "exported", place),
+        "audit": lambda: audit(run, place),
+    }
+    for command in commands.values():
+        with pytest.raises(Caught):
+            command()
+    return dict(zip(commands, seen, strict=True))
+
+
+def test_no_command_takes_more_than_the_list_allows(place, monkeypatch):
+    run = only_run(place)
+    own = read_constants(ConfigWorkspace(ROOT, place))
+    theirs = hostile(own)
+    assert {"DATA_DIR", "SLURM_OPTIONS", "TRACKER_PROJECT", "ON_DONE_CMD"} <= theirs.keys()
+    rewrite(run, **theirs)
+    changed_by_prolong = {"SINGLE_TRAINING", "RUN_MODE"}
+    for command, config in configurations(run, place, monkeypatch).items():
+        taken = {
+            name: config.values.get(name)
+            for name in theirs.keys() - changed_by_prolong
+            if config.values.get(name) != own.get(name)
+        }
+        assert taken == {}, command
+        assert config.values["N_EMBD"] == SMALL["N_EMBD"], command
+
+
+def test_without_a_configuration_the_defaults_are_taken(place, monkeypatch):
+    run = only_run(place)
+    rewrite(run, DATA_DIR="/theirs", TRACKER_WANDB=True, TRACKER_PROJECT="theirs")
+    for name in (".config", "config.py"):
+        (place / name).unlink()
+    shutil.copytree(place / "my data", place / "data")
+    for command, config in configurations(run, place, monkeypatch).items():
+        found = (config.data.data_dir, config.tracking.project, config.tracking.trackers)
+        assert found == ("data", "", ()), command
+
+
+def test_own_text_is_read_only_if_it_is_the_recorded_one(place, tmp_path):
+    run, private = only_run(place), tmp_path / "private"
+    private.mkdir()
+    (private / "letters.txt").write_text("Nobody else may read this. " * 99)
+    # With a matching identity, as by a stranger who computes it.
+    for recorded in (str(private), "text"):
+        values = json.loads(run.resolved_config.read_text())["symbols"]
+        config = Config.from_values({**values, "CUSTOM_PATH": recorded})
+        record = json.loads(run.resolved_config.read_text())
+        record |= {"hash8": config.hash8, "identity": config.identity()}
+        run.resolved_config.write_text(json.dumps(record))
+        rewrite(run, CUSTOM_PATH=recorded)
+        before = sorted((place / "my data").iterdir())
+        for start in (
+            lambda: reproduce(Request(str(run.path), place, force=True)),
+            lambda: train_twice(place, str(run.path)),
+            lambda: plan_prolonged(str(run.path), place, 5, []),
+        ):
+            with pytest.raises(DataError) as caught:
+                start()
+            assert caught.value.codes == ["data.mismatch"]
+            assert "CUSTOM_PATH" in str(caught.value)
+            assert sorted((place / "my data").iterdir()) == before
+        # The recorded text itself, after a change.
+        (place / "text/0.txt").write_text("Something else. " * 9)
+
+
+def test_initial_weights_are_read_only_if_they_are_the_recorded_ones(place, monkeypatch):
+    run = only_run(place)
+    name = f"run:{run.path.name}"
+    other = RunDir(Path(shutil.copytree(run.path, place / "from weights")))
+    values = json.loads(other.resolved_config.read_text())["symbols"]
+    config = Config.from_values({**values, "INIT_FROM": name})
+    record = json.loads(other.resolved_config.read_text())
+    record |= {"hash8": config.hash8, "identity": config.identity()}
+    other.resolved_config.write_text(json.dumps(record))
+    rewrite(other, INIT_FROM=name)
+    with pytest.raises(PreflightError) as caught:
+        train_twice(place, str(other.path))
+    assert caught.value.codes == ["weights.mismatch"]
+    manifest = json.loads(other.manifest.read_text())
+    digest = manifest["artifacts"]["model.safetensors"]["sha256"]
+    manifest["origin"]["sources"]["/anywhere/model.safetensors"] = digest
+    other.manifest.write_text(json.dumps(manifest))
+    monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda *given: 7)
+    assert train_twice(place, str(other.path)) == (7, "")
+
+
+@pytest.fixture
+def limit():
+    """End a test that waits for the writer of a pipe."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+FILES = ("code.diff", "model.safetensors", "logs.txt", "per_query.csv", "metrics.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_place_of_a_file_is_refused(place, limit, name):
+    run = only_run(place)
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    manifest = json.loads(run.manifest.read_text())
+    if name == "code.diff":
+        file = "gpt2/model.py"
+        manifest["origin"]["sources"][file] = "0" * 64
+        run.manifest.write_text(json.dumps(manifest))
+        with pytest.raises(KablateError) as caught:
+            reproduce(Request(str(run.path), place, yes=True))
+        assert "not a regular file" in str(caught.value)
+    else:
+        assert not audit(run, place).valid
+    if name == "model.safetensors":
+        with pytest.raises(KablateError):
+            open_trained(run, place)
+
+
+def test_an_edit_too_large_to_be_one_is_refused(place):
+    run = only_run(place)
+    with open(run.code_diff, "wb") as stream:
+        stream.truncate(1 << 40)
+    manifest = json.loads(run.manifest.read_text())
+    manifest["origin"]["sources"]["gpt2/model.py"] = "0" * 64
+    run.manifest.write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError) as caught:
+        reproduce(Request(str(run.path), place, yes=True))
+    assert caught.value.codes == ["run.damaged"] and "bytes" in str(caught.value)
