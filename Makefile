@@ -92,7 +92,7 @@ else
 	+@$(refuse) target $(call quote,$@)
 
 ##@ Configure
-.PHONY: menuconfig savedefconfig olddefconfig listnewconfig diffconfig list-defconfigs why
+.PHONY: menuconfig savedefconfig olddefconfig randconfig listnewconfig diffconfig list-defconfigs why
 menuconfig: setup ## Edit .config in a menu
 	$(Q)$(CONFIGURE) menuconfig $(INTO)
 
@@ -116,6 +116,9 @@ savedefconfig: setup ## Write the non-default settings to defconfig
 
 olddefconfig: setup ## Update an old .config to the current symbols
 	$(Q)$(CONFIGURE) olddefconfig $(INTO)
+
+randconfig: setup ## Write a random valid .config, small; SEED= repeats it
+	$(Q)$(CONFIGURE) randconfig $(INTO)
 
 listnewconfig: setup ## List the symbols that .config does not mention
 	$(Q)$(CONFIGURE) listnewconfig $(INTO)
@@ -170,18 +173,12 @@ prolong: $(CONFIG_PY) ## Train ITERS= more from the weights of a finished RUN=
 	$(Q)$(jobs) $(PY) scripts/prolong.py $(INTO)
 
 ##@ Check
-.PHONY: preflight check randcheck check-symbols mutation-test reproduce test fuzz test-long style
+.PHONY: preflight check mutation-test reproduce test fuzz test-long style
 preflight: $(CONFIG_PY) ## Check machine and environment for .config's runs
 	$(Q)$(PY) scripts/preflight_env.py $(INTO)
 
 check: setup $(ANY_CONFIG_PY) ## Verify every step on this CPU before it costs GPU hours
 	$(Q)$(PY) scripts/check.py $(INTO)
-
-randcheck: setup ## The same for COUNT= random configurations (SEED=)
-	$(Q)$(PY) scripts/check.py random $(INTO)
-
-check-symbols: setup ## Verify that every symbol (or SYM=) has an effect
-	$(Q)$(PY) scripts/check.py symbols $(INTO)
 
 mutation-test: setup ## Plant COUNT= faults, and count those that check catches
 	$(Q)$(PY) scripts/mutation_test.py $(INTO)
@@ -300,7 +297,6 @@ completion: ## Completion of bash, zsh: source <(make -s completion)
 clean: ## Remove generated files; keeps .config, data and results
 	$(call reads)
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
-	$(Q)rm -f $(call quote,$(BUILD))/randcheck-*.defconfig
 	$(Q)for part in baseline test; do rm -f $(call quote,$(BUILD))/mutation-$$part.json; done
 	$(Q)! test -w . || rm -rf .pytest_cache \
 		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
@@ -327,11 +323,11 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
 ##: ITERS=n  For prolong: more iterations; for bench-*: per variant
 ##: DRY_RUN=1  For make and defconfig-NAME: check, and train nothing
-##: CHECKS=causal,data  For check and randcheck: only these
+##: CHECKS=causal,data  For check: only these
 ##: JUNIT=FILE  For check: also write the results as JUnit XML
-##: FAST=1  For check, randcheck, test: skip what is slow
+##: FAST=1  For check, test: skip what is slow
 ##: FULL=1  For validate-machine: the long context at full length
-##: COUNT=50 SEED=1  For randcheck; COUNT=9 for bench-overhead: pairs
+##: COUNT=9  For bench-overhead: pairs
 ##: AREA=pruning  For mutation-test: areas, or FILE.py:LINE; COUNT=60
 ##: DEFCONFIG=NAME  For check, reproduce TWICE=1: instead of .config
 ##: TWICE=1  For reproduce: train .config (or RUN=) twice

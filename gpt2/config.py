@@ -215,7 +215,7 @@ class TrainConfig:
     checkpoint_keep: int = kconfig_field("CHECKPOINT_KEEP", identity=False)
     sample_tokens: int = kconfig_field("SAMPLE_TOKENS", identity=False)
     sample_prompt: str = kconfig_field("SAMPLE_PROMPT", identity=False)
-    grad_clip: float = kconfig_field("GRAD_CLIP", low=0.0, draw=(0.0, 10.0))
+    grad_clip: float = kconfig_field("GRAD_CLIP", low=0.0)
     oom_fallback: bool = kconfig_field("OOM_FALLBACK")
     oom_micro_batch: bool = kconfig_field("OOM_MICRO_BATCH")
     oom_checkpointing: bool = kconfig_field("OOM_CHECKPOINTING")

@@ -16,7 +16,7 @@ class ModelShape:
     block_size: int = kconfig_field("BLOCK_SIZE")
     # Rows of the embedding are padded to a multiple of this; padding never enters a softmax.
     vocab_multiple: int = kconfig_field("VOCAB_MULTIPLE")
-    dropout: float = kconfig_field("DROPOUT", low=0.0, high=0.9, draw=(0.0, 0.5))
+    dropout: float = kconfig_field("DROPOUT", low=0.0, high=0.9)
     bias: bool = kconfig_field("BIAS")
     # Size of the tokenizer's vocabulary; not a symbol: determined by TOKENIZER.
     vocab_size: int = 0

@@ -2,11 +2,9 @@
 """Write and explain .config, strictly: every setting takes effect, or nothing is written.
 
     configure.py defconfig gpt2-124m+quick --set 'N_LAYER=4 OUTPUT_DIR="my results"'
-    configure.py why N_LAYER              source of the value, and the symbol's dependencies
-    configure.py why N_LAYER=48           the same, and whether this value would take effect
+    configure.py why N_LAYER[=48]         source of the value, dependencies, whether 48 takes effect
     configure.py why N_LAYER --steps ra   the value in this step of the study
     configure.py why PRECISION --run ra   the value in a finished run, and the value that torch reported
-    configure.py diffconfig gpt2-124m gpt2-124m+quick
 
 Exit code 2: usage or configuration; nothing was written. KCONFIG_CONFIG is another name of .config.
 """
@@ -19,11 +17,11 @@ import _start
 
 from gpt2.config import Config
 from gpt2.planning.arguments import add_json, add_positional, add_variable
+from gpt2.random_config import randconfig
 from gpt2.records.run_files import why
-from lib import console
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
-from lib.console import CommandLine
+from lib.console import CommandLine, run_main
 from lib.make_variables import require_read
 from lib.project import ROOT
 
@@ -50,6 +48,8 @@ def main() -> int:
     p.add_argument("spec", metavar="NAME[+FRAGMENT...]")
     p.add_argument("--set", dest="settings", default="", metavar='"A=1 B=y"')
     add("olddefconfig", "drop obsolete symbols, default new ones", commands.olddefconfig)
+    p = add("randconfig", "draw a random .config", randconfig)
+    add_variable(p, "seed", "random seed; without it, another configuration every time")
     add("savedefconfig", "write the non-default settings to defconfig", commands.savedefconfig)
     add("menuconfig", "edit .config in a menu", commands.menuconfig)
     add("constants", "generate config.py from .config", commands.write_config_py)
@@ -77,4 +77,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    console.run_main(main)
+    run_main(main)

@@ -423,7 +423,7 @@ class LatentOptions:
 
     name: ClassVar[str] = "latent"
 
-    latent_dim: int = kconfig_field("LATENT_DIM", small=_small_latent, draw=(0, 1024))
+    latent_dim: int = kconfig_field("LATENT_DIM", small=_small_latent)
     # One K and one U for all heads instead of one each.
     shared_expansion: bool = kconfig_field("LATENT_SHARED_EXPANSION")
 

@@ -197,12 +197,12 @@ def run_all(
     jobs = _jobs(cases, checks)
     reports = {job.slug: CaseReport(job.slug) for job in jobs}
     others = {case.slug: case for case in cases.every}
-    executor = check_executor()
-    for report in check_in_workers(executor, jobs, others, build_dir, gpu):
+    executor = _executor()
+    for report in _check_in_workers(executor, jobs, others, build_dir, gpu):
         reports[report.slug] = report
     fingerprints = {slug: r.fingerprint for slug, r in reports.items() if r.fingerprint}
     more = [CheckJob(others[slug], (), "whole") for slug in undecided(fingerprints)]
-    for whole in check_in_workers(executor, more, others, build_dir, gpu) if more else ():
+    for whole in _check_in_workers(executor, more, others, build_dir, gpu) if more else ():
         reports[whole.slug] = _merged(reports[whole.slug], whole)
     return [_complete(case, cases, checks, reports) for case in cases.chosen]
 
@@ -219,12 +219,12 @@ def _merged(report: CaseReport, whole: CaseReport) -> CaseReport:
     )
 
 
-def check_executor() -> LocalExecutor:
+def _executor() -> LocalExecutor:
     """Return an executor whose workers share the loaded checks."""
     return LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1", **NO_GPUS})
 
 
-def check_in_workers(
+def _check_in_workers(
     executor: LocalExecutor,
     jobs: Sequence[CheckJob],
     others: Mapping[str, CheckCase],

@@ -51,14 +51,14 @@ def find_duplicates(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[
             findings.append(
                 CheckFinding("distinct-configuration", expected, "the same configuration")
             )
-        elif this.small_function != peer.small_function and equal_fingerprints(this, peer):
+        elif this.small_function != peer.small_function and _equal(this, peer):
             text = "outputs, gradients and trained weights are equal for equal parameters"
             expected = f"another function or another training than {other}"
             findings.append(CheckFinding("distinct-function", expected, text))
     return findings
 
 
-def equal_fingerprints(a: Fingerprint, b: Fingerprint) -> bool:
+def _equal(a: Fingerprint, b: Fingerprint) -> bool:
     """Return whether two fingerprints are equal.
 
     Parameters that only one of the two steps has are ignored.

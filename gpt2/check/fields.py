@@ -8,25 +8,21 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.records.trust import REGISTRIES
-from lib.config.field import SymbolValue, kconfig_fields
-from lib.config.small_form import EffectBase, SmallRule
+from lib.config.field import kconfig_fields
+from lib.config.small_form import SmallRule
 from lib.tracking.options import TRACKERS
 
 
 @dataclass(frozen=True)
 class BoundField:
-    """A bound field: its class, its type, and the metadata of ``kconfig_field``."""
+    """A bound field: its class, its type, and metadata of ``kconfig_field``."""
 
     owner: type
     kind: type
     low: float | None
     high: float | None
-    identity: bool
     form: bool
-    off: SymbolValue | None
     small: SmallRule | None
-    draw: tuple[float, float] | None
-    effect: EffectBase | None
 
 
 @cache
@@ -36,9 +32,9 @@ def fields_by_symbol() -> dict[str, BoundField]:
     for owner in _classes():
         kinds = typing.get_type_hints(owner)
         for field in kconfig_fields(owner):
-            metadata = dict(field.metadata)
-            symbol = metadata.pop("symbol")
-            by_symbol[symbol] = BoundField(owner, kinds[field.name], **metadata)
+            metadata = {name: field.metadata[name] for name in ("low", "high", "form", "small")}
+            bound = BoundField(owner, kinds[field.name], **metadata)
+            by_symbol[field.metadata["symbol"]] = bound
     return by_symbol
 
 

@@ -292,7 +292,9 @@ class FakeTrainingStep:
                 block.attn.backend("cuda", target.flash)
 
     def _build(self) -> None:
-        self.training = MinimalTraining(self.config)
+        # Tensors without memory have no values in which to detect an anomaly.
+        numerics = dataclasses.replace(self.config.numerics, detect_anomaly=False)
+        self.training = MinimalTraining(dataclasses.replace(self.config, numerics=numerics))
         self.state = self.training.state
         self.model = self.state.model
         shards = self.config.machine.data_parallel == "fsdp"

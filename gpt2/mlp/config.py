@@ -17,7 +17,7 @@ from gpt2.mlp.options import LayerSpec, MlpMechanismOptions
 from gpt2.shape import ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
-from lib.config.small_form import EffectBase, always, scale_width
+from lib.config.small_form import always, scale_width
 from lib.errors import ConfigError, Problem
 
 # In the order in which the MLP applies them.
@@ -47,19 +47,15 @@ class MlpConfig:
     mechanisms: tuple[MlpMechanismOptions, ...]
     activation: ActivationOptions = component_field(ACTIVATIONS)
     # hidden, ratio or params
-    sizing: str = kconfig_field(
-        "MLP_SIZING",
-        # GPT-2 has its own parameters at its own width.
-        effect=EffectBase({"POSITIONS_ROPE": "y"}),
-    )
+    sizing: str = kconfig_field("MLP_SIZING")
     # M; 0 selects GPT-2's 4C.
-    hidden: int = kconfig_field("MLP_HIDDEN", small=scale_width(8, 8), draw=(0, 8192))
+    hidden: int = kconfig_field("MLP_HIDDEN", small=scale_width(8, 8))
     # No small width allows a ratio below 0.5.
-    ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0, draw=(0.5, 20.0))
+    ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0)
     # β, the fraction of MLP parameters for sized mechanisms, split evenly among them.
     share: float = kconfig_field("MLP_SHARE", low=0.0, high=0.9)
     # Of the whole model; 0 selects GPT-2's. A small form cannot reach a given number.
-    model_params: int = kconfig_field("MODEL_PARAMS", small=always(0), draw=(0, 0))
+    model_params: int = kconfig_field("MODEL_PARAMS", small=always(0))
     # r with ``sizing = params``.
     derived_ratio: float = field(default=0.0, metadata={"identity": False})
 

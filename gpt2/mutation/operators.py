@@ -62,8 +62,8 @@ _CHAINED = re.compile(
 _STREAMS = ("data", "sample", "dropout", "numpy", "python", "init")
 # Calls that only report: their arguments do not affect the result.
 _REPORTS = ("Problem", "line", "log", "timing", "progress", "beat", "warn", "debug", "field")
-# Arguments of fields that are parts of the checks.
-_CHECK_RULES = ("small", "draw", "effect")
+# Argument of fields that is a part of the checks.
+_CHECK_RULE = "small"
 _CONTEXTS = re.compile(r"no_grad|autocast|fork_rng|exchange|clock|lock|main_first")
 
 
@@ -158,7 +158,7 @@ def _is_excluded(node: ast.AST) -> bool:
         # Rules of small forms are parts of the checks.
         return any("SmallForm" in ast.dump(each) for each in node.args.args)
     if isinstance(node, ast.keyword):
-        return node.arg in _CHECK_RULES
+        return node.arg == _CHECK_RULE
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     if isinstance(node, ast.Expr):
@@ -300,13 +300,13 @@ def _arguments(node: ast.AST, vocabulary: Vocabulary) -> Iterator[ast.AST]:
         if not starred and ast.dump(one) != ast.dump(other):
             yield _with(node, args=[*node.args[:i], other, one, *node.args[i + 2 :]])
     for i, keyword in enumerate(node.keywords):
-        if keyword.arg is None or keyword.arg in _CHECK_RULES:
+        if keyword.arg is None or keyword.arg == _CHECK_RULE:
             continue
         rest = node.keywords[i + 1 :]
         yield _with(node, keywords=[*node.keywords[:i], *rest])
         if (
             rest
-            and rest[0].arg not in (None, *_CHECK_RULES)
+            and rest[0].arg not in (None, _CHECK_RULE)
             and ast.dump(keyword.value) != ast.dump(rest[0].value)
         ):
             pair = [

@@ -86,19 +86,16 @@ def check_field(subject: StepUnderTest) -> list[CheckFinding]:
         v_BKTH[s + 1, :, s] += 1
     k_BKTH, q_BNTH = (x.expand(length + 1, -1, -1, -1) for x in (k_1KTH, q_1NTH))
     with torch.no_grad():
-        blocks_MH = compress_blocks(k_1KTH, options, pattern.phi_k)
-        compressed_kv = (
-            blocks_MH.expand(length + 1, -1, -1, -1),
-            compress_blocks(v_BKTH, options, pattern.phi_v),
-        )
-        compressed = (
-            compressed_kv
-            if options.branch_compressed
-            else compressed_kv[:1] if options.ranks else None
-        )
+        blocks_MH = k_1KTH[:, :, :0]
+        compressed: list[Tensor] = []
+        if options.branch_compressed or options.ranks:
+            blocks_MH = compress_blocks(k_1KTH, options, pattern.phi_k)
+            compressed.append(blocks_MH.expand(length + 1, -1, -1, -1))
+        if options.branch_compressed:
+            compressed.append(compress_blocks(v_BKTH, options, pattern.phi_v))
         keys_values = (k_BKTH, v_BKTH)
         keys = BranchKeyValues(
-            compressed,
+            tuple(compressed) or None,
             keys_values if options.branch_selected else None,
             keys_values if options.branch_window else None,
         )

@@ -14,7 +14,7 @@ from gpt2.attention.options import (
 )
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
-from lib.config.small_form import EffectBase, SmallForm, scale_tokens, scale_width
+from lib.config.small_form import SmallForm, scale_tokens, scale_width
 from lib.errors import ConfigError, PreflightError, Problem
 
 if TYPE_CHECKING:
@@ -55,21 +55,6 @@ def _small_count(form: SmallForm, name: str) -> int:
     return small
 
 
-# Fewer blocks than the context has.
-_FEWER_THAN_ALL = EffectBase({"NSA_SELECT_COUNT": "4"})
-# More blocks than are selected.
-_MORE_THAN_SELECTED = EffectBase(
-    small={
-        "BLOCK_SIZE": 32,
-        "NSA_COMPRESS_BLOCK": 4,
-        "NSA_COMPRESS_STRIDE": 2,
-        "NSA_SELECT_BLOCK": 4,
-        "NSA_SELECT_COUNT": 3,
-        "NSA_WINDOW": 4,
-    }
-)
-
-
 @dataclass(frozen=True)
 class NsaOptions(PatternOptions):
     """Options of native sparse attention with compressed, selected and window branches.
@@ -86,9 +71,9 @@ class NsaOptions(PatternOptions):
 
     compress: int = kconfig_field("NSA_COMPRESS_BLOCK", small=_small_block)
     stride: int = kconfig_field("NSA_COMPRESS_STRIDE", small=_small_stride)
-    select: int = kconfig_field("NSA_SELECT_BLOCK", small=_small_block, effect=_FEWER_THAN_ALL)
+    select: int = kconfig_field("NSA_SELECT_BLOCK", small=_small_block)
     # Selected blocks per token, including the forced ones (first, own and previous block).
-    count: int = kconfig_field("NSA_SELECT_COUNT", small=_small_count, effect=_MORE_THAN_SELECTED)
+    count: int = kconfig_field("NSA_SELECT_COUNT", small=_small_count)
     window: int = kconfig_field("NSA_WINDOW", small=scale_tokens)
     shared_kv: bool = kconfig_field("NSA_SHARED_KV")
     # mean, or mlp: the mean plus an MLP of the block.
@@ -97,7 +82,7 @@ class NsaOptions(PatternOptions):
     # sigmoid or softmax
     gate: str = kconfig_field("NSA_GATE")
     # score or random
-    select_by: str = kconfig_field("NSA_SELECT_BY", effect=_FEWER_THAN_ALL)
+    select_by: str = kconfig_field("NSA_SELECT_BY")
     branch_compressed: bool = kconfig_field("NSA_BRANCH_COMPRESSED")
     branch_selected: bool = kconfig_field("NSA_BRANCH_SELECTED")
     branch_window: bool = kconfig_field("NSA_BRANCH_WINDOW")

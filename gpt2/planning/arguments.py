@@ -104,7 +104,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
     add_variable(parser, "seeds", 'seeds, such as "1-3"; auto: until every comparison has a word')
-    # As in generate and randcheck.
+    # As in generate and randconfig.
     add_variable(parser, "seed", "one seed; like --seeds")
     add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file with axes')
     add_variable(parser, "samples", "number of random combinations of the sweep")

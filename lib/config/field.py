@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from lib.config.small_form import EffectBase, SmallRule, SymbolValue
+from lib.config.small_form import SmallRule, SymbolValue
 from lib.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -33,8 +33,6 @@ def kconfig_field(
     form: bool = False,
     off: SymbolValue | None = None,
     small: SmallRule | None = None,
-    draw: tuple[float, float] | None = None,
-    effect: EffectBase | None = None,
 ) -> Any:
     """Return a dataclass field bound to the Kconfig symbol or choice ``name``.
 
@@ -44,8 +42,7 @@ def kconfig_field(
     affects rounding, memory and time only. ``off`` is the value at which the setting changes
     nothing: at it, the setting is not in the hash, so that adding or removing it changes no hash.
 
-    The others are for checks: ``small`` computes the value in a small form, ``draw`` are narrower
-    bounds of random values, and ``effect`` the base on which a change shows.
+    ``small`` computes the value in a small form, for checks.
     """
     metadata: dict[str, Any] = {
         "symbol": name,
@@ -54,8 +51,8 @@ def kconfig_field(
         "identity": identity,
         "form": form,
         "off": off,
+        "small": small,
     }
-    metadata |= {"small": small, "draw": draw, "effect": effect}
     return dataclasses.field(metadata=metadata)
 
 

@@ -6,7 +6,7 @@ Each field bound to a symbol declares the rule of its small value, such as
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SymbolValue = bool | int | str
 
@@ -37,16 +37,6 @@ class SmallForm:
 
 # Computes the small value of the named symbol.
 SmallRule = Callable[[SmallForm, str], SymbolValue]
-
-
-@dataclass(frozen=True)
-class EffectBase:
-    """Settings of the small base on which a change of a symbol alone has an effect."""
-
-    # Text of the value in a configuration file, by symbol.
-    settings: Mapping[str, str] = field(default_factory=dict)
-    # Values that replace those of the small form.
-    small: Mapping[str, SymbolValue] = field(default_factory=dict)
 
 
 def always(value: SymbolValue) -> SmallRule:

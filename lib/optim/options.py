@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lib.config.field import component_field, kconfig_field
 from lib.config.registry import Registry
-from lib.config.small_form import EffectBase, always, at_most
+from lib.config.small_form import always, at_most
 from lib.errors import ConfigError, Problem
 
 
@@ -34,7 +34,7 @@ class DecayOptions:
 
     name: ClassVar[str]
 
-    weight_decay: float = kconfig_field("WEIGHT_DECAY", low=0.0, high=100.0, draw=(0.0, 1.0))
+    weight_decay: float = kconfig_field("WEIGHT_DECAY", low=0.0, high=100.0)
 
     def __post_init__(self) -> None:
         problems = self._problems()
@@ -76,9 +76,9 @@ class AdamFamilyOptions(DecayOptions):
             See arXiv 1904.09237.
             """
 
-    beta1: float = kconfig_field("ADAM_BETA1", low=0.0, high=1.0, draw=(0.0, 0.99))
-    beta2: float = kconfig_field("ADAM_BETA2", low=0.0, high=1.0, draw=(0.5, 0.9999))
-    eps: float = kconfig_field("ADAM_EPS", low=0.0, high=1.0, draw=(1e-12, 1e-6))
+    beta1: float = kconfig_field("ADAM_BETA1", low=0.0, high=1.0)
+    beta2: float = kconfig_field("ADAM_BETA2", low=0.0, high=1.0)
+    eps: float = kconfig_field("ADAM_EPS", low=0.0, high=1.0)
 
     @property
     def summary(self) -> str:
@@ -125,10 +125,6 @@ class AdamwadvOptions(AdamFamilyOptions):
 
 # Interval of resets in a small form, whose budget is a few iterations.
 _SMALL_INTERVAL = 3
-# Gradient norms that rise now and then, and a threshold that counts small rises as spikes.
-_SPIKES = EffectBase(
-    {"SPAM_SPIKE_THRESHOLD": "0.0", "SPAM_SPIKE_WINDOW": "2", "LEARNING_RATE": "0.03"}
-)
 
 
 @dataclass(frozen=True)
@@ -143,18 +139,12 @@ class AdamwspamOptions(AdamFamilyOptions):
 
     theta: float = kconfig_field("SPAM_THETA", low=1.0, high=1e12)
     # First step since the start or a reset with gradient clipping.
-    clip_delay: int = kconfig_field(
-        "SPAM_CLIP_DELAY", small=at_most(2), effect=EffectBase({"SPAM_THETA": "1"})
-    )
+    clip_delay: int = kconfig_field("SPAM_CLIP_DELAY", small=at_most(2))
     # In standard deviations of the last ``spike_window`` gradient norms.
-    spike_threshold: float = kconfig_field(
-        "SPAM_SPIKE_THRESHOLD", low=0.0, high=1e6, effect=_SPIKES
-    )
-    spike_window: int = kconfig_field("SPAM_SPIKE_WINDOW", small=at_most(3), effect=_SPIKES)
-    moment_damping: float = kconfig_field("SPAM_MOMENT_DAMPING", low=0.0, high=1.0, effect=_SPIKES)
-    variance_damping: float = kconfig_field(
-        "SPAM_VARIANCE_DAMPING", low=0.0, high=1.0, effect=_SPIKES
-    )
+    spike_threshold: float = kconfig_field("SPAM_SPIKE_THRESHOLD", low=0.0, high=1e6)
+    spike_window: int = kconfig_field("SPAM_SPIKE_WINDOW", small=at_most(3))
+    moment_damping: float = kconfig_field("SPAM_MOMENT_DAMPING", low=0.0, high=1.0)
+    variance_damping: float = kconfig_field("SPAM_VARIANCE_DAMPING", low=0.0, high=1.0)
     interval: int = kconfig_field("SPAM_INTERVAL", small=always(_SMALL_INTERVAL))
     reset_warmup_steps: int = kconfig_field("SPAM_WARMUP_STEPS", small=at_most(_SMALL_INTERVAL - 1))
     amsgrad: bool = kconfig_field("SPAM_AMSGRAD")
@@ -251,7 +241,7 @@ class SgdOptions(DecayOptions):
 
     name: ClassVar[str] = "sgd"
 
-    momentum: float = kconfig_field("SGD_MOMENTUM", low=0.0, high=1.0, draw=(0.0, 0.99))
+    momentum: float = kconfig_field("SGD_MOMENTUM", low=0.0, high=1.0)
     dampening: float = kconfig_field("SGD_DAMPENING", low=0.0, high=1.0)
     nesterov: bool = kconfig_field("SGD_NESTEROV")
 

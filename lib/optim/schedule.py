@@ -36,11 +36,9 @@ class ScheduleOptions:
     """Options of the learning-rate schedule; ``kind`` is cosine, linear, constant or wsd."""
 
     learning_rate: float = kconfig_field(
-        "LEARNING_RATE", low=0.0, high=10.0, small=_small_learning_rate, draw=(1e-4, 3e-3)
+        "LEARNING_RATE", low=0.0, high=10.0, small=_small_learning_rate
     )
-    min_learning_rate: float = kconfig_field(
-        "MIN_LEARNING_RATE", low=0.0, high=10.0, draw=(0.0, 1e-3)
-    )
+    min_learning_rate: float = kconfig_field("MIN_LEARNING_RATE", low=0.0, high=10.0)
     warmup_steps: int = kconfig_field("WARMUP_STEPS", small=at_most(2))
     kind: str = kconfig_field("LR_SCHEDULE")
     wsd_decay_fraction: float = kconfig_field("WSD_DECAY_FRACTION", low=0.0, high=1.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lib.config.field import kconfig_field
 from lib.config.registry import Registry
-from lib.config.small_form import EffectBase, always
+from lib.config.small_form import always
 from lib.errors import ConfigError, Problem
 
 
@@ -48,9 +48,9 @@ class PruningOptions:
             """Return the shape of the ramp."""
 
     # Within the few iterations of a small form the ramp needs steps, and the loss has to fall.
-    target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99, draw=(0.05, 0.8))
-    warmup: float = kconfig_field("PRUNING_WARMUP", low=0.0, high=1.0, draw=(0.0, 0.4))
-    ramp_end: float = kconfig_field("PRUNING_RAMP_END", low=0.0, high=1.0, draw=(0.6, 1.0))
+    target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99)
+    warmup: float = kconfig_field("PRUNING_WARMUP", low=0.0, high=1.0)
+    ramp_end: float = kconfig_field("PRUNING_RAMP_END", low=0.0, high=1.0)
     # Optimizer steps between mask updates inside the ramp.
     frequency: int = kconfig_field("PRUNING_FREQUENCY", small=always(1))
     include_embeddings: bool = kconfig_field("PRUNING_INCLUDE_EMBEDDINGS")
@@ -162,9 +162,7 @@ class StateOptions(PruningOptions):
 
     variant: str = kconfig_field("ADAMWPRUNE_VARIANT")
     # The first variant that trains for longer shows its effect.
-    stretched: bool = kconfig_field(
-        "ADAMWPRUNE_STRETCH", effect=EffectBase({"ADAMWPRUNE_VARIANT_BITTER3": "y"})
-    )
+    stretched: bool = kconfig_field("ADAMWPRUNE_STRETCH")
 
     @property
     def ramp(self) -> str:

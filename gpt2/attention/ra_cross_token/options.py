@@ -32,11 +32,11 @@ class RaCrossTokenOptions:
 
     mode: str = kconfig_field("RA_CROSS_TOKEN_MODE")
     apply: str = kconfig_field("RA_CROSS_TOKEN_APPLY")
-    alpha: float = kconfig_field("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0, draw=(0.05, 1.0))
+    alpha: float = kconfig_field("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0)
     topk: int = kconfig_field("RA_CROSS_TOKEN_TOPK", small=scale_tokens)
     # The gradient of a saturated gate is below fp32 resolution.
-    scale: float = kconfig_field("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0, draw=(-3.0, 3.0))
-    bias: float = kconfig_field("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0, draw=(-3.0, 3.0))
+    scale: float = kconfig_field("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0)
+    bias: float = kconfig_field("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0)
     # Average the statistic of a token over heads.
     head_average: bool = kconfig_field("RA_CROSS_TOKEN_HEAD_AVERAGE")
     # No gradient through the statistic.

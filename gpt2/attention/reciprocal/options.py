@@ -26,7 +26,7 @@ class ReciprocalOptions:
         "RECIPROCAL_LEARNABLE": False,
     }
 
-    alpha: float = kconfig_field("RECIPROCAL_ALPHA", low=0.0, high=2.0, draw=(0.05, 2.0))
+    alpha: float = kconfig_field("RECIPROCAL_ALPHA", low=0.0, high=2.0)
     # W: the band reaches this many tokens back.
     window: int = kconfig_field("RECIPROCAL_WINDOW", small=scale_tokens)
     # One learnable α per head, starting at ``alpha``.

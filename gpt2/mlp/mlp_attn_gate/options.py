@@ -25,11 +25,11 @@ class MlpAttnGateOptions:
         "MLP_ATTN_GATE_DIM": 8,
     }
 
-    alpha: float = kconfig_field("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0, draw=(0.05, 1.0))
+    alpha: float = kconfig_field("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
     # The gradient of a saturated gate is below fp32 resolution.
-    bias: float = kconfig_field("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0, draw=(-3.0, 3.0))
+    bias: float = kconfig_field("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
     # G, used unless sizing is by ratio.
-    dim: int = kconfig_field("MLP_ATTN_GATE_DIM", small=scale_width(2, 2), draw=(1, 1024))
+    dim: int = kconfig_field("MLP_ATTN_GATE_DIM", small=scale_width(2, 2))
     # The gate's input is the causal running mean of W₁ h instead of the current value.
     pooled: bool = kconfig_field("MLP_ATTN_GATE_POOLED")
 

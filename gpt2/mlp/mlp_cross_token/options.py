@@ -26,15 +26,15 @@ class MlpCrossTokenOptions:
         "MLP_CROSS_TOKEN_DIM": 8,
     }
 
-    alpha: float = kconfig_field("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0, draw=(0.05, 2.0))
+    alpha: float = kconfig_field("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
     sparsity: str = kconfig_field("MLP_CROSS_TOKEN_SPARSITY")
     topk: int = kconfig_field("MLP_CROSS_TOKEN_TOPK", small=scale_tokens)
     # Above 1, no weight of a uniform row remains, and all rows are nearly uniform at first.
-    tau: float = kconfig_field("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0, draw=(0.0, 1.0))
+    tau: float = kconfig_field("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
     # No gradient through the attention weights.
     detach_weights: bool = kconfig_field("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
     # b, used unless sizing is by ratio.
-    dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM", small=scale_width(2, 2), draw=(1, 1024))
+    dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM", small=scale_width(2, 2))
 
     def in_block(self, site: LayerSpec) -> bool:
         """Return True: every block builds the mechanism."""

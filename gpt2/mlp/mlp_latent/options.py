@@ -24,7 +24,7 @@ class MlpLatentOptions:
     reads_weights: ClassVar[bool] = False
     off: ClassVar[Mapping[str, SymbolValue]] = {"MLP_LATENT_ALPHA": "0.0"}
 
-    alpha: float = kconfig_field("MLP_LATENT_ALPHA", low=0.0, high=2.0, draw=(0.05, 2.0))
+    alpha: float = kconfig_field("MLP_LATENT_ALPHA", low=0.0, high=2.0)
     tying: str = kconfig_field("MLP_LATENT_TYING")
 
     def check(self, hidden: int, site: LayerSpec) -> None:

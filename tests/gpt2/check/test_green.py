@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS
 from gpt2.check.cases import CheckCase, config_layers_to_check, plan_cases
-from gpt2.check.random import resolve_settings
 from gpt2.check.worker import run_in_process
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -120,6 +120,18 @@ RIGHT = {
             "NSA_BRANCH_COMPRESSED": "n",
         },
     ),
+    # Nothing compresses: the sizes of compressed blocks are 0.
+    "window": (
+        "field,entropy",
+        {
+            "ATTENTION_PROJECTION_GROUPED": "y",
+            "ATTENTION_PATTERN_NSA": "y",
+            "NSA_BRANCH_COMPRESSED": "n",
+            "NSA_BRANCH_SELECTED": "n",
+        },
+    ),
+    # Tensors without memory have no numbers that could be finite.
+    "anomaly": ("full_size,steps", {"DETECT_ANOMALY": "y"}),
     # Every gradient of the mechanism is zero, in the model and in the reference.
     "strength 0": ("reference", {"MLP_ATTN_GATE": "y", "MLP_ATTN_GATE_ALPHA": "0"}),
     # The threshold drops all weights of every row.
@@ -137,7 +149,8 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_correct_code_passes(name):
     checks, settings = RIGHT[name]
-    case = CheckCase("a", "a", "a", resolve_settings(KconfigTree(), settings))
+    config = resolve_config(KconfigTree(), [ConfigLayer.of("defconfig", "test", settings)])
+    case = CheckCase("a", "a", "a", config)
     results = run_in_process(case, [CHECKS[check] for check in checks.split(",")], {})
     assert {check: result.findings for check, result in results.items() if result.findings} == {}
 

@@ -2,23 +2,28 @@
 
 import pytest
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS, select, select_for
-from gpt2.check.random import resolve_settings
 from gpt2.check.worker import CHECK_FUNCTIONS
 from gpt2.config import Config
+from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 
 
+def resolved(**settings: bool) -> Config:
+    """Return the configuration of ``settings`` on top of the defaults."""
+    return resolve_config(KconfigTree(), [ConfigLayer.of("defconfig", "test", settings)])
+
+
 @pytest.fixture(scope="module")
 def dense() -> Config:
-    return resolve_settings(KconfigTree(), {})
+    return resolved()
 
 
 @pytest.fixture(scope="module")
 def sparse() -> Config:
-    settings = {"ATTENTION_PROJECTION_GROUPED": "y", "ATTENTION_PATTERN_NSA": "y"}
-    return resolve_settings(KconfigTree(), settings)
+    return resolved(ATTENTION_PROJECTION_GROUPED=True, ATTENTION_PATTERN_NSA=True)
 
 
 def test_every_check_has_a_function():
@@ -45,7 +50,7 @@ def test_a_named_check_that_applies_to_no_step_is_an_error(dense, sparse):
 
 
 def test_only_steps_that_prune_have_the_check_of_pruning(dense):
-    pruning = resolve_settings(KconfigTree(), {"PRUNING_MAGNITUDE": "y"})
+    pruning = resolved(PRUNING_MAGNITUDE=True)
     assert [check.name for check in select_for([dense, pruning], "pruned")] == ["pruned"]
     with pytest.raises(ConfigError) as caught:
         select_for([dense], "pruned")
