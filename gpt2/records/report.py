@@ -14,6 +14,7 @@ from gpt2.planning.plan import Plan
 from gpt2.training.budget import run_budget
 from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
+from lib.config.private import PRIVATE_SYMBOLS
 from lib.config.tree import KconfigTree, describe_symbol
 from lib.env.gpu import device_facts
 from lib.errors import ConfigError, Problem
@@ -172,7 +173,12 @@ def _settings(result: RunResult | None) -> list[tuple[str, Mapping[str, Any]]]:
         for name, setting in sorted(recorded.items())
         if isinstance(setting, Mapping) and setting.keys() >= {"value", "label", "where"}
     ]
-    return [(name, setting) for name, setting in complete if setting["label"] != "plan"]
+    # A run of an earlier version may have recorded private values.
+    return [
+        (name, setting)
+        for name, setting in complete
+        if setting["label"] != "plan" and name not in PRIVATE_SYMBOLS
+    ]
 
 
 def _commands(

@@ -15,6 +15,7 @@ from lib.config.check import unknown_symbol
 from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_generated
 from lib.config.layers import to_kconfig_text
+from lib.config.private import private_digests, without_private
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
 from lib.json_files import RecordError
@@ -32,6 +33,8 @@ def write_resolved_config(
 ) -> None:
     """Write all symbol values, the run's identity, and the source of each non-default value.
 
+    Private values are empty; their digests are under ``private_sha256``.
+
     The file contains JSON, which is valid YAML and needs no extra package. Raises ConfigError,
     without changing any file, if the directory belongs to a different run.
     """
@@ -43,10 +46,15 @@ def write_resolved_config(
         "schema_version": SCHEMA_VERSION,
         "hash8": config.hash8,
         "identity": config.identity(),
-        "settings": dict(settings or {}),
-        "symbols": dict(config.values),
+        "settings": {name: _recorded(name, each) for name, each in (settings or {}).items()},
+        "symbols": without_private(config.values),
+        "private_sha256": private_digests(config.values),
     }
     write_json(run.resolved_config, record)
+
+
+def _recorded(name: str, setting: ExplicitSetting) -> ExplicitSetting:
+    return {**setting, "value": without_private({name: setting["value"]})[name]}
 
 
 def _hash8(run: RunDir) -> str | None:

@@ -58,7 +58,10 @@ def start_command(words: Sequence[str], run: PlannedRun[Any], status: RunStatus)
             check=False,
         )
         problem = f"exit code {done.returncode}" if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        # Not the text of the error, which contains the arguments.
+        problem = f"no end after {_LIMIT_SECONDS:g} s"
+    except OSError as error:
         problem = str(error)
     if problem:
         log("WARN", f"{run.label}   {words[0]}: {problem}")

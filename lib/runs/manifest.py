@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lib.config.private import without_private_words
 from lib.env.observe import hardware
 from lib.env.packages import installed_packages
 from lib.env.snapshot import hardware_digests
@@ -121,7 +122,7 @@ def begin_manifest(
             "host": platform.node(),
             "pids": [*pids],
             "git_root": str(ROOT),
-            "argv": sys.argv,
+            "argv": without_private_words(sys.argv),
             "working_directory": os.getcwd(),
             "rerun": _rerun(run, build_dir),
             "variables": variables(volatile=True),

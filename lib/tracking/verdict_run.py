@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lib.config.field import SymbolValue, from_symbols
+from lib.config.private import without_private
 from lib.errors import Problem, RunError
 from lib.files import canonical_json, file_lock, sha256_file, write_json
 from lib.json_files import RecordError, read_json_object
@@ -83,7 +84,7 @@ def _metadata(
         first = canonical_json([str(run.path.absolute()), time.time()])
         run_id = hashlib.sha256(first.encode()).hexdigest()[:_ID_DIGITS]
     project = tracking.project or f"kablate-{study}"
-    return TrackerMetadata(run_id, project, VERDICTS_RUN, study, "", {}, symbols)
+    return TrackerMetadata(run_id, project, VERDICTS_RUN, study, "", {}, without_private(symbols))
 
 
 def _table(run: RunDir) -> Path:

@@ -1,7 +1,10 @@
 """Secrets of the environment do not appear in files or output of a study."""
 
 import base64
+import hashlib
+import json
 
+from tests.integration.conftest import SINGLE
 from tests.loopback.wandb_server import serving
 
 # Recognizable values; W&B requires keys of at least forty characters.
@@ -58,3 +61,45 @@ def test_no_file_and_no_word_has_a_secret(build):
         if any(form in content for form in forms(secret))
     ]
     assert leaks == []
+
+
+def test_commands_and_options_of_the_scheduler_are_not_recorded(build):
+    tokens = {
+        name: f"{name.lower().replace('_', '')}5ec7e7{'0123456789' * 3}"
+        for name in ("ON_DONE_CMD", "ON_FAIL_CMD", "SLURM_SETUP", "SLURM_OPTIONS")
+    }
+    values = {name: f"true {token}" for name, token in tokens.items()}
+    values["SLURM_OPTIONS"] = f"--comment={tokens['SLURM_OPTIONS']}"
+    on_top = f"ON_FAIL_CMD='{values['ON_FAIL_CMD']}'"
+    trackers = ("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD")
+    in_file = {name: value for name, value in values.items() if name != "ON_FAIL_CMD"}
+    folder = build(**SINGLE, **dict.fromkeys(trackers, True), **in_file)
+    with serving() as server:
+        variables = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": SECRETS["WANDB_API_KEY"]}
+        code, stdout, stderr = folder.command(
+            *("scripts/run_test_matrix.py", "--set", on_top), ALLOW_DIRTY="y", V="1", **variables
+        )
+        assert code == 0, stderr
+        for script in ("report", "plan", "status", "list_runs", "verify_results"):
+            folder.command(f"scripts/{script}.py", "--set", on_top, **variables)
+    assert [run.finished for run in server.runs.values()] == [True]
+    # The files of the configuration itself are the user's.
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    files = [path for path in files if not path.name.startswith((".config", "config.py"))]
+    assert {"report.html", "facts.json", "manifest.json"} <= {path.name for path in files}
+    contents = {str(path): path.read_bytes() for path in files}
+    contents |= {"stdout": stdout.encode(), "stderr": stderr.encode()}
+    contents["data sent to the server"] = b"\n".join(server.received)
+    leaks = [
+        (name, where)
+        for name, token in tokens.items()
+        for where, content in contents.items()
+        if any(form in content for form in forms(token))
+    ]
+    assert leaks == []
+    (path,) = folder.path.glob("results/*/*/resolved_config.yaml")
+    record = json.loads(path.read_text())
+    assert {record["symbols"][name] for name in values} == {""}
+    # A change is visible.
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in values.items()}
+    assert record["private_sha256"] == digests

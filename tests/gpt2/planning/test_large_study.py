@@ -45,7 +45,7 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: Counter[tuple[Path, str]] = Counter()
-    read = json_files._read
+    read = json_files.read_record
 
     def counted(path: Path, *arguments: object) -> bytes:
         reads[path.parent, path.name] += 1
@@ -58,7 +58,7 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
         return changed_since(recorded, commit)
 
     layers = config_layers(build)
-    monkeypatch.setattr("lib.json_files._read", counted)
+    monkeypatch.setattr("lib.json_files.read_record", counted)
     monkeypatch.setattr("lib.runs.code.changed_since", compare)
     plan = make_plan(layers, build, steps="all", seeds="1-2")
     views = look(plan)
@@ -188,7 +188,7 @@ def test_a_second_look_reads_no_file_of_a_finished_run(
 ) -> None:
     time.sleep(_TICK_SECONDS)
     first = shown(small_plan)
-    monkeypatch.setattr("lib.json_files._read", None)
+    monkeypatch.setattr("lib.json_files.read_record", None)
     assert shown(small_plan) == first
 
 
@@ -196,14 +196,14 @@ def test_a_result_table_reads_each_record_of_a_run_once(
     build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: Counter[Path] = Counter()
-    read = json_files._read
+    read = json_files.read_record
 
     def counted(path: Path, *arguments: object) -> bytes:
         reads[path] += 1
         return read(path, *arguments)
 
     plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
-    monkeypatch.setattr("lib.json_files._read", counted)
+    monkeypatch.setattr("lib.json_files.read_record", counted)
     result_table(plan)
     of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
     assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}

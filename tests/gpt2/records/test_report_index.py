@@ -159,7 +159,7 @@ def test_a_damaged_run_is_reported_as_its_files_are(study: Study, seed: int) -> 
 
 def test_only_a_changed_run_is_read_again(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: Counter[Path] = Counter()
-    read = json_files._read
+    read = json_files.read_record
 
     def counted(path: Path, *arguments: object) -> bytes:
         reads[path] += 1
@@ -170,7 +170,7 @@ def test_only_a_changed_run_is_read_again(study: Study, monkeypatch: pytest.Monk
     run = study.plan.runs[2].path
     (run / "logs.txt").touch()
     time.sleep(TICK_SECONDS)
-    monkeypatch.setattr("lib.json_files._read", counted)
+    monkeypatch.setattr("lib.json_files.read_record", counted)
     assert study.report() == expected
     # The bins of a run that is shorter than the others depend on the others.
     shorter = study.plan.runs[-1].path

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gpt2.records.run_files import (
 )
 from gpt2.training.run_description import initial_manifest_entries, startup_summary
 from gpt2.training.session import TrainingSession
+from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, DataError, PreflightError
 from lib.files import sha256_file
 from lib.runs.checkpoint import weights_digest
@@ -154,6 +156,21 @@ def test_a_record_without_a_newer_symbol_has_its_default(
     with pytest.raises(ConfigError) as caught:
         read_resolved_config(run)
     assert set(caught.value.codes) == {"config.missing-symbol"}
+
+
+def test_private_values_are_recorded_empty_with_a_digest(
+    configure: Configure, tmp_path: Path
+) -> None:
+    command = "curl https://example.org/hook?token=1"
+    config = configure(ON_DONE_CMD=command)
+    assert config.hash8 == configure().hash8
+    run = RunDir(tmp_path)
+    source: ExplicitSetting = {"value": command, "label": "edited", "where": ".config"}
+    write_resolved_config(run, config, {"ON_DONE_CMD": source})
+    record = json.loads(run.resolved_config.read_text())
+    assert "example.org" not in json.dumps(record)
+    assert record["settings"] == {"ON_DONE_CMD": {**source, "value": ""}}
+    assert record["private_sha256"] == {"ON_DONE_CMD": sha256(command.encode()).hexdigest()}
 
 
 def test_a_configuration_of_other_code_is_rejected(configure: Configure, tmp_path: Path) -> None:

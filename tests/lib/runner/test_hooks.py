@@ -42,6 +42,15 @@ def test_a_command_that_fails_is_a_warning(
     assert [line.split()[0] for line in lines] == ["WARN", "WARN"] and "exit code 1" in lines[0]
 
 
+def test_a_warning_does_not_show_the_arguments(
+    run: PlannedRun[None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lib.runner.hooks._LIMIT_SECONDS", 0.2)
+    start_command(["sh", "-c", "sleep 9 # a token"], run, RunStatus(State.SUCCESS))
+    warning = capsys.readouterr().err
+    assert "WARN" in warning and "token" not in warning
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [("nonesuch-program x", "config.no-such-program"), ("a 'b", "config.malformed")],

@@ -163,7 +163,7 @@ def test_the_files_of_a_run_that_has_ended_are_read_once(
     watched = WatchedRuns([planned(run.path)], OPTIONS, run.path.parent)
     (line,) = watched.lines(now=4.0)
     with monkeypatch.context() as patch:
-        patch.setattr("lib.json_files._read", None)
+        patch.setattr("lib.json_files.read_record", None)
         assert line.loss == 2.0 and watched.lines(now=5.0) == [line]
     run.metrics.write_text("")
     # Continued, such as after an interruption.
