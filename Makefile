@@ -209,7 +209,7 @@ style: setup ## Check formatting, lint, types, whitespace, rules
 		$(PY) $$tool || failed=1; done; exit $$failed
 
 ##@ Evaluate
-.PHONY: ls clean-runs report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
+.PHONY: ls clean-runs report verdicts claims audit compare verify-results figures curves \
 	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 	$(Q)$(PY) scripts/list_runs.py $(INTO)
@@ -240,9 +240,6 @@ figures: $(CONFIG_PY) ## Write the report's figures as PDF, PNG, SVG
 
 curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)
-
-sweep-leaderboard: $(CONFIG_PY) ## Compare the runs of all sweeps
-	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
 
 evaluate: setup $(ANY_CONFIG_PY) ## Evaluate RUN= again; QUANT=int8 quantizes its weights
 	$(Q)$(PY) scripts/evaluate.py $(INTO)

@@ -34,7 +34,7 @@ ENVIRONMENT = {
 WRITTEN = {
     # In the build folder.
     *(".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results", "check.json"),
-    *("mutation-test.json", "mutation-baseline.json", "reproduced", "determinism", "elsewhere.txt"),
+    *("mutation-test.json", "mutation-baseline.json", "reproduced", "determinism"),
     # Beside the runs.
     *("claims.tex", "claims.md", "claims.toml", "table.md", "table.csv", "verdicts.json"),
     *("report.html", "figures", "trackers", "trackio", "dataset.json", "digests.json"),

@@ -99,7 +99,6 @@ def unconfigured(tmp_path):
         ("trackio-view", "scripts/dashboard.py trackio"),
         ("curves", "scripts/draw_curves.py"),
         ("figures", "scripts/draw_figures.py"),
-        ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("preflight", "scripts/preflight_env.py"),
         ("check", "scripts/check.py"),
         ("mutation-test", "scripts/mutation_test.py"),

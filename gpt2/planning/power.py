@@ -11,7 +11,7 @@ from gpt2.planning.looks import verdict_plan
 from gpt2.planning.plan import Plan, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
-from lib.report.contrast_tests import MIN_SEEDS, VerdictRule
+from lib.report.contrast_tests import MIN_SEEDS
 from lib.report.contrasts import EFFECT
 from lib.report.power import (
     MAX_SEEDS,
@@ -68,8 +68,6 @@ class StudyPower:
     # Whether the comparisons are the effects of a factorial design, or those of a study's steps.
     of_design: bool
     has_steps: bool
-    # Of a sweep, else None.
-    leaderboard: "LeaderboardPower | None"
 
     @property
     def misses(self) -> list[str]:
@@ -86,18 +84,6 @@ class StudyPower:
                 "ever give EQUIVALENT"
             )
         return misses
-
-
-@dataclass(frozen=True)
-class LeaderboardPower:
-    """The effect that the leaderboard of a sweep can detect between its lowest and another run."""
-
-    pairs: int
-    # Numbers of seeds at which it is judged, and whether the planned number is one of them.
-    looks: tuple[int, ...]
-    judged: bool
-    # Nats per token; None if unknown.
-    effect: float | None
 
 
 @dataclass(frozen=True)
@@ -155,23 +141,7 @@ def study_power(plan: Plan) -> StudyPower | None:
         seeds_with=with_effect,
         of_design=bool(effects),
         has_steps=plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode",
-        leaderboard=_leaderboard_power(plan, rule, n, noise),
     )
-
-
-def _leaderboard_power(
-    plan: Plan, rule: VerdictRule, n: int, noise: NoiseEstimate | None
-) -> LeaderboardPower | None:
-    """Return the power of make sweep-leaderboard, which compares every pair; None without a sweep."""
-    if plan.sweep is None:
-        return None
-    looks, cells = plan.base.verdicts.look_plan, len(plan.variants)
-    pairs, share = cells * (cells - 1) // 2, looks.share_of(n)
-    effect = None
-    if noise and share:
-        alpha = rule.alpha * share
-        effect = noise.sd * detectable_effect(n, pairs, rule, alpha, variances=cells - 1)
-    return LeaderboardPower(pairs, looks.seeds, judged=share > 0, effect=effect)
 
 
 def study_cost(plan: Plan, seconds: Sequence[float | None]) -> StudyCost:
@@ -190,7 +160,7 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
     head = f"{power.seeds} seeds, {power.comparisons} comparisons"
     if power.noise is None or power.effect is None or power.band is None:
         advice = _UNKNOWN + _PILOT * power.has_steps + _DECLARE
-        return f"{head}\n{advice}{_leaderboard_text(power)}{_cost_text(cost)}"
+        return f"{head}\n{advice}{_cost_text(cost)}"
     what = "an effect" if power.of_design else "a difference"
     text = (
         f"{head}: notices {power.effect:.4f} nats (probability {power.power:g})\n"
@@ -202,7 +172,6 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
             f"expected seeds of a comparison: {power.seeds_without:.1f} without an effect, "
             f"{power.seeds_with:.1f} at {size:.4f}\n"
         )
-    text += _leaderboard_text(power)
     if 0 < power.wanted_effect < power.effect:
         text += f"VERDICT_EFFECT={power.wanted_effect:g} is smaller: more seeds are needed\n"
     if power.wanted_band:
@@ -211,17 +180,6 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
     else:
         text += f"a band (VERDICT_BAND) for EQUIVALENT would be at least {power.band:.4f} nats\n"
     return text + _cost_text(cost)
-
-
-def _leaderboard_text(power: StudyPower) -> str:
-    board = power.leaderboard
-    if board is None:
-        return ""
-    head = f"leaderboard, {board.pairs} pairs"
-    if not board.judged:
-        looks = ",".join(map(str, board.looks))
-        return f"{head}: no verdict at {power.seeds} seeds (VERDICT_LOOKS={looks})\n"
-    return "" if board.effect is None else f"{head}: notices {board.effect:.4f} nats\n"
 
 
 def power_record(power: StudyPower | None, cost: StudyCost) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Additional sections of the result table: keys read and NSA gates, speed and memory.
+"""Additional sections of the result table: ranking of a sweep, keys read and NSA gates, speed.
 
 Declared figures come from configurations, all other figures from the directories of finished runs.
 Does not import torch.
@@ -11,6 +11,8 @@ from gpt2.planning.plan import Plan
 from lib.plan.run import PlannedRun
 from lib.report.render import TableSection
 from lib.report.run_results import RunResult
+from lib.report.table import ResultTable
+from lib.report.table_text import ranking
 from lib.runs.record import RunRecord
 from lib.tracking.reader import reduce_over_layers
 
@@ -26,10 +28,14 @@ _GATE_HEADINGS = {
 }
 
 
-def sections(plan: Plan, done: Sequence[RunResult]) -> list[TableSection]:
+def sections(plan: Plan, table: ResultTable) -> list[TableSection]:
     """Return the non-empty sections for the plan's finished runs."""
     combined = plan.sweep is not None or plan.base.study.mode == "test_matrix_mode"
-    candidates = [_attention(done), _speed(done) if combined else None]
+    candidates = [
+        ranking(table.rows) if plan.sweep is not None else None,
+        _attention(table.finished),
+        _speed(table.finished) if combined else None,
+    ]
     return [section for section in candidates if section]
 
 
@@ -72,15 +78,15 @@ def _speed(results: Sequence[RunResult]) -> TableSection | None:
                 _name(result.run),
                 f"{1000 * timing.mean_step_seconds:.1f}",
                 f"{timing.tokens_per_second:,.0f}",
-                manifest.attention_kernel,
                 f"{_peak_reserved_mib(record):,.0f}",
-                commit,
+                manifest.attention_kernel,
                 hardware.gpu_name or hardware.cpu_model,
+                commit,
             )
         )
-    header = ("run", "step ms", "tok/s", "backend", "reserved MiB", "commit", "device")
+    header = ("run", "step ms", "tok/s", "reserved MiB", "backend", "device", "commit")
     note = "MiB: peak memory of one process over the log lines; on a CPU, resident memory.\n"
-    return TableSection("Speed", header, rows, note)
+    return TableSection("Speed", header, rows, note, is_short=True)
 
 
 def _peak_reserved_mib(record: RunRecord) -> float:

@@ -37,7 +37,6 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
-from lib.report.leaderboard import record_reused_runs
 from lib.report.report_page import REPORT_FILE
 from lib.report.run_results import FinishedRun, MissingResult, RunResult, results_index
 from lib.report.study_verdicts import StudyVerdicts
@@ -430,8 +429,6 @@ def _table(
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         log("TABLE", str(path))
-    if plan.sweep is not None:
-        record_reused_runs(plan.folder, [run.path for run in plan.runs])
     return table
 
 
@@ -455,7 +452,7 @@ def result_table(
     table = build_table(
         *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, index)
     )
-    return replace(table, sections=sections(plan, table.finished))
+    return replace(table, sections=sections(plan, table))
 
 
 def train_here(plan: Plan, options: RunnerOptions) -> int:

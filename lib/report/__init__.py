@@ -1,3 +1,3 @@
-"""Analysis of finished runs: result tables, curves, verdicts and leaderboards, computed
+"""Analysis of finished runs: result tables, curves, verdicts, computed
 from run directories only.
 """

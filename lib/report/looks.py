@@ -39,16 +39,6 @@ class LookPlan:
         """Return the plan of a fixed list of ``seeds`` seeds: one look at its end."""
         return cls((max(seeds, MIN_SEEDS),), (FIXED_SHARE,))
 
-    def share_of(self, n: int) -> float:
-        """Return the share of a look at ``n`` seeds if no record lists the looks taken; 0 for none.
-
-        After the last planned look, each number of seeds has half of what is left before it, so the
-        shares of all numbers of seeds sum to at most 1.
-        """
-        planned = dict(zip(self.seeds, self.shares, strict=True))
-        beyond = n - self.seeds[-1]
-        return float(_reserve(self)) / 2**beyond if beyond > 0 else planned.get(n, 0.0)
-
     @property
     def problems(self) -> list[Problem]:
         """Return the problems of the configured plan."""

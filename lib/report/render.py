@@ -20,6 +20,8 @@ class TableSection:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    # Whether a terminal shows the section too, with the columns that fit.
+    is_short: bool = False
 
 
 def text_lines(

@@ -1,22 +1,14 @@
-"""Result tables and leaderboards as Markdown, CSV and JSON."""
+"""Result tables as Markdown, CSV and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lib.console import folded
 from lib.files import write_atomic
 from lib.plan.designs import ON
 from lib.report.contrasts import EFFECT
-from lib.report.leaderboard import Leaderboard
-from lib.report.render import (
-    csv_table,
-    fitting_columns,
-    json_document,
-    markdown_table,
-    text_lines,
-)
+from lib.report.render import TableSection, csv_table, json_document, markdown_table
 from lib.report.run_results import UTILISATION_COLUMNS
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
@@ -101,71 +93,31 @@ def table_to_markdown(table: ResultTable) -> str:
     return text + (f"\n## Notes\n\n{notes}" if notes else "")
 
 
-def leaderboard_to_text(board: Leaderboard, width: int | None = None) -> str:
-    """Return the leaderboard, lowest loss first: loss, differing settings, parameters, tokens and
-    time; and the runs left out. Markdown, or below the notes the columns that fit ``width``.
+_RANKING_NOTE = (
+    "The lowest point is selected by its loss, so a difference from it is no verdict: train both with "
+    "seeds\nthat the sweep did not have.\n"
+)
+
+
+def ranking(rows: Sequence[TableRow]) -> TableSection | None:
+    """Return the points of a sweep by their loss; None if fewer than two can be compared.
+
+    A point with a diverged seed has no loss. Rows with labels are not comparable.
     """
-    names = list(board.entries[0].settings)
-    columns = ["settings", "val loss", "Δ ± 95 %", "n", "p", "verdict"]
-    lines = [[*columns, *names, "params", "tokens", "time"]]
-    for entry in board.entries:
-        values = [str(entry.settings[name]) for name in names]
-        size = [
-            f"{entry.parameters:,}",
-            format_si(entry.tokens),
-            format_duration(entry.train_seconds),
-        ]
-        runs = entry.runs[0].rsplit("-", 2)[0]
-        cells = verdict_cells(entry.verdict) if entry.verdict else ["", "", "", "reference"]
-        loss = "-" if entry.diverged else format_loss(entry.val_loss)
-        lines.append([runs, loss, *cells, *values, *size])
-    notes = _leaderboard_notes(board)
-    left_out = "".join(f"- {note}\n" for note in board.left_out)
-    if width is None:
-        text = markdown_table(lines[0], lines[1:], left=(0, 5))
-        return text + "".join(f"\n{note}" for note in notes) + (f"\n{left_out}" if left_out else "")
-    table = dict(zip(lines[0], zip(*lines[1:], strict=True), strict=True))
-    # The name of a run repeats its settings.
-    first = names or ["settings"]
-    priority = [*first, "val loss", "Δ ± 95 %", "verdict", "n", "p", "time", "params", "tokens"]
-    shown = fitting_columns({name: table[name] for name in priority}, priority, width)
-    rows = [shown, *zip(*(table[name] for name in shown), strict=True)]
-    right = [i for i, name in enumerate(shown) if name not in (*first, "verdict")]
-    grid = "\n".join(text_lines(rows, right=right))
-    return f"{folded(left_out + ''.join(notes), width, '  ')}\n{grid}\n"
-
-
-def _leaderboard_notes(board: Leaderboard) -> list[str]:
-    """Return the conditions of the verdicts, one line each."""
-    notes = []
-    verdicts = [entry.verdict for entry in board.entries if entry.verdict]
-    waiting = [verdict for verdict in verdicts if not verdict.is_given]
-    few = [verdict for verdict in waiting if verdict.n < verdict.rule.min_seeds]
-    if few:
-        least = few[0].rule.min_seeds
-        need = f"a verdict needs at least {least} seeds; use SEEDS=1,2,3."
-        notes.append(f"n=1 and n=2 give no verdict: {need}\n")
-    for n, reason in sorted({(v.n, v.reason) for v in waiting if v not in few}):
-        notes.append(f"n={n}: {reason} (VERDICT_LOOKS); the difference is no result yet.\n")
-    if len(waiting) < len(verdicts):
-        notes.append(
-            f"Sorted by loss, not ranked. p: corrected for all {verdicts[0].planned} pairs, because "
-            "the reference is selected by its loss, and for the looks at other numbers of seeds.\n"
-        )
-    return notes
-
-
-def leaderboard_to_json(board: Leaderboard) -> str:
-    """Return the leaderboard as one JSON document with sorted keys."""
-    entries = [
-        {
-            **{name: value for name, value in asdict(entry).items() if name != "outcomes"},
-            "verdict": entry.verdict and entry.verdict.to_json(),
-        }
-        for entry in board.entries
-    ]
-    fields = {"entries": entries, "left_out": list(board.left_out)}
-    return json_document(SCHEMA_VERSION, fields)
+    losses = [(row.val_loss, row) for row in rows if row.val_loss is not None]
+    if len(losses) < 2 or any(row.labels for row in rows):
+        return None
+    losses.sort(key=lambda pair: pair[0].mean)
+    lowest = losses[0][0].mean
+    factors = list(dict.fromkeys(name for _, row in losses for name in row.variant.levels or {}))
+    lines = []
+    for rank, (loss, row) in enumerate(losses, 1):
+        levels = row.variant.levels or {}
+        difference = format_difference(loss.mean - lowest) if rank > 1 else "lowest"
+        values = [levels.get(name, "-") for name in factors]
+        lines.append([str(rank), *values, format_loss(loss), difference, row.state])
+    header = ["rank", *factors, "val loss", "Δ lowest", "state"]
+    return TableSection("Ranking", header, lines, _RANKING_NOTE, is_short=True)
 
 
 def table_to_csv(table: ResultTable) -> str:

@@ -1,12 +1,12 @@
 """A result table on a terminal: notes first, then one compact table that fits the columns.
 
-The files beside the runs contain every column and section (``table.md``, ``report.html``).
+The ranking and the speed of a sweep or a matrix follow. The files beside the runs contain every column and section (``table.md``, ``report.html``).
 """
 
 from collections.abc import Sequence
 
 from lib.console import folded
-from lib.report.render import fitting_columns, shorten_titles, text_lines
+from lib.report.render import TableSection, fitting_columns, shorten_titles, text_lines
 from lib.report.table import ResultTable, TableRow
 from lib.report.table_text import format_loss, table_label_fields
 from lib.report.verdict_text import seeds_note, verdict_cells, verdict_notes
@@ -40,7 +40,17 @@ def table_to_terminal(table: ResultTable, width: int, *, colour: bool) -> str:
         notes.append(f"{table.unigram_entropy:.4f} nats: the loss of token frequencies alone")
     lines = [folded(note, width, _INDENT) for note in notes]
     lines += ["", *_rows(table, width, colour)]
+    for section in table.sections:
+        if section.is_short:
+            lines += ["", section.title, *_section(section, width)]
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _section(section: TableSection, width: int) -> list[str]:
+    columns = dict(zip(section.header, zip(*section.rows, strict=True), strict=True))
+    shown = fitting_columns(columns, section.header, width)
+    cells = [shown, *zip(*(columns[heading] for heading in shown), strict=True)]
+    return text_lines(cells, right=range(1, len(shown)))
 
 
 def _rows(table: ResultTable, width: int, colour: bool) -> list[str]:

@@ -47,7 +47,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare-json": ("compare_runs", "A", "B", "--json"),
     "verify-results": ("verify_results", *_STUDY),
     "curves": ("draw_curves", *_STUDY),
-    "sweep-leaderboard": ("sweep_leaderboard",),
     "make": ("run_test_matrix", "--steps", STEPS, "--seeds", SEEDS),
     "train": (*IN_PROCESS, "0", "--seed", UNFINISHED_SEED),
     "evaluate": ("evaluate", "--run", "A"),

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.planning.plan import Plan
+from gpt2.planning.plan import Plan, Sweep
 from gpt2.records.sections import sections
 from gpt2.running.launch import result_table
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import TableSection
-from lib.report.run_results import RunResult, read_run_result
-from lib.report.table import ResultTable
+from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown
 
 Configure = Callable[..., Config]
@@ -49,8 +48,7 @@ def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[.
 
 
 def _sections(plan: Plan) -> list[TableSection]:
-    results = map(read_run_result, plan.runs)
-    return sections(plan, [result for result in results if isinstance(result, RunResult)])
+    return sections(plan, build_table(plan.study, plan.runs))
 
 
 def test_pairs_and_reads_are_listed_if_runs_differ(planned: Callable) -> None:
@@ -93,7 +91,7 @@ def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.M
     assert speed.title == "Speed"
     timing = json.loads((plan.runs[1].path / "summary.json").read_text())["timing"]
     manifest = json.loads((plan.runs[1].path / "manifest.json").read_text())
-    name, step, tokens, backend, held, commit, device = speed.rows[1]
+    name, step, tokens, held, backend, device, commit = speed.rows[1]
     assert (name, backend) == ("sparse s1", manifest["attention"]["kernel"])
     assert step == f"{1000 * timing['train_seconds']:.1f}"
     assert tokens == f"{timing['tokens_per_second']:,.0f}" and held == "7,000,000"
@@ -121,6 +119,14 @@ def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
     (plan.runs[1].path / "summary.json").unlink()
     (speed,) = _sections(plan)
     assert [row[0] for row in speed.rows] == ["full s1"]
+
+
+def test_the_ranking_of_a_sweep_comes_first(planned: Callable) -> None:
+    plan = planned()
+    table = build_table(plan.study, [replace(plan.runs[0], variant=RunVariant(s)) for s in "ab"])
+    swept = replace(plan, sweep=Sweep("LEARNING_RATE=1e-3,2e-3"))
+    assert [part.title for part in sections(swept, table)] == ["Ranking", "Speed"]
+    assert [part.title for part in sections(plan, table)] == []
 
 
 def test_a_section_is_in_the_text_and_in_the_document() -> None:

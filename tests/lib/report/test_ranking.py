@@ -1,0 +1,59 @@
+"""The ranking of the points of a sweep."""
+
+from dataclasses import replace
+
+from lib.report.table import build_table
+from lib.report.table_text import ranking, table_to_json, table_to_markdown
+from lib.report.terminal import table_to_terminal
+
+LOSSES = {"1e-3": 3.0, "2e-3": 2.5, "3e-3": None, "4e-3": 2.75}
+
+
+def points(make_run, seeds=(1, 2, 3)):
+    """Return a table of points, of which one has no result with the second seed."""
+    runs = []
+    for number, (rate, loss) in enumerate(LOSSES.items()):
+        for seed in seeds:
+            shifted = (loss or 2.6) + seed / 100 + number * (seed % 2) / 1000
+            result = None if loss is None and seed == 2 else shifted
+            levels = {"LEARNING_RATE": rate}
+            runs.append(make_run(rate, result, seed=seed, number=number, levels=levels))
+    return build_table("sweep", runs)
+
+
+def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
+    table = points(make_run)
+    # The comparisons with the first point have words.
+    assert {verdict.word for verdict in table.verdicts.verdicts} >= {"BETTER"}
+    section = ranking(table.rows)
+    assert section.header == ["rank", "LEARNING_RATE", "val loss", "Δ lowest", "state"]
+    shown = [row[:2] + row[3:] for row in section.rows]
+    assert shown == [
+        ["1", "2e-3", "lowest", "done"],
+        ["2", "3e-3", "+0.1013", "2 of 3 done, new"],
+        ["3", "4e-3", "+0.2513", "done"],
+        ["4", "1e-3", "+0.4993", "done"],
+    ]
+    assert section.rows[0][2] == "2.5207 ± 0.0100 n=3"
+    assert not any(word in str(section) for word in ("BETTER", "WORSE", "INCONCLUSIVE"))
+
+
+def test_a_terminal_and_the_file_show_it(make_run):
+    table = points(make_run, seeds=(1,))
+    table = replace(table, sections=[ranking(table.rows)])
+    text = table_to_terminal(table, 60, colour=False)
+    lines = text.splitlines()
+    assert lines[lines.index("Ranking") + 1].split()[:2] == ["rank", "LEARNING_RATE"]
+    assert max(map(len, lines)) <= 60
+    assert "## Ranking" in table_to_markdown(table)
+    assert '"title": "Ranking"' in table_to_json(table)
+
+
+def test_a_point_that_diverged_has_no_rank_and_one_point_no_ranking(make_run):
+    runs = [make_run(s, 3.0, levels={"A": s}, number=i) for i, s in enumerate("ab")]
+    assert len(ranking(build_table("sweep", runs).rows).rows) == 2
+    # It ends at the loss of an untrained model.
+    diverged = [*runs[:1], make_run("c", 20.0, levels={"A": "c"}, number=2)]
+    assert build_table("sweep", diverged).rows[1].val_loss is None
+    assert ranking(build_table("sweep", diverged).rows) is None
+    assert ranking(build_table("sweep", runs, label_by=["data"]).rows) is None
