@@ -338,7 +338,6 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24
 ##: GPU=h100  For plan: estimate time and memory on this GPU
 ##: PROBE=1  For plan: time some steps of each model here
-##: GPU=h100,mi300x  For validate-machine: kernels for absent GPUs
 ##: JOBS=n or -jN  Concurrent runs
 ##: SUBMIT=y  For slurm: submit the batch script
 ##: PROMPT="..."  For generate: the text to continue

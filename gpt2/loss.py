@@ -10,7 +10,6 @@ Shapes: X tokens (batch and time flattened), C n_embd, V vocabulary (padded for 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,11 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt2.attention.tiled import runs_tiles, tile_problem
-from lib.errors import PreflightError, Problem, RunError
+from lib.errors import RunError
 
 if TYPE_CHECKING:
-    from gpt2.model_config import ModelConfig
-    from lib.env.options import MachineConfig
+    pass
 
 # Target value excluded from loss and accuracy, as in torch and transformers.
 IGNORE_INDEX = -100
@@ -31,8 +29,6 @@ IGNORE_INDEX = -100
 CHUNK_BYTES = 2**27
 # Elements of a block of rows: a softmax that fits into the CPU cache takes a third of the time.
 BLOCK_ELEMENTS = 2**22
-# Rows of the comparison of preflight.
-_PROBE_TOKENS = 64
 
 
 # Fills the losses X and replaces logits XV by the gradient of their sum, given targets X.
@@ -60,51 +56,6 @@ def softmax_gradient(backend: str, device: torch.device) -> SoftmaxGradient | No
         return None
     kernel: SoftmaxGradient = softmax_gradient_
     return kernel
-
-
-def check_loss(model: "ModelConfig", machine: "MachineConfig") -> None:
-    """Compare the Triton kernel, if it is selected, with torch's operations in float64.
-
-    Raises PreflightError if the kernel cannot run on this device, or differs.
-    """
-    from gpt2.attention.kernels import TOLERANCES, compare_values, preflight_device
-    from gpt2.attention.sdpa import DTYPES
-
-    backend, device = model.loss_backend, preflight_device(machine)
-    if backend == "torch" or (backend == "auto" and not runs_tiles(device)):
-        return
-    fix = "type: SET=LOSS_BACKEND_TORCH=y"
-    if problem := tile_problem(torch.float32, device):
-        raise PreflightError(replace(problem, where="LOSS_BACKEND", next=fix))
-    shape, dtype = model.shape, DTYPES[machine.precision]
-    generator = torch.Generator().manual_seed(0)
-    logits_XV = torch.randn(_PROBE_TOKENS, shape.padded_vocab_size, generator=generator) * 4
-    targets_X = torch.randint(shape.vocab_size, (_PROBE_TOKENS,), generator=generator).to(device)
-
-    def run(replace_: SoftmaxGradient, as_type: torch.dtype) -> list[Tensor]:
-        logits = logits_XV.to(device, dtype).to(as_type, copy=True)
-        losses_X = logits.new_empty(_PROBE_TOKENS, dtype=_wide_dtype(as_type))
-        replace_(logits[:, : shape.vocab_size], targets_X, losses_X)
-        return [losses_X, logits[:, : shape.vocab_size]]
-
-    def exact(logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor) -> None:
-        _to_gradient_(logits_XV, targets_X, losses_X, LogitsChunks())
-
-    def triton() -> list[Tensor]:
-        kernel = softmax_gradient(backend, device)
-        assert kernel
-        return run(kernel, dtype)
-
-    what = f"the Triton kernels of the loss on {device} ({dtype})"
-    compare_values(
-        triton,
-        partial(run, exact, torch.float64),
-        TOLERANCES[dtype],
-        device,
-        lambda problem, code: PreflightError(
-            Problem(f"{what} {problem}", "LOSS_BACKEND", fix, code=code)
-        ),
-    )
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,10 @@
     validate_machine.py           a few seconds
     validate_machine.py --full    with 8192 tokens on a CPU, 65,536 on a GPU
     validate_machine.py --device cpu
-    validate_machine.py --gpu h100,mi300x   the Triton kernels, for GPUs that are absent
 
-For both backends of the selected branch: values and gradients against the float64 reference,
+For every backend of the selected branch: values and gradients against the float64 reference,
 causality, decoding against the full forward pass, bfloat16 and float16, and a long context. Reports
-PASS, FAIL, or ABSENT with the reason if the device does not support it. With --gpu: the Triton kernels
-of attention in Triton's interpreter against a CPU in float64 (blocks, values, gradients), and
-shared memory in KiB, registers, and spilled bytes of a thread of each compiled kernel. Exit codes:
-0 no failure, 1 a failure, 2 usage.
+PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no failure, 1 a failure, 2 usage.
 """
 
 import dataclasses
@@ -21,8 +17,8 @@ import sys
 import _start
 import torch
 
-from gpt2.nsa.validate import to_markdown, validate_device, validate_kernels
-from gpt2.planning.arguments import add_full, add_json, add_variable, new_parser
+from gpt2.nsa.validate import to_markdown, validate_device
+from gpt2.planning.arguments import add_full, add_json, new_parser
 from lib import console
 from lib.console import log
 from lib.env.observe import device_name
@@ -35,12 +31,7 @@ def main() -> int:
     add_json(parser)
     add_full(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
-    add_variable(parser, "gpu", "absent GPUs for which to check the Triton kernels: h100,mi300x")
     args = parser.parse()
-    if args.gpu:
-        code, text = validate_kernels(args.gpu, args.json)
-        sys.stdout.write(text)
-        return code
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     log("CHECK", f"{device_name(device)}, torch {torch.__version__}")
     rows = validate_device(device, args.full)

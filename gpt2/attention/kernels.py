@@ -10,9 +10,7 @@ B batch, T new tokens (rows), S visible tokens (columns), C n_embd, N heads, K k
 width; r rows and c columns as in the row engine.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -29,23 +27,17 @@ from gpt2.attention.chunk_parts import (
     repeat_kv,
 )
 from gpt2.attention.chunked import scores_factor, softmaxes_from_scores
-from gpt2.attention.config import MIN_TILE_CAPABILITY, AttentionConfig, select_backend
+from gpt2.attention.config import AttentionConfig
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
-from gpt2.attention.sdpa import DTYPES, kv_heads, sdpa_attention, selected_sdpa_kernel
-from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.attention.sdpa import sdpa_attention
 from gpt2.attention.tiled import (
     TileSpec,
     runs_tiles,
-    tile_problem,
     tiled_attention,
     triton_launch,
 )
 from gpt2.kv_cache import BlockKVCache
-from gpt2.model_config import ModelConfig
-from lib.env.options import MachineConfig
-from lib.env.ranks import current_process
-from lib.errors import PreflightError, Problem
 
 # Largest error relative to the norm, by type: rounding of inputs, weights and outputs, which may
 # change the order of nearly equal weights in a top-k.
@@ -265,168 +257,3 @@ def _product(rows_BNrx: Tensor, shared_BKxy: Tensor) -> Tensor:
     batch, heads, height, _ = rows_BNrx.shape
     grouped = rows_BNrx.reshape(batch, shared_BKxy.shape[1], -1, rows_BNrx.shape[-1])
     return (grouped @ shared_BKxy).view(batch, heads, height, -1)
-
-
-# Preflight check: the configured attention can run on this machine.
-
-
-def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
-    """Check that the configured attention backend is available on this device.
-
-    Raises PreflightError if it is not. If a kernel of SDPA is named, torch is queried with tensors
-    of the configured shape; no kernel runs. The Triton kernels are compared with the row engine.
-    """
-    options = model.attention
-    options.pattern.check_kernels(model.shape, options.projection, machine)
-    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
-    device = preflight_device(machine)
-    # A named backend is refused below, with the GPU's capability.
-    tiles = options.backend != "auto" or runs_tiles(device)
-    forms = {
-        select_backend(options, model.shape, shows, machine.device, tiles)
-        for shows in shows_weights
-    }
-    if "sdpa" in forms and model.attention.backend != "auto":
-        selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
-    if "triton" in forms:
-        _check_tiles(model, DTYPES[machine.precision], device)
-
-
-def preflight_device(machine: MachineConfig) -> torch.device:
-    """Return the CPU, or the GPU of this process."""
-    if machine.device == "cuda":
-        return torch.device("cuda", current_process().local_rank)
-    return torch.device(machine.device)
-
-
-def _check_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare the Triton kernels on this device with the row engine in float64.
-
-    On random tensors, forward and backward, without dropout. With dropout, the kernels run once.
-    """
-    if problem := tile_problem(dtype, device):
-        raise PreflightError(problem)
-    if device.type == "cuda" and not runs_tiles(device):
-        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        expected = f"compute capability {MIN_TILE_CAPABILITY}.0"
-        what = f"triton: unsupported (expected {expected}, got {found})"
-        raise _refusal(model, what, "gpu.unsupported")
-    shape = model.shape
-    tokens = min(shape.block_size, _PROBE_TOKENS)
-    generator = torch.Generator().manual_seed(0)
-    heads = shape.n_head, *(kv_heads(model),) * 2
-    qkv = [
-        torch.randn(1, count, tokens, shape.head_dim, generator=generator).to(device, dtype)
-        for count in heads
-    ]
-
-    def run(kernel: AttentionKernel, dropout: float, as_type: torch.dtype | None = None) -> Any:
-        # The kernels read parameters in fp32.
-        plan = probe_plan(model, tokens, device, as_type or torch.float32)
-        parts = attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
-        return [*parts[0], *parts[1]]
-
-    def tiled() -> list[Tensor]:
-        run(TiledKernel(), shape.dropout)
-        return run(TiledKernel(), 0.0)
-
-    what = f"the Triton kernels of attention on {device} ({dtype}, head dim {shape.head_dim})"
-    compare_values(
-        tiled,
-        partial(run, ChunkedKernel(), 0.0, torch.float64),
-        TOLERANCES[dtype],
-        device,
-        lambda problem, code: _refusal(model, f"{what} {problem}", code),
-    )
-
-
-def compare_values(
-    kernels: Callable[[], list[Tensor]],
-    exact: Callable[[], list[Tensor]],
-    tolerance: float,
-    device: torch.device,
-    refusal: Callable[[str, str], PreflightError],
-    measure: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] | None = None,
-) -> None:
-    """Compare the tensors that kernels compute with those of another form in float64.
-
-    The kernels run twice, because a race changes bits. ``measure`` returns the errors; by default
-    relative to the norm of each tensor. Raises the refusal, given a problem and its code.
-    """
-    # The state of the generator is part of a run.
-    gpus = [device] if device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(gpus):
-            first, again = kernels(), kernels()
-    except kernel_errors() as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise refusal(f"cannot run: {lines[0]}", "gpu.unsupported") from error
-    if not all(map(torch.equal, first, again)):
-        raise refusal("computed other bits in a second pass", "gpu.wrong-values")
-    errors = (measure or relative_errors)(first, exact())
-    # A NaN is not below.
-    if not all(error <= tolerance for error in errors):
-        what = f"differ from float64 by {max(errors):.1e} (expected at most {tolerance:.0e})"
-        raise refusal(what, "gpu.wrong-values")
-
-
-def kernel_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a kernel that cannot be compiled or launched."""
-    try:
-        from triton.errors import TritonError
-    except ImportError:
-        return (RuntimeError,)
-    return RuntimeError, TritonError
-
-
-def attention_pass(
-    kernel: AttentionKernel, plan: AttentionPlan, qkv: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return outputs of ``kernel``, and the gradients of a random combination of them.
-
-    Outputs are head outputs, statistics and, if they are read, weights; gradients those of q, k, v
-    and of the learnable tensors that the plan gives to the kernel.
-    """
-    leaves = [x.clone().requires_grad_() for x in qkv]
-    result = kernel(QKV(*leaves), plan, leaves[0], None)
-    read = [] if result.weights_BTS is None else [result.weights_BTS]
-    outputs = [result.context_BNTH, *result.statistics_BNT, *read]
-    generator = torch.Generator().manual_seed(1)
-    # Numbers that every type represents.
-    directions = [
-        torch.randn(x.shape, generator=generator).half().to(x.device, x.dtype) for x in outputs
-    ]
-    leaves += plan.inputs()
-    gradients = list(torch.autograd.grad(outputs, leaves, directions))
-    return [x.detach() for x in outputs], gradients
-
-
-def relative_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Return the error of each tensor relative to the norm; the error if nothing is expected."""
-    pairs = zip(actual, expected, strict=True)
-    norms = [(float((a.double() - e).norm()), float(e.norm())) for a, e in pairs]
-    return [error / norm if norm > 1e-12 else error for error, norm in norms]
-
-
-def probe_plan(
-    model: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> AttentionPlan:
-    """Build the components of attention to ``tokens`` tokens, with initial parameters.
-
-    If an MLP reads weights, all of them are read, and their gradient is computed.
-    """
-    options, shape = model.attention, replace(model.shape, block_size=tokens)
-    pattern: Any = options.pattern.build(shape, options.projection, options.positions, 0)
-    terms = [term.build(shape).to(device, dtype) for term in options.terms]
-    gates = [gate.build(shape).to(device, dtype) for gate in options.gates]
-    reader = None
-    if any(model.mlp.reads_weights(site) for site in model.sites()):
-        request = AttentionWeightsOptions("none", topk=1, tau=0.0, detach=False)
-        reader = AttentionWeightsTap(request, pattern)
-    return AttentionPlan(pattern, terms, gates, reader, shape.dropout)
-
-
-def _refusal(model: ModelConfig, what: str, code: str) -> PreflightError:
-    where = f"ATTENTION_BACKEND_{model.attention.backend.upper()}"
-    next_ = "type: SET=ATTENTION_BACKEND_ROWS=y"
-    return PreflightError(Problem(what, where=where, next=next_, code=code))

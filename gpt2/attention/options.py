@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpt2.attention.patterns import CustomAttention
     from gpt2.attention.positions import PositionEncoding
     from gpt2.attention.projections import Projection
-    from lib.env.options import MachineConfig
 
 
 class PositionOptions(Protocol):
@@ -114,11 +113,6 @@ class PatternOptions(ABC):
 
     def check(self, shape: ModelShape) -> None:  # noqa: B027 (most patterns fit every shape)
         """Raise ConfigError if the pattern does not fit the shape."""
-
-    def check_kernels(  # noqa: B027 (most patterns have no kernels)
-        self, shape: ModelShape, projection: ProjectionOptions, machine: "MachineConfig"
-    ) -> None:
-        """Raise PreflightError if the machine cannot run the pattern's own kernels."""
 
     def for_any_device(self) -> "PatternOptions":
         """Return the options without the choice of a kernel, which another machine may lack."""

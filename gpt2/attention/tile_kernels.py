@@ -31,7 +31,7 @@ _MIN_SIDE = 16
 _VECTOR_BYTES = 128
 # Rows and columns of a tile, and warps, of heads of up to 64 elements in half precision. More would
 # not have enough registers, or with more stages, not enough shared memory on GPUs of compute
-# capability 8.6 to 8.9 (``make validate-machine GPU=``).
+# capability 8.6 to 8.9 (tests compile them).
 TILES = {
     "forward": (64, 16, 4),
     "row_gradients": (128, 16, 8),

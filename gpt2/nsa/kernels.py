@@ -138,7 +138,7 @@ def launch_constants(
 ) -> dict[str, int]:
     """Return the padded sides and the number of warps with which ``kernel`` is launched.
 
-    Fewer warps or more rows would not have enough registers (``make validate-machine GPU=``).
+    Fewer warps or more rows would not have enough registers (tests compile them).
     """
     sides = {"G": group, "P": width, "C": size, "L": count}
     sides = {name: max(_MIN_SIDE, triton.next_power_of_2(side)) for name, side in sides.items()}

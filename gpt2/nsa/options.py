@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpt2.nsa.module import Nsa
-    from lib.env.options import MachineConfig
 
 # The order of gates, separate keys and values, and head outputs.
 BRANCHES = ("compressed", "selected", "window")
@@ -286,18 +285,6 @@ class NsaOptions(PatternOptions):
     def for_any_device(self) -> "NsaOptions":
         """Return the options with the backend that suits the device."""
         return replace(self, backend=self.backend and "auto", ranges="", ranges_min=0)
-
-    def check_kernels(
-        self, shape: ModelShape, projection: ProjectionOptions, machine: "MachineConfig"
-    ) -> None:
-        """Run the fused kernels on a few tokens, if ``machine`` is a GPU that would use them.
-
-        Raises PreflightError if the GPU cannot run them.
-        """
-        if resolve_backend(self, machine.device) == "triton":
-            from gpt2.nsa.validate import check_kernels
-
-            check_kernels(shape, projection.cached_numbers(shape), self, machine)
 
     def build(
         self,

@@ -303,8 +303,7 @@ def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
 
 
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
-    from gpt2.attention.kernels import check_attention
-    from gpt2.loss import check_loss
+    from gpt2.running.kernel_checks import check_attention, check_loss
 
     models = {(c.model, c.machine): None for c in configs}
     found = [p for both in models for p in problems_of(check_attention, *both)]

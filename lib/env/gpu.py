@@ -78,19 +78,6 @@ GPUS: Mapping[str, Gpu] = {
         Gpu("mi300x", 191.5, _peaks(163.4, 653.7, 1307.4)),
     )
 }
-# Architecture for which kernels are compiled → its GPUs, and the bytes of shared memory that a
-# program may use: compute capability (CUDA C++ Programming Guide, table of technical specifications),
-# or ISA and its local data share.
-ARCHITECTURES: Mapping[str, tuple[frozenset[str], int]] = {
-    "sm_80": (frozenset({"a100-40", "a100-80"}), 163 * 1024),
-    "sm_86": (frozenset({"a10g", "rtx3090"}), 99 * 1024),
-    "sm_89": (frozenset({"l4", "l40s", "rtx4090"}), 99 * 1024),
-    "sm_90": (frozenset({"h100", "h200"}), 227 * 1024),
-    "sm_100": (frozenset({"b200"}), 227 * 1024),
-    "sm_120": (frozenset({"rtx5090"}), 99 * 1024),
-    "gfx942": (frozenset({"mi300x"}), 64 * 1024),
-    "gfx1100": (frozenset({"w7900"}), 64 * 1024),
-}
 # Words of full product names that do not identify a GPU of the table.
 _NOISE = r"nvidia|amd|geforce|radeon|instinct|tesla|pro|sxm\d?|pcie|hbm\d?e?|gib|gb|tensor|core|gpu"
 

@@ -17,11 +17,12 @@ from gpt2 import loss
 from gpt2.loss import (
     IGNORE_INDEX,
     LogitsChunks,
-    check_loss,
     linear_cross_entropy,
     linear_token_losses,
     softmax_gradient,
 )
+from gpt2.running import kernel_checks
+from gpt2.running.kernel_checks import check_loss
 from lib.errors import PreflightError, RunError
 from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import make_model_config, needs_interpreter
@@ -273,8 +274,8 @@ def test_preflight_compares_the_kernel_with_torch(
         loss._to_gradient_(logits, targets, losses, LogitsChunks())
         change(losses, logits)
 
-    monkeypatch.setattr(loss, "tile_problem", lambda *_: None)
-    monkeypatch.setattr(loss, "softmax_gradient", lambda *_: kernel)
+    monkeypatch.setattr(kernel_checks, "tile_problem", lambda *_: None)
+    monkeypatch.setattr(kernel_checks, "softmax_gradient", lambda *_: kernel)
     model = replace(make_model_config(), loss_backend="triton")
     if code is None:
         check_loss(model, CPU)

@@ -164,7 +164,7 @@ def test_two_gpus_where_one_is_pinned(
     gpu = SimpleNamespace(name="G", total_memory=24 * 2**30)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    monkeypatch.setattr("gpt2.attention.kernels.check_attention", lambda model, machine: None)
+    monkeypatch.setattr("gpt2.running.kernel_checks.check_attention", lambda model, machine: None)
     for visible, pinned, expected in ((2, True, {"device"}), (1, True, set()), (2, False, set())):
         monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
         found = failing(configured(DEVICE_CUDA=True, GPU_PINNED=pinned), place)

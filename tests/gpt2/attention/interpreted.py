@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import ahead, tile_kernels, tiled
+from gpt2.attention import tile_kernels, tiled
 from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
-from gpt2.attention.kernels import ChunkedKernel, TiledKernel, check_attention, relative_errors
+from gpt2.attention.kernels import ChunkedKernel, TiledKernel
 from gpt2.attention.options import FullOptions, SlidingOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
@@ -30,8 +30,10 @@ from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
+from gpt2.running.kernel_checks import check_attention, relative_errors
 from gpt2.shape import ModelShape
 from lib.errors import PreflightError, RunError
+from tests.gpt2.attention import ahead
 from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import EVERYTHING, make_model_config
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gpt2.attention.config import gpu_notes, select_backend
-from gpt2.attention.kernels import check_attention
 from gpt2.execution import Execution
 from gpt2.model import GPT
+from gpt2.running.kernel_checks import check_attention
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.options import MachineConfig

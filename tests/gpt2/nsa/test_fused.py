@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from gpt2.nsa import validate
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.fused import FusedKernels, attend_fused, flex_pass, visible_tiles
 from gpt2.nsa.module import attend_branches
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import rank_compressed
+from gpt2.running import kernel_checks
+from gpt2.running.kernel_checks import check_attention
 from lib.errors import PreflightError
 from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import PARTS, make_model_config
@@ -159,14 +160,15 @@ def test_preflight_compares_the_kernels_in_float64(monkeypatch, change, code, ch
         # Few of many tokens.
         options = replace(options, window=200)
     kernels = change(KERNELS)
-    monkeypatch.setattr(validate, "gpu_kernels", lambda: kernels)
-    model = make_model_config(n_embd=64)
-    given = model.shape, 2 * 2 * model.shape.head_dim, options, CPU
+    monkeypatch.setattr(kernel_checks, "gpu_kernels", lambda: kernels)
+    monkeypatch.setattr(kernel_checks, "resolve_backend", lambda *_: "triton")
+    model = make_model_config(n_embd=64, projection="grouped", pattern="nsa")
+    model = replace(model, attention=replace(model.attention, pattern=options))
     if code is None:
-        validate.check_kernels(*given)
+        check_attention(model, CPU)
         return
     with pytest.raises(PreflightError) as caught:
-        validate.check_kernels(*given)
+        check_attention(model, CPU)
     assert caught.value.codes == [code]
     assert "SET=NSA_BACKEND_GATHER=y" in caught.value.problems[0].next
 

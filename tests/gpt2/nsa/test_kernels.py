@@ -53,6 +53,11 @@ SHAPES = [
     (13, 29, 3, 64, 5, 3),
     (37, 37, 8, 32, 16, 2),
     (9, 9, 12, 128, 1, 3),
+    # Half of the queries belong to the last of two blocks: nsa-quickstart, nsa-125m-production, and
+    # heads twice as wide.
+    (12, 1094, 2, 32, 64, 16),
+    (12, 582, 6, 64, 64, 8),
+    (12, 1094, 6, 128, 64, 16),
 ]
 # Relative to the norm.
 TOLERANCES = {"float32": 2e-6, "float16": 2e-3}
@@ -106,7 +111,12 @@ right = rank_compressed((q.double() * 0.3).unflatten(1, (3, group)), k.double(),
 assert torch.equal(found, right), (found - right).nonzero()
 """
 # First token, queries, query heads of a key head, width, l, d, l', n.
-RANKINGS = [(95, 2, 6, 20, 4, 2, 4, 12), (0, 9, 1, 16, 2, 2, 2, 20), (43, 3, 2, 16, 8, 2, 8, 3)]
+RANKINGS = [
+    (95, 2, 6, 20, 4, 2, 4, 12),
+    (0, 9, 1, 16, 2, 2, 2, 20),
+    (43, 3, 2, 16, 8, 2, 8, 3),
+    (570, 12, 6, 64, 32, 16, 64, 8),
+]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -1,14 +1,13 @@
 """Machine validation: passes without faults, fails on faults, absent if a backend cannot run."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 
 from gpt2.nsa import module, validate
 from gpt2.nsa.cache import NsaCache
-from lib.errors import ConfigError, PreflightError, Problem
+from lib.errors import PreflightError, Problem
 
 CPU = torch.device("cpu")
 
@@ -80,51 +79,3 @@ def test_an_unsupported_backend_is_absent(monkeypatch):
     lines = [line.split("|") for line in validate.to_markdown(rows).splitlines()]
     assert ["8192 tokens", "blocks", "ABSENT"] in [[c.strip() for c in line[1:4]] for line in lines]
     assert dataclasses.asdict(rows[0]).keys() == {"check", "backend", "state", "seconds", "detail"}
-
-
-def test_unknown_and_old_gpus_are_usage_errors():
-    for name, code in (("h100,t4", "gpu.unsupported"), ("h1000", "gpu.unknown-name")):
-        with pytest.raises(ConfigError) as caught:
-            validate.validate_kernels(name, False)
-        assert caught.value.codes == [code]
-
-
-def test_a_kernel_that_does_not_fit_or_is_wrong_fails(monkeypatch):
-    shape = {"shape": [6, 64, 64, 8]}
-    right = {
-        **shape,
-        "type": "fp16",
-        "blocks": 0.0,
-        **dict.fromkeys(("values", "dq", "dk", "dv"), 1e-3),
-    }
-    fits = {**shape, "kernel": "rank", "target": "sm_90", "type": "bf16", "registers": 90}
-    fits |= {"shared_bytes": 227 * 1024, "spilled_bytes": 0}
-    wrong = [right | {"blocks": 0.01}, right | {"dk": 1e-2}, right | {"type": "fp32"}]
-    unfit = [fits | {"shared_bytes": 227 * 1024 + 1}]
-    # Other kernels select no blocks.
-    tile = {name: value for name, value in right.items() if name != "blocks"} | {
-        "shape": ["ra", 64]
-    }
-    rows = {
-        "interpret": [right, *wrong, tile, tile | {"dv": 1e-2}],
-        "compile": [fits, fits | {"spilled_bytes": 8}, *unfit],
-    }
-
-    def ahead(_, subject, selected, *rest):
-        of = "type" if subject == "interpret" else "target"
-        return iter([row for row in rows[subject] if row[of] == selected])
-
-    monkeypatch.setattr(validate, "_ahead", ahead)
-    monkeypatch.setattr(validate, "find_spec", lambda name: True)
-    code, text = validate.validate_kernels("H100,h200", True)
-    states = [row["state"] for row in json.loads(text)["rows"]]
-    fp32, fp16 = ["FAIL"], ["PASS", "FAIL", "FAIL", "PASS", "FAIL"]
-    assert code == 1 and states == [*fp32, *fp16, "PASS", "PASS", "FAIL"]
-    rows["interpret"], rows["compile"] = [right, tile], [fits]
-    code, text = validate.validate_kernels("h100", False)
-    assert code == 0 and "227, 90, 0" in text and "FAIL" not in text
-    assert "| ra, 64" in text
-    monkeypatch.setattr(validate, "find_spec", lambda name: None)
-    with pytest.raises(PreflightError) as caught:
-        validate.validate_kernels("h100", False)
-    assert caught.value.codes == ["env.missing-package"]

@@ -1,16 +1,9 @@
-"""The Triton kernels on a machine without their GPU: compiled for it, and interpreted on a CPU.
+"""The Triton kernels on a machine without their GPU: compiled for it.
 
-    TRITON_INTERPRET=0 python -m gpt2.attention.ahead compile ARCHITECTURE TYPE...
-    TRITON_INTERPRET=1 python -m gpt2.attention.ahead interpret TYPE...
+    TRITON_INTERPRET=0 python -m tests.gpt2.attention.ahead ARCHITECTURE TYPE...
 
-Prints JSON lines for each shape of native sparse attention and each case of ``tiled.py``. compile:
-shared memory and registers of every kernel, and the bytes that a thread spills. interpret: the error of
-outputs and gradients relative to the norm, against the CPU's backend or the row engine in float64; of
-sparse attention, also the share of selected blocks that differ from the CPU's selection. The interpreter
-computes products of bfloat16 wrongly. Requires triton, which reads the variable when it is imported.
-
-g query heads per key/value head, H head dim, l' tokens of a block, n selected blocks; B batch, T tokens,
-N heads.
+Prints a JSON line for each kernel of each shape of native sparse attention, of each case of
+``tiled.py``, and of the loss: shared memory, registers, and the bytes that a thread spills.
 """
 
 import json
@@ -18,9 +11,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,32 +24,19 @@ from triton.compiler import ASTSource
 from gpt2 import loss_kernels
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.chunk_parts import AttentionPlan
-from gpt2.attention.kernels import (
-    ChunkedKernel,
-    TiledKernel,
-    attention_pass,
-    probe_plan,
-    relative_errors,
-)
+from gpt2.attention.kernels import ChunkedKernel, TiledKernel
 from gpt2.attention.tiled import TileSpec, launch_arguments
-from gpt2.config import Config
 from gpt2.nsa import kernels
-from gpt2.nsa.module import attend_selected
-from gpt2.nsa.options import NsaOptions
-from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import rank_compressed
+from gpt2.running.kernel_checks import attention_pass, probe_plan, relative_errors
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import EXIT_DONE
 
 # g, H, l' and n: of nsa-quickstart, of nsa-125m-production, and heads twice as wide.
 SHAPES = ((2, 32, 64, 16), (6, 64, 64, 8), (6, 128, 64, 16))
 _COMPRESS, _STRIDE = 32, 16
 # Of the loss: GPT-2's.
 _VOCAB = 50257
-# Queries of the interpreted kernels, whose lists exclude a block.
-_QUERIES = 12
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Arguments that are neither constants nor tensors of the model's type.
 _ARGUMENTS = dict.fromkeys(("T", "S", "M", "BK", "J", "first"), "i32")
@@ -176,27 +155,6 @@ def _resources(asm: dict[str, Any]) -> tuple[int, int]:
     return int(figures["vgpr_count"]), int(figures["private_segment_fixed_size"])
 
 
-def interpreted_rows(dtype: str) -> Iterator[dict[str, Any]]:
-    """Yield the differences of every shape from the CPU's backend in float64."""
-    for shape in SHAPES:
-        group, width, size, count = shape
-        options = _options(size, count)
-        # Half of the queries belong to the last of two blocks, and select all but one or two.
-        tokens = (count + 1) * size + _QUERIES // 2
-        generator = torch.Generator().manual_seed(0)
-        sizes = [(_QUERIES, group), (tokens,), (tokens,), (_QUERIES, group)]
-        q, k, v, dcontext, blocks_k = (
-            torch.randn(1, 1, *sides, width, generator=generator).to(_TYPES[dtype])
-            for sides in (*sizes, (options.compressed(tokens),))
-        )
-        blocks, differing = _ranked(q, blocks_k, tokens, options)
-        errors = _errors([q, k, v], dcontext, blocks, size)
-        names = ("blocks", "values", "dq", "dk", "dv")
-        yield {"shape": shape, "type": dtype} | dict(zip(names, (differing, *errors), strict=True))
-    for case in TILE_CASES:
-        yield {"shape": case, "type": dtype} | tile_errors(case, dtype)
-
-
 def tile_errors(case: tuple[str, int], dtype: str) -> dict[str, float]:
     """Return the largest error of the outputs, and those of the gradients of q, k and v."""
     generator = torch.Generator().manual_seed(0)
@@ -216,76 +174,18 @@ def _tile_plan(case: tuple[str, int], dtype: torch.dtype) -> AttentionPlan:
         "N_EMBD": 2 * case[1],
         "DROPOUT": "0.0",
     }
-    model = _config(TILE_CASES[case] | sizes).model
+    layer = ConfigLayer.of("test", "test", TILE_CASES[case] | sizes)
+    model = resolve_config(KconfigTree(), [layer]).model
     return probe_plan(model, _COMPILED_TOKENS, torch.device("cpu"), dtype)
 
 
-def _options(size: int, count: int) -> NsaOptions:
-    symbols: dict[str, SymbolValue] = {
-        "ATTENTION_PROJECTION_GROUPED": True,
-        "ATTENTION_PATTERN_NSA": True,
-        "NSA_COMPRESS_BLOCK": _COMPRESS,
-        "NSA_COMPRESS_STRIDE": _STRIDE,
-        "NSA_SELECT_BLOCK": size,
-        "NSA_SELECT_COUNT": count,
-        "DROPOUT": "0.0",
-    }
-    options = _config(symbols).model.attention.pattern
-    assert isinstance(options, NsaOptions)
-    return options
-
-
-def _config(symbols: dict[str, SymbolValue]) -> Config:
-    layer = ConfigLayer.of("validation", "make validate-machine", symbols)
-    return resolve_config(KconfigTree(), [layer])
-
-
-def _ranked(
-    q_BKTgH: Tensor, k_BKMH: Tensor, tokens: int, options: NsaOptions
-) -> tuple[Tensor, float]:
-    """Return the CPU's lists of blocks, and the share of entries of the kernel's that differ."""
-    first, scale = tokens - q_BKTgH.shape[2], q_BKTgH.shape[-1] ** -0.5
-    sight = MaskSpec(q_BKTgH.shape[2], k_BKMH.shape[2], first, options.compress, options.stride)
-    q_BKgTH, k = q_BKTgH.transpose(2, 3).double() * scale, k_BKMH.double()
-    ends_M = torch.arange(sight.keys) * sight.stride + sight.size
-    seen_TM = ends_M <= first + torch.arange(sight.queries)[:, None] + 1
-    scores = (q_BKgTH @ k[:, :, None].mT).masked_fill(~seen_TM, -torch.inf)
-    lse_BNT = scores.logsumexp(-1).flatten(1, 2).float()
-    expected = rank_compressed(q_BKgTH, k, options, first)
-    sizes = options.select, options.count
-    actual = kernels.rank_blocks(q_BKTgH, k_BKMH, lse_BNT, sight, scale, *sizes)
-    return expected, float((actual != expected).double().mean())
-
-
-def _errors(qkv: list[Tensor], dcontext: Tensor, blocks: Tensor, size: int) -> list[float]:
-    scale = dcontext.shape[-1] ** -0.5
-
-    def run(attend: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
-        leaves = [x.to(dtype).requires_grad_() for x in qkv]
-        context = attend(*leaves)
-        return [context, *torch.autograd.grad(context, leaves, dcontext.to(dtype))]
-
-    actual = run(
-        lambda q, k, v: kernels.attend_blocks(q, k, v, blocks, size, scale), dcontext.dtype
-    )
-    expected = run(lambda q, k, v: attend_selected(q * scale, k, v, blocks, size), torch.float64)
-    pairs = zip(actual, expected, strict=True)
-    return [float(((a.double() - e).norm() / e.norm()).detach()) for a, e in pairs]
-
-
-def main() -> int:
-    """Run one of the two measurements."""
-    subject, *args = sys.argv[1:]
-    rows = interpreted_rows
-    if subject == "compile":
-        architecture, *args = args
-        rows = partial(compiled_rows, architecture)
-    for dtype in args:
-        for row in rows(dtype):
+def main() -> None:
+    """Print the rows of an architecture and types."""
+    architecture, *types = sys.argv[1:]
+    for dtype in types:
+        for row in compiled_rows(architecture, dtype):
             sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
-    return EXIT_DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

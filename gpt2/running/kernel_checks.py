@@ -1,0 +1,330 @@
+"""Comparison of a GPU's kernels with the same formulas in float64, before a run.
+
+B batch, T tokens, N heads, K key/value heads, H head dim; X rows and V vocabulary of the loss.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
+from gpt2.attention.config import MIN_TILE_CAPABILITY, select_backend
+from gpt2.attention.kernels import AttentionKernel, ChunkedKernel, TiledKernel
+from gpt2.attention.projections import QKV
+from gpt2.attention.sdpa import DTYPES, kv_heads, selected_sdpa_kernel
+from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.attention.tiled import runs_tiles, tile_problem
+from gpt2.loss import softmax_gradient
+from gpt2.model_config import ModelConfig
+from gpt2.nsa.cache import BranchKeyValues
+from gpt2.nsa.fused import attend_fused, gpu_kernels
+from gpt2.nsa.module import attend_branches
+from gpt2.nsa.options import NsaOptions, resolve_backend
+from gpt2.shape import ModelShape
+from lib.env.options import MachineConfig
+from lib.env.ranks import current_process
+from lib.errors import PreflightError, Problem
+
+# Largest error relative to the norm, by type: rounding of inputs, weights and outputs, which may
+# change the order of nearly equal weights in a top-k.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# Tokens of the comparison of attention, if the context is longer: several tiles.
+_PROBE_TOKENS = 1024
+# Rows of the comparison of the loss.
+_LOSS_ROWS = 64
+
+
+def _device(machine: MachineConfig) -> torch.device:
+    """Return the CPU, or the GPU of this process."""
+    if machine.device == "cuda":
+        return torch.device("cuda", current_process().local_rank)
+    return torch.device(machine.device)
+
+
+def compare_values(
+    kernels: Callable[[], list[Tensor]],
+    exact: Callable[[], list[Tensor]],
+    tolerance: float,
+    device: torch.device,
+    refusal: Callable[[str, str], PreflightError],
+    measure: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] | None = None,
+) -> None:
+    """Compare the tensors that kernels compute with those of another form in float64.
+
+    The kernels run twice, because a race changes bits. ``measure`` returns the errors; by default
+    relative to the norm of each tensor. Raises the refusal, given a problem and its code.
+    """
+    # The state of the generator is part of a run.
+    gpus = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(gpus):
+            first, again = kernels(), kernels()
+    except kernel_errors() as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise refusal(f"cannot run: {lines[0]}", "gpu.unsupported") from error
+    if not all(map(torch.equal, first, again)):
+        raise refusal("computed other bits in a second pass", "gpu.wrong-values")
+    errors = (measure or relative_errors)(first, exact())
+    # A NaN is not below.
+    if not all(error <= tolerance for error in errors):
+        what = f"differ from float64 by {max(errors):.1e} (expected at most {tolerance:.0e})"
+        raise refusal(what, "gpu.wrong-values")
+
+
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a kernel that cannot be compiled or launched."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return (RuntimeError,)
+    return RuntimeError, TritonError
+
+
+def relative_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    """Return the error of each tensor relative to the norm; the error if nothing is expected."""
+    pairs = zip(actual, expected, strict=True)
+    norms = [(float((a.double() - e).norm()), float(e.norm())) for a, e in pairs]
+    return [error / norm if norm > 1e-12 else error for error, norm in norms]
+
+
+def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
+    """Check that the configured attention backend is available on this device.
+
+    Raises PreflightError if it is not. If a kernel of SDPA is named, torch is queried with tensors
+    of the configured shape; no kernel runs. The Triton kernels are compared with the row engine,
+    those of native sparse attention with its other backends.
+    """
+    options = model.attention
+    if isinstance(options.pattern, NsaOptions):
+        if resolve_backend(options.pattern, machine.device) == "triton":
+            _compare_sparse(model, options.pattern, machine)
+        return
+    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    device = _device(machine)
+    # A named backend is refused below, with the GPU's capability.
+    tiles = options.backend != "auto" or runs_tiles(device)
+    forms = {
+        select_backend(options, model.shape, shows, machine.device, tiles)
+        for shows in shows_weights
+    }
+    if "sdpa" in forms and model.attention.backend != "auto":
+        selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
+    if "triton" in forms:
+        _compare_tiles(model, DTYPES[machine.precision], device)
+
+
+def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Compare the Triton kernels on this device with the row engine in float64.
+
+    On random tensors, forward and backward, without dropout. With dropout, the kernels run once.
+    """
+    if problem := tile_problem(dtype, device):
+        raise PreflightError(problem)
+    if device.type == "cuda" and not runs_tiles(device):
+        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        expected = f"compute capability {MIN_TILE_CAPABILITY}.0"
+        what = f"triton: unsupported (expected {expected}, got {found})"
+        raise _refusal(model, what, "gpu.unsupported")
+    shape = model.shape
+    tokens = min(shape.block_size, _PROBE_TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    heads = shape.n_head, *(kv_heads(model),) * 2
+    qkv = [
+        torch.randn(1, count, tokens, shape.head_dim, generator=generator).to(device, dtype)
+        for count in heads
+    ]
+
+    def run(kernel: AttentionKernel, dropout: float, as_type: torch.dtype | None = None) -> Any:
+        # The kernels read parameters in fp32.
+        plan = probe_plan(model, tokens, device, as_type or torch.float32)
+        parts = attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
+        return [*parts[0], *parts[1]]
+
+    def tiled() -> list[Tensor]:
+        run(TiledKernel(), shape.dropout)
+        return run(TiledKernel(), 0.0)
+
+    what = f"the Triton kernels of attention on {device} ({dtype}, head dim {shape.head_dim})"
+    compare_values(
+        tiled,
+        partial(run, ChunkedKernel(), 0.0, torch.float64),
+        TOLERANCES[dtype],
+        device,
+        lambda problem, code: _refusal(model, f"{what} {problem}", code),
+    )
+
+
+def attention_pass(
+    kernel: AttentionKernel, plan: AttentionPlan, qkv: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return outputs of ``kernel``, and the gradients of a random combination of them.
+
+    Outputs are head outputs, statistics and, if they are read, weights; gradients those of q, k, v
+    and of the learnable tensors that the plan gives to the kernel.
+    """
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    result = kernel(QKV(*leaves), plan, leaves[0], None)
+    read = [] if result.weights_BTS is None else [result.weights_BTS]
+    outputs = [result.context_BNTH, *result.statistics_BNT, *read]
+    generator = torch.Generator().manual_seed(1)
+    # Numbers that every type represents.
+    directions = [
+        torch.randn(x.shape, generator=generator).half().to(x.device, x.dtype) for x in outputs
+    ]
+    leaves += plan.inputs()
+    gradients = list(torch.autograd.grad(outputs, leaves, directions))
+    return [x.detach() for x in outputs], gradients
+
+
+def probe_plan(
+    model: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> AttentionPlan:
+    """Build the components of attention to ``tokens`` tokens, with initial parameters.
+
+    If an MLP reads weights, all of them are read, and their gradient is computed.
+    """
+    options, shape = model.attention, replace(model.shape, block_size=tokens)
+    pattern: Any = options.pattern.build(shape, options.projection, options.positions, 0)
+    terms = [term.build(shape).to(device, dtype) for term in options.terms]
+    gates = [gate.build(shape).to(device, dtype) for gate in options.gates]
+    reader = None
+    if any(model.mlp.reads_weights(site) for site in model.sites()):
+        request = AttentionWeightsOptions("none", topk=1, tau=0.0, detach=False)
+        reader = AttentionWeightsTap(request, pattern)
+    return AttentionPlan(pattern, terms, gates, reader, shape.dropout)
+
+
+def _refusal(model: ModelConfig, what: str, code: str) -> PreflightError:
+    where = f"ATTENTION_BACKEND_{model.attention.backend.upper()}"
+    next_ = "type: SET=ATTENTION_BACKEND_ROWS=y"
+    return PreflightError(Problem(what, where=where, next=next_, code=code))
+
+
+def _compare_sparse(model: ModelConfig, options: NsaOptions, machine: MachineConfig) -> None:
+    """Compare the kernels of native sparse attention with another backend in float64.
+
+    On random tensors of the configured heads, forward and backward. Rounding may change the
+    selection of a block, so up to a tenth of the vectors of a tensor may differ.
+    """
+    shape, dtype, device = model.shape, DTYPES[machine.precision], _device(machine)
+    inputs = [x.to(device, dtype) for x in _probe(shape, kv_heads(model), options)]
+
+    def fused(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
+        kernels = gpu_kernels()
+        assert kernels, "the backend triton requires the package"
+        return attend_fused(q_BNTH, keys, options, 0, 0, kernels)
+
+    def exact(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
+        # Without the choice of a kernel: float64 has none.
+        return attend_branches(q_BNTH, keys, options.for_any_device(), 0)
+
+    sizes = f"head dim {shape.head_dim}, blocks of {options.select}"
+    what = f"the kernels of NSA on {device} ({dtype}, {sizes})"
+    advice = "type: SET=NSA_BACKEND_GATHER=y"
+    compare_values(
+        partial(_branches, inputs, options, fused, dtype),
+        partial(_branches, inputs, options, exact, torch.float64),
+        TOLERANCES[dtype],
+        device,
+        lambda problem, code: PreflightError(
+            Problem(f"{what} {problem}", "NSA_BACKEND", advice, code=code)
+        ),
+        _typical_errors,
+    )
+
+
+def _probe(shape: ModelShape, kv_heads: int, options: NsaOptions) -> Iterator[Tensor]:
+    """Draw queries, and the keys and values of each branch, for more blocks than a query selects."""
+    tokens = (options.count + 4) * options.select
+    length = max(2 * options.compress, 2 * options.window, tokens)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [options.compressed(length)] * 2 if options.compresses else []
+    lengths += [length] * 2 * (options.branch_selected + options.branch_window)
+    for heads, count in ((shape.n_head, length), *((kv_heads, count) for count in lengths)):
+        yield torch.randn(1, heads, count, shape.head_dim, generator=generator)
+
+
+def _branches(
+    inputs: Sequence[Tensor],
+    options: NsaOptions,
+    attend: Callable[[Tensor, BranchKeyValues], list[Tensor]],
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return the outputs of all branches, and the gradients of a combination of them."""
+    q_BNTH, *rest = leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
+    pairs = iter(zip(rest[::2], rest[1::2], strict=True))
+    blocks = next(pairs) if options.compresses else None
+    keys = BranchKeyValues(
+        # Ranking alone needs no values.
+        blocks if options.branch_compressed or not blocks else blocks[:1],
+        next(pairs) if options.branch_selected else None,
+        next(pairs) if options.branch_window else None,
+    )
+    outputs = attend(q_BNTH, keys)
+    total = torch.stack([(out.float() * _direction(out)).sum() for out in outputs]).sum()
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    return [x.detach() for x in (*outputs, *gradients)]
+
+
+def _direction(out_BNTH: Tensor) -> Tensor:
+    """Return a fixed direction, in which the gradients of a comparison are computed."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(out_BNTH.shape, generator=generator).to(out_BNTH.device)
+
+
+def _typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    """Return the error that nine tenths of a tensor's vectors do not exceed, per mean norm."""
+    found = []
+    for a, e in zip(actual, expected, strict=True):
+        errors = (a.double() - e).norm(dim=-1).flatten()
+        mean = e.norm() / errors.numel() ** 0.5
+        found.append(float(errors.quantile(0.9) / mean.clamp_min(torch.finfo(e.dtype).tiny)))
+    return found
+
+
+def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
+    """Compare the Triton kernel of the loss, if it is selected, with the formula in float64.
+
+    Raises PreflightError if the kernel cannot run on this device, or differs.
+    """
+    backend, device = model.loss_backend, _device(machine)
+    if backend == "torch" or (backend == "auto" and not runs_tiles(device)):
+        return
+    fix = "type: SET=LOSS_BACKEND_TORCH=y"
+    if problem := tile_problem(torch.float32, device):
+        raise PreflightError(replace(problem, where="LOSS_BACKEND", next=fix))
+    shape, dtype = model.shape, DTYPES[machine.precision]
+    generator = torch.Generator().manual_seed(0)
+    logits_XV = torch.randn(_LOSS_ROWS, shape.padded_vocab_size, generator=generator) * 4
+    logits_XV = logits_XV.to(device, dtype)
+    targets_X = torch.randint(shape.vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
+
+    def triton() -> list[Tensor]:
+        kernel = softmax_gradient(backend, device)
+        assert kernel
+        padded_XV = logits_XV.clone()
+        losses_X = torch.empty(_LOSS_ROWS, dtype=torch.float32, device=device)
+        kernel(padded_XV[:, : shape.vocab_size], targets_X, losses_X)
+        return [losses_X, padded_XV[:, : shape.vocab_size]]
+
+    def exact() -> list[Tensor]:
+        exact_XV = logits_XV[:, : shape.vocab_size].double()
+        one_hot_XV = F.one_hot(targets_X, shape.vocab_size)
+        losses_X = F.cross_entropy(exact_XV, targets_X, reduction="none")
+        return [losses_X, exact_XV.softmax(-1) - one_hot_XV]
+
+    what = f"the Triton kernels of the loss on {device} ({dtype})"
+    compare_values(
+        triton,
+        exact,
+        TOLERANCES[dtype],
+        device,
+        lambda problem, code: PreflightError(
+            Problem(f"{what} {problem}", "LOSS_BACKEND", fix, code=code)
+        ),
+    )
