@@ -31,26 +31,6 @@ class HasStatistics(Protocol):
         """Return statistics of a forward pass on ``inputs``, without gradients and dropout."""
 
 
-class EventCounter(Protocol):
-    """Counter of events."""
-
-    count: int
-
-
-@runtime_checkable
-class HasFallbackCount(Protocol):
-    """Module that counts how often it used a slower fallback instead of the requested kernel."""
-
-    fallbacks: EventCounter
-
-
-def count_fallbacks(model: nn.Module) -> int:
-    """Return the number of fallbacks so far in all submodules of ``model``."""
-    return sum(
-        part.fallbacks.count for part in model.modules() if isinstance(part, HasFallbackCount)
-    )
-
-
 def gate_statistics(mechanism: str, gate_BNT: Tensor) -> dict[str, Tensor]:
     """Return mean, spread and the fractions of closed and open gates.
 

@@ -19,7 +19,7 @@ from gpt2.evaluate import EvaluationResult
 from gpt2.planning.notes import notes
 from gpt2.records.run_files import read_planned_config
 from gpt2.training.finish import start_sidecars, write_results
-from gpt2.training.metrics import MetricsLog, count_fallbacks, record_statistics, statistics_due
+from gpt2.training.metrics import MetricsLog, record_statistics, statistics_due
 from gpt2.training.nonfinite import (
     NumericsError,
     archive_resolved_failure,
@@ -276,7 +276,8 @@ def _begin(
             order,
         )
     _write_status(session, State.RUNNING)
-    session.heartbeat.beat("start", session.state.iteration, fallbacks=count_fallbacks(session))
+    fallbacks = len(session.state.oom_fallbacks)
+    session.heartbeat.beat("start", session.state.iteration, fallbacks=fallbacks)
     session.records.line("TRAIN", startup_summary(session))
     for note in notes(session.config):
         session.records.line(note.tag, note.text)

@@ -34,7 +34,6 @@ from gpt2.memory.fake_kernels import (
 )
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
-from gpt2.nsa.gather import FallbackCounter
 from gpt2.nsa.module import Nsa
 from gpt2.training.minimal import MinimalTraining
 from lib.env.gpu import Gpu
@@ -120,15 +119,9 @@ class FewScoreChunks(ScoreChunks):
         yield from all_chunks[-_CHUNKS_RUN:]
 
 
-@dataclasses.dataclass
-class PackedRows(FallbackCounter):
-    """Choice of packed rows by NSA's gather backend on ``target``; None is a CPU."""
-
-    target: Gpu | None = None
-
-    def packs(self, q: Tensor) -> bool:
-        """Return whether FlashAttention can run on the target."""
-        return bool(self.target and self.target.flash and q.dtype == torch.bfloat16)
+def _packs_rows(target: Gpu | None, q: Tensor) -> bool:
+    """Return whether NSA's gather backend packs rows on ``target``; None is a CPU."""
+    return bool(target and target.flash and q.dtype == torch.bfloat16)
 
 
 class GpuFunctions(TorchFunctionMode):
@@ -286,7 +279,7 @@ class FakeTrainingStep:
             if isinstance(pattern, Nsa):
                 fuses = target and pattern.options.fuses
                 pattern.fused = fake_nsa_kernels(tracker) if fuses else None
-                pattern.fallbacks = PackedRows(target=target)
+                pattern.packs = partial(_packs_rows, target)
             if target:
                 # A GPU may not support components that a CPU does.
                 block.attn.backend("cuda", target.flash)

@@ -13,6 +13,7 @@ number of keys of a query.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,19 +67,14 @@ def token_ranges(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -
 CHUNK_ELEMENTS = 1 << 24
 
 
-@dataclass
-class FallbackCounter:
-    """Counter of chunks on a GPU that were padded because no kernel for packed rows can run."""
+# Whether queries are packed, given q.
+RowPacking = Callable[[Tensor], bool]
 
-    count: int = 0
 
-    def packs(self, q: Tensor) -> bool:
-        """Return whether FlashAttention can run, and count the chunk if it cannot on a GPU."""
-        half = q.dtype in (torch.bfloat16, torch.float16)
-        if q.is_cuda and half and torch.backends.cuda.is_flash_attention_available():
-            return True
-        self.count += q.is_cuda
-        return False
+def packs_rows(q: Tensor) -> bool:
+    """Return whether FlashAttention can run on packed rows."""
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return q.is_cuda and half and torch.backends.cuda.is_flash_attention_available()
 
 
 def attend_gathered(
@@ -88,13 +84,13 @@ def attend_gathered(
     blocks_BKTn: Tensor,
     size: int,
     merged: bool,
-    fallbacks: FallbackCounter,
+    packs: RowPacking = packs_rows,
 ) -> Tensor:
     """Return the same head outputs as ``attend_selected``, computed by gathering.
 
-    ``merged`` treats adjacent blocks as one range of tokens. ``fallbacks`` counts padded chunks.
+    ``merged`` treats adjacent blocks as one range of tokens.
     """
-    settings = (blocks_BKTn, size, merged, fallbacks)
+    settings = (blocks_BKTn, size, merged, packs)
     context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, *settings)
     return context
 
@@ -109,7 +105,7 @@ class _Gathered(torch.autograd.Function):
         blocks: Tensor,
         size: int,
         merged: bool,
-        fallbacks: FallbackCounter,
+        packs: RowPacking,
     ) -> Tensor:
         context = torch.empty_like(q)
         for index in head_indices(k):
@@ -118,16 +114,16 @@ class _Gathered(torch.autograd.Function):
                 keys = _gathered(k, blocks[chunk], rows, q.shape[2], size, merged)
                 tokens_c = keys.tokens_c
                 qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
-                context[chunk] = _attend(*qkv, keys, fallbacks)
+                context[chunk] = _attend(*qkv, keys, packs)
         ctx.save_for_backward(q, k, v, blocks)
-        ctx.settings = size, merged, fallbacks
+        ctx.settings = size, merged, packs
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, blocks = ctx.saved_tensors
-        size, merged, fallbacks = ctx.settings
+        size, merged, packs = ctx.settings
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(x)) for x in (k, v))
         for index in head_indices(k):
@@ -138,7 +134,7 @@ class _Gathered(torch.autograd.Function):
                 qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
                 with torch.enable_grad():
                     q_rgH, k_cH, v_cH = (x.detach().requires_grad_() for x in qkv)
-                    out = _attend(q_rgH, k_cH, v_cH, keys, fallbacks)
+                    out = _attend(q_rgH, k_cH, v_cH, keys, packs)
                 gradients = torch.autograd.grad(out, (q_rgH, k_cH, v_cH), dcontext[chunk])
                 dq[chunk] = gradients[0]
                 for sums, gradient in zip((dk, dv), gradients[1:], strict=True):
@@ -187,14 +183,14 @@ def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, i
 
 
 def _attend(
-    q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys, fallbacks: FallbackCounter
+    q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys, packs: RowPacking
 ) -> Tensor:
     """Return the head outputs rgH; row r attends to the next ``keys.lengths_r[r]`` keys.
 
     q must be divided by √H already.
     """
     lengths_r = keys.lengths_r
-    if fallbacks.packs(q_rgH):
+    if packs(q_rgH):
         return _attend_packed(q_rgH, k_cH, v_cH, keys)
     offsets_L = torch.arange(keys.longest, device=q_rgH.device)
     visible_rL = offsets_L < lengths_r[:, None]

@@ -21,7 +21,7 @@ from gpt2.mechanism_statistics import Statistics
 from gpt2.nsa import ops
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
 from gpt2.nsa.fused import FusedKernels, attend_fused, gpu_kernels
-from gpt2.nsa.gather import FallbackCounter, attend_gathered
+from gpt2.nsa.gather import RowPacking, attend_gathered, packs_rows
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
 from gpt2.shape import ModelShape
@@ -229,8 +229,8 @@ class Nsa(CustomAttention):
         self.phi_k = BlockCompressionMLP(shape, self.options) if learns else None
         self.phi_v = BlockCompressionMLP(shape, self.options) if learns else None
         self.gates = BranchGates(shape, self.options) if len(branches) > 1 else None
-        self.fallbacks = FallbackCounter()
-        # Kernels that replace those of the device.
+        # Choices that replace those of the device.
+        self.packs: RowPacking = packs_rows
         self.fused: FusedKernels | None = None
 
     def kernel(self, device: str) -> str:
@@ -271,7 +271,7 @@ class Nsa(CustomAttention):
 
     def _attend(self, q_BNTH: Tensor, keys: BranchKeyValues, first: int) -> list[Tensor]:
         return attend_branches(
-            q_BNTH, keys, self.options, first, self.block, self.fallbacks, self.fused
+            q_BNTH, keys, self.options, first, self.block, self.packs, self.fused
         )
 
     def new_cache(self) -> NsaCache:
@@ -320,13 +320,13 @@ def attend_branches(
     options: NsaOptions,
     first: int,
     block: int = 0,
-    fallbacks: FallbackCounter | None = None,
+    packs: RowPacking = packs_rows,
     fused: FusedKernels | None = None,
 ) -> list[Tensor]:
     """Return the head outputs BNTH of every built branch; the first query is token ``first``.
 
-    ``block`` is the layer index, which seeds random selection. ``fallbacks`` counts the chunks for
-    which no packed kernel can run. ``fused`` replaces the kernels of the device.
+    ``block`` is the layer index, which seeds random selection. ``packs`` and ``fused`` replace the
+    choices of the device.
     """
     outputs: list[Tensor] = []
     backend = "triton" if fused else _backend(options, q_BNTH)
@@ -356,7 +356,7 @@ def attend_branches(
                 selected = attend_selected(*inputs)
             else:
                 merged = merges_ranges(options, keys.selected_BKSH[0].shape[2])
-                selected = attend_gathered(*inputs, merged, fallbacks or FallbackCounter())
+                selected = attend_gathered(*inputs, merged, packs)
             outputs.append(selected.transpose(2, 3).flatten(1, 2))
         if keys.window_BKSH:
             # All branches share one query tensor, so that autograd saves a single copy.

@@ -19,7 +19,6 @@ from torch import Tensor
 from gpt2.config import Config
 from gpt2.data.sampler import TrainSampler
 from gpt2.mechanism_statistics import StatisticsByLayer, collect_statistics
-from gpt2.mechanism_statistics import count_fallbacks as statistics_count_fallbacks
 from gpt2.model import GPT
 from gpt2.training.budget import remaining_seconds
 from gpt2.training.nonfinite import require_finite
@@ -32,11 +31,6 @@ from lib.tracking import watch
 from lib.tracking.reader import present_values, reduce_over_layers
 from lib.tracking.stability import StabilityMonitor, instability_text
 from lib.tracking.watch import WatchedRecords, read_watched_records, scaled_span
-
-
-def count_fallbacks(session: TrainingSession) -> int:
-    """Return the number of fallbacks: out-of-memory fallbacks and slow paths taken in the model."""
-    return len(session.state.oom_fallbacks) + statistics_count_fallbacks(session.state.model)
 
 
 def statistics_due(session: TrainingSession) -> bool:
@@ -382,7 +376,7 @@ class MetricsLog:
             toks_per_s=speed,
             mfu=utilisation,
             eta_s=eta,
-            fallbacks=count_fallbacks(session),
+            fallbacks=len(session.state.oom_fallbacks),
         )
         log_health_check(session)
         session.sidecars.check()

@@ -186,7 +186,7 @@ class HeartbeatRow:
     mem_reserved_mib: float
     toks_per_s: float | None = None
     eta_s: float | None = None
-    # Number of operations that fell back to a slower kernel.
+    # Number of fallbacks after running out of memory.
     fallbacks: int | None = None
     # Means over the gates of the newest statistics.
     gate_entropy: float | None = None

@@ -155,7 +155,7 @@ def zero_gradient(facts: WatchedRecords, options: WatchOptions) -> str:
 
 
 def fallbacks(facts: WatchedRecords, options: WatchOptions) -> str:
-    """Report if the number of fallbacks to slower kernels has grown since the start."""
+    """Report if a fallback after running out of memory was applied since the start."""
     counts = _values(facts.beats, "fallbacks")
     if len(counts) < 2 or counts[-1] <= counts[0]:
         return ""
