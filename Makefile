@@ -173,7 +173,7 @@ prolong: $(CONFIG_PY) ## Train ITERS= more from the weights of a finished RUN=
 	$(Q)$(jobs) $(PY) scripts/prolong.py $(INTO)
 
 ##@ Check
-.PHONY: preflight check mutation-test reproduce test fuzz test-long style
+.PHONY: preflight check mutation-test reproduce test style
 preflight: $(CONFIG_PY) ## Check machine and environment for .config's runs
 	$(Q)$(PY) scripts/preflight_env.py $(INTO)
 
@@ -192,16 +192,6 @@ test: ## Run the tests (FAST=1: a fast part); needs the extras
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest$(if $(filter-out $(off),$(FAST)), --fast)
 
-fuzz: setup ## Damage COUNT= files, one under one command each (SEED=)
-	$(call reads,COUNT SEED)
-	$(Q)$(PY) -m tests.fuzz.fuzz
-
-test-long: ## Plant faults one by one; make check must detect each
-	$(call reads)
-	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
-	$(Q)$(PY) -m pytest -m long
-
-# All of them, although one fails.
 style: setup ## Check formatting, lint, types, whitespace, rules
 	$(call reads)
 	$(Q)failed=0; for tool in '-m black --check .' '-m ruff check' '-m mypy' \

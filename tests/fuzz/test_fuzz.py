@@ -1,4 +1,4 @@
-"""Saved failures and a small share of make fuzz: no damaged file makes a command crash or deceive."""
+"""No damaged file makes a command crash or deceive: saved failures, a few cases, and many by -m fuzz."""
 
 import os
 from collections.abc import Iterator
@@ -6,18 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from lib.make_variables import EXPORTED, GIVEN, TARGET
-from tests.fuzz import fuzz
-from tests.fuzz.fuzz import CASES, draw_cases, load, temporary_folder
+from tests.fuzz.fuzz import CASES, draw_cases, load, save, shrink, temporary_folder
 from tests.fuzz.harness import Case, Study
 from tests.fuzz.study import trained_study
 
 SHARE = 8
+COUNT, SEED = (
+    int(os.environ.get(name) or default) for name, default in (("COUNT", 500), ("SEED", 1))
+)
+KEEP = bool(os.environ.get("KEEP"))
 
 
 @pytest.fixture(scope="module")
 def study() -> Iterator[Study]:
-    with temporary_folder() as folder:
+    with temporary_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        # The commands under test would read them.
+        for name in ("COUNT", "SEED"):
+            patch.delenv(name, raising=False)
         yield trained_study(Path(folder))
 
 
@@ -64,15 +69,13 @@ def test_each_kind_of_failure_is_noticed(study: Study, monkeypatch: pytest.Monke
     assert seen == expected
 
 
-def test_the_commands_under_test_do_not_read_the_variables_of_make_fuzz(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = {TARGET: "fuzz", GIVEN: "COUNT SEED", EXPORTED: "", "COUNT": "1", "SEED": "3"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    seen = {}
-    monkeypatch.setattr(fuzz, "trained_study", lambda folder: seen.update(os.environ))
-    monkeypatch.setattr(fuzz, "draw_cases", lambda *_: ())
-    monkeypatch.setattr("sys.argv", ["fuzz"])
-    assert fuzz.main() == 0
-    assert not seen.keys() & given.keys()
+@pytest.mark.fuzz
+def test_damage_at_length(study: Study) -> None:
+    """Draw COUNT cases from SEED; KEEP=1 saves the failures in tests/fuzz/cases, as tests."""
+    failures = []
+    for case in draw_cases(study, COUNT, SEED):
+        if failure := study.check(case):
+            failures.append((failure, smaller := shrink(study, case, failure)))
+            if KEEP:
+                save(smaller, failure)
+    assert not failures
