@@ -5,6 +5,7 @@ contains its field, or ``_ALSO_ALLOWED`` names it. Every other symbol, such as a
 account or one that is new, has the value of this machine's ``.config``, or its default.
 """
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
@@ -19,14 +20,17 @@ from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.mlp.config import MECHANISMS
 from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import SymbolValue, missing_symbol
-from lib.config.layers import ConfigLayer
+from lib.config.layers import ConfigLayer, to_kconfig_text
 from lib.config.registry import Registry
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
+from lib.gone import is_without_effect, removed_symbols
+from lib.json_files import RecordError
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.project import ROOT
 from lib.pruning.options import PRUNERS
-from lib.runs.record import RecordedConfig
+from lib.runs.record import RecordedConfig, read_manifest
+from lib.runs.run_dir import RunDir
 
 # Every registry of components that the identity of a run names.
 REGISTRIES: tuple[Registry[Any], ...] = (
@@ -82,7 +86,12 @@ def recorded_config(record: RecordedConfig, own: Mapping[str, SymbolValue] | Non
 
 
 def allowed_values(record: RecordedConfig) -> dict[str, SymbolValue]:
-    """Return the recorded values of the allowed symbols; one that is newer has its default."""
+    """Return the recorded values of the allowed symbols; one that is newer has its default.
+
+    Raises ConfigError if the run has a setting that this version does not have.
+    """
+    if problems := list(_former_settings(record)):
+        raise ConfigError(*problems)
     allowed = allowed_symbols()
     values = {name: value for name, value in record.symbols.items() if name in allowed}
     if newer := allowed - values.keys():
@@ -90,6 +99,30 @@ def allowed_values(record: RecordedConfig) -> dict[str, SymbolValue]:
         resolved = _tree().resolve([layer]).values
         values |= {name: resolved[name] for name in newer}
     return values
+
+
+def _former_settings(record: RecordedConfig) -> Iterator[Problem]:
+    """Yield the symbols that went and were not off, and the choices whose recorded member went."""
+    symbols = {name: to_kconfig_text(value) for name, value in record.symbols.items()}
+    for name, off in removed_symbols().items():
+        if name in symbols and not is_without_effect(name, symbols[name]):
+            yield _former_setting(record, name, symbols[name], off or "no such symbol")
+    for info in _tree().symbols():
+        members = [member.removeprefix(f"{info.name}_").lower() for member in info.members]
+        value = symbols.get(info.name) if info.name in allowed_symbols() else None
+        if members and value and value not in members:
+            yield _former_setting(record, info.name, value, f"one of {', '.join(members)}")
+
+
+def _former_setting(record: RecordedConfig, name: str, value: str, expected: str) -> Problem:
+    what = f"{name}: recorded value {value}, which this version does not have (expected {expected})"
+    advice = "use the version that trained the run"
+    with contextlib.suppress(RecordError):
+        sha = str(read_manifest(RunDir(record.file.parent)).find("code", "git_sha"))
+        advice = (
+            f"to restore the code of the run, type: git worktree add ../kablate-{sha[:8]} {sha}"
+        )
+    return Problem(what, str(record.file), advice, code="run.former-setting")
 
 
 def require_identity(config: Config, record: RecordedConfig) -> None:

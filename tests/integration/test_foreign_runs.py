@@ -32,6 +32,7 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.command_server import CommandServer
 from tests.integration.conftest import SINGLE, SMALL, Folder
+from tests.lib.fabricated import seal
 
 OWN = {"DATA_DIR": "my data", "TRACKER_PROJECT": "mine", "SLURM_OPTIONS": "--mem=1G", "JOBS": 2}
 
@@ -194,6 +195,18 @@ def test_initial_weights_are_read_only_if_they_are_the_recorded_ones(place, monk
     other.manifest.write_text(json.dumps(manifest))
     monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda *given: 7)
     assert train_twice(place, str(other.path)) == (7, "")
+
+
+def test_a_run_of_a_former_version_is_audited_and_reproduced(place, monkeypatch):
+    run = only_run(place)
+    monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda *given, anew: 7)
+    for blocks, valid in ((False, True), (True, False)):
+        rewrite(run, COMPILE_BLOCKS=blocks, COMPILE_EAGER_TWIN=True, GPU_WATTS=700)
+        manifest = json.loads(run.manifest.read_text())
+        seal(run, {key: manifest[key] for key in manifest.keys() - {"manifest_digest"}})
+        assert audit(run, place).valid is valid
+        code, text = reproduce(Request(str(run.path), place))
+        assert (code, "COMPILE_BLOCKS: recorded value y" in text) == ((7, False), (4, True))[blocks]
 
 
 @pytest.fixture

@@ -1,9 +1,16 @@
 """The list of recorded symbols that may reach this machine."""
 
+import json
 import re
 
-from gpt2.records.trust import allowed_symbols
+import pytest
+
+from gpt2.records.trust import allowed_symbols, recorded_config, require_identity
 from lib.config.tree import KconfigTree
+from lib.errors import ConfigError
+from lib.gone import removed_symbols
+from lib.project import ROOT
+from lib.runs.record import RecordedConfig
 
 # Beginnings of names. A new symbol must be in one of the lists.
 TAKEN = """
@@ -34,3 +41,49 @@ def test_it_is_decided_for_each_symbol_whether_it_may_be_taken():
     refused = matching(names, NOT_TAKEN)
     assert names & allowed_symbols() == matching(names, TAKEN) - refused
     assert names - allowed_symbols() == refused
+
+
+@pytest.fixture
+def former(tmp_path):
+    """Return a function that writes the record of a run of commit 478ca248, with some changes."""
+    record = json.loads((ROOT / "tests/frozen/resolved_config.json").read_text())
+
+    def write(**symbols):
+        changed = {**record, "symbols": {**record["symbols"], **symbols}}
+        file = tmp_path / "resolved_config.yaml"
+        file.write_text(json.dumps(changed))
+        (tmp_path / "manifest.json").write_text(json.dumps({"code": {"git_sha": "1a2b3c4d" * 5}}))
+        return RecordedConfig(file, changed)
+
+    return write
+
+
+def test_symbols_that_went_are_dropped_where_they_had_no_effect(former):
+    record = former()
+    gone = record.symbols.keys() - {item.name for item in KconfigTree().items()}
+    assert {"COMPILE_BLOCKS", "COMPILE_EAGER_TWIN", "GPU_WATTS"} <= gone <= removed_symbols().keys()
+    config = recorded_config(record)
+    require_identity(config, record)
+    assert not gone & config.values.keys()
+    # A value that never mattered, and one of a setting that is not taken.
+    record = former(COMPILE_EAGER_TWIN=True, GPU_WATTS=700, ABLATION_DESIGN="fractional")
+    require_identity(recorded_config(record), record)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("COMPILE_BLOCKS", True, "y"),
+        ("ATTENTION_BACKEND", "joined", "joined"),
+        ("TOKENIZER", "runes", "runes"),
+    ],
+)
+def test_a_value_that_went_is_refused_by_name_with_the_code_that_has_it(
+    former, name, value, expected
+):
+    with pytest.raises(ConfigError) as caught:
+        recorded_config(former(**{name: value}))
+    (problem,) = caught.value.problems
+    assert problem.code == "run.former-setting"
+    assert problem.what.startswith(f"{name}: recorded value {expected}, which this version ")
+    assert "git worktree add ../kablate-1a2b3c4d 1a2b3c4d" in problem.next
