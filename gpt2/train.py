@@ -87,8 +87,11 @@ def train_run(
         with ExitStack() as opened, ProcessGroup.join(current_process()) as group:
             # The file exists: it is written before rank 0 joins, and the others join after rank 0.
             config = read_planned_config(files)
-            stop_requested = _or_stop_file(stop, files)
-            stopping = StopCondition(stop_requested, config.run_time_limit_seconds, group.agree)
+            stopping = StopCondition(
+                lambda: stop() or files.stop_request.exists(),
+                config.run_time_limit_seconds,
+                group.agree,
+            )
             main = group.is_main
             records = RecordWriter(files, report, guard) if main else NullRecords(files, guard)
             opened.callback(records.close)
@@ -110,12 +113,6 @@ def train_run(
             raise
         what = "another process of this run exited"
         raise RunError(Problem(what, str(run_dir), code="run.lost-process")) from error
-
-
-def _or_stop_file(stop: Callable[[], bool], files: RunDir) -> Callable[[], bool]:
-    """Combine ``stop`` with the stop file in the run directory; delete a leftover stop file."""
-    files.stop_request.unlink(missing_ok=True)
-    return lambda: stop() or files.stop_request.exists()
 
 
 def train(session: TrainingSession, stop: StopCondition) -> None:

@@ -75,7 +75,7 @@ def wrong_in(prose):
         ("See ``lib.config.field.from_symbol``.", "identifier", "lib.config.field.from_symbol"),
         ("Raises DoesNotFit.", "identifier", "DoesNotFit"),
         ("Like gone_name.", "identifier", "gone_name"),
-        ("See ``lib/gone.py``.", "path", "lib/gone.py"),
+        ("See ``lib/absent.py``.", "path", "lib/absent.py"),
         ("Written by ``make paln``.", "target", "paln"),
     ],
 )

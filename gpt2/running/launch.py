@@ -142,7 +142,12 @@ class Gpt2Backend:
         )
 
     def write_inputs(self, run: PlannedRun[Config]) -> None:
-        """Write resolved_config.yaml, the worker's input, and the environment snapshot."""
+        """Write resolved_config.yaml, the worker's input, and the environment snapshot.
+
+        The request that stopped an earlier process is deleted; a later one stops the run, also while
+        it starts.
+        """
+        RunDir(run.path).stop_request.unlink(missing_ok=True)
         settings = self._settings
         if settings is None:
             place = ConfigWorkspace(ROOT, self._place.build_dir)

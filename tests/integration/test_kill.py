@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.command_server import Command
 from tests.fuzz.fuzz import temporary_folder
-from tests.integration.conftest import Folder
+from tests.integration.conftest import SINGLE, Folder
 
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
@@ -84,6 +85,14 @@ def last_rows(study: Path) -> Iterator[dict]:
             yield json.loads(whole.rpartition(b"\n")[2])
 
 
+def evaluates(study: Path) -> bool:
+    """Return whether a run has trained up to an evaluation, and not recorded it."""
+    return any(
+        row["kind"] == "train" and row["iteration"] % INTERVALS["EVAL_INTERVAL"] == 0
+        for row in last_rows(study)
+    )
+
+
 @pytest.mark.long
 def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
     """One third of the kills while saving, one third in evaluations, the others anywhere."""
@@ -94,12 +103,6 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
     seconds = time.monotonic() - began
     whole, chance = outcome(folder.path), random.Random(20)
     assert len(whole) == 2 * len(DETERMINISTIC)
-
-    def evaluating() -> bool:
-        return any(
-            row["kind"] == "train" and row["iteration"] % INTERVALS["EVAL_INTERVAL"] == 0
-            for row in last_rows(study)
-        )
 
     equal, reached = 0, {"writing": 0, "evaluating": 0, "elsewhere": 0}
     for number in range(KILLS):
@@ -115,7 +118,9 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
             done = sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
             if done < rows:
                 return False
-            return any(study.glob("*/checkpoints/.tmp-*")) if kind == "writing" else evaluating()
+            return (
+                any(study.glob("*/checkpoints/.tmp-*")) if kind == "writing" else evaluates(study)
+            )
 
         kill_when(start(folder, 2), moment)
         reached[kind] += 1
@@ -167,6 +172,73 @@ def test_many_kills_leave_the_bytes_of_an_uninterrupted_run(with_write_faults, c
     with capsys.disabled():
         sys.stdout.write(f"{ranks} ranks, {kind}, same bytes: {sum(kills.values())}/{count}\n")
     assert len(kills) == count and all(kills.values()), kills
+
+
+# Batches of an evaluation and tokens of a sample take long enough that stops fall into them.
+STOPPED = {**SINGLE, **INTERVALS, "MAX_ITERS": 24, "EVAL_TOKENS": 1024, "SAMPLE_TOKENS": 100}
+MOMENTS = ("starting", "evaluating", "saving", "sampling", "elsewhere")
+
+
+def stop(process: Command, run: RunDir, way: str) -> None:
+    """Request a stop as a terminal, a batch system or ``make stop`` does."""
+    if way == "Ctrl-C":
+        signal_all(process.processes(), signal.SIGINT)
+    elif way == "make stop" and run.path.exists():
+        run.stop_request.touch()
+    else:
+        signal_all(process.processes() if way == "to all" else [process.pid], signal.SIGTERM)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_many_stops_leave_the_bytes_of_an_uninterrupted_run(build, capsys, ranks):
+    """COUNT stops: in turn while it starts, evaluates, saves, samples, and anywhere."""
+    count = int(os.environ.get("COUNT") or 100)
+    chance = random.Random(f"{os.environ.get('SEED') or 1} {ranks}")
+    folder = build(**STOPPED, GPUS=ranks, GRAD_ACCUMULATION=2 // ranks)
+    script, (run,) = "scripts/run_test_matrix.py", map(RunDir, folder.runs(""))
+    began = time.monotonic()
+    assert folder.start(script).wait() == 0
+    seconds, files = time.monotonic() - began, (*DETERMINISTIC, "sample.txt")
+    whole, equal, reached = {n: (run.path / n).read_bytes() for n in files}, 0, Counter()
+    for number in range(count):
+        shutil.rmtree(folder.path / "results")
+        kind = MOMENTS[number % len(MOMENTS)]
+        began, share, rows = time.monotonic(), chance.random(), chance.randrange(24)
+
+        def moment() -> bool:
+            if kind == "elsewhere":
+                return time.monotonic() > began + share * seconds
+            if kind == "starting":
+                return time.monotonic() > began + share * seconds / 2
+            if kind == "sampling":
+                return run.per_query.exists()
+            if not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < rows:
+                return False
+            if kind == "saving":
+                return any(run.checkpoints.glob(".tmp-*"))
+            return evaluates(run.path.parent)
+
+        process = folder.start(script)
+        while not moment() and process.poll() is None:
+            time.sleep(0.001)
+        way = chance.choice(("Ctrl-C", "to make", "to all", "make stop"))
+        stop(process, run, way)
+        code = process.wait()
+        # A signal that arrives before the command handles it ends the command.
+        assert code in (0, 130, 143, -signal.SIGTERM, -signal.SIGINT), (code, process.stderr)
+        reached[f"{kind}: {'stopped' if code else 'ended'}"] += 1
+        again = folder.start(script)
+        assert again.wait() == 0, again.stderr
+        same = {n: (run.path / n).read_bytes() for n in files} == whole
+        equal += same
+        with capsys.disabled():
+            sys.stdout.write(
+                f"{ranks} ranks, {kind}, {way}: {code} {'same' if same else 'OTHER'}\n"
+            )
+    with capsys.disabled():
+        sys.stdout.write(f"{ranks} ranks, same bytes: {equal}/{count} {dict(reached)}\n")
+    assert equal == count
 
 
 @pytest.mark.long

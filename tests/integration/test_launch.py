@@ -42,9 +42,12 @@ def test_trains_one_run_in_this_process_and_requires_a_selection(build):
     for words in ((), (STEP, "2")):
         code, _, said = folder.command(*IN_PROCESS, *words)
         assert code == 2 and "[usage.not-one-run]" in said and "--seed 1 --in-process" in said
-    code, _, said = folder.command(*IN_PROCESS, STEP, "2", "--seed", "2")
-    assert code == 0 and "DONE" in said
     first, second = folder.runs("2")
+    # The request that stopped an earlier process.
+    second.mkdir(parents=True)
+    RunDir(second).stop_request.touch()
+    code, _, said = folder.command(*IN_PROCESS, STEP, "2", "--seed", "2")
+    assert code == 0 and "DONE" in said, said
     assert "golden-s2" in second.name and not first.exists()
     assert read_status(RunDir(second)).state is State.SUCCESS
     assert "SKIP" in folder.command(*IN_PROCESS, STEP, "2", "--seed", "2")[2]

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_other_code_is_rejected(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     origin = {
-        "sources": {"gpt2/model.py": "0" * 64, "lib/gone.py": "1" * 64},
+        "sources": {"gpt2/model.py": "0" * 64, "lib/absent.py": "1" * 64},
         "torch": "1.0",
         "device": "abacus",
     }
@@ -217,7 +217,11 @@ def test_a_checkpoint_of_other_code_is_rejected(
     with pytest.raises(RunError) as refusal:
         train(configure())
     assert refusal.value.codes == ["checkpoint.other-code"]
-    named = {"sources": "gpt2/model.py, lib/gone.py", "torch": "torch (was 1.0", "device": "abacus"}
+    named = {
+        "sources": "gpt2/model.py, lib/absent.py",
+        "torch": "torch (was 1.0",
+        "device": "abacus",
+    }
     assert named[changed] in str(refusal.value)
     assert "make rerun RUNS=run" in str(refusal.value)
     assert stopped.files.metrics.read_bytes() == before

@@ -81,6 +81,14 @@ def test_a_stop_at_any_poll_loses_nothing(
     assert not other, f"other bytes after a stop at poll {other} of {POLLS[size]}"
 
 
+def test_a_stop_requested_while_a_run_starts_stops_it(configure: Configure, train: Trainer) -> None:
+    """As ``make stop`` requests it, before the worker has loaded torch."""
+    config = configure(**SHORT)
+    train.prepare(config, "run").stop_request.touch()
+    stopped = train(config)
+    assert (stopped.status.state, stopped.status.iteration) == (State.INTERRUPTED, 0)
+
+
 # Function at whose call the signal arrives, number of calls before, state of the stopped run.
 MOMENTS = {
     "while it starts": ("gpt2.train.warm_up", 0, State.INTERRUPTED),
