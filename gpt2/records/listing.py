@@ -12,15 +12,14 @@ import shlex
 import shutil
 import textwrap
 import time
-import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpt2.config import Config
 from gpt2.planning.plan import Plan
+from gpt2.records.trust import identity_symbols
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, printable
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
@@ -29,7 +28,6 @@ from lib.runs.code import SourceComparison, manifest_drift
 from lib.runs.lease import run_state
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
-from lib.tracking.options import TRACKERS
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
@@ -118,7 +116,7 @@ class RunList:
     def differing(self) -> dict[str, list[str]]:
         """Return {symbol: its values} of the symbols that can change a result and differ."""
         readable = [run.symbols for run in self.runs if run.symbols]
-        names = sorted({name for symbols in readable for name in symbols} - _without_effect())
+        names = sorted({name for symbols in readable for name in symbols} & _comparable())
         values = {name: {_shown(symbols.get(name)) for symbols in readable} for name in names}
         return {name: sorted(found, key=_order) for name, found in values.items() if len(found) > 1}
 
@@ -156,11 +154,11 @@ def other_configurations(plan: Plan) -> TableSection | None:
     if not paths or not plan.runs:
         return None
     values = {run.variant.slug: run.config.values for run in reversed(plan.runs)}
-    first, ignored = plan.runs[0].config.values, _without_effect()
+    first = plan.runs[0].config.values
     rows = []
     for run in read_runs(paths):
         expected = values.get(run.step, first)
-        names = sorted(run.symbols.keys() & expected.keys() - ignored)
+        names = sorted(run.symbols.keys() & expected.keys() & _comparable())
         changes = [f"{n}={_shown(run.symbols[n])}" for n in names if run.symbols[n] != expected[n]]
         loss = "-" if run.val_loss is None else f"{run.val_loss:.4f}"
         name = run.run.partition("/")[2]
@@ -245,19 +243,9 @@ def _optional(read: Callable[[], T], required: bool) -> T | None:
         return None
 
 
-def _without_effect() -> set[str]:
-    """Return SEED, a field, and the symbols that cannot change a result: folders, intervals, trackers."""
-    return {"SEED", *_ineffective(Config, True), *TRACKERS.symbols()}
-
-
-def _ineffective(cls: type, parent: bool) -> Iterator[str]:
-    kinds = typing.get_type_hints(cls)
-    for bound in dataclasses.fields(cls):
-        effective = parent and bound.metadata.get("identity", True)
-        if "symbol" in bound.metadata:
-            yield from () if effective else (bound.metadata["symbol"],)
-        elif dataclasses.is_dataclass(kinds[bound.name]):
-            yield from _ineffective(kinds[bound.name], effective)
+def _comparable() -> frozenset[str]:
+    """Return the symbols that can change a result, without SEED, which is a field."""
+    return identity_symbols() - {"SEED"}
 
 
 # Conditions.

@@ -39,20 +39,25 @@ REGISTRIES: tuple[Registry[Any], ...] = (
 )
 # Outside of the identity: what selects the rows, flags and texts that a run records, and what sets or
 # justifies symbols that are allowed.
-_ALSO_ALLOWED = (
+_ALSO_ALLOWED = {
     *("EVAL_INTERVAL", "STATISTICS_INTERVAL", "STATISTICS_ROWS", "SAMPLE_TOKENS", "SAMPLE_PROMPT"),
     *("CHECK_NUMERICS", "CHECK_NUMERICS_EVERY", "DETECT_ANOMALY"),
     *("MODEL_SIZE", "DATASET_STAND_IN", "PRECISION_WHY", "MATMUL_WHY"),
-)
+}
+
+
+def allowed_symbols() -> frozenset[str]:
+    """Return the symbols whose recorded values may reach this machine."""
+    return identity_symbols() | _ALSO_ALLOWED
 
 
 @cache
-def allowed_symbols() -> frozenset[str]:
-    """Return the symbols whose recorded values may reach this machine."""
+def identity_symbols() -> frozenset[str]:
+    """Return the symbols that the identity of a run contains."""
     classes: list[type] = [Config, *(r.options(name) for r in REGISTRIES for name in r)]
     bound = [symbol for cls in classes for symbol in _identity_symbols(cls)]
     selecting = [symbol for registry in REGISTRIES for symbol in registry.symbols()]
-    return frozenset((*bound, *selecting, *_ALSO_ALLOWED))
+    return frozenset((*bound, *selecting))
 
 
 def _identity_symbols(cls: type) -> Iterator[str]:
@@ -78,7 +83,7 @@ def recorded_config(record: RecordedConfig, own: Mapping[str, SymbolValue] | Non
     Raises ConfigError if the values are rejected, or if symbols that are newer make it another run.
     """
     values = allowed_values(record)
-    config = Config.from_values({**(_tree().resolve([]).values if own is None else own), **values})
+    config = Config.from_values({**(own or _defaults()), **values})
     newer = sorted(values.keys() - record.symbols.keys())
     if newer and config.hash8 != record.hash8:
         raise ConfigError(*map(missing_symbol, newer))
@@ -137,3 +142,8 @@ def require_identity(config: Config, record: RecordedConfig) -> None:
 @cache
 def _tree() -> KconfigTree:
     return KconfigTree()
+
+
+@cache
+def _defaults() -> Mapping[str, SymbolValue]:
+    return _tree().resolve([]).values

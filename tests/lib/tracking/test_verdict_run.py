@@ -39,7 +39,7 @@ class Study:
         self.folder.mkdir()
         self.trackers = RunDir(self.folder / "verdicts").trackers
         self._tracking = TrackingConfig((tracker,), project="", run_name="")
-        self._symbols = {**SYMBOLS, "TRACKER_WANDB_MODE": mode}
+        self._symbols = {**SYMBOLS, "TRACKER_WANDB_MODE": mode, "ON_DONE_CMD": "true a-token"}
 
     def send(self, *rows: Sequence) -> None:
         table = TrackerTable(HEADER, rows)
@@ -52,7 +52,10 @@ def test_tensorboard_has_the_newest_table_only(tmp_path):
     assert not study.trackers.exists()
     study.send(BETTER, DIVERGED)
     (first,) = (study.trackers / "tensorboard").iterdir()
-    run_id = json.loads((study.trackers / "facts.json").read_text())["id"]
+    facts = json.loads((study.trackers / "facts.json").read_text())
+    run_id = facts["id"]
+    # A command, in which a token may stand.
+    assert facts["symbols"]["ON_DONE_CMD"] == ""
     # The same table again starts no process.
     study.send(BETTER, DIVERGED)
     assert [first] == [*(study.trackers / "tensorboard").iterdir()]
