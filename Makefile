@@ -199,7 +199,7 @@ style: setup ## Check formatting, lint, types, whitespace, rules
 		$(PY) $$tool || failed=1; done; exit $$failed
 
 ##@ Evaluate
-.PHONY: ls clean-runs report verdicts claims audit compare verify-results figures curves \
+.PHONY: ls clean-runs report verdicts claims audit compare verify-results figures \
 	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 	$(Q)$(PY) scripts/list_runs.py $(INTO)
@@ -225,11 +225,8 @@ compare: setup $(ANY_CONFIG_PY) ## Compare runs A= and B= (A=ra B=baseline)
 verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together
 	$(Q)$(PY) scripts/verify_results.py $(INTO)
 
-figures: $(CONFIG_PY) ## Write the report's figures as PDF, PNG, SVG
+figures: $(CONFIG_PY) ## Write the figures of the report (or of RUNS=) as files
 	$(Q)$(PY) scripts/draw_figures.py $(INTO)
-
-curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=
-	$(Q)$(PY) scripts/draw_curves.py $(INTO)
 
 evaluate: setup $(ANY_CONFIG_PY) ## Evaluate RUN= again; QUANT=int8 quantizes its weights
 	$(Q)$(PY) scripts/evaluate.py $(INTO)

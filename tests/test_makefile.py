@@ -97,7 +97,6 @@ def unconfigured(tmp_path):
         ("slurm", "scripts/slurm.py"),
         ("tensorboard", "scripts/dashboard.py tensorboard"),
         ("trackio-view", "scripts/dashboard.py trackio"),
-        ("curves", "scripts/draw_curves.py"),
         ("figures", "scripts/draw_figures.py"),
         ("preflight", "scripts/preflight_env.py"),
         ("check", "scripts/check.py"),

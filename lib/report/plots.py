@@ -43,8 +43,9 @@ _ROW_INCHES = 0.21
 # Half the length of the tick of a seed, in rows.
 _SEED_ROWS = 0.165
 _DIFFERENCE_AXIS = "← lower loss · nats per token · higher loss →"
-# Curves in one figure above which their bands are faint.
+# Curves in one figure above which their bands are faint and their names left out.
 _MANY = 6
+_LINES = ("-", "--", "-.", ":")
 _MARKERS = {
     VerdictWord.BETTER: "v",
     VerdictWord.WORSE: "^",
@@ -229,11 +230,16 @@ def _losses(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
         return []
     figure, axes = canvas.axes(2.9, left=0.62, right=0.15, bottom=0.45, top=0.28)
     faint = 0.15 if len(drawn) <= _MANY else 0.05
+    named = 1 < len(drawn) <= _MANY
     # The baseline is drawn last, on top.
-    for row, curve, points in sorted(drawn, key=lambda each: not each[0].baseline):
-        colour = canvas.colour(role_of(row))
+    lines = {}
+    for i, (row, curve, points) in sorted(
+        enumerate(drawn), key=lambda each: not each[1][0].baseline
+    ):
+        colour, width = canvas.colour(role_of(row)), 0.8 if row.baseline else 1.6
+        style = _LINES[i % len(_LINES)] if named else "-"
         axes.fill_between(curve.at, curve.low, curve.high, color=colour, alpha=faint, lw=0)
-        axes.plot(curve.at, curve.mean, color=colour, lw=0.8 if row.baseline else 1.6)
+        (lines[i],) = axes.plot(curve.at, curve.mean, style, color=colour, lw=width)
         if points:
             axes.plot(points.at, points.mean, ".", color=colour, ms=4)
     spikes = []
@@ -252,6 +258,10 @@ def _losses(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
     if later:
         margin = 0.05 * (max(later) - min(later)) or 0.05
         axes.set_ylim(min(later) - margin, max(later) + margin)
+    if named:
+        names = [short_name(row) for row, _, _ in drawn]
+        handles = [lines[i] for i in sorted(lines)]
+        axes.legend(handles, names, fontsize=7, frameon=False, loc="upper right")
     axes.set_title("Loss over training")
     axes.set_ylabel("loss (nats per token)")
     canvas.tokens_axis(axes)

@@ -61,6 +61,15 @@ def test_a_sweep_takes_what_is_done_and_ranks_it_too(build):
     assert losses == sorted(losses)
     speed = table.partition("## Speed")[2]
     assert all(f"learning-rate-{rate} s1" in speed for rate in ("1e-3", "2e-3", "4e-3"))
+    options = {"SWEEP": "LEARNING_RATE=1e-3,2e-3,4e-3", "RUNS": "*-1e-3,*-4e-3"}
+    code, _, said = folder.command("scripts/draw_figures.py", **options)
+    assert code == 0, said
+    losses = (folder.path / "results/sweep/figures-selection/losses.svg").read_text()
+    assert re.findall(r">\d (learning-rate-[^<]*)<", losses) == [
+        "learning-rate-1e-3",
+        "learning-rate-4e-3",
+    ]
+    assert not (folder.path / "results/sweep/figures").exists()
 
 
 WRONG_AXES = [

@@ -60,6 +60,17 @@ def test_an_element_has_text_and_the_colours_of_the_page(figures):
         assert set(re.findall(r'href="#([^"]+)"', element)) <= set(ids)
 
 
+@pytest.mark.parametrize(("count", "named"), [(1, False), (4, True), (7, False)])
+def test_few_loss_curves_are_named(tmp_path, count, named):
+    drawn = _figures(write_study(tmp_path, steps(count), 1, iterations=12, documents=3))
+    (losses,) = [figure for figure in drawn if figure.name == "losses"]
+    text = svg_element(losses)
+    assert [f"{i} step-{i}" in text for i in range(1, count)] == [named] * (count - 1)
+    assert ("0 baseline" in text) == named
+    dashed = {line.get_linestyle() for line in losses.drawing.axes[0].lines}
+    assert ("--" in dashed) == named
+
+
 def test_numbers_in_text_keep_their_digits(figures):
     (forest,) = [figure for figure in figures if figure.name == "forest-baseline"]
     assert re.search(r">[+−]0\.\d{4} ", svg_element(forest))
