@@ -256,16 +256,13 @@ validate-machine: setup ## Validate NSA on this device (FULL=1: long contexts)
 	$(Q)$(PY) scripts/validate_machine.py $(INTO)
 
 ##@ Operate
-.PHONY: setup tensorboard trackio-view help completion clean mrproper
+.PHONY: setup tensorboard help completion clean mrproper
 setup: ## Create the Python environment; EXTRAS= adds packages
 	$(if $(filter setup,$(MAKECMDGOALS)),$(call reads,VENV))
 	@$(SETUP) "$$EXTRAS" $(if $(and $(filter setup,$(MAKECMDGOALS)),$(call given,VENV)),--share $(call quote,$(VENV)))
 
 tensorboard: $(CONFIG_PY) ## Serve TensorBoard for the runs, on localhost
-	$(Q)$(PY) scripts/dashboard.py tensorboard $(INTO)
-
-trackio-view: $(CONFIG_PY) ## Serve the trackio dashboard, on localhost
-	$(Q)$(PY) scripts/dashboard.py trackio $(INTO)
+	$(Q)$(PY) scripts/dashboard.py $(INTO)
 
 help: ## Show this text
 	$(call reads)

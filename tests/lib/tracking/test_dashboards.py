@@ -1,4 +1,4 @@
-"""Local dashboards are reachable from this machine only."""
+"""TensorBoard is reachable from this machine only."""
 
 import socket
 import subprocess
@@ -15,8 +15,8 @@ from lib.tracking import dashboards
 SERVE = """
 import sys
 from pathlib import Path
-from lib.tracking.dashboards import serve_dashboard
-serve_dashboard(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+from lib.tracking.dashboards import serve_tensorboard
+serve_tensorboard(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
 
@@ -30,7 +30,7 @@ def test_tensorboard_answers_on_loopback_and_nowhere_else(tmp_path: Path) -> Non
     pytest.importorskip("tensorboard")
     (tmp_path / "run-s1-0/trackers/tensorboard").mkdir(parents=True)
     port = free_port()
-    command = [sys.executable, "-c", SERVE, "tensorboard", str(tmp_path), str(port)]
+    command = [sys.executable, "-c", SERVE, str(tmp_path), str(port)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             assert "TensorBoard" in wait_for_page(f"http://127.0.0.1:{port}/")
@@ -57,35 +57,19 @@ def wait_for_page(url: str) -> str:
             time.sleep(0.2)
 
 
-@pytest.mark.parametrize("name", dashboards.DASHBOARD_PORTS)
-def test_without_runs_the_error_gives_the_setting(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(name)
+def test_without_runs_the_error_gives_the_setting(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     with pytest.raises(PreflightError) as caught:
-        dashboards.serve_dashboard(name, tmp_path, 1)
+        dashboards.serve_tensorboard(tmp_path, 1)
     assert caught.value.codes == ["run.not-found"]
-    assert f"SET=TRACKER_{name.upper()}=y" in str(caught.value)
+    assert "SET=TRACKER_TENSORBOARD=y" in str(caught.value)
 
 
-def test_trackio_is_served_from_the_folder_that_it_writes_to(
+def test_a_missing_package_is_named_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
-    with pytest.raises(PreflightError) as caught:
-        dashboards.serve_dashboard("trackio", tmp_path, 1)
-    assert caught.value.codes == ["run.not-found"]
-    assert caught.value.problems[0].where == f"{tmp_path}/store"
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store/kablate-single.db").touch()
-    started = []
-    monkeypatch.setattr(dashboards.os, "execve", lambda *args: started.append(args))
-    dashboards.serve_dashboard("trackio", tmp_path, 1)
-    assert started[0][2]["TRACKIO_DIR"] == str(tmp_path / "store")
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboards, "find_spec", lambda name: None)
     with pytest.raises(PreflightError) as caught:
-        dashboards.serve_dashboard("trackio", tmp_path, 1)
+        dashboards.serve_tensorboard(tmp_path, 1)
     assert caught.value.codes == ["env.missing-package"]
-    assert "make setup EXTRAS=trackio" in str(caught.value)
+    assert "make setup EXTRAS=tensorboard" in str(caught.value)
