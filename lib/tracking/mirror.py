@@ -16,6 +16,7 @@ from lib.config.field import from_symbols
 from lib.errors import EXIT_FAILED, Problem, RunError
 from lib.files import file_lock, sha256_file
 from lib.runs.run_dir import RunDir, State, read_status
+from lib.tracking.backends import build_tracker
 from lib.tracking.options import TRACKERS
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, become_sidecar, should_exit
@@ -37,7 +38,7 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
         if position.complete:
             return
         facts = TrackerMetadata.read(run.tracker_facts)
-        tracker = from_symbols(TRACKERS.options(name), facts.symbols).build(run)
+        tracker = build_tracker(from_symbols(TRACKERS.options(name), facts.symbols), run)
         tracker.start(facts, resumed=position.rows > 0)
         if position.open:
             position.back_to(tracker.kept(position.iteration), run)

@@ -2,15 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from lib.config.field import kconfig_field
 from lib.config.registry import Registry
 from lib.errors import ConfigError, Problem
-from lib.runs.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from lib.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,6 @@ class TrackerOptions(Protocol):
     # Python package that the tracker imports.
     package: ClassVar[str]
 
-    def build(self, run: RunDir) -> "Tracker":
-        """Return the tracker of a run directory; imports the tracker's package."""
-
 
 @dataclass(frozen=True)
 class TrackerWandbOptions:
@@ -78,12 +71,6 @@ class TrackerWandbOptions:
     # "" selects the account's default entity.
     entity: str = kconfig_field("TRACKER_WANDB_ENTITY", identity=False)
 
-    def build(self, run: RunDir) -> "Tracker":
-        """Return the tracker of a run directory; imports wandb."""
-        from lib.tracking.wandb_tracker import TrackerWandb
-
-        return TrackerWandb(self, run)
-
 
 @dataclass(frozen=True)
 class TrackerTrackioOptions:
@@ -92,12 +79,6 @@ class TrackerTrackioOptions:
     name: ClassVar[str] = "tracker_trackio"
     package: ClassVar[str] = "trackio"
 
-    def build(self, run: RunDir) -> "Tracker":
-        """Return the tracker of a run directory; imports trackio."""
-        from lib.tracking.trackio_tracker import TrackerTrackio
-
-        return TrackerTrackio(self, run)
-
 
 @dataclass(frozen=True)
 class TrackerTensorboardOptions:
@@ -105,12 +86,6 @@ class TrackerTensorboardOptions:
 
     name: ClassVar[str] = "tracker_tensorboard"
     package: ClassVar[str] = "tensorboard"
-
-    def build(self, run: RunDir) -> "Tracker":
-        """Return the tracker of a run directory; imports tensorboard."""
-        from lib.tracking.tensorboard_tracker import TrackerTensorboard
-
-        return TrackerTensorboard(self, run)
 
 
 TRACKERS: Registry[TrackerOptions] = Registry(

@@ -22,6 +22,7 @@ from lib.files import canonical_json, file_lock, sha256_file, write_json
 from lib.json_files import RecordError, read_json_object
 from lib.runs.record import JsonRecord
 from lib.runs.run_dir import RunDir
+from lib.tracking.backends import build_tracker
 from lib.tracking.config import TrackingConfig
 from lib.tracking.options import TRACKERS
 from lib.tracking.sidecar import (
@@ -112,7 +113,7 @@ def send_table(run: RunDir, name: str) -> None:
         files = run.trackers / options.package
         replaced = files.exists()
         shutil.rmtree(files, ignore_errors=True)
-        tracker = options.build(run)
+        tracker = build_tracker(options, run)
         tracker.start(facts, resumed=count > 1 and not replaced)
         tracker.table(VERDICTS_RUN, table, count)
         tracker.finish(0, {"table_sha256": digest})
