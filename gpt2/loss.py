@@ -10,7 +10,7 @@ Shapes: X tokens (batch and time flattened), C n_embd, V vocabulary (padded for 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from gpt2.attention.tiled import runs_tiles, tile_problem
 from lib.errors import RunError
-
-if TYPE_CHECKING:
-    pass
 
 # Target value excluded from loss and accuracy, as in torch and transformers.
 IGNORE_INDEX = -100

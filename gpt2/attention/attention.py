@@ -27,10 +27,12 @@ from gpt2.attention.chunk_parts import (
     repeat_kv,
 )
 from gpt2.attention.chunked import ChunkSoftmaxes, chunk_softmaxes
+from gpt2.attention.components import build, build_pattern
 from gpt2.attention.config import AttentionConfig, select_backend
 from gpt2.attention.kernels import build_kernels
 from gpt2.attention.options import LearnedOptions
 from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.positions import PositionEncoding
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.kv_cache import BlockKVCache
@@ -58,14 +60,14 @@ class Attention(nn.Module):
         super().__init__()
         self.options, self.shape = options, shape
         self.dropout, self.execution = shape.dropout, execution
-        self.c_attn = options.projection.build(shape)
+        self.c_attn = build(shape, options.projection)
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
-        self.terms = nn.ModuleDict({term.name: term.build(shape) for term in options.terms})
-        self.gates = nn.ModuleDict({gate.name: gate.build(shape) for gate in options.gates})
+        self.terms = nn.ModuleDict({term.name: build(shape, term) for term in options.terms})
+        self.gates = nn.ModuleDict({gate.name: build(shape, gate) for gate in options.gates})
         # A pattern with its own kernel encodes positions itself.
         positions = LearnedOptions() if options.pattern.attends else options.positions
-        self.positions = positions.build(shape)
-        self.pattern = options.pattern.build(shape, options.projection, options.positions, block)
+        self.positions: PositionEncoding = build(shape, positions)
+        self.pattern = build_pattern(shape, options, block)
         needs_weights = options.terms or options.gates or request
         assert not (
             options.pattern.attends and needs_weights

@@ -31,19 +31,8 @@ from gpt2.attention.config import AttentionConfig
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
 from gpt2.attention.sdpa import sdpa_attention
-from gpt2.attention.tiled import (
-    TileSpec,
-    runs_tiles,
-    tiled_attention,
-    triton_launch,
-)
+from gpt2.attention.tiled import TileSpec, runs_tiles, tiled_attention, triton_launch
 from gpt2.kv_cache import BlockKVCache
-
-# Largest error relative to the norm, by type: rounding of inputs, weights and outputs, which may
-# change the order of nearly equal weights in a top-k.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-# Tokens of the preflight check of the Triton kernels, if the context is longer: several tiles.
-_PROBE_TOKENS = 1024
 
 
 class AttentionKernel(Protocol):

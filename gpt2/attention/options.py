@@ -1,28 +1,19 @@
 """Options of the components of attention; does not import torch.
 
 Options declare the cost of a component, so that a plan can be printed and a built model can be
-checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two. ``build`` returns
-the component, and the methods ``reference_…`` compute its reference formulas; both import the
-modules that need torch. B batch, T tokens, C n_embd, N heads, H head dim, R latent dim; c the
-columns visible to a row.
+checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two. The component of
+each class of options is in ``components.py``, its formula in ``reference.py``. T tokens, C n_embd,
+N heads, H head dim, R latent dim.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from gpt2.shape import ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import SmallForm, scale_tokens, scale_width
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.chunk_parts import Gate, Pattern, ScoreTerm
-    from gpt2.attention.patterns import CustomAttention
-    from gpt2.attention.positions import PositionEncoding
-    from gpt2.attention.projections import Projection
 
 
 class PositionOptions(Protocol):
@@ -34,12 +25,6 @@ class PositionOptions(Protocol):
 
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of the whole model."""
-
-    def build(self, shape: ModelShape) -> "PositionEncoding":
-        """Return the encoding of a model."""
-
-    def reference_encode(self, x_BNTH: "Tensor", tokens: Sequence[int]) -> "Tensor":
-        """Return the encoded queries or keys of the tokens at positions ``tokens``."""
 
 
 class ProjectionOptions(Protocol):
@@ -61,18 +46,6 @@ class ProjectionOptions(Protocol):
 
     def query_numbers(self, shape: ModelShape) -> int:
         """Return the query elements per token as used in decoding."""
-
-    def build(self, shape: ModelShape) -> "Projection":
-        """Return the projection of one block."""
-
-    def reference_heads(
-        self,
-        x_BTC: "Tensor",
-        parameters: "Mapping[str, Tensor]",
-        n_head: int,
-        shift_BTR: "Tensor | None",
-    ) -> "tuple[Tensor, Tensor, Tensor]":
-        """Return q, k and v, BNTH. ``shift_BTR`` is added to c_k of a latent projection."""
 
 
 @dataclass(frozen=True)
@@ -138,36 +111,6 @@ class PatternOptions(ABC):
         """Return cached elements for ``length`` tokens besides the projection's keys and values."""
         return 0
 
-    @abstractmethod
-    def build(
-        self,
-        shape: ModelShape,
-        projection: ProjectionOptions,
-        positions: PositionOptions,
-        block: int,
-    ) -> "Pattern | CustomAttention":
-        """Return the pattern of block ``block``, with its own kernel if ``attends``."""
-
-    def reference_sees(self, i: int, j: int) -> bool:
-        """Return whether token i sees token j, unless the pattern ``attends``."""
-        raise NotImplementedError
-
-    def reference_attend(
-        self,
-        x_BTC: "Tensor",
-        heads: "tuple[Tensor, Tensor, Tensor]",
-        parameters: "Mapping[str, Tensor]",
-        projection: ProjectionOptions,
-        positions: PositionOptions,
-        block: int,
-        queries: Sequence[int],
-    ) -> "Tensor":
-        """Return head outputs BTNH of the tokens ``queries``, if the pattern ``attends``.
-
-        ``heads`` are q, k and v, BNTH, with k and v repeated for every query head.
-        """
-        raise NotImplementedError
-
 
 class ScoreComponentOptions(Protocol):
     """Options of a score term or gate: parameters and added cost."""
@@ -202,19 +145,6 @@ class TermOptions(ScoreComponentOptions, Protocol):
     def reach(self) -> int:
         """Return the number of earlier tokens with queries that affect the scores of a row."""
 
-    def build(self, shape: ModelShape) -> "ScoreTerm":
-        """Return the term of one block."""
-
-    def reference_score(
-        self,
-        q_BNTH: "Tensor",
-        k_BNTH: "Tensor",
-        i: int,
-        columns: Sequence[int],
-        parameters: "Mapping[str, Tensor]",
-    ) -> "Tensor":
-        """Return the addition to the scores of row i in ``columns``: BNc."""
-
 
 class GateOptions(ScoreComponentOptions, Protocol):
     """Options of a gate."""
@@ -222,14 +152,6 @@ class GateOptions(ScoreComponentOptions, Protocol):
     @property
     def scales_scores(self) -> bool:
         """Return whether the gate scales the scores of a row instead of its head output."""
-
-    def build(self, shape: ModelShape) -> "Gate":
-        """Return the gate of one block."""
-
-    def reference_factor(
-        self, p_BNc: "Tensor", i: int, parameters: "Mapping[str, Tensor]"
-    ) -> "Tensor":
-        """Return the factor of row i from its attention weights: BN."""
 
 
 @dataclass(frozen=True)
@@ -242,16 +164,6 @@ class LearnedOptions:
     def num_params(self, shape: ModelShape) -> int:
         """Return ``block_size`` · C."""
         return shape.block_size * shape.n_embd
-
-    def build(self, shape: ModelShape) -> "PositionEncoding":
-        """Return the encoding that leaves queries and keys unchanged."""
-        from gpt2.attention.positions import Learned
-
-        return Learned()
-
-    def reference_encode(self, x_BNTH: "Tensor", tokens: Sequence[int]) -> "Tensor":
-        """Return ``x`` unchanged."""
-        return x_BNTH
 
 
 @dataclass(frozen=True)
@@ -269,18 +181,6 @@ class RopeOptions:
     def num_params(self, shape: ModelShape) -> int:
         """Return 0."""
         return 0
-
-    def build(self, shape: ModelShape) -> "PositionEncoding":
-        """Return the rotary encoding."""
-        from gpt2.attention.positions import Rope
-
-        return Rope(shape, self)
-
-    def reference_encode(self, x_BNTH: "Tensor", tokens: Sequence[int]) -> "Tensor":
-        """Return ``x`` rotated to the positions ``tokens``."""
-        from gpt2.attention.reference import rope_rotate
-
-        return rope_rotate(x_BNTH, tokens, self)
 
 
 @dataclass(frozen=True)
@@ -308,24 +208,6 @@ class DenseOptions:
     def query_numbers(self, shape: ModelShape) -> int:
         """Return C."""
         return shape.n_embd
-
-    def build(self, shape: ModelShape) -> "Projection":
-        """Return the projection of one block."""
-        from gpt2.attention.projections import Dense
-
-        return Dense(shape, self)
-
-    def reference_heads(
-        self,
-        x_BTC: "Tensor",
-        parameters: "Mapping[str, Tensor]",
-        n_head: int,
-        shift_BTR: "Tensor | None",
-    ) -> "tuple[Tensor, Tensor, Tensor]":
-        """Return q, k and v, BNTH."""
-        from gpt2.attention.reference import dense_heads
-
-        return dense_heads(x_BTC, parameters, n_head, self)
 
 
 def _small_kv_heads(form: SmallForm, name: str) -> int:
@@ -369,24 +251,6 @@ class GroupedOptions:
     def query_numbers(self, shape: ModelShape) -> int:
         """Return C."""
         return shape.n_embd
-
-    def build(self, shape: ModelShape) -> "Projection":
-        """Return the projection of one block."""
-        from gpt2.attention.projections import Grouped
-
-        return Grouped(shape, self)
-
-    def reference_heads(
-        self,
-        x_BTC: "Tensor",
-        parameters: "Mapping[str, Tensor]",
-        n_head: int,
-        shift_BTR: "Tensor | None",
-    ) -> "tuple[Tensor, Tensor, Tensor]":
-        """Return q, k and v, BNTH."""
-        from gpt2.attention.reference import grouped_heads
-
-        return grouped_heads(x_BTC, parameters, n_head, self)
 
 
 _scale_latent = scale_width(8, 2)
@@ -448,24 +312,6 @@ class LatentOptions:
         """Return N·R: the absorbed queries q_h K_hᵀ have width R."""
         return shape.n_head * self.width(shape)
 
-    def build(self, shape: ModelShape) -> "Projection":
-        """Return the projection of one block."""
-        from gpt2.attention.projections import Latent
-
-        return Latent(shape, self)
-
-    def reference_heads(
-        self,
-        x_BTC: "Tensor",
-        parameters: "Mapping[str, Tensor]",
-        n_head: int,
-        shift_BTR: "Tensor | None",
-    ) -> "tuple[Tensor, Tensor, Tensor]":
-        """Return q, k and v, BNTH."""
-        from gpt2.attention.reference import latent_heads
-
-        return latent_heads(x_BTC, parameters, n_head, self, shift_BTR)
-
 
 @dataclass(frozen=True)
 class FullOptions(PatternOptions):
@@ -480,22 +326,6 @@ class FullOptions(PatternOptions):
     def cached_tokens(self, length: int) -> int:
         """Return ``length``: every token is cached."""
         return length
-
-    def build(
-        self,
-        shape: ModelShape,
-        projection: ProjectionOptions,
-        positions: PositionOptions,
-        block: int,
-    ) -> "Pattern":
-        """Return the pattern, the same in every block."""
-        from gpt2.attention.patterns import Full
-
-        return Full()
-
-    def reference_sees(self, i: int, j: int) -> bool:
-        """Return whether j ≤ i."""
-        return j <= i
 
 
 @dataclass(frozen=True)
@@ -514,19 +344,3 @@ class SlidingOptions(PatternOptions):
     def cached_tokens(self, length: int) -> int:
         """Return at most w − 1: the next token fills the last place of the window."""
         return min(length, self.window - 1)
-
-    def build(
-        self,
-        shape: ModelShape,
-        projection: ProjectionOptions,
-        positions: PositionOptions,
-        block: int,
-    ) -> "Pattern":
-        """Return the pattern, the same in every block."""
-        from gpt2.attention.patterns import Sliding
-
-        return Sliding(self)
-
-    def reference_sees(self, i: int, j: int) -> bool:
-        """Return whether max(0, i − w + 1) ≤ j ≤ i."""
-        return max(0, i - self.window + 1) <= j <= i

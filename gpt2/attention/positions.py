@@ -21,6 +21,8 @@ class PositionEncoding:
     By default the identity.
     """
 
+    rotates = False
+
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""
         return self.encode_all([x_BNTH], first, step)[0]
@@ -52,6 +54,8 @@ class Rope(PositionEncoding):
 
     Elements j and j + H/2 form a pair, as in GPT-NeoX and Llama. The paper pairs 2j and 2j + 1, which is equivalent up to the order of the columns of a head.
     """
+
+    rotates = True
 
     def __init__(self, shape: ModelShape, options: RopeOptions) -> None:
         assert shape.head_dim % 2 == 0, "head dim must be even"

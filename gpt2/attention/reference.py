@@ -2,17 +2,38 @@
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim; c the
 columns visible to a row. It shares no code with the trained model and is differentiable in any
-float dtype. The options of a component compute the component's formulas.
+float dtype. The formulas of score terms, gates and NSA are in the ``reference.py`` of their
+folders.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import DenseOptions, GroupedOptions, LatentOptions, RopeOptions
+from gpt2.attention.options import (
+    DenseOptions,
+    FullOptions,
+    GroupedOptions,
+    LatentOptions,
+    LearnedOptions,
+    RopeOptions,
+    SlidingOptions,
+)
+from gpt2.attention.ra_cross_token import reference as ra_cross_token
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.reciprocal import reference as reciprocal
+from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.nsa import reference as nsa
+from gpt2.nsa.options import NsaOptions
+
+
+def unrotated(x_BNTH: Tensor, tokens: Sequence[int], options: LearnedOptions) -> Tensor:
+    """Return ``x``: learned positions are added to the input of the first block."""
+    return x_BNTH
 
 
 def rope_rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> Tensor:
@@ -26,7 +47,11 @@ def rope_rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> 
 
 
 def dense_heads(
-    x_BTC: Tensor, parameters: Mapping[str, Tensor], n_head: int, options: DenseOptions
+    x_BTC: Tensor,
+    parameters: Mapping[str, Tensor],
+    n_head: int,
+    options: DenseOptions,
+    shift_BTR: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v, BNTH: head n of each is H columns of ``weight``."""
     weight, bias = parameters["weight"], parameters.get("bias")
@@ -44,7 +69,11 @@ def dense_heads(
 
 
 def grouped_heads(
-    x_BTC: Tensor, parameters: Mapping[str, Tensor], n_head: int, options: GroupedOptions
+    x_BTC: Tensor,
+    parameters: Mapping[str, Tensor],
+    n_head: int,
+    options: GroupedOptions,
+    shift_BTR: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v, BNTH: query head n uses the key and value head of its group."""
     weight, bias = parameters["weight"], parameters.get("bias")
@@ -94,6 +123,35 @@ def latent_heads(
     return q, k, v
 
 
+def full_sees(i: int, j: int, options: FullOptions) -> bool:
+    """Return whether token i sees token j: j ≤ i."""
+    return j <= i
+
+
+def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
+    """Return whether token i sees token j: max(0, i − w + 1) ≤ j ≤ i."""
+    return max(0, i - options.window + 1) <= j <= i
+
+
+# The formula of each class of options, called with what precedes the options:
+# projection   x BTC, parameters, number of heads, options, shift of c_k    q, k and v, BNTH
+# positions    x BNTH, tokens, options                                      x at these positions
+# pattern      i, j, options                                                whether i sees j
+# score term   q and k BNTH, row, columns, parameters, options              addition to scores, BNc
+# gate         weights BNc, row, parameters, options                        factor, BN
+REFERENCES: dict[type[Any], Callable[..., Any]] = {
+    DenseOptions: dense_heads,
+    GroupedOptions: grouped_heads,
+    LatentOptions: latent_heads,
+    LearnedOptions: unrotated,
+    RopeOptions: rope_rotate,
+    FullOptions: full_sees,
+    SlidingOptions: sliding_sees,
+    ReciprocalOptions: reciprocal.score,
+    RaCrossTokenOptions: ra_cross_token.factor,
+    # A pattern that attends itself: see the function.
+    NsaOptions: nsa.attend,
+}
 Parameters = Mapping[str, Tensor]
 
 
@@ -114,20 +172,28 @@ def attention(
     query tokens ``rows`` are computed and returned if they are given.
     """
     rows = range(x_BTC.shape[1]) if rows is None else rows
-    q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
-    if options.pattern.attends:
-        pattern = _subset(parameters, "pattern.")
-        out_BTNH = options.pattern.reference_attend(
-            x_BTC, (q, k, v), pattern, options.projection, options.positions, block, rows
+    projection, positions, pattern = options.projection, options.positions, options.pattern
+    weights = _subset(parameters, "c_attn.")
+    q, k, v = REFERENCES[type(projection)](x_BTC, weights, n_head, projection, latent_shift_BTR)
+
+    def encode(x_BNTH: Tensor, tokens: Sequence[int]) -> Tensor:
+        encoded: Tensor = REFERENCES[type(positions)](x_BNTH, tokens, positions)
+        return encoded
+
+    if pattern.attends:
+        weights = _subset(parameters, "pattern.")
+        out_BTNH = REFERENCES[type(pattern)](
+            x_BTC, (q, k, v), weights, pattern, projection, encode, block, rows
         )
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[:, list(rows), :, None]
         return _project(out_BTNH.flatten(2), parameters), None
     length = x_BTC.shape[1]
-    q, k = (options.positions.reference_encode(x, range(length)) for x in (q, k))
+    q, k = (encode(x, range(length)) for x in (q, k))
+    sees = REFERENCES[type(pattern)]
     outputs, shown = [], []
     for i in rows:
-        columns = [j for j in range(length) if options.pattern.reference_sees(i, j)]
+        columns = [j for j in range(length) if sees(i, j, pattern)]
         p_BNc, factor_BN = _row(q, k, i, columns, parameters, options)
         out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, v[:, :, columns]) * factor_BN[..., None]
         if head_scale_BTN is not None:
@@ -174,29 +240,18 @@ def _row(
     scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
     for term in options.terms:
         weights = _subset(parameters, f"terms.{term.name}.")
-        scores = scores + term.reference_score(q, k, i, columns, weights)
+        scores = scores + REFERENCES[type(term)](q, k, i, columns, weights, term)
     first = torch.softmax(scores, -1)
     output_factor = torch.ones_like(scores[..., 0])
     scores_factor = torch.ones_like(output_factor)
     for gate in options.gates:
         weights = _subset(parameters, f"gates.{gate.name}.")
-        factor = gate.reference_factor(first, i, weights)
+        factor = REFERENCES[type(gate)](first, i, weights, gate)
         if gate.scales_scores:
             scores_factor = scores_factor * factor
         else:
             output_factor = output_factor * factor
     return torch.softmax(scores * scores_factor[..., None], -1), output_factor
-
-
-def _heads(
-    x_BTC: Tensor,
-    parameters: Parameters,
-    n_head: int,
-    options: AttentionConfig,
-    latent_shift_BTR: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    weights = _subset(parameters, "c_attn.")
-    return options.projection.reference_heads(x_BTC, weights, n_head, latent_shift_BTR)
 
 
 def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:

@@ -7,34 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2.attention.chunk_parts import Pattern
-from gpt2.attention.options import GroupedOptions
-from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV
-from gpt2.model_config import ModelConfig
-from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
-from lib.errors import KablateError, PreflightError, Problem, RunError
+from lib.errors import KablateError, Problem, RunError
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-# Kernel name → function that returns whether torch may select the kernel.
-KERNELS = {
-    "flash": torch.backends.cuda.flash_sdp_enabled,
-    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
-    "math": torch.backends.cuda.math_sdp_enabled,
-    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
-}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Enough to identify the CPU kernel; a whole long sequence would take seconds.
-_CPU_PROBE_TOKENS = 128
 # torch's error messages if none of the allowed kernels can run.
 NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 
@@ -42,94 +27,30 @@ NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 def sdpa_attention(heads: QKV, pattern: Pattern, backend: str, dropout: float) -> Tensor:
     """Return head outputs, BNTH. Raises RunError if the configured kernel cannot run here."""
     mask = pattern.sdpa_arguments(heads.q_BNTH.shape[2], heads.q_BNTH.device)
-    return _attend(heads, mask, backend, dropout)
+    return attend(heads, mask, backend, dropout)
 
 
-def allowed_kernels(backend: str) -> list[str]:
-    """Return the kernels that torch may select under ``backend``, as reported by torch."""
-    with _only(backend):
-        return sorted(name for name, enabled in KERNELS.items() if enabled())
-
-
-def selected_sdpa_kernel(
-    model: ModelConfig, precision: str, device: torch.device, dropout: float
-) -> str:
-    """Return the SDPA kernel that torch selects: flash, efficient, cudnn or math.
-
-    Raises PreflightError if the configured kernel cannot run.
-    """
-    options, shape = model.attention, model.shape
-    q = _zeros(model, shape.n_head, shape.block_size, precision, device)
-    pattern = _pattern(model)
-    mask = pattern.sdpa_arguments(shape.block_size, device)
-    with _allowed(options.backend, q, dropout, PreflightError):
-        return selected_sdpa_backend(q, kv_heads(model), dropout, mask)
-
-
-def observed_sdpa_kernel(
-    model: ModelConfig, precision: str, device: torch.device, dropout: float
-) -> str:
-    """Run plain attention once and return the kernel that ran: flash, efficient, cudnn or math.
-
-    The probe uses one sequence and the query heads that share one key head. On a CPU the sequence
-    is shortened, because kernel selection there does not depend on the length. The RNG state is
-    restored.
-    """
-    options, length = model.attention, model.shape.block_size
-    group = model.shape.n_head // kv_heads(model)
-    pattern = _pattern(model)
-    mask = pattern.sdpa_arguments(length, device)
-    if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
-        length = _CPU_PROBE_TOKENS
-        # Whether there is a mask affects kernel selection, so the mask is cropped, never omitted.
-        mask = {n: v[:length, :length] if isinstance(v, Tensor) else v for n, v in mask.items()}
-    q, k, v = (_zeros(model, heads, length, precision, device) for heads in (group, 1, 1))
-    gpus = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(gpus), torch.enable_grad():
-        return detect_sdpa_kernel(_attend(QKV(q, k, v), mask, options.backend, dropout))
-
-
-def _attend(heads: QKV, mask: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
+def attend(heads: QKV, mask: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
+    """Return head outputs, BNTH, under a pattern's mask arguments, as ``sdpa_attention`` does."""
     q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
-    with _allowed(backend, q, dropout, RunError):
+    with allowing(backend, q, dropout, RunError):
         return F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **mask
         )
 
 
-def _zeros(
-    model: ModelConfig, heads: int, length: int, precision: str, device: torch.device
-) -> Tensor:
-    """Return zero heads [1, heads, length, H] that require gradients, as in training."""
-    sizes = (1, heads, length, model.shape.head_dim)
-    return torch.zeros(sizes, device=device, dtype=DTYPES[precision], requires_grad=True)
-
-
-def _pattern(model: ModelConfig) -> Pattern:
-    options = model.attention
-    pattern = options.pattern.build(model.shape, options.projection, options.positions, 0)
-    assert not isinstance(pattern, CustomAttention), "SDPA is replaced by the pattern's own kernel"
-    return pattern
-
-
-def kv_heads(model: ModelConfig) -> int:
-    """Return the number of key/value heads."""
-    shared = model.attention.projection
-    return shared.n_kv_head if isinstance(shared, GroupedOptions) else model.shape.n_head
-
-
-def _only(backend: str) -> AbstractContextManager[None]:
+def only_backend(backend: str) -> AbstractContextManager[None]:
     """Return a context that restricts torch to ``backend``, if it names a kernel."""
     return sdpa_kernel(BACKENDS[backend]) if backend in BACKENDS else nullcontext()
 
 
 @contextmanager
-def _allowed(
+def allowing(
     backend: str, q_BNTH: Tensor, dropout: float, error_type: type[KablateError]
 ) -> Iterator[None]:
     """Restrict torch to the configured kernel; raise ``error_type`` if that kernel cannot run."""
     try:
-        with _only(backend):
+        with only_backend(backend):
             yield
     except RuntimeError as error:
         if not any(message in str(error) for message in NO_KERNEL_MESSAGES):

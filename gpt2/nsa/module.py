@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.attention.options import PositionOptions, ProjectionOptions
+from gpt2.attention.options import ProjectionOptions
 from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.positions import PositionEncoding
 from gpt2.attention.projections import QKV, split_heads
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics
@@ -211,15 +212,14 @@ class Nsa(CustomAttention):
         shape: ModelShape,
         options: NsaOptions,
         projection: ProjectionOptions,
-        positions: PositionOptions,
+        positions: PositionEncoding,
         block: int,
     ) -> None:
         super().__init__()
         self.options = options
         self.block = block
         self.head_dim = shape.head_dim
-        self.rotates = positions.rotates
-        self.positions = positions.build(shape)
+        self.positions = positions
         branches, owner = self.options.branches, self.options.owner
         others = [] if self.options.shared_kv else [name for name in branches if name != owner]
         self.others = others
@@ -276,7 +276,9 @@ class Nsa(CustomAttention):
 
     def new_cache(self) -> NsaCache:
         """Return an empty cache for the layer."""
-        return NsaCache(self.options, self.block, self.positions if self.rotates else None)
+        return NsaCache(
+            self.options, self.block, self.positions if self.positions.rotates else None
+        )
 
     def _raw(self, x_BTC: Tensor, heads: QKV) -> dict[str, KeyValue]:
         """Return the unrotated keys and values of the new tokens, by branch."""

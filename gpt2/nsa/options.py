@@ -1,26 +1,18 @@
 """Options of native sparse attention (Yuan et al. 2025, arXiv 2502.11089)."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpt2.attention.options import (
     ConfigNote,
-    GroupedOptions,
     PatternOptions,
-    PositionOptions,
     ProjectionOptions,
 )
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
 from lib.config.small_form import SmallForm, scale_tokens, scale_width
 from lib.errors import ConfigError, PreflightError, Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.nsa.module import Nsa
 
 # The order of gates, separate keys and values, and head outputs.
 BRANCHES = ("compressed", "selected", "window")
@@ -285,34 +277,6 @@ class NsaOptions(PatternOptions):
     def for_any_device(self) -> "NsaOptions":
         """Return the options with the backend that suits the device."""
         return replace(self, backend=self.backend and "auto", ranges="", ranges_min=0)
-
-    def build(
-        self,
-        shape: ModelShape,
-        projection: ProjectionOptions,
-        positions: PositionOptions,
-        block: int,
-    ) -> "Nsa":
-        """Return the attention of block ``block``."""
-        from gpt2.nsa.module import Nsa
-
-        return Nsa(shape, self, projection, positions, block)
-
-    def reference_attend(
-        self,
-        x_BTC: "Tensor",
-        heads: "tuple[Tensor, Tensor, Tensor]",
-        parameters: "Mapping[str, Tensor]",
-        projection: ProjectionOptions,
-        positions: PositionOptions,
-        block: int,
-        queries: Sequence[int],
-    ) -> "Tensor":
-        """Return head outputs BTNH of ``queries``, query by query."""
-        from gpt2.nsa.reference import attend
-
-        assert isinstance(projection, GroupedOptions), "Kconfig requires a grouped projection"
-        return attend(x_BTC, heads, parameters, self, projection, positions, block, queries)
 
     def _separate_branches(self) -> int:
         """Return the number of branches with separate keys and values."""

@@ -5,12 +5,12 @@ that a query sees. Blocks are ranked by overlaps counted token by token.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gpt2.attention.options import GroupedOptions, PositionOptions
+from gpt2.attention.options import GroupedOptions
 from gpt2.nsa.options import NsaOptions
 from lib.runs.seeds import stream_seed
 
@@ -23,20 +23,21 @@ def attend(
     parameters: Parameters,
     nsa: NsaOptions,
     projection: GroupedOptions,
-    positions: PositionOptions,
+    encode: Callable[[Tensor, Sequence[int]], Tensor],
     block: int,
     queries: Sequence[int],
 ) -> Tensor:
     """Return the head outputs BTNH of ``queries`` from ``heads``, the q, k and v of each query head.
 
-    q, k and v are BNTH; ``block`` is the layer index.
+    q, k and v are BNTH; ``encode`` returns heads at the positions of tokens; ``block`` is the layer
+    index.
     """
     q_BNTH, k_BNTH, v_BNTH = heads
     n_head, length = q_BNTH.shape[1:3]
     group = n_head // projection.n_kv_head
     keys = _keys(x_BTC, k_BNTH, v_BNTH, parameters, nsa, projection.n_kv_head)
     k_blocks, v_blocks = _blocks(keys, parameters, nsa)
-    encode, sequence = positions.reference_encode, range(length)
+    sequence = range(length)
     q_BNTH = encode(q_BNTH, sequence)
     keys = {name: (encode(k, sequence), v) for name, (k, v) in keys.items()}
     # A compressed key has the position of the first token of its block.

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
+from gpt2.attention.components import build, build_pattern
 from gpt2.attention.config import MIN_TILE_CAPABILITY, select_backend
 from gpt2.attention.kernels import AttentionKernel, ChunkedKernel, TiledKernel
 from gpt2.attention.projections import QKV
-from gpt2.attention.sdpa import DTYPES, kv_heads, selected_sdpa_kernel
+from gpt2.attention.sdpa_kernels import DTYPES, kv_heads, selected_sdpa_kernel
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.attention.tiled import runs_tiles, tile_problem
 from gpt2.loss import softmax_gradient
@@ -189,9 +190,9 @@ def probe_plan(
     If an MLP reads weights, all of them are read, and their gradient is computed.
     """
     options, shape = model.attention, replace(model.shape, block_size=tokens)
-    pattern: Any = options.pattern.build(shape, options.projection, options.positions, 0)
-    terms = [term.build(shape).to(device, dtype) for term in options.terms]
-    gates = [gate.build(shape).to(device, dtype) for gate in options.gates]
+    pattern: Any = build_pattern(shape, options, 0)
+    terms = [build(shape, term).to(device, dtype) for term in options.terms]
+    gates = [build(shape, gate).to(device, dtype) for gate in options.gates]
     reader = None
     if any(model.mlp.reads_weights(site) for site in model.sites()):
         request = AttentionWeightsOptions("none", topk=1, tau=0.0, detach=False)

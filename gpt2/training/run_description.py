@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from gpt2.attention.patterns import CustomAttention
-from gpt2.attention.sdpa import (
-    BACKENDS,
+from gpt2.attention.sdpa import BACKENDS
+from gpt2.attention.sdpa_kernels import (
     KERNELS,
     allowed_kernels,
     observed_sdpa_kernel,

@@ -113,16 +113,20 @@ def changed(clone: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
+def test_a_mechanism_is_a_folder_three_entries_a_test_and_a_page(clone):
     printed = follow(clone, "docs/add-a-mechanism.md")
     parts = ("__init__.py", "Kconfig", "options.py", "module.py", "reference.py")
     assert changed(clone) == {
         *(f"gpt2/attention/alibi/{part}" for part in parts),
-        "gpt2/attention/config.py",
+        *(f"gpt2/attention/{name}.py" for name in ("components", "config", "reference")),
         "tests/gpt2/attention/test_alibi.py",
         "docs/mechanisms/alibi.md",
     }
-    assert git(clone, "diff", "--numstat") == "2\t1\tgpt2/attention/config.py\n"
+    assert git(clone, "diff", "--numstat").splitlines() == [
+        "3\t0\tgpt2/attention/components.py",
+        "2\t1\tgpt2/attention/config.py",
+        "3\t0\tgpt2/attention/reference.py",
+    ]
     # Planned, and checked.
     assert "single/run" in printed and re.search(
         r"^[0-9]+ passed, 0 failed$", printed, re.MULTILINE

@@ -2,17 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import scale_tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.ra_cross_token.module import RaCrossToken
-
 
 # Largest k of the Triton kernels, which sort a tile of columns.
 _MAX_TILE_TOPK = 32
@@ -61,17 +55,3 @@ class RaCrossTokenOptions:
     def scales_scores(self) -> bool:
         """Return whether the factor scales the scores of the row instead of the head output."""
         return self.apply == "weights"
-
-    def build(self, shape: ModelShape) -> "RaCrossToken":
-        """Return the gate of one block."""
-        from gpt2.attention.ra_cross_token.module import RaCrossToken
-
-        return RaCrossToken(shape, self)
-
-    def reference_factor(
-        self, p_BNc: "Tensor", i: int, parameters: "Mapping[str, Tensor]"
-    ) -> "Tensor":
-        """Return (1 − α) + α σ(scale_h · statistic + bias_h), BN."""
-        from gpt2.attention.ra_cross_token.reference import factor
-
-        return factor(p_BNc, i, parameters, self)

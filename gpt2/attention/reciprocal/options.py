@@ -1,17 +1,12 @@
 """Options of reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import scale_tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.attention.reciprocal.module import Reciprocal
 
 
 @dataclass(frozen=True)
@@ -44,22 +39,3 @@ class ReciprocalOptions:
     def reach(self) -> int:
         """Return W."""
         return self.window
-
-    def build(self, shape: ModelShape) -> "Reciprocal":
-        """Return the term of one block."""
-        from gpt2.attention.reciprocal.module import Reciprocal
-
-        return Reciprocal(shape, self)
-
-    def reference_score(
-        self,
-        q_BNTH: "Tensor",
-        k_BNTH: "Tensor",
-        i: int,
-        columns: Sequence[int],
-        parameters: "Mapping[str, Tensor]",
-    ) -> "Tensor":
-        """Return α (q_j · k_i)/√H for i − W ≤ j ≤ i, else 0, for every j in ``columns``: BNc."""
-        from gpt2.attention.reciprocal.reference import score
-
-        return score(q_BNTH, k_BNTH, i, columns, parameters, self)

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from gpt2.attention import tile_kernels, tiled
 from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
+from gpt2.attention.components import build
 from gpt2.attention.kernels import ChunkedKernel, TiledKernel
-from gpt2.attention.options import FullOptions, SlidingOptions
+from gpt2.attention.options import SlidingOptions
+from gpt2.attention.patterns import Full, Sliding
 from gpt2.attention.projections import QKV
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.reciprocal.options import ReciprocalOptions
@@ -59,15 +61,14 @@ class Composition:
         """Build the components with parameters of ``dtype``."""
         heads = self.heads[0]
         shape = ModelShape(2, heads, heads * self.width, self.length, 64, 0.0, True, 50)
-        options = SlidingOptions(self.window) if self.window else FullOptions()
-        pattern: Any = options.build(shape, None, None, 0)  # type: ignore[arg-type]
+        pattern: Any = Sliding(SlidingOptions(self.window)) if self.window else Full()
         terms, gates, reader = [], [], None
         if self.band >= 0:
-            terms = [ReciprocalOptions(0.6, self.band, self.learnable).build(shape).to(dtype)]
+            terms = [build(shape, ReciprocalOptions(0.6, self.band, self.learnable)).to(dtype)]
         if self.gate:
             chosen = dict(alpha=0.7, topk=self.top, scale=1.5, bias=0.2)
             flags = dict(head_average=self.batch > 1, detach_stats=False)
-            gates = [RaCrossTokenOptions(*self.gate, **chosen, **flags).build(shape).to(dtype)]
+            gates = [build(shape, RaCrossTokenOptions(*self.gate, **chosen, **flags)).to(dtype)]
         if self.reader:
             request = AttentionWeightsOptions(self.reader, 3, 0.5, self.detach)  # type: ignore[arg-type]
             reader = AttentionWeightsTap(request, pattern)

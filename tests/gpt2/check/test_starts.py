@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from gpt2.attention.components import MODULES
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check.model_checks import _vectors
@@ -24,17 +25,19 @@ class Sloped(ReciprocalOptions):
         """Return the start of alpha."""
         return {"alpha": [0.5 ** (head + 1) for head in range(shape.n_head)]}
 
-    def build(self, shape: ModelShape) -> Reciprocal:
-        """Return the term, with starts from ``built``."""
-        term = super().build(shape)
-        values = [self.built ** (head + 1) for head in range(shape.n_head)]
-        assert term.alpha is not None
-        term.alpha = torch.nn.Parameter(torch.tensor(values))
-        return term
+
+def build(shape: ModelShape, options: Sloped) -> Reciprocal:
+    """Return the term, with starts from ``built``."""
+    term = Reciprocal(shape, options)
+    values = [options.built ** (head + 1) for head in range(shape.n_head)]
+    assert term.alpha is not None
+    term.alpha = torch.nn.Parameter(torch.tensor(values))
+    return term
 
 
 @pytest.mark.parametrize(("built", "findings"), [(0.5, []), (0.25, ["initial-value"])])
-def test_a_vector_starts_as_its_component_declares(built, findings):
+def test_a_vector_starts_as_its_component_declares(monkeypatch, built, findings):
+    monkeypatch.setitem(MODULES, Sloped, build)
     config = make_model_config(n_layer=1, terms=("reciprocal",))
     term = Sloped(alpha=0.3, window=4, learnable=True, built=built)
     config = replace(config, attention=replace(config.attention, terms=(term,)))

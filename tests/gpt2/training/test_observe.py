@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpt2.attention.sdpa import observed_sdpa_kernel, selected_sdpa_kernel
+from gpt2.attention.sdpa_kernels import observed_sdpa_kernel, selected_sdpa_kernel
 from gpt2.config import Config
 from gpt2.training.run_description import (
     attention_kernel,
@@ -99,7 +99,7 @@ def test_another_kernel_than_the_pinned_one_is_a_deviation(
     pinned = session(ATTENTION_BACKEND_MATH=True, DROPOUT="0.0")
     assert attention_kernel(pinned) == "sdpa math"
     assert deviations(observed_settings(pinned)) == []
-    monkeypatch.setattr("gpt2.attention.sdpa._only", lambda backend: nullcontext())
+    monkeypatch.setattr("gpt2.attention.sdpa.only_backend", lambda backend: nullcontext())
     found = observed_settings(pinned)
     assert found["sdpa_backend_selected"] == {
         "requested": "math",
@@ -116,7 +116,9 @@ def test_the_observed_kernel_is_the_one_that_ran(
     session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = session(**FAST, DROPOUT="0.0")
-    monkeypatch.setattr("gpt2.attention.sdpa.selected_sdpa_backend", lambda *given: "efficient")
+    monkeypatch.setattr(
+        "gpt2.attention.sdpa_kernels.selected_sdpa_backend", lambda *given: "efficient"
+    )
     found = observed_settings(opened)["sdpa_backend_selected"]
     assert (found["resolved"], found["observed"]) == (
         {"2x16x8, dropout 0": "efficient"},
