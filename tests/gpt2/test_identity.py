@@ -1,6 +1,6 @@
 """The identity of a run: no hash of a recorded configuration changes.
 
-``tests/frozen/hashes.json`` has the digests of the version before the rule of declared off-values.
+``tests/yardsticks/hashes.json`` has the digests of the version before the rule of declared off-values.
 Write it again, by ``digests``, only with a change of the identity that makes all runs stale.
 """
 
@@ -18,7 +18,7 @@ from lib.errors import ConfigError
 from lib.files import canonical_json
 from lib.project import ROOT
 
-FROZEN = ROOT / "tests" / "frozen" / "hashes.json"
+FROZEN = ROOT / "tests" / "yardsticks" / "hashes.json"
 # The automatic number of threads is the machine's.
 THREADS = "CPU_THREADS=2"
 # On gpt2-124m, a single run on a GPU; each line touches a setting that a rule of the identity names.

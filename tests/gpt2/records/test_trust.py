@@ -46,7 +46,7 @@ def test_it_is_decided_for_each_symbol_whether_it_may_be_taken():
 @pytest.fixture
 def former(tmp_path):
     """Return a function that writes the record of a run of commit 478ca248, with some changes."""
-    record = json.loads((ROOT / "tests/frozen/resolved_config.json").read_text())
+    record = json.loads((ROOT / "tests/yardsticks/resolved_config.json").read_text())
 
     def write(**symbols):
         changed = {**record, "symbols": {**record["symbols"], **symbols}}
