@@ -11,7 +11,7 @@ SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT
-SETTINGS += PROBE SUBMIT VENV
+SETTINGS += PROBE SUBMIT
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -47,10 +47,11 @@ ANY_CONFIG_PY := $(if $(DEFCONFIG),,$(if $(DOTCONFIGS),$(CONFIG_PY)))
 KCONFIGS := $(wildcard Kconfig gpt2/Kconfig* gpt2/*/Kconfig* gpt2/*/*/Kconfig* lib/*/Kconfig* \
 	lib/*/*/Kconfig*)
 
-# An active environment is used unchanged. Otherwise make manages a .venv: the tree's or, if the tree
-# is read-only and its .venv was not created here, one in the build folder.
-PLACE := $(call quote,"place": "$(CURDIR)/.venv )
-MANAGED := $(shell { test -w . || grep -qsF $(PLACE) .venv/kablate-setup.json; } && echo .venv)
+# An active environment is used unchanged, and so is a .venv that make did not create. Otherwise make
+# manages a .venv: the tree's or, if the tree is read-only and its .venv was not created here, one in
+# the build folder. The stamp begins with its place, and lists its extras.
+stamp = $(venv)/.kablate-stamp
+MANAGED := $(shell test -w . || grep -qsxF $(call quote,$(CURDIR) .venv) .venv/.kablate-stamp && echo .venv)
 MANAGED := $(or $(MANAGED),$(BUILD)/.venv)
 venv = $(call quote,$(MANAGED))
 ACTIVE := $(or $(PYTHON),$(if $(VIRTUAL_ENV),$(VIRTUAL_ENV)/bin/python))
@@ -58,13 +59,22 @@ ACTIVE := $(or $(ACTIVE),$(if $(CONDA_PREFIX),$(CONDA_PREFIX)/bin/python))
 ifeq ($(ACTIVE),$(CURDIR)/.venv/bin/python)
 ACTIVE :=
 endif
+ACTIVE := $(or $(ACTIVE),$(shell { [ -L $(venv) ] || { [ -e $(venv)/bin ] && [ ! -e $(stamp) ]; }; } \
+	&& printf %s $(venv)/bin/python))
 PY := $(call quote,$(or $(ACTIVE),$(MANAGED)/bin/python))
 # PY, or the system's Python if PY cannot run: sufficient for setup and help.
 works = $(if $(PYTHON),$(PY) -ISc '' > /dev/null 2>&1 && )command -v $(PY)
 BOOT := $(shell { $(works); } || command -v python3.11 || command -v python3)
 boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
-SETUP = $(boot) -m lib.env $(TARGET_PYTHON) --extras
-TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(venv))
+# Install the tree's packages and these extras. Milliseconds if the stamp is of this place, has the
+# extras, and is younger than the files that determine the packages.
+current = [ -x $(venv)/bin/python ] && for file in pyproject.toml requirements.txt constraints.txt; do \
+	[ $(stamp) -nt $$file ] || exit; done && IFS=', ' && \
+	for line in $(call quote,$(CURDIR) $(MANAGED)) $(1); do grep -qsxFe "$$line" $(stamp) || exit; done
+with = $(if $(ACTIVE),$(boot) -m lib.env.setup --active $(call quote,$(ACTIVE)) --extras "$(1)",( \
+	$(current) ) || $(boot) -m lib.env.setup --venv $(venv) --extras "$(1)")
+# Of the tests, which read parquet files, log to every tracker, and plot.
+TESTED := dev datasets tensorboard trackio
 
 INTO := -O $(call quote,$(BUILD))
 CONFIGURE := $(PY) scripts/configure.py
@@ -186,14 +196,15 @@ mutation-test: setup ## Plant COUNT= faults, and count those that check catches
 reproduce: setup $(ANY_CONFIG_PY) ## Train RUN= again from its directory, compare every byte
 	$(Q)$(PY) scripts/reproduce.py $(INTO)
 
-# The tests read parquet files, log to every tracker, and plot.
 test: ## Run the tests (FAST=1: a fast part); needs the extras
 	$(call reads,FAST)
-	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
+	@$(call with,$$EXTRAS $(TESTED))
 	$(Q)$(PY) -m pytest$(if $(filter-out $(off),$(FAST)), --fast)
 
-style: setup ## Check formatting, lint, types, whitespace, rules
+# All of them, although one fails.
+style: ## Check formatting, lint, types, whitespace, rules
 	$(call reads)
+	@$(call with,$$EXTRAS dev)
 	$(Q)failed=0; for tool in '-m black --check .' '-m ruff check' '-m mypy' \
 		'scripts/fix_whitespace_issues.py --check' '-m pytest tests/test_architecture.py'; do \
 		$(PY) $$tool || failed=1; done; exit $$failed
@@ -258,8 +269,8 @@ validate-machine: setup ## Validate NSA on this device (FULL=1: long contexts)
 ##@ Operate
 .PHONY: setup tensorboard help completion clean mrproper
 setup: ## Create the Python environment; EXTRAS= adds packages
-	$(if $(filter setup,$(MAKECMDGOALS)),$(call reads,VENV))
-	@$(SETUP) "$$EXTRAS" $(if $(and $(filter setup,$(MAKECMDGOALS)),$(call given,VENV)),--share $(call quote,$(VENV)))
+	$(if $(filter setup,$(MAKECMDGOALS)),$(call reads,EXTRAS))
+	@$(call with,$$EXTRAS)
 
 tensorboard: $(CONFIG_PY) ## Serve TensorBoard for the runs, on localhost
 	$(Q)$(PY) scripts/dashboard.py $(INTO)
@@ -285,7 +296,7 @@ clean: ## Remove generated files; keeps .config, data and results
 mrproper: clean ## Also remove .config, and a .venv that make created
 	$(Q)for file in '' .old .origins; do rm -f $(call quote,$(DOTCONFIG))$$file; done
 	$(Q)if [ -L $(venv) ]; then rm $(venv); \
-		elif [ -e $(venv)/kablate-setup.json ]; then rm -rf $(venv); fi
+		elif [ -e $(stamp) ]; then rm -rf $(venv); fi
 
 ##@ Variables
 ##: STEPS=0-3,ra,16  Only these steps of a study
@@ -296,7 +307,6 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: WHERE="val_loss<2.5"  For ls, clean-runs: runs (= != < <= > >=)
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
-##: VENV=DIR  For setup: share the packages of another .venv
 ##: OUT=DIR  For export: the new folder
 ##: SET="A=1 B=y"  Settings on top of .config, for this command only
 ##: GPUS=n  GPUs of each run

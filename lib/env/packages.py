@@ -4,16 +4,22 @@ A variable such as CONDA_DEFAULT_ENV can be set by anybody and stays set outside
 """
 
 import hashlib
+import importlib.metadata
 import platform
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from lib.env.python_env import PROJECT
 from lib.errors import ConfigError, Problem
+from lib.project import ROOT
+
+PROJECT = "kablate"
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,50 @@ def format_packages(packages: Mapping[str, str]) -> str:
 def packages_digest(packages: Mapping[str, str]) -> str:
     """Return the SHA-256 of ``format_packages``."""
     return hashlib.sha256(format_packages(packages).encode()).hexdigest()
+
+
+# Requirements of the tree: ranges and extras of pyproject.toml, pins of requirements.txt.
+
+
+def missing_packages(extras: Sequence[str] = ()) -> list[str]:
+    """Return the requirements, those of ``extras`` included, that this interpreter does not meet."""
+    try:
+        # Of the required packages itself.
+        from packaging.requirements import Requirement
+    except ImportError:
+        return ["packaging, and perhaps others"]
+    project = _project()
+    optional = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(text for name in extras for text in optional[name])]
+    missing = []
+    for requirement in map(Requirement, wanted):
+        found = [each.version for each in importlib.metadata.distributions(name=requirement.name)]
+        if not found:
+            missing.append(str(requirement))
+        elif not requirement.specifier.contains(found[0], prereleases=True):
+            missing.append(f"{requirement} (has {found[0]})")
+    return missing
+
+
+def known_extras() -> list[str]:
+    """Return the names of the optional sets of packages."""
+    return list(_project()["optional-dependencies"])
+
+
+def install_command(python: str, extras: Sequence[str] = ()) -> list[str]:
+    """Return the command that installs the pinned packages, ``extras`` and this tree for ``python``."""
+    tree = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
+    pins = ["-r", str(ROOT / "requirements.txt"), "-c", str(ROOT / "constraints.txt")]
+    words = [*pins, "-e", tree]
+    if find_spec("pip") is None and shutil.which("uv"):
+        return ["uv", "pip", "install", "--python", python, *words]
+    return [python, "-m", "pip", "install", *words]
+
+
+def _project() -> dict[str, Any]:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project: dict[str, Any] = tomllib.loads(text)["project"]
+    return project
 
 
 # Lock files: comparison of installed packages with locked versions.

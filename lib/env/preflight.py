@@ -6,6 +6,7 @@ that the user sees every problem at once. torch is imported by the checks of the
 
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,10 @@ from lib.env.options import EnvironmentConfig, MachineConfig
 from lib.env.packages import (
     Interpreter,
     current_interpreter,
+    install_command,
     installed_packages,
     lock_differences,
-)
-from lib.env.python_env import (
-    check_requirements,
-    default_requirements,
-    import_path,
-    install_command,
+    missing_packages,
 )
 from lib.env.snapshot import FOLDER, refresh_snapshot
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
@@ -71,11 +68,12 @@ def python_problems(config: EnvironmentConfig, interpreter: Interpreter) -> list
 
 def package_problems() -> list[Problem]:
     """Check that all required packages are installed."""
-    findings = check_requirements(ROOT, default_requirements(ROOT), import_path())
-    if not findings.lacking:
+    missing = missing_packages()
+    if not missing:
         return []
-    what = f"packages missing in {sys.executable}: {findings.describe_lacking()}"
-    return [Problem(what, next=install_command(ROOT, findings), code="env.missing-package")]
+    what = f"packages missing in {sys.executable}: {', '.join(missing)}"
+    advice = shlex.join(install_command(sys.executable))
+    return [Problem(what, next=advice, code="env.missing-package")]
 
 
 def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:

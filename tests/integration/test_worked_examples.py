@@ -1,7 +1,6 @@
 """The worked examples of the documents run as written in a fresh clone."""
 
 import contextlib
-import json
 import os
 import pickle
 import re
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 from black.cache import CACHE_DIR, Cache
 
-from lib.env.python_env import PROJECT, import_path
 from lib.project import ROOT
 from tests.integration.tree import commit_copy, git
 from tests.source import makefile_variables
@@ -54,16 +52,12 @@ def _copy_caches(folder: Path, place: Path) -> None:
 
 
 def _install(folder: Path, place: Path) -> None:
-    """Create an environment with this interpreter's packages and an editable install."""
+    """Create an environment with this interpreter's packages and the tree, as installed by pip -e."""
     venv.create(place, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = place / "lib" / version / "site-packages"
-    (site / "tree.pth").write_text("\n".join([str(folder), *import_path()]))
-    info = site / f"{PROJECT}-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PROJECT}\nVersion: 0\n")
-    origin = {"url": folder.as_uri(), "dir_info": {"editable": True}}
-    (info / "direct_url.json").write_text(json.dumps(origin))
+    packages = [path for path in sys.path if Path(path).resolve() != ROOT]
+    (site / "tree.pth").write_text("\n".join([str(folder), *packages]))
     (folder / ".venv").symlink_to(place)
 
 

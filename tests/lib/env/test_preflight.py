@@ -1,6 +1,7 @@
 """Conditions of the environment: what passes, and the problems of what does not."""
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,8 +98,8 @@ def test_a_trace_of_another_tool(
 
 def test_what_the_tree_needs_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.package_problems() == []
-    monkeypatch.setattr(preflight, "import_path", list)
-    assert "torch, kconfiglib" in words(preflight.package_problems(), "env.missing-package")
+    monkeypatch.setattr(sys, "path", [])
+    assert "torch>=2.11, kconfiglib" in words(preflight.package_problems(), "env.missing-package")
 
 
 def test_less_space_than_asked_for(config: EnvironmentConfig, tmp_path: Path) -> None:

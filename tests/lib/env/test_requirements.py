@@ -1,155 +1,102 @@
-"""Installed packages compared with requirements, the install command, and the build backend."""
+"""Required packages: those that are missing, the install command, and the pins."""
 
-import json
+import re
 import sys
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 
-from lib.env import python_env
-from lib.env.python_env import (
-    Requirement,
-    RequirementReport,
-    check_requirements,
-    default_requirements,
-    extra_requirements,
-    install_command,
-    requirements_digest,
-)
-from lib.errors import ConfigError
+from lib.env import packages
+from lib.env.packages import install_command, known_extras, missing_packages
 from lib.project import ROOT
+from tests.rules import imports
+from tests.source import modules
 
-TORCH = Requirement("torch", ">=", "2.11", "2.13.0")
-RICH = Requirement("rich", ">=", "13.0", "15.0.0")
-
-
-def install(site, name, version, url=None):
-    info = site / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    info.joinpath("METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
-    if url:
-        info.joinpath("direct_url.json").write_text(json.dumps({"url": url}))
+PYPROJECT = """
+[project]
+dependencies = ["torch>=2.11", "rich>=13.0", "kconfiglib==14.1.0"]
+[project.optional-dependencies]
+logs = ["trackio==1.0"]
+"""
 
 
 @pytest.fixture
-def tree(tmp_path):
-    tree = tmp_path / "a tree"
-    tree.mkdir()
-    return tree
+def site(tmp_path, monkeypatch):
+    """Return the only folder of packages, and install torch and kconfiglib into it."""
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    monkeypatch.setattr(packages, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    install(tmp_path / "site", "torch", "2.13.0+cpu")
+    install(tmp_path / "site", "kconfiglib", "14.1.0")
+    return tmp_path / "site"
 
 
-def test_everything_is_there(tmp_path, tree):
-    install(tmp_path, "torch", "2.13.0+cpu")
-    install(tmp_path, "kablate", "0.1.0", tree.as_uri())
-    findings = check_requirements(tree, [TORCH], [str(tmp_path)])
-    assert findings.complete and not findings.differing
+def install(site, name, version):
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 
 
-def test_absent_old_and_other_packages_are_told_apart(tmp_path, tree):
-    install(tmp_path, "torch", "2.9.0")
-    findings = check_requirements(tree, [TORCH, RICH], [str(tmp_path)])
-    assert not findings.complete and not findings.installed
-    assert findings.lacking == [(TORCH, "2.9.0"), (RICH, "")]
-    text = findings.describe_lacking()
-    assert "torch >= 2.11" in text and "2.9.0" in text and "rich" in text and "editable" in text
+@pytest.mark.parametrize("version", ["13.0", "15.0.0", "14.0+local", "16.0.dev20261120"])
+def test_every_version_in_the_range_is_accepted(site, version):
+    install(site, "rich", version)
+    assert missing_packages() == []
 
 
-def test_another_version_in_range_is_accepted_and_named(tmp_path, tree):
-    install(tmp_path, "torch", "2.12.1")
-    install(tmp_path, "kablate", "0.1.0", tree.as_uri())
-    findings = check_requirements(tree, [TORCH], [str(tmp_path)])
-    assert findings.complete
-    assert findings.differing == [(TORCH, "2.12.1")]
-    assert "torch 2.12.1" in findings.describe_differing()
-    assert "2.13.0" in findings.describe_differing()
+def test_absent_and_old_packages_are_named(site):
+    assert missing_packages() == ["rich>=13.0"]
+    install(site, "rich", "12.6.0")
+    assert missing_packages() == ["rich>=13.0 (has 12.6.0)"]
 
 
-@pytest.mark.parametrize("url", [None, "file:///another/tree"])
-def test_an_install_of_another_tree_does_not_count(tmp_path, tree, url):
-    install(tmp_path, "kablate", "0.1.0", url)
-    assert not check_requirements(tree, [], [str(tmp_path)]).installed
+def test_extras_are_required_if_named(site):
+    install(site, "rich", "15.0.0")
+    assert missing_packages(["logs"]) == ["trackio==1.0"]
+    assert known_extras() == ["logs"]
 
 
-def test_the_command_uses_pip_where_there_is_pip(tree):
-    command = install_command(tree, RequirementReport([(RICH, "")], [], installed=False))
-    assert command == f"{sys.executable} -m pip install rich==15.0.0 -e '{tree}'"
+def test_without_the_parser_the_environment_is_incomplete(site, monkeypatch):
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    (missing,) = missing_packages()
+    assert missing.startswith("packaging")
 
 
-def test_the_command_uses_uv_where_there_is_no_pip(monkeypatch, tree):
-    monkeypatch.setattr(python_env, "find_spec", lambda name: None)
-    monkeypatch.setattr(python_env.shutil, "which", lambda name: "/bin/uv")
-    command = install_command(tree, RequirementReport([(RICH, "")], [], installed=True))
-    assert command.startswith(f"uv pip install --python {sys.executable} rich==15.0.0")
+def test_the_command_installs_the_pins_with_pip_or_uv(monkeypatch):
+    pins = ["-r", f"{ROOT}/requirements.txt", "-c", f"{ROOT}/constraints.txt"]
+    assert install_command("/a/python") == [
+        *("/a/python", "-m", "pip", "install", *pins, "-e", str(ROOT))
+    ]
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: "/bin/uv")
+    assert install_command("/a/python", ["dev", "triton"]) == [
+        *("uv", "pip", "install", "--python", "/a/python", *pins, "-e", f"{ROOT}[dev,triton]")
+    ]
 
 
-DEFAULT_SET = {"torch", "kconfiglib", "numpy", "wandb", "black", "transformers", "pytest"}
+def declared():
+    """Return the ranges of pyproject.toml, its extras, and the pins of requirements.txt."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    return (list(map(Requirement, texts)) for texts in (project["dependencies"], extras, pins))
 
 
-def write_tree(root, dependencies, pins, extras=""):
-    root.joinpath("pyproject.toml").write_text(
-        f"[project]\ndependencies = {dependencies}\n[project.optional-dependencies]\n{extras}\n"
-    )
-    root.joinpath("requirements.txt").write_text(pins)
-    root.joinpath("constraints.txt").write_text("")
-    return root
+def test_the_pins_are_in_the_ranges_and_extras_are_pinned():
+    ranges, extras, pins = declared()
+    pinned = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins}
+    assert set(pinned) == {requirement.name for requirement in ranges}
+    assert all(r.specifier.contains(pinned[r.name]) for r in ranges)
+    assert all(re.fullmatch(r"==[0-9][0-9.]*", str(extra.specifier)) for extra in extras)
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    constrained = {line.split("==")[0] for line in constraints if "==" in line}
+    assert not constrained & {*pinned, *(extra.name for extra in extras)}
 
 
-@pytest.mark.parametrize(
-    ("operator", "bound", "version", "accepted"),
-    [
-        (">=", "2.11", "2.13.0", True),
-        (">=", "2.11", "2.9.1", False),
-        (">=", "2.0", "2", True),
-        (">=", "2.11", "2.13.0+cpu", True),
-        (">=", "1.0", "", False),
-        ("==", "14.1.0", "14.1", True),
-        ("==", "14.1.0", "14.1.1a4", False),
-    ],
-)
-def test_range(operator, bound, version, accepted):
-    assert Requirement("p", operator, bound, "9").accepts(version) is accepted
-
-
-def test_a_build_label_is_the_tested_version():
-    torch = Requirement("torch", ">=", "2.11", "2.13.0")
-    assert torch.is_pin("2.13.0+cpu") and not torch.is_pin("2.13.1")
-
-
-def test_the_default_set_is_pinned_in_its_ranges():
-    requirements = default_requirements(ROOT)
-    assert {requirement.name for requirement in requirements} > DEFAULT_SET
-    assert all(requirement.accepts(requirement.pin) for requirement in requirements)
-    assert "torch==2.13.0" in map(str, requirements)
-
-
-def test_pins_and_ranges_name_the_same_packages():
-    pinned = {
-        line.split("==")[0]
-        for line in (ROOT / "requirements.txt").read_text().splitlines()
-        if "==" in line
+def test_the_product_imports_no_package_of_its_development():
+    tools = {"black", "hypothesis", "mypy", "pytest", "ruff", "xdist", "_pytest"}
+    used = {
+        path: {name.split(".")[0] for name in imports(tree)} for path, tree in modules().items()
     }
-    assert pinned == {requirement.name for requirement in default_requirements(ROOT)}
-
-
-def test_a_package_without_a_pin_is_an_error(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        default_requirements(write_tree(tmp_path, ["a>=1", "b>=2"], "a==1.5\n"))
-    (problem,) = caught.value.problems
-    assert problem.code == "env.unpinned-package" and problem.what.startswith("b: ")
-
-
-def test_extras_are_pinned_and_unknown_ones_are_refused(tmp_path):
-    tree = write_tree(tmp_path, [], "", 'plots = ["matplotlib==3.11.2"]\nlogs = ["trackio==1.0"]')
-    assert [str(r) for r in extra_requirements(tree, ["plots"])] == ["matplotlib==3.11.2"]
-    with pytest.raises(ConfigError) as caught:
-        extra_requirements(tree, ["plot"])
-    (problem,) = caught.value.problems
-    assert problem.code == "env.unknown-extra"
-    assert "plot " in problem.what and "plots, logs" in problem.what
-
-
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.txt", "constraints.txt"])
-def test_digest_follows_every_file(tmp_path, name):
-    before = requirements_digest(write_tree(tmp_path, [], ""))
-    with open(tmp_path / name, "a") as stream:
-        stream.write("# changed\n")
-    assert requirements_digest(tmp_path) != before
+    assert {path: names & tools for path, names in used.items() if names & tools} == {}

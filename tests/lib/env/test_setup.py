@@ -1,0 +1,290 @@
+"""Tests of the set-up of the environment: when make runs it, what it creates, and what it leaves."""
+
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from lib.env import packages, setup
+from lib.errors import ConfigError, RunError
+from lib.project import ROOT
+from tests.make_command import make
+
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "editable"
+backend-path = ["lib/build"]
+[project]
+name = "kablate"
+version = "0.1.0"
+description = "A tree that needs little"
+requires-python = ">=3.11"
+dependencies = ["packaging>=1.0"]
+[project.optional-dependencies]
+nothing = []
+more = []
+"""
+# No other tree, and no interpreter of the tests.
+ENVIRONMENT = {"PYTHON": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Return a tree with this set-up code, whose only requirement needs no network."""
+    root = tmp_path_factory.mktemp("some trees") / "a tree"
+    for name in ("env", "build"):
+        code = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "lib" / name, root / "lib" / name, ignore=code)
+    for path in (ROOT / "lib").glob("*.py"):
+        shutil.copy(path, root / "lib")
+    shutil.copy(ROOT / "Makefile", root)
+    (root / "pyproject.toml").write_text(PYPROJECT)
+    version = write_wheel(root.parent)
+    pins = f"--no-index\n--find-links {root.parent.as_uri()}\npackaging=={version}\n"
+    (root / "requirements.txt").write_text(pins)
+    (root / "constraints.txt").write_text("")
+    return root
+
+
+def write_wheel(folder):
+    """Write a wheel of the installed package packaging; return its version."""
+    installed = distribution("packaging")
+    name = f"packaging-{installed.version}-py3-none-any.whl"
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        for path in installed.files:
+            if path.suffix != ".pyc":
+                archive.write(path.locate(), str(path))
+    return installed.version
+
+
+def set_up(tree, *words, **variables):
+    return make("setup", *words, cwd=tree, **ENVIRONMENT, **variables)
+
+
+def stamp_lines(tree):
+    return (tree / ".venv" / setup.STAMP).read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_it_is_made_used_repaired_and_not_made_again(tree):
+    """In a path with blanks, with PYTHONPATH pointing at another ``lib`` and another ``pip``."""
+    (tree.parent / "lib").mkdir()
+    (tree.parent / "pip").mkdir()
+    (tree.parent / "pip" / "__init__.py").write_text("raise SystemExit('not the real pip')")
+    made = set_up(tree, "EXTRAS=nothing", PYTHONPATH=str(tree.parent))
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == "" and "Successfully installed" in made.stderr
+    python = tree / ".venv" / "bin" / "python"
+    code = "import lib; print(lib.__file__)"
+    imported = subprocess.run(
+        [python, "-c", code],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(tree.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert imported.stdout.strip() == str(tree / "lib" / "__init__.py")
+    assert not [path for path in tree.iterdir() if path.name.endswith(("egg-info", "build"))]
+    assert stamp_lines(tree) == [f"{tree} .venv", "nothing"]
+    assert set_up(tree).stderr == ""
+
+    # A changed file completes it; an unfinished one is created anew.
+    remains = tree / ".venv" / "remains"
+    remains.touch()
+    os.utime(tree / "requirements.txt", (time_of_stamp := os.stat(stamp(tree)).st_mtime + 5,) * 2)
+    completed = set_up(tree)
+    assert completed.returncode == 0 and "already satisfied" in completed.stderr
+    assert remains.exists() and stamp_lines(tree) == [f"{tree} .venv", "nothing"]
+    os.utime(tree / "requirements.txt", (time_of_stamp - 60,) * 2)
+    stamp(tree).write_text("\nnothing\n")
+    repaired = set_up(tree)
+    assert repaired.returncode == 0, repaired.stderr
+    assert not remains.exists() and stamp_lines(tree) == [f"{tree} .venv", "nothing"]
+
+
+def stamp(tree):
+    return tree / ".venv" / setup.STAMP
+
+
+@pytest.mark.slow
+def test_a_plain_install_is_refused_with_a_reason(tree, tmp_path):
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", tmp_path, "."]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode and f"runs from its tree: pip install -e {tree}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Return a tree whose .venv/bin/python only writes its arguments to a file, and is finished."""
+    root = tmp_path / "it's a tree"
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$*" >> called\n')
+    python.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", root)
+    for name in ("pyproject.toml", "requirements.txt", "constraints.txt"):
+        (root / name).touch()
+        os.utime(root / name, (0, 0))
+    stamp(root).write_text(f"{root} .venv\ndev\nnothing\n")
+    return root
+
+
+def called(root, *words):
+    """Return the arguments of the set-up that make runs; "" if it runs none."""
+    assert set_up(root, *words).returncode == 0
+    return (root / "called").read_text().strip() if (root / "called").exists() else ""
+
+
+@pytest.mark.parametrize("extras", ["", "nothing", "nothing dev", "dev,nothing"])
+def test_a_current_one_is_not_set_up(made, extras):
+    assert called(made, f"EXTRAS={extras}") == ""
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.txt", "constraints.txt"])
+def test_a_changed_file_is_noticed(made, name):
+    os.utime(made / name, (os.stat(stamp(made)).st_mtime + 5,) * 2)
+    assert called(made) == "-m lib.env.setup --venv .venv --extras"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\ndev\n", "/another/tree .venv\ndev\n"], ids=["new", "unfinished", "moved"]
+)
+def test_an_unfinished_or_moved_one_is_noticed(made, text):
+    stamp(made).write_text(text)
+    assert called(made) == "-m lib.env.setup --venv .venv --extras"
+
+
+def test_a_missing_extra_is_noticed(made):
+    assert (
+        called(made, "EXTRAS=nothing more") == "-m lib.env.setup --venv .venv --extras nothing more"
+    )
+
+
+@pytest.mark.parametrize("how", ["created by the user", "link"])
+def test_the_environment_of_a_user_is_only_checked(made, how):
+    if how == "link":
+        (made / ".venv").rename(made / "elsewhere")
+        (made / ".venv").symlink_to("elsewhere")
+    else:
+        stamp(made).unlink()
+    assert called(made) == "-m lib.env.setup --active .venv/bin/python --extras"
+
+
+class Commands(list):
+    """The commands that a set-up runs, instead of running them; the ``failing`` one fails."""
+
+    failing = ""
+
+    def __call__(self, command):
+        self.append(shlex.join(map(str, command)))
+        if self.failing and self.failing in self[-1]:
+            raise RunError(setup.Problem("failed", code="env.install-failed"))
+        if "-m venv" in self[-1]:
+            (Path(command[-1]) / "bin").mkdir()
+            (Path(command[-1]) / "bin" / "python").touch()
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    monkeypatch.setattr(packages, "ROOT", tmp_path)
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    recorded = Commands()
+    monkeypatch.setattr(setup, "_run", recorded)
+    return recorded
+
+
+def kinds(commands):
+    kind = {"-m venv ": "venv", "-m pip install ": "pip", "-m lib.env.setup ": "check"}
+    return [name for command in commands for words, name in kind.items() if words in command]
+
+
+def test_a_new_one_is_created_installed_and_checked(tmp_path, commands):
+    setup.set_up(".venv", ["nothing"])
+    assert kinds(commands) == ["venv", "pip", "check"]
+    assert f"-r {tmp_path}/requirements.txt -c {tmp_path}/constraints.txt" in commands[1]
+    assert f"-e '{tmp_path}[nothing]'" in commands[1]
+    assert stamp_lines(tmp_path) == [f"{tmp_path} .venv", "nothing"]
+
+
+def test_a_finished_one_is_completed_and_keeps_its_extras(tmp_path, commands):
+    for extras in (["nothing"], ["more"]):
+        commands.clear()
+        setup.set_up(".venv", extras)
+    assert kinds(commands) == ["pip", "check"] and "[more,nothing]" in commands[0]
+
+
+def test_a_moved_or_dead_one_is_created_anew(tmp_path, commands):
+    setup.set_up(".venv", [])
+    (tmp_path / ".venv").rename(tmp_path / "moved")
+    setup.set_up("moved", [])
+    (tmp_path / "moved" / "bin" / "python").unlink()
+    setup.set_up("moved", [])
+    assert kinds(commands) == ["venv", "pip", "check"] * 3
+
+
+@pytest.mark.parametrize("failing", ["-m venv", "-m pip", "-m lib.env.setup"])
+def test_a_failure_leaves_it_unfinished_with_its_extras(tmp_path, commands, failing):
+    commands.failing = failing
+    with pytest.raises(RunError) as caught:
+        setup.set_up(".venv", ["nothing"])
+    assert caught.value.codes == ["env.install-failed"]
+    assert stamp_lines(tmp_path) == ["", "nothing"]
+    commands.failing = ""
+    commands.clear()
+    setup.set_up(".venv", [])
+    assert kinds(commands) == ["venv", "pip", "check"] and "[nothing]" in commands[1]
+
+
+def test_an_earlier_extra_that_is_none_any_more_is_dropped(tmp_path, commands):
+    (tmp_path / ".venv").mkdir()
+    stamp(tmp_path).write_text("\nformer\nnothing\n")
+    setup.set_up(".venv", [])
+    assert stamp_lines(tmp_path)[1:] == ["nothing"]
+
+
+def test_a_second_make_waits_for_the_first(tmp_path, commands):
+    (tmp_path / ".venv").mkdir()
+    stamp(tmp_path).touch()
+    second = threading.Thread(target=setup.set_up, args=[".venv", ["nothing"]])
+    with open(stamp(tmp_path), "r+") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
+        first.write(f"{tmp_path} .venv\nnothing\n")
+    second.join(5)
+    assert not second.is_alive() and commands == []
+
+
+def test_a_command_that_fails_is_named(capfd):
+    with pytest.raises(RunError) as caught:
+        setup._run([sys.executable, "-c", "print('its message'); exit(3)"])
+    assert caught.value.codes == ["env.install-failed"]
+    assert "its message" in capfd.readouterr().err and sys.executable in str(caught.value)
+
+
+def test_an_unknown_extra_is_an_error(commands, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["setup", "--venv", ".venv", "--extras", "nothign"])
+    with pytest.raises(ConfigError) as caught:
+        setup.main()
+    assert caught.value.codes == ["env.unknown-extra"] and "nothing, more" in str(caught.value)
+    assert commands == []
+
+
+def test_a_folder_that_make_did_not_create_is_refused(tmp_path, commands):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        setup.set_up(".venv", [])
+    assert caught.value.codes == ["env.not-managed"] and commands == []
