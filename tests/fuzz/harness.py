@@ -46,7 +46,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare_runs", "A", "B"),
     "compare-json": ("compare_runs", "A", "B", "--json"),
     "verify-results": ("verify_results", *_STUDY),
-    "figures": ("draw_figures", *_STUDY),
     "make": ("run_test_matrix", "--steps", STEPS, "--seeds", SEEDS),
     "train": (*IN_PROCESS, "0", "--seed", UNFINISHED_SEED),
     "evaluate": ("evaluate", "--run", "A"),

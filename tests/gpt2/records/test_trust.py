@@ -68,6 +68,8 @@ def test_symbols_that_went_are_dropped_where_they_had_no_effect(former):
     # A value that never mattered, and one of a setting that is not taken.
     record = former(COMPILE_EAGER_TWIN=True, GPU_WATTS=700, ABLATION_DESIGN="fractional")
     require_identity(recorded_config(record), record)
+    record = former(ABLATION_FOLD="RECIPROCAL", VERDICT_SIMPLE_EFFECTS=True)
+    require_identity(recorded_config(record), record)
 
 
 @pytest.mark.parametrize(
