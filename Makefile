@@ -211,7 +211,7 @@ style: ## Check formatting, lint, types, whitespace, rules
 
 ##@ Evaluate
 .PHONY: ls clean-runs report verdicts claims audit compare verify-results figures \
-	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
+	evaluate generate export bench bench-nsa needle-test validate-machine
 ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 	$(Q)$(PY) scripts/list_runs.py $(INTO)
 
@@ -248,14 +248,8 @@ generate: setup $(ANY_CONFIG_PY) ## Generate text with the finished run RUN=, af
 export: $(CONFIG_PY) ## Export RUN= to a folder that transformers can load
 	$(Q)$(PY) scripts/export.py $(INTO)
 
-bench: setup ## Time the trainer, mechanisms and optimizers on this CPU
+bench: $(CONFIG_PY) ## Time a step of .config beside plain GPT-2 loops
 	$(Q)$(PY) scripts/bench.py $(INTO)
-
-bench-settings: $(CONFIG_PY) ## Time each speed setting (SYM=), one at a time
-	$(Q)$(PY) scripts/bench.py settings $(INTO)
-
-bench-overhead: $(CONFIG_PY) ## Time logging and trackers over COUNT= pairs
-	$(Q)$(PY) scripts/bench.py overhead $(INTO)
 
 bench-nsa: setup ## Time sparse against full attention
 	$(Q)$(PY) scripts/bench.py nsa $(INTO)
@@ -312,13 +306,12 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: GPUS=n  GPUs of each run
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
-##: ITERS=n  For prolong: more iterations; for bench-*: per variant
+##: ITERS=n  For prolong: more iterations; for bench: rounds
 ##: DRY_RUN=1  For make and defconfig-NAME: check, and train nothing
 ##: CHECKS=causal,data  For check: only these
 ##: JUNIT=FILE  For check: also write the results as JUnit XML
 ##: FAST=1  For check, test: skip what is slow
 ##: FULL=1  For validate-machine: the long context at full length
-##: COUNT=9  For bench-overhead: pairs
 ##: AREA=pruning  For mutation-test: areas, or FILE.py:LINE; COUNT=60
 ##: DEFCONFIG=NAME  For check, reproduce TWICE=1: instead of .config
 ##: TWICE=1  For reproduce: train .config (or RUN=) twice

@@ -1,47 +1,38 @@
 #!/usr/bin/env python3
-"""Benchmark this machine: the trainer, settings, logging overhead, or sparse attention.
+"""Benchmark this machine: a step of the trainer beside plain loops, or sparse attention.
 
-    bench.py                                trainer, mechanisms and optimizers on the CPU
-    bench.py --case quickstart --rounds 5 --no-mechanisms --no-optimizers
-    bench.py settings --sym COMPILE,PRECISION --iters 50
-    bench.py overhead --count 15 --iters 300
+    bench.py                                the first run of .config, beside two plain GPT-2
+    bench.py --steps ra --iters 50
     bench.py nsa --tokens 2048
 
-Without a subcommand: the trainer against transformers' GPT-2 in a plain loop (also with the memory
-settings of the trainer's workers), every mechanism against GPT-2, and every optimizer against
-torch's fused AdamW. settings: each setting that trades speed for precision or memory, one at a time
-on .config, with peak memory, final loss, and whether the weights are bitwise equal. overhead: the
-trainer's logging against a bare loop, and trackers against none; requires the extras trackio and
-tensorboard. nsa: sparse against full attention, for whole sequences and decoding; writes
-bench_nsa.csv and bench_nsa.png to the build folder.
+Without a subcommand: the trainer's step on drawn tokens, with the mechanisms of the run, beside
+transformers' GPT-2 and a GPT-2 in nanoGPT's form, of the same sizes and without mechanisms. nsa:
+sparse against full attention, for whole sequences and decoding; writes bench_nsa.csv and
+bench_nsa.png to the build folder.
 
-Variants alternate; figures are medians, ratios are within one round. There is no pass or fail; stop
-other load on the machine first. Tables go to stdout.
+Sides take turns; figures are medians, ratios are within one round. There is no pass or fail; stop
+other load on the machine first. Tables go to stdout. To compare settings: plan.py --probe --sweep.
 """
 
 import _start
 
-from gpt2.bench.commands import BENCHMARKS
+from gpt2.bench import commands
 from gpt2.planning.arguments import add_subcommands, new_parser
 from lib import console
-
-COMMANDS = {
-    "settings": "time each speed-related setting on .config",
-    "overhead": "time the trainer's logging, and the trackers",
-    "nsa": "time sparse against full attention",
-}
+from lib.errors import EXIT_DONE
 
 
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
-    BENCHMARKS[""].add_arguments(parser)
-    for name, command in add_subcommands(parser, COMMANDS).items():
-        BENCHMARKS[name].add_arguments(command)
+    commands.add_step_arguments(parser)
+    nsa = add_subcommands(parser, {"nsa": "time sparse against full attention"})["nsa"]
+    commands.add_nsa_arguments(nsa)
     args = parser.parse()
-    code, text = BENCHMARKS[args.command or ""].run(args)
-    print(text, end="")
-    return code
+    if args.command == "nsa":
+        commands.bench_nsa(args)
+    print(commands.bench_step(args), end="")
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

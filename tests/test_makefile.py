@@ -76,8 +76,6 @@ def unconfigured(tmp_path):
         ("claims", "scripts/claims.py"),
         ("verify-results", "scripts/verify_results.py"),
         ("reproduce", "scripts/reproduce.py"),
-        ("bench-settings", "scripts/bench.py settings"),
-        ("bench-overhead", "scripts/bench.py overhead"),
         ("bench-nsa", "scripts/bench.py nsa"),
         ("export", "scripts/export.py"),
         ("needle-test", "scripts/needle_test.py"),

@@ -1,173 +1,96 @@
-"""The benchmarks of ``scripts/bench.py``: arguments, measurement, and text for stdout."""
+"""The benchmarks of ``scripts/bench.py``: arguments and tables. Imports no torch."""
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import os
+import statistics
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import NoReturn
 
-from gpt2.bench import nsa, settings, trainer
-from gpt2.data.prepare import prepare_dataset
-from gpt2.planning.arguments import add_json, add_variable, whole_number
-from gpt2.planning.plan import config_layers
-from lib.config.tree import KconfigTree
-from lib.console import log
-from lib.env.gpu import cpu_model, usable_cores
-from lib.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError, Problem
+from gpt2.bench.runner import median_and_range, within_rounds
+from gpt2.planning.arguments import (
+    CommandParser,
+    add_json,
+    add_selection,
+    add_variable,
+    asked_plan,
+    whole_number,
+)
+from lib.env.gpu import cpu_model
+from lib.env.machine import MALLOC_VARIABLES, worker_environment
+from lib.errors import ConfigError, Problem, RunError
+from lib.project import python_module_command
 from lib.report.figures import load_pyplot
+from lib.report.render import json_document, markdown_table
+from lib.runner.ranks import run_ranks
 
-_SETTINGS_STEPS = 20
-_OVERHEAD_ITERATIONS = 120
+_STEP_ROUNDS = 20
 _NSA_LONGEST, _NSA_SHORTEST, _NSA_ROUNDS = 16384, 512, 5
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A benchmark: its arguments, and the function that returns exit code and text for stdout."""
-
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], tuple[int, str]]
-
-
-def add_trainer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``bench_trainer``."""
-    cases = list(trainer.CASES)
+def add_step_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``bench_step``."""
+    add_selection(parser)
     add_json(parser)
-    parser.add_argument("--case", nargs="*", choices=cases, default=cases)
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each variant")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--no-mechanisms", action="store_true")
-    parser.add_argument("--no-optimizers", action="store_true")
+    add_variable(parser, "iters", f"rounds (default {_STEP_ROUNDS})")
 
 
-def bench_trainer(args: argparse.Namespace) -> tuple[int, str]:
-    """Time the trainer, every mechanism and every optimizer against their counterparts."""
-    if args.rounds < 1 or args.threads < 1:
-        what = f"must be >= 1, got --rounds {args.rounds} --threads {args.threads}"
-        raise _out_of_range(what, "--rounds, --threads")
-    machine = f"{cpu_model()}, {args.threads} threads, torch {version('torch')}"
-    log("BENCH", machine)
-    comparisons = [
-        trainer.compare(case, args.threads, args.rounds, args.build_dir) for case in args.case
-    ]
-    relative = {} if args.no_mechanisms else trainer.mechanisms(args.threads, args.rounds)
-    updates = {} if args.no_optimizers else trainer.optimizers(args.threads, args.rounds)
-    if not args.json:
-        table = trainer.to_markdown(comparisons, relative, updates)
-        return (
-            EXIT_DONE,
-            f"{machine}, medians of {args.rounds} round{'s' * (args.rounds > 1)} (range)\n\n{table}",
-        )
-    document = {
-        "schema_version": 1,
-        "machine": machine,
-        "cases": [asdict(comparison) for comparison in comparisons],
-        "mechanisms": relative,
-        "optimizers": updates,
-    }
-    return EXIT_DONE, json.dumps(document, sort_keys=True, allow_nan=False) + "\n"
+def bench_step(args: argparse.Namespace) -> str:
+    """Time the first run of the plan beside plain loops; return a table, or JSON."""
+    rounds = whole_number(args.iters or str(_STEP_ROUNDS), "ITERS", 1)
+    run, config = (plan := asked_plan(args)[1]).runs[0], plan.runs[0].config
+    if config.numerics.detect_anomaly:
+        what = "DETECT_ANOMALY: debugging distorts timings (expected n, got y)"
+        raise ConfigError(Problem(what, next="type: SET=DETECT_ANOMALY=n", code="config.conflict"))
+    if config.train.gpus > 1:
+        what = f"expected 1, got {config.train.gpus}"
+        raise ConfigError(Problem(what, "GPUS", "type: make bench GPUS=1", code="config.conflict"))
+    command = python_module_command("gpt2.bench.step", str(rounds))
+    variables = {**os.environ, **worker_environment(config.machine)}
+    code, output = run_ranks(command, variables, 1, json.dumps(dict(config.values)))
+    if code:
+        what = f"the benchmark failed with exit code {code}"
+        raise RunError(Problem(what, run.label, code="process.failed"))
+    times: dict[str, list[float]] = json.loads(output)
+    device = cpu_model() if config.machine.device == "cpu" else config.machine.device
+    machine = f"{device}, torch {version('torch')}"
+    if args.json:
+        return json_document(1, {"run": run.label, "machine": machine, "seconds": times})
+    tokens = config.train.tokens_per_iteration(config.model.shape.block_size)
+    title = f"{run.label} on {machine}, medians of {rounds} rounds (range)"
+    return f"{title}\n\n{step_table(times, tokens)}"
 
 
-def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``bench_settings``."""
-    add_json(parser)
-    add_variable(parser, "sym", "only these symbols and choices")
-    add_variable(parser, "iters", f"timed steps (default {_SETTINGS_STEPS})")
-    parser.add_argument("--rounds", type=int, default=settings.MIN_ROUNDS)
+def step_table(times: Mapping[str, Sequence[float]], tokens: int) -> str:
+    """Return a Markdown table of the seconds of each round by side, for a step of ``tokens``."""
+    rows = []
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
+        ratio = median_and_range(within_rounds(seconds, times["trainer"]))
+        rows.append([name, f"{1000 * median:,.1f}", f"{tokens / median:,.0f}", ratio])
+    return markdown_table(["side", "step ms", "tok/s", "time / trainer"], rows)
 
 
-def bench_settings(args: argparse.Namespace) -> tuple[int, str]:
-    """Time each speed-related setting against ``.config``, one at a time."""
-    steps = whole_number(args.iters or str(_SETTINGS_STEPS), "ITERS")
-    if steps < 1 or args.rounds < settings.MIN_ROUNDS:
-        expected = f"ITERS >= 1 and --rounds >= {settings.MIN_ROUNDS}"
-        raise _out_of_range(
-            f"expected {expected}, got {steps} and {args.rounds}", "ITERS, --rounds"
-        )
-    variants, skipped = settings.variants(KconfigTree(), config_layers(args.build_dir), args.sym)
-    prepare_dataset(variants[0].config.data, args.build_dir)
-    figures = settings.measure_settings(
-        variants,
-        args.rounds,
-        lambda variant: settings.train_variant(variant, steps, args.build_dir),
-    )
-    if not args.json:
-        reasons = "".join(f"skipped  {problem}\n" for problem in skipped)
-        return EXIT_DONE, settings.settings_to_markdown(figures) + reasons
-    document = {
-        "schema_version": 1,
-        "arms": {name: [asdict(f) for f in rounds] for name, rounds in figures.items()},
-        "left_out": [problem.what for problem in skipped],
-    }
-    return EXIT_DONE, json.dumps(document, sort_keys=True) + "\n"
-
-
-def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``bench_overhead``."""
-    add_json(parser)
-    add_variable(parser, "count", f"pairs per comparison (default {settings.MIN_PAIRS})")
-    add_variable(parser, "iters", f"timed iterations (default {_OVERHEAD_ITERATIONS})")
-
-
-def bench_overhead(args: argparse.Namespace) -> tuple[int, str]:
-    """Time the trainer's logging, and each tracker, against the same training without them."""
-    pairs = whole_number(args.count or str(settings.MIN_PAIRS), "COUNT")
-    iterations = whole_number(args.iters or str(_OVERHEAD_ITERATIONS), "ITERS")
-    if iterations < 1 or pairs < settings.MIN_PAIRS:
-        expected = f"ITERS >= 1 and COUNT >= {settings.MIN_PAIRS}"
-        raise _out_of_range(f"expected {expected}, got {iterations} and {pairs}", "ITERS, COUNT")
-    comparisons = settings.comparisons(KconfigTree(), config_layers(args.build_dir), iterations)
-    prepare_dataset(comparisons[0].on.config.data, args.build_dir)
-    results = settings.measure_overhead(
-        comparisons, pairs, lambda side: settings.train_side(side, args.build_dir)
-    )
-    render = settings.overhead_to_json if args.json else settings.overhead_to_text
-    return EXIT_DONE, render(results, iterations)
-
-
-def add_nsa_arguments(parser: argparse.ArgumentParser) -> None:
+def add_nsa_arguments(parser: CommandParser) -> None:
     """Add the arguments of ``bench_nsa``."""
     add_json(parser)
     add_variable(parser, "tokens", f"longest sequence (default {_NSA_LONGEST})")
-    parser.add_argument(
-        "--rounds", type=int, default=_NSA_ROUNDS, help="at least 1; 5 for publication"
-    )
+    text = "at least 1; 5 for publication"
+    parser.add_argument("--rounds", type=int, default=_NSA_ROUNDS, help=text)
 
 
-def bench_nsa(args: argparse.Namespace) -> tuple[int, str]:
-    """Time sparse against full attention; write bench_nsa.csv and bench_nsa.png."""
+def bench_nsa(args: argparse.Namespace) -> NoReturn:
+    """Replace this process by the benchmark, in the environment of the trainer's workers."""
     longest = whole_number(args.tokens or str(_NSA_LONGEST), "TOKENS")
     if longest < _NSA_SHORTEST or args.rounds < 1:
         expected = f"TOKENS >= {_NSA_SHORTEST} and --rounds >= 1"
         what = f"expected {expected}, got {longest} and {args.rounds}"
-        raise _out_of_range(what, "TOKENS, --rounds")
+        raise ConfigError(Problem(what, "TOKENS, --rounds", code="usage.out-of-range"))
     # Fail before the measurement if matplotlib is missing.
     load_pyplot()
-    args.build_dir.mkdir(parents=True, exist_ok=True)
-    table, figure = args.build_dir / "bench_nsa.csv", args.build_dir / "bench_nsa.png"
-    device, rows, complete = nsa.measure_in_subprocess(longest, args.rounds, table)
-    if rows:
-        nsa.plot(rows, figure)
-        log("BENCH", f"{table}, {figure}")
-    machine = f"{cpu_model() if device == 'cpu' else device}, torch {version('torch')}"
-    text = ""
-    if args.json:
-        records = [asdict(row) for row in rows]
-        text = json.dumps({"schema_version": 1, "machine": machine, "rows": records}) + "\n"
-    elif rows:
-        title = f"{machine}, medians of {args.rounds} round{'s' * (args.rounds > 1)} (range)"
-        text = f"{title}\n\n{nsa.to_markdown(rows)}"
-    return EXIT_DONE if complete else EXIT_INTERRUPTED, text
-
-
-def _out_of_range(what: str, where: str) -> ConfigError:
-    return ConfigError(Problem(what, where, code="usage.out-of-range"))
-
-
-# The benchmark of the trainer is the one without a name.
-BENCHMARKS = {
-    "": Benchmark(add_trainer_arguments, bench_trainer),
-    "settings": Benchmark(add_settings_arguments, bench_settings),
-    "overhead": Benchmark(add_overhead_arguments, bench_overhead),
-    "nsa": Benchmark(add_nsa_arguments, bench_nsa),
-}
+    form = "json" if args.json else "table"
+    command = python_module_command(
+        "gpt2.bench.nsa", str(longest), str(args.rounds), form, str(args.build_dir)
+    )
+    os.execve(command[0], command, {**os.environ, "OMP_NUM_THREADS": "1", **MALLOC_VARIABLES})

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import comb
 from operator import mul
 
 # Limit of the sign-flip test: more seeds give too many sign patterns to enumerate.
@@ -49,34 +48,6 @@ def _signed_sums(values: Sequence[float]) -> list[float]:
 def smallest_p(n: int) -> float:
     """Return the smallest possible p of ``n`` ≥ 1 pairs: 2 of 2^n sign patterns."""
     return 2.0 ** (1 - n)
-
-
-@dataclass(frozen=True)
-class MedianInterval:
-    """An interval between two order statistics, and its coverage of the true median."""
-
-    low: float
-    high: float
-    coverage: float
-
-
-def median_interval(values: Sequence[float], level: float = 0.95) -> MedianInterval:
-    """Return the narrowest symmetric pair of order statistics that covers the median with at least
-    ``level``.
-
-    Returns the extremes if even they do not reach ``level`` (fewer than six values at 0.95). Each
-    value lies below the median with probability 1/2 for any continuous distribution, so the number
-    of values below the median is binomial (Thompson 1936).
-    """
-    ordered, n = sorted(values), len(values)
-    # Values excluded at either end, and the probability that the median lies outside the interval.
-    excluded, outside = 0, 2 / 2**n
-    while 2 * (excluded + 2) < n:
-        more = 2 * comb(n, excluded + 1) / 2**n
-        if outside + more > 1 - level:
-            break
-        excluded, outside = excluded + 1, outside + more
-    return MedianInterval(ordered[excluded], ordered[n - 1 - excluded], 1 - outside)
 
 
 # Student's t distribution and corrections for several comparisons.

@@ -1,6 +1,5 @@
 """Decoding with a KV cache: equal to the full forward pass, with the declared cache size."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,10 +9,13 @@ import torch
 from torch import Tensor
 
 from gpt2.ablation import RATIO
-from gpt2.bench import decoding
+from gpt2.ablation.resolve import resolve_study
 from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from tests.gpt2.builders import EVERYTHING, make_model_config
 from tests.gpt2.test_model import EVERY, drawn, tokens
 
@@ -81,7 +83,7 @@ def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor,
 
 def deviation(config: ModelConfig, calls: tuple[int, ...]) -> float:
     """Return the deviation from the full forward pass."""
-    model, idx_BT = drawn(config), tokens(config, length=LENGTH)
+    model, idx_BT = drawn(config), tokens(config, length=sum(calls))
     with torch.no_grad():
         return float((decoded(model, idx_BT, calls)[0] - model(idx_BT)).abs().max())
 
@@ -122,10 +124,25 @@ def test_however_the_tokens_are_split(name: str, calls: tuple[int, ...]) -> None
 
 @pytest.mark.slow
 def test_the_steps_of_the_study() -> None:
-    found = {slug: decoding.max_deviation(config) for slug, config in decoding.steps().items()}
-    assert (
-        found.keys() == {step.slug for step in RATIO.steps} and max(found.values()) <= TOLERANCE
-    ), found
+    small: dict[str, SymbolValue] = {
+        "RA_MLA_ABLATION_MODE": True,
+        "DEVICE_CPU": True,
+        "MODEL_SIZE_CUSTOM": True,
+        "N_LAYER": 3,
+        "N_HEAD": 4,
+        "N_EMBD": 96,
+        # Longer than each band.
+        "BLOCK_SIZE": 72,
+        "DROPOUT": "0.0",
+        "TOKENIZER_BYTE": True,
+    }
+    layers = [ConfigLayer.of("test", "test", small)]
+    calls = (3, 38, 1, 1, 24, 1, 1, 2, 1)
+    found = {
+        each.step.slug: deviation(each.config.model, calls)
+        for each in resolve_study(KconfigTree(), layers, RATIO)
+    }
+    assert len(found) == len(RATIO.steps) and max(found.values()) <= TOLERANCE, found
 
 
 def test_cached_elements() -> None:
@@ -231,29 +248,3 @@ def test_a_term_that_reads_more_than_its_declared_reach_fails() -> None:
     model.decode(tokens(config, length=10), cache)
     with pytest.raises(AssertionError, match="reach"):
         model.decode(tokens(config, length=2), cache)
-
-
-@pytest.mark.slow
-def test_the_table_has_every_combination_and_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"none": {}, "latent coupling, tied": {"MLP_LATENT": True}}
-    monkeypatch.setattr(decoding, "_MECHANISMS", kept)
-    text = decoding.to_markdown()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    assert [row[0] for row in rows[2:4]] == ["none", "latent coupling, tied"]
-    # 2 · 12 blocks · 768 · 2 bytes a token; two of twelve heads; R = 128.
-    assert [cell.split(", ")[1].split()[0] for cell in rows[2][1:6:2]] == [
-        "36,864",
-        "6,144",
-        "6,144",
-    ]
-    assert rows[3][1:5] == ["not allowed"] * 4 and rows[3][5].endswith(", 6,144")
-    assert len(rows) == 2 + 2 + 3 + 19 and "full" in [row[0] for row in rows]
-
-
-def test_windows_of_the_table_are_shorter_than_its_sequences() -> None:
-    options = decoding.mechanism_models(decoding.SMALL, decoding.SMALL_WINDOW)["RA"][
-        "dense, sliding"
-    ]
-    windows = {options.attention.pattern.window, options.attention.terms[0].window}
-    assert max(windows) < sum(decoding.CALLS) == options.shape.block_size
-    assert dataclasses.replace(options.attention, terms=()).reach == 0

@@ -1,74 +1,101 @@
-"""The benchmark times the documented work. No test asserts a speed."""
+"""The benchmark trains the same sizes on every side, in turn. No test asserts a speed."""
 
 import json
+import math
 
-from gpt2.ablation.resolve import resolve_config
-from gpt2.bench import trainer_worker
-from gpt2.bench.trainer import CASES, TrainerComparison, case_config, to_markdown
+import pytest
+import torch
+
+from gpt2.bench import step
+from gpt2.bench.commands import step_table
+from gpt2.config import Config
 from gpt2.planning.plan import config_layers, make_plan
-from lib.config.dotconfig import defconfig_layers
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
-from lib.optim.options import OPTIMIZERS
-from lib.project import ROOT
+from lib.config.field import SymbolValue
+from tests.build_folder import write_build
+from tests.integration.conftest import SINGLE, SMALL
 from tests.lib.terminal import unaligned
 
 
-def test_both_sides_take_the_steps_that_were_asked_for(build):
-    folder = build().path
-    config = make_plan(config_layers(folder), folder).base
-    for side in (trainer_worker.time_trainer, trainer_worker.time_plain_loop):
-        seconds = side(config, folder, 2)
-        assert len(seconds) == 2 and all(s > 0 for s in seconds)
+@pytest.fixture
+def configured(tmp_path):
+    """Return a function that builds a small configuration."""
+
+    def build(**changes: SymbolValue | None) -> Config:
+        settings = {k: v for k, v in {**SMALL, **SINGLE, **changes}.items() if v is not None}
+        folder = write_build(tmp_path, settings)
+        return make_plan(config_layers(folder), folder).base
+
+    return build
 
 
-def test_cases_differ_from_a_plain_loop_in_nothing_but_the_trainer():
-    for spec, settings, _ in CASES.values():
-        config = case_config(spec, settings, 2)
-        assert config.optimizer.name == "adamw" and config.pruning.name == "none"
-        assert config.machine.cpu_threads == 2 and config.model.attention.terms == ()
-    assert case_config(*CASES["124m-bf16"][:2], 1).machine.precision == "bf16"
-    assert case_config(*CASES["124m-fp32"][:2], 1).model.num_params() == 124_475_904
+def test_every_side_is_the_same_gpt2(configured):
+    """As many parameters as the baseline, and the loss of guessing before the first step."""
+    config = configured(DROPOUT="0.0")
+    shape = config.model.shape
+    tokens_BT = torch.randint(shape.vocab_size, (2, shape.block_size + 1))
+    plain = step.PlainGPT(shape)
+    sides = {"nanogpt": (plain, plain(tokens_BT))}
+    other = step.transformers_gpt(shape)
+    sides["transformers"] = (other, step.transformers_loss(other, tokens_BT))
+    for model, loss in sides.values():
+        assert sum(p.numel() for p in model.parameters()) == config.model.num_params()
+        assert float(loss.detach()) == pytest.approx(math.log(shape.padded_vocab_size), abs=0.3)
 
 
-def test_mechanisms_are_the_study_s_distinct_models():
-    found = trainer_worker.distinct_configs(64)
-    assert next(iter(found)) == "baseline" and "pruned-50" not in found
-    assert len({json.dumps(c.identity()["model"]) for c in found.values()}) == len(found) == 18
+@pytest.mark.usefixtures("torch_as_before")
+def test_every_side_trains_all_micro_batches(configured):
+    config = configured(DROPOUT="0.0")
+    tokens_BT = torch.randint(256, (2, 17))
+    losses = []
+
+    def loss(model, tokens):
+        losses.append(model(tokens))
+        return losses[-1]
+
+    plain = step.PlainGPT(config.model.shape)
+    run = step.plain_step(config, plain, loss, fused=True, tokens_BT=tokens_BT)
+    for _ in range(4):
+        run()
+    assert len(losses) == 4 * config.train.grad_accumulation and losses[-1] < losses[0]
 
 
-def test_table_gives_medians_and_the_spread_of_the_ratio():
-    text = to_markdown(
-        [TrainerComparison("x", 1200.0, 1000.0, 1100.0, (1.1, 1.3, 1.2), (1.0, 1.2, 1.1))],
-        {"256": {"ra": {"forward": [1.4, 1.5, 1.7], "backward": [1.25]}}},
-        {
-            "torch fused AdamW": {"seconds": [0.5, 0.4, 0.5], "state_bytes": 2**30},
-            "sgd": {"seconds": [0.25, 0.16, 0.3], "state_bytes": 2**29},
-        },
-    )
-    text = unaligned(text)
-    assert "| x | 1,200 | 1,000 | 1,100 | 1.20 (1.10 to 1.30) | 1.10 (1.00 to 1.20) |" in text
-    assert "| torch fused AdamW | 500 | 1.00 (1.00 to 1.00) | 1.0 GiB | 1.00 |" in text
-    assert "| sgd | 250 | 0.50 (0.40 to 0.60) | 0.5 GiB | 0.50 |" in text
-    assert "| ra | 1.50 (1.40 to 1.70) | 1.25 (1.25 to 1.25) |" in text
+@pytest.mark.usefixtures("torch_as_before")
+def test_sides_take_turns_after_a_warm_up(configured, monkeypatch):
+    order = []
+    names = ("trainer", "transformers", "nanogpt")
+    steps = {name: lambda name=name: order.append(name) for name in names}
+    monkeypatch.setattr(step, "sides", lambda config, device: steps)
+    times = step.measure(configured(), 2)
+    assert order == [*names] * 5 and {len(each) for each in times.values()} == {2}
 
 
-def test_every_optimizer_is_timed_with_its_state(monkeypatch):
-    small = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 1, "N_HEAD": 2, "N_EMBD": 96, "BLOCK_SIZE": 16}
-    small |= {"TOKENIZER_BYTE": True}
-    right = trainer_worker.case_config
-    monkeypatch.setattr(
-        trainer_worker,
-        "case_config",
-        lambda spec, settings, threads: right(spec, {**settings, **small}, threads),
-    )
-    found = trainer_worker.time_optimizers(1, 2)
-    assert list(found) == ["torch fused AdamW", *OPTIMIZERS]
-    assert all(len(figures["seconds"]) == 2 for figures in found.values())
-    layers = [*defconfig_layers(ROOT, "gpt2-124m+cpu"), ConfigLayer.of("test", "test", small)]
-    parameters = resolve_config(KconfigTree(), layers).model.num_params()
-    state = {name: round(figures["state_bytes"] / parameters) for name, figures in found.items()}
-    # Two moments of four bytes, AMSGrad's maximum as a third, momentum alone; masks are one byte
-    # for the weights of matrices, which are most of this model.
-    assert (state["adamw"], state["adamwadv"], state["sgd"]) == (8, 12, 4)
-    assert state["torch fused AdamW"] == 8 and state["adamwprune"] == 9
+def test_the_table_has_medians_and_ratios_within_rounds():
+    times = {"trainer": [0.5, 0.4, 0.5], "nanogpt": [0.25, 0.4, 0.75]}
+    text = unaligned(step_table(times, 1000))
+    assert "| trainer | 500.0 | 2,000 | 1.00 (1.00 to 1.00) |" in text
+    assert "| nanogpt | 400.0 | 2,500 | 1.00 (0.50 to 1.50) |" in text
+
+
+@pytest.mark.slow
+def test_the_command_line(build):
+    folder = build(**SINGLE)
+    python = folder.server.interpreter()
+    words = ("--iters", "1", "--json", "--set", "RECIPROCAL=y")
+    bench = folder.start("scripts/bench.py", *words, python=python)
+    assert bench.wait() == 0, bench.stderr
+    document = json.loads(bench.stdout)
+    assert list(document["seconds"]) == ["nanogpt", "trainer", "transformers"]
+    assert all(len(each) == 1 and each[0] > 0 for each in document["seconds"].values())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--iters", "0"), "usage.out-of-range"),
+        (("--set", "DETECT_ANOMALY=y"), "config.conflict"),
+        (("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(build, words, code):
+    exit_code, _, said = build(**SINGLE).command("scripts/bench.py", *words)
+    assert exit_code == 2 and f"[{code}]" in said

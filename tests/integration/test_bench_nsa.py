@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
-from gpt2.bench import nsa_worker
+from gpt2.bench import nsa
 from gpt2.bench.nsa import to_markdown
 from tests.lib.terminal import unaligned
 
@@ -67,11 +67,11 @@ def test_what_is_too_short_is_refused(build):
 def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):
     seconds = iter([9.0, 9.0, 9.0, 1.0, 4.0, 3.0, 2.0, 3.0, 8.0])
     order = []
-    monkeypatch.setattr(nsa_worker, "_seconds", lambda side, device: side() or next(seconds))
+    monkeypatch.setattr(nsa, "_seconds", lambda side, device: side() or next(seconds))
     sides = {name: lambda name=name: order.append(name) for name in ("nsa", "expanded", "gqa")}
-    times = nsa_worker.time_sides(sides, 2, "cpu")
+    times = nsa.time_sides(sides, 2, "cpu")
     assert order == ["nsa", "expanded", "gqa"] * 3
-    row = nsa_worker._row("s", "forward", 8, times, (36, 18), {})
+    row = nsa._row("s", "forward", 8, times, (36, 18), {})
     assert (row.lowest, row.ratio, row.highest) == (1.5, 2.25, 3.0) and row.keys_ratio == 2
     assert "| s | forward | 8 | 1,500.00 | 3,500.00 | 5,500.00 | 2.25 (1.50 to 3.00) | 2.00 |" in (
         unaligned(to_markdown([row]))
@@ -79,7 +79,7 @@ def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):
 
 
 def test_growth_is_that_of_four_times_the_tokens():
-    short = nsa_worker._row(
+    short = nsa._row(
         "s", "forward", 8, {"nsa": [1.0], "expanded": [2.0], "gqa": [3.0]}, (36, 18), {}
     )
     longer = replace(short, tokens=32, nsa_ms=5000.0, expanded_ms=30000.0, gqa_ms=28000.0)
@@ -90,11 +90,9 @@ def test_growth_is_that_of_four_times_the_tokens():
 
 
 def test_saved_bytes_grow_with_the_length():
-    options = nsa_worker.nsa_options("n=8, w=256")
+    options = nsa.nsa_options("n=8, w=256")
     saved = [
-        nsa_worker.saved_bytes(
-            nsa_worker.prefill(options, tokens, "cpu")["forward + backward"]["nsa"]
-        )
+        nsa.saved_bytes(nsa.prefill(options, tokens, "cpu")["forward + backward"]["nsa"])
         for tokens in (128, 256, 512)
     ]
     assert all(b / a <= 2.1 for a, b in pairwise(saved))
