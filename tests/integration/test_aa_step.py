@@ -54,7 +54,7 @@ def test_a_study_with_an_aa_step(build):
         ("scripts/status.py", []),
         ("scripts/plan.py", []),
         ("scripts/report.py", []),
-        ("scripts/draw_curves.py", []),
+        ("scripts/draw_figures.py", []),
     ):
         code, _, said = folder.command(script, *arguments)
         assert code == 0, (script, said)
