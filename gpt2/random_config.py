@@ -26,17 +26,18 @@ from lib.errors import ConfigError, Problem
 from lib.runner.slurm import SlurmOptions
 from lib.tracking.options import TRACKERS
 
-# What is not drawn: the machine, a text without a download, limits that would end a run.
-_FIXED = {"DEVICE_CPU": "y", "TOKENIZER_BYTE": "y", "MODEL_SIZE_CUSTOM": "y"}
+# What is not drawn: the machine, the text, limits that would end a run, an evaluation of at least one
+# window.
+_FIXED = {"DEVICE_CPU": "y", "TOKENIZER_BYTE": "y", "MODEL_SIZE_CUSTOM": "y", "EVAL_TOKENS": "4096"}
 _KEPT = {"DEVICE", "TOKENIZER", "MODEL_SIZE", "DATASET", "DATASET_STAND_IN", "GPUS", "COMPILE"}
-_KEPT |= {"LEASE_SECONDS", "STALL_LIMIT_SECONDS"}
+_KEPT |= {"LEASE_SECONDS", "STALL_LIMIT_SECONDS", "EVAL_TOKENS"}
 _KEPT_CLASSES = (StudyConfig, EnvironmentConfig, SlurmOptions)
 # Values near which numbers are drawn, if the default is too large for minutes on a CPU, or is 0.
 _SMALL_TEXT = """
     N_LAYER=3 N_HEAD=4 N_EMBD=96 MLP_HIDDEN=256 LATENT_DIM=32 BLOCK_SIZE=64
     BATCH_SIZE=4 GRAD_ACCUMULATION=2 GLOBAL_BATCH=8 WARMUP_STEPS=10
     MAX_ITERS=50 MAX_TOKENS=20000 MAX_FLOPS=1e11 GPT2_MAX_TIME=20
-    EVAL_TOKENS=4096 EVAL_INTERVAL=20 CHECKPOINT_INTERVAL=20
+    EVAL_INTERVAL=20 CHECKPOINT_INTERVAL=20
     LOG_INTERVAL=5 STATISTICS_INTERVAL=20 SAMPLE_TOKENS=16
 """
 _SMALL = dict(setting.split("=") for setting in _SMALL_TEXT.split())

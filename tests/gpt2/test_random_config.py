@@ -57,6 +57,7 @@ def test_a_cpu_trains_each_without_a_download(drawn):
         )
         assert values["RUN_MODE"] == "single_training" and not values["DRY_RUN"]
         assert values["N_LAYER"] <= 6 and values["N_EMBD"] <= 192 and values["BLOCK_SIZE"] <= 128
+        assert values["EVAL_TOKENS"] > values["BLOCK_SIZE"]
         assert values["BUDGET"] != "iterations" or values["MAX_ITERS"] <= 100
 
 
