@@ -58,5 +58,5 @@ def test_help_puts_the_summary_into_the_run_group():
 def test_the_help_of_the_makefile_has_two_columns_within_80_characters():
     lines = help_text(MAKEFILE.splitlines(), "summary").splitlines()
     entries = [line for line in lines if line.startswith("  ") and line != "  summary"]
-    assert len(entries) > 100 and max(map(len, lines)) <= 80
+    assert len(entries) > 80 and max(map(len, lines)) <= 80
     assert [line for line in entries if line[23] != " " or line[24] == " "] == []
