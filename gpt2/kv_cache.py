@@ -100,10 +100,6 @@ class KVCache:
         for block in self.blocks:
             block.position = self.position
 
-    def num_bytes(self) -> int:
-        """Return the bytes of all live tensors; allocated buffers are at most twice as large."""
-        return sum(tensor.nbytes for block in self.blocks for tensor in block.kept.values())
-
     def reads(self) -> Counter[str]:
         """Return the number of keys read, summed over all blocks."""
         return sum((block.reads for block in self.blocks), Counter())

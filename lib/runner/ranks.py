@@ -32,6 +32,8 @@ def run_ranks(
                 stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
                 encoding="utf-8",
                 errors="replace",
+                # Ctrl-C reaches this process alone, which kills them.
+                start_new_session=True,
             )
             started.enter_context(process)
             started.callback(process.kill)

@@ -76,7 +76,8 @@ def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor,
         found.append(model.decode(part_BT, cache))
         numbers = model.config.cached_numbers(cache.position)
         itemsize = model.wte.weight.dtype.itemsize
-        assert cache.num_bytes() == len(idx_BT) * numbers * itemsize
+        size = sum(tensor.nbytes for block in cache.blocks for tensor in block.kept.values())
+        assert size == len(idx_BT) * numbers * itemsize
     assert cache.position == sum(calls)
     return torch.cat(found, 1), cache
 
