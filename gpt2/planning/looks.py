@@ -10,7 +10,8 @@ from lib.errors import ConfigError, Problem
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import contrasts_of
-from lib.report.looks import LookPlan, LookSchedule
+from lib.report.looks import LookSchedule
+from lib.report.options import LookPlan
 from lib.report.study_verdicts import VerdictPlan, contrast_name
 from lib.report.verdict_record import with_record
 

@@ -41,7 +41,7 @@ from lib.plan.designs import (
 )
 from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
-from lib.report.looks import LookPlan
+from lib.report.options import LookPlan
 
 # Require a confirmation above this number of combinations: more is usually a mistake.
 _CONFIRM_ABOVE = 500

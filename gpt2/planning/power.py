@@ -11,8 +11,8 @@ from gpt2.planning.looks import verdict_plan
 from gpt2.planning.plan import Plan, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
-from lib.report.contrast_tests import MIN_SEEDS
 from lib.report.contrasts import EFFECT
+from lib.report.options import MIN_SEEDS
 from lib.report.power import (
     MAX_SEEDS,
     detectable_effect,

@@ -9,11 +9,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lib.report.options import MIN_SEEDS
 from lib.report.significance import bonferroni, holm, t_isf, t_sf
 
 VARIANCE_RULES = ("shared", "own", "factorial")
-# With fewer seeds, the estimate of a variance is too uncertain.
-MIN_SEEDS = 3
 # Number of seeds, up to the next one → robust standard deviations from the median, beyond which a
 # run is an outlier. 99 % quantiles of the largest of n normal values, from 400,000 samples each
 # (test_simulated.py repeats them): few seeds have a median absolute deviation near 0 by chance.

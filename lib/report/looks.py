@@ -6,62 +6,17 @@ plain form of the group-sequential procedures in Tamhane et al. 2021). What the 
 is the reserve: each unplanned look takes half of the rest.
 """
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from lib.errors import ConfigError, Problem
-from lib.report.contrast_tests import MIN_SEEDS
 from lib.report.contrasts import Contrast
+from lib.report.options import LookPlan, sum_of_shares
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
 # Words that decide a comparison.
 LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
-
-# Share of the only look at a fixed list of seeds; the rest allows a later extension.
-FIXED_SHARE = 0.9
-# Shares are sums of decimal fractions.
-_TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class LookPlan:
-    """The planned looks: numbers of seeds, ascending, and the share of alpha that each spends."""
-
-    seeds: tuple[int, ...]
-    shares: tuple[float, ...]
-
-    @classmethod
-    def fixed(cls, seeds: int) -> "LookPlan":
-        """Return the plan of a fixed list of ``seeds`` seeds: one look at its end."""
-        return cls((max(seeds, MIN_SEEDS),), (FIXED_SHARE,))
-
-    @property
-    def problems(self) -> list[Problem]:
-        """Return the problems of the configured plan."""
-        problems = []
-        seeds, shares = self.seeds, self.shares
-        ascending = all(a < b for a, b in itertools.pairwise(seeds))
-        if not seeds or seeds[0] < MIN_SEEDS or not ascending:
-            shown = ",".join(map(str, seeds)) or "nothing"
-            what = f"VERDICT_LOOKS: expected ascending numbers from {MIN_SEEDS}, got {shown}"
-            problems.append(Problem(what, code="config.out-of-range"))
-        shown = ",".join(f"{share:g}" for share in shares) or "nothing"
-        if not all(share > 0 for share in shares) or math.fsum(shares) > 1 + _TOLERANCE:
-            what = f"VERDICT_SPEND: expected shares above 0 with a sum of at most 1, got {shown}"
-            problems.append(Problem(what, code="config.out-of-range"))
-        if len(shares) != len(seeds):
-            what = f"VERDICT_SPEND: expected {len(seeds)} shares, as VERDICT_LOOKS, got {shown}"
-            problems.append(Problem(what, code="config.conflict"))
-        return problems
-
-    def require_valid(self) -> None:
-        """Raise ConfigError with all problems of the plan."""
-        if self.problems:
-            raise ConfigError(*self.problems)
 
 
 @dataclass(frozen=True)
@@ -206,15 +161,5 @@ class LookSchedule:
 
     def _half_of_reserve(self) -> float:
         unplanned = [look.share for look in self.taken if not look.planned]
-        left = _reserve(self.plan) - sum_of_shares(unplanned)
+        left = self.plan.reserve - sum_of_shares(unplanned)
         return float(max(Decimal(0), left / 2))
-
-
-def _reserve(plan: LookPlan) -> Decimal:
-    """Return the share of alpha that no planned look spends."""
-    return max(Decimal(0), 1 - sum_of_shares(plan.shares))
-
-
-def sum_of_shares(shares: Sequence[float]) -> Decimal:
-    """Return the exact sum of decimal fractions, so that halves of the rest are exact too."""
-    return sum((Decimal(repr(share)) for share in shares), Decimal(0))

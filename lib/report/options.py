@@ -1,9 +1,67 @@
 """Options of the verdicts on a study; imports no torch."""
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from lib.config.field import kconfig_field
-from lib.report.looks import LookPlan
+from lib.errors import ConfigError, Problem
+
+# With fewer seeds, the estimate of a variance is too uncertain.
+MIN_SEEDS = 3
+# Share of the only look at a fixed list of seeds; the rest allows a later extension.
+FIXED_SHARE = 0.9
+# Shares are sums of decimal fractions.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class LookPlan:
+    """The planned looks: numbers of seeds, ascending, and the share of alpha that each spends."""
+
+    seeds: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def fixed(cls, seeds: int) -> "LookPlan":
+        """Return the plan of a fixed list of ``seeds`` seeds: one look at its end."""
+        return cls((max(seeds, MIN_SEEDS),), (FIXED_SHARE,))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return the problems of the configured plan."""
+        problems = []
+        seeds, shares = self.seeds, self.shares
+        ascending = all(a < b for a, b in itertools.pairwise(seeds))
+        if not seeds or seeds[0] < MIN_SEEDS or not ascending:
+            shown = ",".join(map(str, seeds)) or "nothing"
+            what = f"VERDICT_LOOKS: expected ascending numbers from {MIN_SEEDS}, got {shown}"
+            problems.append(Problem(what, code="config.out-of-range"))
+        shown = ",".join(f"{share:g}" for share in shares) or "nothing"
+        if not all(share > 0 for share in shares) or math.fsum(shares) > 1 + _TOLERANCE:
+            what = f"VERDICT_SPEND: expected shares above 0 with a sum of at most 1, got {shown}"
+            problems.append(Problem(what, code="config.out-of-range"))
+        if len(shares) != len(seeds):
+            what = f"VERDICT_SPEND: expected {len(seeds)} shares, as VERDICT_LOOKS, got {shown}"
+            problems.append(Problem(what, code="config.conflict"))
+        return problems
+
+    def require_valid(self) -> None:
+        """Raise ConfigError with all problems of the plan."""
+        if self.problems:
+            raise ConfigError(*self.problems)
+
+    @property
+    def reserve(self) -> Decimal:
+        """Return the share of alpha that no planned look spends."""
+        return max(Decimal(0), 1 - sum_of_shares(self.shares))
+
+
+def sum_of_shares(shares: Sequence[float]) -> Decimal:
+    """Return the exact sum of decimal fractions, so that halves of the rest are exact too."""
+    return sum((Decimal(repr(share)) for share in shares), Decimal(0))
 
 
 @dataclass(frozen=True)

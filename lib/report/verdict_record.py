@@ -11,7 +11,8 @@ from lib.files import write_atomic
 from lib.json_files import RecordError, read_json_object
 from lib.report.contrast_tests import ContrastTest, VerdictRule
 from lib.report.contrasts import Contrast
-from lib.report.looks import Look, LookPlan, LookSchedule, sum_of_shares
+from lib.report.looks import Look, LookSchedule
+from lib.report.options import LookPlan, sum_of_shares
 from lib.report.render import json_document
 from lib.report.study_verdicts import UNKNOWN_SET, StudyVerdicts, VerdictPlan
 from lib.report.verdicts import ContrastVerdict, VerdictWord

@@ -23,7 +23,6 @@ from typing import Any
 
 from lib.report.contrast_tests import (
     INTERVAL_ERROR,
-    MIN_SEEDS,
     SPREAD_VARIANCES,
     WHOLE_ALPHA,
     ContrastSample,
@@ -41,6 +40,7 @@ from lib.report.contrast_tests import (
     noisy_runs,
 )
 from lib.report.contrasts import Contrast
+from lib.report.options import MIN_SEEDS
 from lib.report.significance import sign_flip_p, smallest_p
 from lib.units import format_difference, format_interval
 

@@ -28,7 +28,8 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.contrasts import contrasts_of
-from lib.report.looks import Look, LookPlan, LookSchedule
+from lib.report.looks import Look, LookSchedule
+from lib.report.options import LookPlan
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdict_record import write_verdicts
 from lib.runs.lease import take_lease

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lib.report.contrast_tests import VerdictRule
-from lib.report.looks import LookPlan, LookSchedule
+from lib.report.looks import LookSchedule
+from lib.report.options import LookPlan
 from lib.report.study_verdicts import AA_FAILED, VerdictPlan, is_failed
 from lib.report.table import build_table
 from lib.report.table_text import table_to_markdown, write_table

@@ -11,7 +11,8 @@ import pytest
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, design_effects
-from lib.report.looks import LookPlan, LookSchedule
+from lib.report.looks import LookSchedule
+from lib.report.options import LookPlan
 from lib.report.report_page import ReportContext, report_page
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table

@@ -9,7 +9,8 @@ import pytest
 from lib.errors import ConfigError
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast, plan_contrasts
-from lib.report.looks import Look, LookPlan, LookSchedule
+from lib.report.looks import Look, LookSchedule
+from lib.report.options import LookPlan
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.verdict_record import VERDICTS_FILE, verdicts_to_json, with_record, write_verdicts
 from lib.report.verdict_text import seeds_note, verdict_line, verdicts_exit_code

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from lib.report.contrast_tests import VerdictRule
-from lib.report.looks import LookPlan
+from lib.report.options import LookPlan
 from lib.report.power import (
     detectable_effect,
     expected_seeds,

@@ -5,7 +5,8 @@ import pytest
 
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast
-from lib.report.looks import Look, LookPlan, LookSchedule
+from lib.report.looks import Look, LookSchedule
+from lib.report.options import LookPlan
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, at_looks, differences
