@@ -110,15 +110,11 @@ def public_classes(tree: ast.Module) -> list[str]:
 
 
 def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """Return the modules that each module imports, deferred and TYPE_CHECKING imports included.
-
-    Exempt are the deferred imports of ``options`` modules: an option imports its module, which
-    imports torch, only when it builds the module.
-    """
+    """Return the modules that each module imports, also in functions and under TYPE_CHECKING."""
     graph: dict[str, set[str]] = {}
     for name, tree in trees.items():
         imported: set[str] = set()
-        for node in _statements(tree) if name.endswith(".options") else nodes(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

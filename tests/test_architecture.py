@@ -14,16 +14,30 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.attention import components
+from gpt2.attention import reference as attention_reference
 from gpt2.config import Config
+from gpt2.mlp import mlp
+from gpt2.mlp import reference as mlp_reference
 from lib.config.field import kconfig_fields
 from lib.config.registry import Registry
 from lib.config.tree import KconfigTree
+from lib.optim import build as optimizers
+from lib.optim import reference as optim_reference
+from lib.optim.options import AdamwpruneOptions
 from lib.project import ROOT
+from lib.pruning import pruners
+from lib.pruning import reference as pruning_reference
+from lib.pruning.options import NoneOptions
+from lib.tracking import backends
+from lib.tracking.options import TRACKERS
 from tests import names, rules
 from tests.source import makefile_targets, module_name, module_paths, modules, texts
 
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
+# Own modules that importing the model loads are fewer than this.
+MODEL_MODULES = 50
 CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 # Commands that must start fast, and without torch installed.
 WITHOUT_TORCH = (
@@ -81,6 +95,32 @@ def test_i1_public_class_names_are_unique():
     assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
 
+def own_modules(names):
+    """Return the modules of the tree among ``names``, without packages that have no code."""
+    return {
+        name
+        for name in names
+        if not module_paths().get(name, "__init__.py").endswith("__init__.py")
+    }
+
+
+def test_i2_a_model_loads_few_modules():
+    """By the imports of the sources, and in a process."""
+    probe = "import sys, gpt2.model; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for loaded in (loaded_by("gpt2/model.py") | {"gpt2.model"}, done.stdout.split()):
+        own = own_modules(loaded)
+        assert "gpt2.model" in own and len(own) < MODEL_MODULES, sorted(own)
+        assert "gpt2.config" not in own
+
+
+def test_i2_a_configuration_loads_no_verdicts():
+    own = own_modules(loaded_by("gpt2/config.py"))
+    assert {name for name in own if name.startswith("lib.report.")} == {"lib.report.options"}
+
+
 def test_i2_imports_point_one_way():
     layers = {"lib": {"gpt2", "scripts"}, "gpt2": {"scripts"}}
     upward = [
@@ -127,6 +167,21 @@ def registries():
     names = (module_name(path) for path in modules() if " = Registry(" in texts()[path])
     values = [value for name in names for value in vars(importlib.import_module(name)).values()]
     return {value for value in values if isinstance(value, Registry)}
+
+
+def test_i8_every_part_has_a_module_and_a_formula():
+    """In the tables beside the modules and the references, by the type of the options."""
+    parts = {registry.options(name) for registry in registries() for name in registry}
+    # Trackers compute nothing, and a run without pruning has no scores.
+    of_no_formula = {*map(TRACKERS.options, TRACKERS), NoneOptions}
+    modules_of = [*components.MODULES, *mlp.MODULES, *mlp.FUNCTIONS, *optimizers.MODULES]
+    modules_of += [*pruners.MODULES, *backends.MODULES]
+    formulas = (attention_reference, mlp_reference, optim_reference, pruning_reference)
+    formulas_of = [part for module in formulas for part in module.REFERENCES]
+    formulas_of += mlp_reference.FUNCTIONS
+    # AdamWPrune is its base.
+    assert parts - {AdamwpruneOptions} == set(modules_of)
+    assert parts - {AdamwpruneOptions} - of_no_formula == set(formulas_of)
 
 
 def config_classes():
