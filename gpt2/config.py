@@ -1,4 +1,4 @@
-"""The typed, frozen configuration of a run. The only reader of the generated ``config.py``.
+"""The typed, frozen configuration of a run.
 
 Every run is built from symbol values by ``Config.from_values``. The steps of a study use the same
 path, so ranges, dependencies and rules apply to them too.
@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from gpt2.attention.config import AttentionConfig, select_backend
@@ -20,7 +19,6 @@ from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
-from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.env.gpu import usable_cores
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
@@ -28,7 +26,6 @@ from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.optim.options import OPTIMIZERS, OptimizerOptions
 from lib.optim.schedule import ScheduleOptions
-from lib.project import ROOT
 from lib.pruning.options import PRUNERS, PrunerOptions
 from lib.report.options import VerdictOptions
 from lib.runner.slurm import SlurmOptions
@@ -411,14 +408,6 @@ class Config:
 def identity_digest(identity: Mapping[str, Any]) -> str:
     """Return the SHA-256, in hex, of an identity returned by ``Config`` or read from a file."""
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
-
-
-def load_config(build_dir: Path) -> Config:
-    """Load the configuration of ``build_dir``.
-
-    Raises ConfigError if there is none, its ``config.py`` is stale or edited, or a rule is broken.
-    """
-    return Config.from_values(read_constants(ConfigWorkspace(ROOT, build_dir)))
 
 
 def _in_identity(field: dataclasses.Field, value: Any, *, forms: bool) -> bool:
