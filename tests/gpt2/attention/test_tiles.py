@@ -130,8 +130,9 @@ def test_half_precision_fits_absent_gpus(architecture):
     on_scores = [f"{name}, no values" for name in passes]
     on_scores[1:1] = read
     assert [r["kernel"] for r in tiles if r["shape"] == ["all on scores", 64]] == on_scores
-    # Other releases of triton spill more.
-    counted = architecture != "gfx1100" and version("triton").startswith("3.9.")
+    # Other releases of triton spill more; the newest GPUs a few bytes, and gfx1100 many.
+    counted = architecture not in ("sm_100", "sm_120", "gfx1100")
+    counted = counted and version("triton").startswith("3.9.")
     for row in rows:
         assert row["shared_bytes"] <= SHARED_BYTES[architecture], row
         # Heads of 128 elements, and AMD's compiler, exceed the registers by a few.
