@@ -8,13 +8,13 @@ H head dim, M compressed blocks, n selected blocks, V size of the random vocabul
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.check.cases import CheckFinding
-from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT
 from gpt2.nsa.cache import BranchKeyValues
@@ -38,7 +38,8 @@ _MIN_CHANGE = 1e-13
 def check_entropy(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that the loss on fresh uniform tokens stays at ln V."""
     # One layer is enough for a leak, and the causal check covers all layers.
-    model = GPT(with_changes(subject.small_exact, N_LAYER=1).model)
+    small = subject.small_exact.model
+    model = GPT(replace(small, shape=replace(small.shape, n_layer=1)))
     model.init_weights(subject.small_exact.seed)
     length = subject.tokens(1).shape[1]
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)

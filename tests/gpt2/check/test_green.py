@@ -130,6 +130,28 @@ RIGHT = {
             "NSA_BRANCH_SELECTED": "n",
         },
     ),
+    # One layer cannot have the number of parameters of all layers.
+    "one layer": (
+        "entropy",
+        {
+            "MODEL_SIZE_CUSTOM": "y",
+            "N_LAYER": "5",
+            "N_HEAD": "8",
+            "N_EMBD": "32",
+            "TOKENIZER_BYTE": "y",
+            "ATTENTION_PROJECTION_GROUPED": "y",
+            "ATTENTION_PATTERN_NSA": "y",
+            "NSA_BRANCH_COMPRESSED": "n",
+            "NSA_BRANCH_WINDOW": "n",
+            "NSA_COMPRESS_BLOCK": "3",
+            "NSA_COMPRESS_STRIDE": "3",
+            "NSA_SELECT_BLOCK": "6",
+            "BLOCK_SIZE": "10",
+            "VOCAB_MULTIPLE": "6",
+            "MLP_ATTN_GATE": "y",
+            "MLP_SIZING_PARAMS": "y",
+        },
+    ),
     # Tensors without memory have no numbers that could be finite.
     "anomaly": ("full_size,steps", {"DETECT_ANOMALY": "y"}),
     # Every gradient of the mechanism is zero, in the model and in the reference.
