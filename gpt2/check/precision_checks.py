@@ -38,7 +38,8 @@ _WIDE = {
 _PRODUCTS = ("mm", "addmm")
 # Error of fp32 logits relative to the largest logit; bf16 has 4e-3.
 _FP32_TOLERANCE = 1e-4
-_DROPOUT, _ROWS = 0.5, 4
+# Attention weights to drop: one for each head and row.
+_DROPOUT, _WEIGHTS = 0.5, 16
 _EXACT = 1e-12
 
 
@@ -193,7 +194,8 @@ def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
     embedded_BTC, dropped_BTC = (
         _embedded(model, subject.tokens(1), train) for train in (False, True)
     )
-    x_BTC = torch.randn(_ROWS, shape.block_size, shape.n_embd, dtype=torch.float64)
+    rows = -(-_WEIGHTS // shape.n_head)
+    x_BTC = torch.randn(rows, shape.block_size, shape.n_embd, dtype=torch.float64)
     right, noisy = (_branches(block, x_BTC, train) for train in (False, True))
     heads_BNH, noisy_BNH = (
         run["heads"][:, 0].unflatten(-1, (shape.n_head, -1)) for run in (right, noisy)

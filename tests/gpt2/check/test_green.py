@@ -130,6 +130,19 @@ RIGHT = {
             "NSA_BRANCH_SELECTED": "n",
         },
     ),
+    # Few weights of attention may all be dropped, or all be kept.
+    "one head": (
+        "precise",
+        {
+            "MODEL_SIZE_CUSTOM": "y",
+            "N_LAYER": "4",
+            "N_HEAD": "1",
+            "N_EMBD": "71",
+            "BLOCK_SIZE": "20",
+            "ATTENTION_PROJECTION_LATENT": "y",
+            "LATENT_DIM": "46",
+        },
+    ),
     # One layer cannot have the number of parameters of all layers.
     "one layer": (
         "entropy",
