@@ -73,9 +73,7 @@ def test_all_of_them_are_told_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "code"), [("config.py", "edited"), (".config", "stale")])
-@pytest.mark.parametrize(
-    "script", ["plan", "status", "run_test_matrix", "train", "check", "prepare_data"]
-)
+@pytest.mark.parametrize("script", ["plan", "status", "run_test_matrix", "check", "prepare_data"])
 def test_every_command_refuses_an_edited_or_stale_config_py(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,

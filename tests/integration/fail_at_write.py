@@ -28,7 +28,7 @@ class Case:
     code: int = errno.ENOSPC
 
 
-_TRAIN, _REPORT, _EXPORT = ("train",), ("report",), ("export", "run")
+_TRAIN, _REPORT, _EXPORT = ("gpt2.train_ra_mla", "--in-process"), ("report",), ("export", "run")
 _CONFIGURE = ("configure", "defconfig", "gpt2-quickstart")
 CASES: dict[str, Case] = {
     "checkpoint": Case(_TRAIN, "*/checkpoints/*", 9),
@@ -136,7 +136,7 @@ class Disturbed:
     def _begin(self, case: Case) -> None:
         shutil.rmtree(self.tree)
         shutil.copytree(self.spare, self.tree)
-        if case.words[0] in ("train", "run_test_matrix"):
+        if case.words[0] in (_TRAIN[0], "run_test_matrix"):
             shutil.rmtree(self.tree / "results")
             shutil.rmtree(self.tree / "environment")
         elif case.words[0] == "prepare_data":
