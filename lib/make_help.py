@@ -51,10 +51,12 @@ def refuse_unknown(makefile: str, kind: str, names: Sequence[str]) -> NoReturn:
         advice += f'; a symbol of .config is set by SET="{symbol}=VALUE"'
     problems = []
     for name in names:
-        what, code = f"{name}: unknown {kind}{nearest(name, known)}", f"usage.unknown-{kind}"
         if answer := gone(kind, name):
-            what, code = f"{name}: {answer}", "usage.gone"
-        problems.append(Problem(what, next=advice * (name == names[-1]), code=code))
+            problems.append(Problem(f"{name}: {answer}", code="usage.gone"))
+            continue
+        what = f"{name}: unknown {kind}{nearest(name, known)}"
+        is_last = name == names[-1]
+        problems.append(Problem(what, next=advice * is_last, code=f"usage.unknown-{kind}"))
     raise ConfigError(*problems)
 
 
