@@ -20,6 +20,7 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.gpt2.planning.large_study import write_large_study
 from tests.make_command import make
+from tests.mutants.mutant import planted_faults
 
 HERE = Path(__file__).parent
 FABRICATED = HERE / "fabricated_study"
@@ -92,3 +93,10 @@ def test_the_small_ratio_study_trains_the_frozen_weights(tmp_path: Path) -> None
         now = (loss, *(sha256_file(path) for path in (run.weights, run.metrics, run.per_query)))
         names = ("val_loss", "weights_sha256", "metrics_sha256", "per_query_sha256")
         assert now == tuple(frozen[name] for name in names), slug
+
+
+def test_every_frozen_fault_is_planted_and_expected_by_the_same_checks() -> None:
+    frozen = json.loads((HERE / "planted_faults.json").read_text(encoding="utf-8"))["faults"]
+    now = {mutant.name: sorted(mutant.caught_by) for mutant in planted_faults()}
+    expected = {fault["name"]: fault["expected"] for fault in frozen}
+    assert {name: now.get(name) for name in expected} == expected
