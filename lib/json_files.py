@@ -129,7 +129,8 @@ def unreadable(path: Path, expected: str, error: OSError) -> RecordError:
 def read_record(path: Path, expected: str, max_bytes: int = 0) -> bytes:
     """Return the content of a regular file of at most ``max_bytes``, if that is not 0.
 
-    Reading a pipe would wait forever. Raises MissingRecord or DamagedRecord. Plans read ten thousand files: the calls of the operating system are twice as fast as a stream.
+    Reading a pipe would wait forever. Raises MissingRecord or DamagedRecord. Plans read ten thousand
+    files: the calls of the operating system are twice as fast as a stream.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
