@@ -26,6 +26,7 @@ from lib.report.plots import study_figures
 from lib.report.report_page import REPORT_FILE, ReportContext, write_report
 from lib.report.run_results import RunResult
 from lib.report.series import runs_of_rows
+from lib.report.study import study_document
 from lib.report.table import ResultTable
 from lib.report.table_text import TABLE_FILES
 from lib.report.verdict_record import VERDICTS_FILE
@@ -90,6 +91,11 @@ def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
     if not figures:
         raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
     return write_figures(figures, plan.folder / folder)
+
+
+def study_document_of(plan: Plan, table: ResultTable) -> dict[str, Any]:
+    """Return the document of the plan's study; see ``lib.report.study``."""
+    return study_document(table, vars(report_context(plan, table)))
 
 
 def report_context(plan: Plan, table: ResultTable) -> ReportContext:

@@ -10,11 +10,11 @@ from lib.plan.designs import ON
 from lib.report.contrasts import EFFECT
 from lib.report.render import TableSection, csv_table, json_document, markdown_table
 from lib.report.run_results import UTILISATION_COLUMNS
+from lib.report.study import row_figures
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
 from lib.report.verdict_record import VERDICTS_FILE, verdicts_record, write_verdicts
 from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
-from lib.report.verdicts import ContrastVerdict
 from lib.units import format_difference, format_duration, format_si
 
 SCHEMA_VERSION = 1
@@ -127,7 +127,7 @@ def table_to_csv(table: ResultTable) -> str:
     """
     header = [*_FIGURES, *_ORIGINS, *table_label_fields(table)]
     origins = ({name: " ".join(row.origins[name]) for name in _ORIGINS} for row in table.rows)
-    figures = (_figures(row) | dict(row.labels) for row in table.rows)
+    figures = (row_figures(row) | dict(row.labels) for row in table.rows)
     return csv_table(header, (f | o for f, o in zip(figures, origins, strict=True)))
 
 
@@ -138,7 +138,7 @@ def table_to_json(table: ResultTable) -> str:
         "unigram_entropy": table.unigram_entropy,
         "rows": [
             {
-                **_figures(row),
+                **row_figures(row),
                 **_labels(row),
                 **row.origins,
                 "sparsity_by_layer": dict(row.sparsity_by_layer),
@@ -168,43 +168,6 @@ def table_label_fields(table: ResultTable) -> list[str]:
 
 def _labels(row: TableRow) -> dict[str, Any]:
     return {"labels": dict(row.labels)} if row.labels else {}
-
-
-def _figures(row: TableRow) -> dict[str, Any]:
-    loss, baseline, parent = row.val_loss, row.delta_baseline, row.delta_parent
-    return {
-        "number": row.variant.number,
-        "slug": row.variant.slug,
-        "parent": row.variant.parent or None,
-        "n": loss.n if loss else 0,
-        "val_loss": loss and loss.mean,
-        "val_loss_sd": loss and loss.sd,
-        "perplexity": row.perplexity,
-        "delta_baseline": baseline and baseline.mean,
-        "delta_baseline_sd": baseline and baseline.sd,
-        **_verdict_figures("baseline", row.verdict_baseline),
-        "delta_parent": parent and parent.mean,
-        "delta_parent_sd": parent and parent.sd,
-        **_verdict_figures("parent", row.verdict_parent),
-        "comparisons": row.verdict_baseline and row.verdict_baseline.planned,
-        "parameters": row.parameters,
-        "tokens": row.tokens,
-        "train_seconds": row.train_seconds,
-        "sparsity": row.sparsity,
-        "state": row.state,
-    }
-
-
-def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, Any]:
-    """Return word, 95 % interval and corrected p; a word that no test gave has none of these."""
-    test = verdict and verdict.test
-    low, high = test.interval if test else (None, None)
-    return {
-        f"{name}_verdict": verdict.word.value if verdict and verdict.is_given else None,
-        f"{name}_low": low,
-        f"{name}_high": high,
-        f"{name}_p": verdict and verdict.p_of_word,
-    }
 
 
 def _rows_text(rows: Sequence[TableRow], fields: Sequence[str]) -> str:
