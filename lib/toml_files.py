@@ -17,7 +17,7 @@ from lib.files import regular_file
 
 _SYNTAX_LINE = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 _MAX_BYTES = 1 << 20
-_TYPE_NAMES = {str: "text in quotes", int: "a whole number"}
+_TYPE_NAMES = {str: "text in quotes", int: "a whole number", bool: "true or false"}
 
 
 class TomlEntries:
@@ -64,7 +64,7 @@ class TomlEntries:
                 expected = f"one of {', '.join(kinds)}{nearest(key, kinds)}"
                 what = f"{name}: unknown key (expected {expected})"
                 self.note(what, "unknown-key", index, table or key)
-            elif not isinstance(value, kinds[key]) or isinstance(value, bool):
+            elif type(value) is not kinds[key]:
                 expected = _TYPE_NAMES.get(kinds[key], f"a {kinds[key].__name__}")
                 what = f"{name}: invalid {value!r} (expected {expected})"
                 self.note(what, "invalid-value", index, table or key)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpt2.ablation import study_of
+from gpt2.ablation.judgeable import unjudgeable
 from gpt2.ablation.step import Step, Study
 from gpt2.config import Config, StudyConfig
 from lib.config import dotconfig
@@ -128,6 +129,8 @@ def resolve_required(
             problems += ((step, problem) for problem in error.problems)
     if not any(step in required for step, _ in problems):
         problems += [*_duplicates(study, resolved), *_size_problems(study, resolved)]
+        steps = [(each.step.slug, each.step.parent, each.config) for each in resolved]
+        problems += [(study.step(slug), problem) for slug, problem in unjudgeable(steps, study)]
     # A defect of the base appears in every step: report it once.
     fatal = list(dict.fromkeys(problem for step, problem in problems if step in required))
     if fatal:

@@ -39,7 +39,7 @@ class Study:
     """An ordered list of steps; a step's index in the list is its number.
 
     ``seeds`` are trained unless the configuration or the command line has others. ``is_own``
-    distinguishes the study of a user's file.
+    distinguishes the study of a user's file. A study that is not to be judged has no verdicts.
 
     Raises ConfigError if a slug is duplicate, malformed or the name of a run that plans add, a parent
     does not precede its child, the baseline sets symbols, or any other step sets none.
@@ -49,6 +49,7 @@ class Study:
     steps: Sequence[Step]
     seeds: tuple[int, ...] = ()
     is_own: bool = False
+    judge: bool = True
 
     def __post_init__(self) -> None:
         problems = [
@@ -75,9 +76,13 @@ class Study:
         """Return the location of ``step`` in errors, or of a symbol that it sets."""
         return _located(step, f"step {self.label(step)}", symbol)
 
+    def step(self, slug: str) -> Step:
+        """Return the step called ``slug``, which must exist."""
+        return next(s for s in self.steps if s.slug == slug)
+
     def parent(self, step: Step) -> Step | None:
         """Return the parent of ``step``; None for the baseline."""
-        return next((s for s in self.steps if s.slug == step.parent), None)
+        return self.step(step.parent) if step.parent else None
 
     def lineage(self, step: Step) -> list[Step]:
         """Return the steps from the baseline down to ``step``, parents before children."""

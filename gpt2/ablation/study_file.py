@@ -15,7 +15,8 @@
 
 A step changes its ``parent``, by default the first step. ``set`` has Kconfig symbols and values;
 ``like`` repeats the changes of an earlier step, before those of ``set``. ``params`` are the lowest
-and the highest change of the parameter count against the parent, as fractions.
+and the highest change of the parameter count against the parent, as fractions. A study of speed has
+``judge = false``: its steps may predict different texts, and no step is claimed to be better.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from lib.errors import CONTROL_CHARACTER, ConfigError
 from lib.plan.run import parse_seeds
 from lib.toml_files import TomlEntries
 
-_FILE_KEYS = {"name": str, "seeds": str, "step": list}
+_FILE_KEYS = {"name": str, "seeds": str, "judge": bool, "step": list}
 _STEP_KEYS = {"name": str, "title": str, "parent": str, "like": str, "set": dict, "params": list}
 _MAX_STEPS = 500
 # Columns of tables, and parts of file names.
@@ -52,7 +53,8 @@ def read_study(path: Path, *, is_own: bool = True) -> Study:
     content = reader.content
     if is_own:
         steps = [replace(s, places=reader.places(i, s)) for i, s in enumerate(steps)]
-    return Study(content["name"], steps, parse_seeds(content.get("seeds", "")), is_own)
+    seeds = parse_seeds(content.get("seeds", ""))
+    return Study(content["name"], steps, seeds, is_own, content.get("judge", True))
 
 
 class _Reader(TomlEntries):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpt2.ablation import study_of
+from gpt2.ablation.judgeable import unjudgeable
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
 from gpt2.check import Check
@@ -124,7 +125,9 @@ def plan_cases(
             every = [_step(tree, layers, study, i) for i in range(len(study.steps))]
             _refuse_unpaired_compile(every)
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
-            return CheckPlan(study.name, every, []).only(slugs)
+            cases = CheckPlan(study.name, every, []).only(slugs)
+            _refuse_unjudgeable(cases, study)
+            return cases
         case "test_matrix_mode":
             every = _combinations(tree, layers, base)
             _refuse_unpaired_compile(every)
@@ -133,6 +136,14 @@ def plan_cases(
             every = [CheckCase("single/run", "", "run", base)]
             _refuse_unpaired_compile(every)
             return CheckPlan("single", every, _matching(every, steps))
+
+
+def _refuse_unjudgeable(cases: CheckPlan, study: Study) -> None:
+    """Raise ConfigError if a chosen step predicts another text than the baseline."""
+    steps = [(case.slug, case.parent, case.config) for case in cases.every if case.config]
+    chosen = {case.slug for case in cases.chosen}
+    if problems := [p for slug, p in unjudgeable(steps, study) if slug in chosen]:
+        raise ConfigError(*problems)
 
 
 def _refuse_unpaired_compile(every: Sequence[CheckCase]) -> None:

@@ -20,9 +20,12 @@ AUTO_SEEDS = "auto"
 
 
 def verdict_plan(
-    config: Config, looks: LookPlan, variants: Sequence[RunVariant] = ()
+    config: Config, looks: LookPlan, variants: Sequence[RunVariant] = (), *, judged: bool = True
 ) -> VerdictPlan:
-    """Return the declared rule of the verdicts on ``variants``, and the planned looks."""
+    """Return the declared rule of the verdicts on ``variants``, and the planned looks.
+
+    A study that is not ``judged`` declares no comparison.
+    """
     options = config.verdicts
     rule = VerdictRule(
         options.variance,
@@ -35,8 +38,14 @@ def verdict_plan(
     is_factorial = is_matrix and config.study.design == "factorial"
     interactions = options.interactions if is_factorial else None
     declared = {"": contrasts_of(variants, options.against, interactions)} if variants else {}
-    schedule = LookSchedule(looks)
-    return VerdictPlan(rule, options.against, interactions, schedule=schedule, declared=declared)
+    return VerdictPlan(
+        rule,
+        options.against,
+        interactions,
+        schedule=LookSchedule(looks),
+        declared=declared if judged else {},
+        judged=judged,
+    )
 
 
 @dataclass(frozen=True)
@@ -67,12 +76,15 @@ class AutoSeeds:
         return variant.slug in self.variants[seed]
 
 
-def auto_seeds(config: Config, folder: Path, variants: Sequence[RunVariant]) -> AutoSeeds:
+def auto_seeds(
+    config: Config, folder: Path, variants: Sequence[RunVariant], *, judged: bool = True
+) -> AutoSeeds:
     """Return the seeds of SEEDS=auto for the study in ``folder``, according to its record.
 
     Raises ConfigError if there is nothing to compare, or the record cannot be read.
     """
-    plan = with_record(verdict_plan(config, config.verdicts.look_plan, variants), folder)
+    plan = verdict_plan(config, config.verdicts.look_plan, variants, judged=judged)
+    plan = with_record(plan, folder)
     schedule = plan.schedule
     assert schedule is not None
     if not any(plan.declared.values()):
@@ -80,7 +92,7 @@ def auto_seeds(config: Config, folder: Path, variants: Sequence[RunVariant]) -> 
         advice = "type: make defconfig-gpt2-ratio-ablation, or make SEEDS=1,2,3"
         raise ConfigError(Problem(what, "SEEDS=auto", advice, code="config.conflict"))
     taken, last = schedule.taken, schedule.last
-    judged = last.n if last else 0
+    seen = last.n if last else 0
     first = config.verdicts.looks[0]
     if first < plan.rule.min_seeds:
         what = f"VERDICT_LOOKS: first look at {first} seeds (expected FINALIST_MIN_SEEDS="
@@ -93,9 +105,9 @@ def auto_seeds(config: Config, folder: Path, variants: Sequence[RunVariant]) -> 
     seeds = {s: trained[k] for k, look in reversed([*enumerate(taken)]) for s in look.seeds}
     seeds = dict(sorted(seeds.items()))
     fresh = (seed for seed in itertools.count(config.seed) if seed not in seeds)
-    for _ in range((looks[0] if looks else judged) - judged):
+    for _ in range((looks[0] if looks else seen) - seen):
         seeds[next(fresh)] = trained[-1]
-    return AutoSeeds(seeds, len(taken) + 1, looks, judged, len(trained[-1]))
+    return AutoSeeds(seeds, len(taken) + 1, looks, seen, len(trained[-1]))
 
 
 def _looks_left(schedule: LookSchedule, configured: Sequence[int]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.ablation import study_of
+from gpt2.ablation.judgeable import unjudgeable
 from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.ablation.step import AA, AGAIN, Study
 from gpt2.config import Config, refuse_unpaired_compile
@@ -112,7 +113,11 @@ def matrix(
     features = parse_features(tree, layers, base.study.features, where)
     if design == "factorial":
         _confirm(2 ** len(features), yes)
-    return resolve_design(DESIGNS[design](features), partial(_resolve, tree, layers, where))
+    resolved = resolve_design(DESIGNS[design](features), partial(_resolve, tree, layers, where))
+    steps = [(variant.slug, variant.parent, config) for variant, config in resolved.block]
+    if problems := [problem for _, problem in unjudgeable(steps, None)]:
+        raise ConfigError(*problems)
+    return resolved
 
 
 def _all(axes: Sequence[SweepAxis], where: str, yes: bool) -> list[SweepCell]:
@@ -178,6 +183,8 @@ class Plan:
     resolved_seed: int = 0
     # In place of BATCH_SIZE=0; None if the configuration sets the micro-batch.
     micro_batch: MicroBatch | None = None
+    # Whether verdicts are given on the study.
+    judged: bool = True
 
     def only(self, patterns: str) -> "Plan":
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
@@ -263,24 +270,24 @@ def make_plan(
     block = chosen(steps)
     variants = [variant for variant, _ in chosen("")]
     output = build_dir / base.study.output_dir
-    auto = auto_seeds(base, output / name, variants) if automatic else None
+    judged = study is None or study.judge
+    auto = auto_seeds(base, output / name, variants, judged=judged) if automatic else None
     if auto is not None:
         seed_list = auto.seeds
     checked = {run.seed for run in known.runs} if known else set()
     _require_seeds_in_range(tree, layers, set(seed_list) - checked)
     planned = _with_seeds(block, seed_list, first, auto)
-    if study is not None:
-        seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
-        assert all(a == b for a, b in seeds_of), "a step without the planned seed"
+    seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
+    assert study is None or all(a == b for a, b in seeds_of), "a step without the planned seed"
     refuse_unpaired_compile([config for block in planned.values() for _, config in block])
     runs = _known_runs(known, planned) or build_runs(name, output, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
-    folder = output / name
     return Plan(
-        *(name, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks),
+        *(name, output / name, build_dir, base, runs, left_out, sweep, variants, auto, looks),
         resolved=every,
         resolved_seed=first,
         micro_batch=micro_batch,
+        judged=judged,
     )
 
 
@@ -384,7 +391,7 @@ def _chosen(
         selected = study.select(steps or base.study.steps)
         slugs = [step.slug for step in selected]
         every = [(variant, config) for variant, config in every if variant.slug in slugs]
-        if has_controls and steps in ("", "all"):
+        if has_controls and study.judge and steps in ("", "all"):
             every = _with_controls(every)
     return every
 

@@ -101,7 +101,8 @@ def study_power(plan: Plan) -> StudyPower | None:
     """
     options, looks = plan.base.verdicts, planned_looks(plan)
     planned = len({run.seed for run in plan.runs})
-    declared = with_record(verdict_plan(plan.base, looks, plan.variants), plan.folder)
+    declared = verdict_plan(plan.base, looks, plan.variants, judged=plan.judged)
+    declared = with_record(declared, plan.folder)
     family = declared.contrasts
     n = looks.seeds[-1] if plan.auto is not None else planned
     if not family or n < MIN_SEEDS:

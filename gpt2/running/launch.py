@@ -451,7 +451,7 @@ def result_table(
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]
-    declared = verdict_plan(plan.base, planned_looks(plan), plan.variants)
+    declared = verdict_plan(plan.base, planned_looks(plan), plan.variants, judged=plan.judged)
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     declared = with_other_studies(declared, plan.folder)
     table = build_table(

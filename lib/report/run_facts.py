@@ -196,6 +196,9 @@ _MAX_VALUE_CHARS = 60
 _KERNEL = ("model", "machine", "train.batch_size")
 # Observed fact → settings that determine it; a path includes all paths below it.
 _FOLLOWS = {
+    # The documents that are evaluated must be the same in any case.
+    "data": ("data",),
+    "split": ("data",),
     "attention": _KERNEL,
     "batch": ("train", "model.shape.block_size"),
     "world_size": ("train.gpus",),

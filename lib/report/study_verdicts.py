@@ -63,6 +63,8 @@ class VerdictPlan:
     other_looks: tuple[Mapping[str, Any], ...] = ()
     # Other studies with verdicts → digest of their evaluation documents.
     other_studies: Mapping[str, str] = field(default_factory=dict)
+    # Whether verdicts are given; a study of speed has none.
+    judged: bool = True
 
     @property
     def rule_record(self) -> dict[str, Any]:

@@ -38,6 +38,9 @@ from lib.runs.record import UNKNOWN
 from lib.tracking.stability import instability_text
 from lib.units import format_runs
 
+# Note on a table without verdicts.
+NOT_JUDGED = "no verdicts: the file of the study has judge = false"
+
 
 @dataclass(frozen=True)
 class ComparableGroup:
@@ -227,21 +230,22 @@ def build_table(
     judged_parts, control_parts = [], []
     variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
     baseline = next((v.slug for v in variants if not v.parent), "")
-    contrasts = contrasts_of(variants, plan.against, plan.interactions)
-    effects = design_effects(variants, plan.interactions)
+    compared = variants if plan.judged else []
+    contrasts = contrasts_of(compared, plan.against, plan.interactions)
+    effects = design_effects(compared, plan.interactions)
     parts = split_comparable(items, baseline, label_by)
     for part in parts:
         rows += variant_rows(part, variants, baseline, kept)
         prefix, outcomes = _prefix(part.labels), _outcomes(part)
         judged_parts.append((prefix, contrasts, outcomes))
-        control_parts.append((prefix, control_contrasts(variants), outcomes))
-    compared = [item for part in parts for item in part.items]
-    results = [item for item in compared if isinstance(item, RunResult)]
+        control_parts.append((prefix, control_contrasts(compared), outcomes))
+    items = [item for part in parts for item in part.items]
+    results = [item for item in items if isinstance(item, RunResult)]
     verdicts = judge_study(judged_parts, plan, control_parts, effects)
     verdicts = replace(verdicts, evaluation_set=_evaluation_set(results))
     rows = [_with_verdicts(row, verdicts) for row in rows]
-    holes = [item for item in compared if isinstance(item, MissingResult)]
-    notes = hole_notes(holes)
+    notes = [] if plan.judged else [NOT_JUDGED]
+    notes += hole_notes([item for item in items if isinstance(item, MissingResult)])
     if stale := [result.run.label for result in results if result.run.label in kept]:
         notes.append(f"{format_runs(stale)}: stale, made by other code")
     if unstable := [result for result in results if result.unstable]:

@@ -7,10 +7,10 @@ import pytest
 
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.compare import compare_runs
-from lib.report.run_facts import read_run_facts
+from lib.report.run_facts import observed_differences, read_run_facts
 from lib.report.table import build_table
 from lib.report.table_text import table_to_markdown
-from tests.lib.fabricated import IDENTITY, MANIFEST, changed, digest_of, write_run
+from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, digest_of, write_run
 
 # Knobs missing from the fabricated manifest.
 KNOBS = {
@@ -98,3 +98,28 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
     assert values[0] != values[1] and table.rows[1].delta_baseline is None
     head = next(line for line in table_to_markdown(table).splitlines() if line.startswith("|"))
     assert field in head.replace("|", " ").split()
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, {**DOCUMENTS, "z": (20.0, 5, 10)}])
+def test_another_training_text_is_comparable_on_the_same_documents(tmp_path, documents):
+    """What was read and how it was split follow from the declared path; the documents do not."""
+    facts = {"data__digest": "d2", "data__split": {"id": "s2"}}
+    runs = [
+        write_run(tmp_path / path, identity=identity, manifest=manifest, documents=evaluated)
+        for path, identity, manifest, evaluated in (
+            ("a", changed(IDENTITY, data={"custom_path": "a"}), WHOLE, DOCUMENTS),
+            ("b", changed(IDENTITY, data={"custom_path": "b"}), changed(WHOLE, **facts), documents),
+        )
+    ]
+    left, right = map(read_run_facts, runs)
+    differing = [each.field for each in observed_differences(left, right)]
+    assert differing == ([] if documents is DOCUMENTS else ["documents"])
+    compared = compare_runs(left, right, {}, ["data.custom_path", "documents"])
+    assert (compared.losses is not None) == (documents is DOCUMENTS)
+
+
+def test_another_training_text_of_one_path_is_refused(tmp_path):
+    a = write_run(tmp_path / "a", manifest=WHOLE)
+    b = write_run(tmp_path / "b", manifest=changed(WHOLE, data__digest="d2"))
+    fields = [each.field for each in observed_differences(*map(read_run_facts, (a, b)))]
+    assert fields == ["data"]

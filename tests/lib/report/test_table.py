@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError
-from lib.report.table import build_table
+from lib.report.study_verdicts import VerdictPlan
+from lib.report.table import NOT_JUDGED, build_table
 from lib.report.table_text import table_to_csv, table_to_json, table_to_markdown, write_table
 from lib.report.terminal import table_to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -340,3 +341,18 @@ def test_a_reused_run_with_another_name_in_its_study_is_noted(make_run):
     notes = build_table("demo", [twin]).notes
     (note,) = notes
     assert note.startswith("demo/00-base-n s1: ") and note.endswith(" demo/base-s1-base1")
+
+
+def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run):
+    runs = [make_run("base", 3.0 + seed / 100, seed=seed) for seed in (1, 2, 3)]
+    runs += [make_run("wide", 2.9 + seed / 90, seed=seed, parent="base") for seed in (1, 2, 3)]
+    judged, speed = (
+        build_table("demo", runs, verdict_plan=VerdictPlan(judged=judged))
+        for judged in (True, False)
+    )
+    assert len(judged.verdicts.verdicts) == 1 and not speed.verdicts.verdicts
+    assert _row(speed, "wide").delta_baseline == _row(judged, "wide").delta_baseline
+    assert not judged.notes and speed.notes == [NOT_JUDGED]
+    assert "## Verdicts" in table_to_markdown(judged)
+    assert "## Verdicts" not in table_to_markdown(speed)
+    assert NOT_JUDGED in table_to_markdown(speed)

@@ -1,0 +1,82 @@
+"""Which steps can be judged: those that predict the same text as the step they are compared with.
+
+A study in which a step predicts another text is refused when it is planned, unless it claims nothing.
+The cells of a matrix or a sweep are compared only with cells that predict the same text. Imports no
+torch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpt2.ablation.step import Study
+from gpt2.config import Config
+from lib.config.field import SymbolValue
+from lib.errors import Problem
+
+# Symbols that determine the documents of a data set; a source that is another has other values of them.
+_SOURCE = (
+    *("DATASET_PATH", "DATASET_SUBSET", "DATASET_REVISION", "DATASET_TOKENS"),
+    *("CUSTOM_PATH", "CUSTOM_FORMAT", "CUSTOM_TEXT_FIELD", "VAL_FRACTION"),
+)
+# Symbols that determine held-out documents with a path of their own: CUSTOM_PATH is training text.
+_OWN_HELD_OUT = ("CUSTOM_VAL_PATH", "CUSTOM_FORMAT", "CUSTOM_TEXT_FIELD")
+_DOCUMENTS = "other documents are held out"
+_REASONS = {
+    "EVAL_TOKENS": "another part of the held-out text is evaluated",
+    "BLOCK_SIZE": "the held-out text is cut into other windows",
+    "TOKENIZER": "the predicted tokens are others",
+}
+_CLAIMS_NOTHING = "a study of speed has judge = false in its file"
+
+
+def predicted_text(config: Config) -> dict[str, SymbolValue]:
+    """Return the symbols, with their values, that determine which tokens an evaluation predicts."""
+    data, values = config.data, config.values
+    own = data.dataset == "custom" and data.custom_val_path
+    return {
+        # A data set that the default one stands in for is not read.
+        "DATASET": data.dataset,
+        **{name: values[name] for name in (_OWN_HELD_OUT if own else _SOURCE)},
+        "TOKENIZER": data.tokenizer,
+        "BLOCK_SIZE": config.model.shape.block_size,
+        "EVAL_TOKENS": data.eval_tokens,
+    }
+
+
+def unjudgeable(
+    steps: Sequence[tuple[str, str, Config]], study: Study | None
+) -> Iterator[tuple[str, Problem]]:
+    """Yield name and problem of each step that predicts another text than the baseline.
+
+    ``steps`` are names, parents and configurations; the baseline has the parent "". ``study`` is None
+    for the features of a design.
+    """
+    if study is not None and not study.judge:
+        return
+    texts = {name: predicted_text(config) for name, _, config in steps}
+    baseline = next((name for name, parent, _ in steps if not parent), "")
+    for name, parent, _ in steps:
+        symbol = _differing(texts[baseline], texts[name]) if baseline and parent else ""
+        if not symbol:
+            continue
+        expected, other = (_shown(texts[step], symbol) for step in (baseline, name))
+        what = (
+            f"{symbol}: {_REASONS.get(symbol, _DOCUMENTS)}, so no comparison can judge the step "
+            f"(expected {expected} as in {baseline}, got {other})"
+        )
+        where = study.where(study.step(name), symbol) if study else f"ABLATION_FEATURES {name}"
+        yield name, Problem(what, where, _advice(symbol), code="study.not-judgeable")
+
+
+def _differing(text: Mapping[str, SymbolValue], other: Mapping[str, SymbolValue]) -> str:
+    """Return the first symbol with different values; "" if there is none."""
+    return next((s for s in {**text, **other} if text.get(s) != other.get(s)), "")
+
+
+def _shown(text: Mapping[str, SymbolValue], symbol: str) -> str:
+    return str(text.get(symbol, "")) or "nothing"
+
+
+def _advice(symbol: str) -> str:
+    if symbol == "CUSTOM_PATH":
+        return f"hold out the documents of CUSTOM_VAL_PATH in all steps; {_CLAIMS_NOTHING}"
+    return f"set {symbol} for all steps, in .config; {_CLAIMS_NOTHING}"
