@@ -6,11 +6,13 @@ torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpt2.ablation.step import Study
 from gpt2.config import Config
 from lib.config.field import SymbolValue
 from lib.errors import Problem
+from lib.plan.run import RunVariant
 
 # Symbols that determine the documents of a data set; a source that is another has other values of them.
 _SOURCE = (
@@ -40,6 +42,22 @@ def predicted_text(config: Config) -> dict[str, SymbolValue]:
         "BLOCK_SIZE": config.model.shape.block_size,
         "EVAL_TOKENS": data.eval_tokens,
     }
+
+
+def grouped_by_text(
+    block: Sequence[tuple[RunVariant, Config]],
+) -> list[tuple[RunVariant, Config]]:
+    """Return the cells of a grid with the text that each predicts, if they predict several."""
+    texts = [predicted_text(config) for _, config in block]
+    symbols = [s for s in {s: None for text in texts for s in text} if _values(texts, s) > 1]
+    return [
+        (replace(variant, text=" ".join(f"{s}={_shown(text, s)}" for s in symbols)), config)
+        for (variant, config), text in zip(block, texts, strict=True)
+    ]
+
+
+def _values(texts: Sequence[Mapping[str, SymbolValue]], symbol: str) -> int:
+    return len({text.get(symbol) for text in texts})
 
 
 def unjudgeable(

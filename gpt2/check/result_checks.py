@@ -429,7 +429,7 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
             run = PlannedRun("check", variants[-1], seed, subject.config, record.run.path)
             final, outcome = replace(summary.final, val_loss=losses[seed]), SeedOutcome(seed, 0.0)
             results.append(RunResult(run, facts, final, summary.timing, {}, outcome))
-    rows = variant_rows(ComparableGroup({}, results), variants, "baseline", ())
+    rows = variant_rows(ComparableGroup({}, results), variants, {"": "baseline"}, ())
     table = csv.DictReader(table_to_csv(ResultTable("check", rows, None, ())).splitlines())
     for row in table:
         for column, values in _VARIANTS[row["slug"]][1].items():

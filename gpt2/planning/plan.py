@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.ablation import study_of
-from gpt2.ablation.judgeable import unjudgeable
+from gpt2.ablation.judgeable import grouped_by_text, unjudgeable
 from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.ablation.step import AA, AGAIN, Study
 from gpt2.config import Config, refuse_unpaired_compile
@@ -95,7 +95,8 @@ def plan_sweep(
     single = ConfigLayer.of("command line", "SWEEP", {"SINGLE_TRAINING": True})
     layers = [*layers, single]
     resolve = partial(_resolve, tree, layers, "SWEEP")
-    return resolve_grid(tree, layers, cells, resolve, "SWEEP")
+    resolved = resolve_grid(tree, layers, cells, resolve, "SWEEP")
+    return replace(resolved, block=grouped_by_text(resolved.block))
 
 
 def matrix(
@@ -108,7 +109,8 @@ def matrix(
         axes = parse_axes(tree, base.study.axes, where)
         cells = _all(axes, where, yes)
         resolve = partial(_resolve, tree, layers, where)
-        return resolve_grid(tree, layers, cells, resolve, where)
+        resolved = resolve_grid(tree, layers, cells, resolve, where)
+        return replace(resolved, block=grouped_by_text(resolved.block))
     where = "ABLATION_FEATURES"
     features = parse_features(tree, layers, base.study.features, where)
     if design == "factorial":

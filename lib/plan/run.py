@@ -56,6 +56,9 @@ class RunVariant:
     delta: Mapping[str, SymbolValue] | None = None
     # Factor → level, if the variant belongs to a factorial design.
     levels: Mapping[str, str] | None = None
+    # What an evaluation predicts, if other variants of the plan predict something else: only variants
+    # that predict the same are compared.
+    text: str = ""
     # Whether the variant is an A/A step: its parent with other initial weights.
     is_aa: bool = False
     # Whether the variant trains its parent's configuration a second time.

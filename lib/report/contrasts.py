@@ -101,11 +101,20 @@ def contrasts_of(
     """Return the planned comparisons of ``variants``; a parent outside the plan is left out.
 
     Those of a factorial design are its effects (``design_effects``). A control is not part of any family.
+    The cells of a grid that predict one text are compared with the first of them.
     """
     effects = design_effects(variants, interactions)
     if effects is not None:
         return list(effects.contrasts)
-    variants = [variant for variant in variants if not variant.is_control]
+    by_text: dict[str, list[RunVariant]] = {}
+    for variant in variants:
+        if not variant.is_control:
+            by_text.setdefault(variant.text, []).append(variant)
+    return [contrast for each in by_text.values() for contrast in _contrasts(each, against)]
+
+
+def _contrasts(variants: Sequence[RunVariant], against: str) -> list[Contrast]:
+    """Return the comparisons of variants that predict the same text."""
     names = [variant.slug for variant in variants]
     baseline = next((v.slug for v in variants if not v.parent), "")
     parents = {v.slug: v.parent if v.parent in names else "" for v in variants}

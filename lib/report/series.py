@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import sub
 from statistics import fmean
+from typing import Any
 
 from lib.report.run_curves import Curve, bin_width, binned
 from lib.report.run_results import RunResult
@@ -46,7 +47,7 @@ class RowRuns:
 def runs_of_rows(table: ResultTable) -> list[RowRuns]:
     """Return the rows of the table with their finished runs, in order."""
     found: dict[tuple[tuple[tuple[str, str], ...], str], list[RunResult]] = {}
-    baselines: dict[tuple[tuple[str, str], ...], str] = {}
+    baselines: dict[tuple[Any, ...], str] = {}
     for part in table.parts:
         for item in part.items:
             if isinstance(item, RunResult):
@@ -56,8 +57,8 @@ def runs_of_rows(table: ResultTable) -> list[RowRuns]:
     for row in table.rows:
         labels = tuple(row.labels.items())
         if not row.variant.parent:
-            baselines.setdefault(labels, row.variant.slug)
-        slug, baseline = row.variant.slug, baselines.get(labels, "")
+            baselines.setdefault((labels, row.variant.text), row.variant.slug)
+        slug, baseline = row.variant.slug, baselines.get((labels, row.variant.text), "")
         own = sorted(found.get((labels, slug), []), key=lambda r: r.run.seed)
         others = found.get((labels, baseline), []) if slug != baseline else []
         rows.append(RowRuns(row, own, others))

@@ -52,12 +52,14 @@ class ComparableGroup:
 
 
 def split_comparable(
-    items: Sequence[RunResult | MissingResult], baseline: str, label_by: Sequence[str] = ()
+    items: Sequence[RunResult | MissingResult],
+    baselines: Mapping[str, str],
+    label_by: Sequence[str] = (),
 ) -> list[ComparableGroup]:
     """Return one part, or one part per combination of label values.
 
-    A result that differs in an observed fact or in code from its part's first result of the variant
-    ``baseline`` becomes a hole with the reason. Runs without a result are listed in the first part.
+    A result that differs in an observed fact or in code from its part's first result of its variant in
+    ``baselines`` becomes a hole with the reason. Runs without a result are listed in the first part.
     Raises ConfigError if ``label_by`` contains an unknown field.
     """
     results = [item for item in items if isinstance(item, RunResult)]
@@ -70,20 +72,26 @@ def split_comparable(
     return [
         ComparableGroup(
             dict(zip(label_by, label, strict=True)),
-            [*_checked(items, baseline), *(holes if number == 0 else [])],
+            [*_checked(items, baselines), *(holes if number == 0 else [])],
         )
         for number, (label, items) in enumerate(grouped.items())
     ]
 
 
-def _checked(results: Sequence[Any], baseline: str) -> list[RunResult | MissingResult]:
-    reference = next((r for r in results if r.run.variant.slug == baseline), results[0])
+def _checked(
+    results: Sequence[Any], baselines: Mapping[str, str]
+) -> list[RunResult | MissingResult]:
+    references: dict[str, RunResult] = {r.run.variant.text: r for r in reversed(results)}
+    for result in reversed(results):
+        if result.run.variant.slug == baselines.get(result.run.variant.text):
+            references[result.run.variant.text] = result
     # Indexed runs of a variant have the same object of facts: they differ only in the seed.
-    mismatches: dict[tuple[int, int, str | None], list[FieldDifference]] = {}
+    mismatches: dict[tuple[str, int, int, str | None], list[FieldDifference]] = {}
     checked = []
     for result in results:
-        facts = result.facts
-        key = id(facts.observed), id(facts.sources), result.origin.commit
+        facts, text = result.facts, result.run.variant.text
+        reference = references[text]
+        key = text, id(facts.observed), id(facts.sources), result.origin.commit
         if key not in mismatches:
             mismatches[key] = observed_differences(reference.facts, facts)
         checked.append(_against(reference, result, mismatches[key]))
@@ -229,13 +237,13 @@ def build_table(
     rows: list[TableRow] = []
     judged_parts, control_parts = [], []
     variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
-    baseline = next((v.slug for v in variants if not v.parent), "")
+    baselines = {v.text: v.slug for v in reversed(variants) if not v.parent}
     compared = variants if plan.judged else []
     contrasts = contrasts_of(compared, plan.against, plan.interactions)
     effects = design_effects(compared, plan.interactions)
-    parts = split_comparable(items, baseline, label_by)
+    parts = split_comparable(items, baselines, label_by)
     for part in parts:
-        rows += variant_rows(part, variants, baseline, kept)
+        rows += variant_rows(part, variants, baselines, kept)
         prefix, outcomes = _prefix(part.labels), _outcomes(part)
         judged_parts.append((prefix, contrasts, outcomes))
         control_parts.append((prefix, control_contrasts(compared), outcomes))
@@ -299,9 +307,15 @@ def _with_verdicts(row: TableRow, study: StudyVerdicts) -> TableRow:
 
 
 def variant_rows(
-    part: ComparableGroup, variants: Sequence[RunVariant], baseline: str, kept: Collection[str]
+    part: ComparableGroup,
+    variants: Sequence[RunVariant],
+    baselines: Mapping[str, str],
+    kept: Collection[str],
 ) -> list[TableRow]:
-    """Return a row for each variant that has a planned run in ``part``."""
+    """Return a row for each variant that has a planned run in ``part``.
+
+    ``baselines`` are names of variants by the text that an evaluation predicts.
+    """
     results: dict[str, list[RunResult]] = {}
     holes: dict[str, list[MissingResult]] = {}
     for item in part.items:
@@ -313,19 +327,22 @@ def variant_rows(
     # The finished seeds of a variant with a diverged seed are a biased sample.
     diverged = {item.run.variant.slug for item in part.items if item.outcome.diverged}
     compared = {slug: runs for slug, runs in results.items() if slug not in diverged}
-    return [
-        _row(
-            variant,
-            results.get(variant.slug, []),
-            holes.get(variant.slug, []),
-            compared.get(baseline, []) if baseline != variant.slug else [],
-            compared.get(variant.parent, []),
-            kept,
-            part.labels,
-        )
-        for variant in variants
-        if variant.slug in {*results, *holes}
-    ]
+    rows = []
+    for variant in variants:
+        baseline = baselines.get(variant.text, "")
+        if variant.slug in {*results, *holes}:
+            rows.append(
+                _row(
+                    variant,
+                    results.get(variant.slug, []),
+                    holes.get(variant.slug, []),
+                    compared.get(baseline, []) if baseline != variant.slug else [],
+                    compared.get(variant.parent, []),
+                    kept,
+                    part.labels,
+                )
+            )
+    return rows
 
 
 def _remarks(result: RunResult) -> list[str]:
@@ -429,12 +446,12 @@ class MarginalEffect:
 def marginal_effects(rows: Sequence[TableRow]) -> list[MarginalEffect]:
     """Return every level of every factor with more than one level, in the order of the rows."""
     cells = [
-        (row.variant.levels, row.val_loss.mean)
+        (row.variant.levels, row.variant.text, row.val_loss.mean)
         for row in rows
         if row.variant.levels is not None and row.val_loss is not None
     ]
     factors: dict[str, dict[str, None]] = {}
-    for levels, _ in cells:
+    for levels, _, _ in cells:
         for factor, level in levels.items():
             factors.setdefault(factor, {})[level] = None
     effects: list[MarginalEffect] = []
@@ -445,13 +462,13 @@ def marginal_effects(rows: Sequence[TableRow]) -> list[MarginalEffect]:
 
 
 def _factor_marginals(
-    factor: str, names: Sequence[str], cells: Sequence[tuple[Mapping[str, str], float]]
+    factor: str, names: Sequence[str], cells: Sequence[tuple[Mapping[str, str], str, float]]
 ) -> list[MarginalEffect]:
-    # Settings of the other factors → level of this factor → loss.
+    # Predicted text and settings of the other factors → level of this factor → loss.
     by_rest: dict[tuple, dict[str, float]] = {}
-    for levels, loss in cells:
+    for levels, text, loss in cells:
         if factor in levels:
-            rest = tuple(item for item in levels.items() if item[0] != factor)
+            rest = text, *(item for item in levels.items() if item[0] != factor)
             by_rest.setdefault(rest, {})[levels[factor]] = loss
     groups = list(by_rest.values())
     # The level paired with the most other levels; the first one on a tie.

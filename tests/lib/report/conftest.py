@@ -41,6 +41,7 @@ def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
         documents: tuple[str, ...] = ("x", "y"),
         study: str = "demo",
         levels: dict[str, str] | None = None,
+        text: str = "",
         manifest: dict[str, Any] | None = None,
         # The first is the loss of the untrained model.
         losses: tuple[float, ...] = (20.0, 3.2),
@@ -50,7 +51,7 @@ def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
         path = run_path(tmp_path / study, slug, seed, config)
         run = PlannedRun(
             "demo",
-            RunVariant(slug, number=number, parent=parent, levels=levels),
+            RunVariant(slug, number=number, parent=parent, levels=levels, text=text),
             seed,
             config,
             path,

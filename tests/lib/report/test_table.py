@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError
+from lib.report.series import runs_of_rows
 from lib.report.study_verdicts import VerdictPlan
-from lib.report.table import NOT_JUDGED, build_table
+from lib.report.table import NOT_JUDGED, build_table, marginal_effects
 from lib.report.table_text import table_to_csv, table_to_json, table_to_markdown, write_table
 from lib.report.terminal import table_to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -356,3 +357,31 @@ def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run):
     assert "## Verdicts" in table_to_markdown(judged)
     assert "## Verdicts" not in table_to_markdown(speed)
     assert NOT_JUDGED in table_to_markdown(speed)
+
+
+def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(make_run):
+    """As those of two contexts; no loss of one context is subtracted from one of the other."""
+    losses = {("512", "a"): 3.0, ("512", "b"): 2.9, ("1024", "a"): 2.5, ("1024", "b"): 2.7}
+    runs = [
+        make_run(
+            f"{context}-{form}",
+            loss + seed / 100 + (form == "b") * seed / 1000,
+            seed=seed,
+            number=number,
+            levels={"BLOCK_SIZE": context, "FORM": form},
+            documents=(context, "y"),
+            text=f"BLOCK_SIZE={context}",
+        )
+        for number, ((context, form), loss) in enumerate(losses.items())
+        for seed in (1, 2, 3)
+    ]
+    table = build_table("demo", runs)
+    assert table.notes == [] and [row.state for row in table.rows] == ["done"] * 4
+    differences = [row.delta_baseline and row.delta_baseline.mean for row in table.rows]
+    assert differences == [None, pytest.approx(-0.098), None, pytest.approx(0.202)]
+    names = [verdict.contrast.name for verdict in table.verdicts.verdicts]
+    assert names == ["512-b vs 512-a", "1024-b vs 1024-a"]
+    assert [len(row.pairs) for row in runs_of_rows(table)] == [0, 3, 0, 3]
+    marginals = {(m.factor, m.level): m.difference for m in marginal_effects(table.rows)}
+    assert marginals["BLOCK_SIZE", "1024"] is None
+    assert marginals["FORM", "b"].mean == pytest.approx(0.052)
