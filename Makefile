@@ -319,7 +319,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: AXIS=SYMBOL,..  For compare, verify-results: intended differences
 ##: SOURCE=wandb  For verify-results: local, offline, trackio or wandb
 ##: LABEL_BY=FIELD,..  For compare and report: separate rows by it
-##: FORCE=1  For reproduce: if not comparable; report: if up to date
+##: FORCE=1  For reproduce: train even if not comparable
 ##: DATA=DIR  For reproduce: the folder of the data
 ##: DATA=require  For check: missing data is a failure
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24

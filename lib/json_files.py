@@ -7,9 +7,10 @@ fields are missing or of another type, raises DamagedRecord. Imports no torch.
 import dataclasses
 import json
 import math
+import operator
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -43,7 +44,7 @@ class DamagedRecord(RecordError):
 
 
 # Records are small; a larger file is not one, and would fill the memory.
-_MAX_OBJECT_BYTES = 1 << 28
+MAX_OBJECT_BYTES = 1 << 28
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -51,25 +52,35 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises MissingRecord or DamagedRecord.
     """
-    expected = "a JSON object"
-    content = read_record(path, expected, _MAX_OBJECT_BYTES)
+    return parse_json_object(path, read_record(path, "a JSON object", MAX_OBJECT_BYTES))
+
+
+def parse_json_object(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the JSON object that is the content of a file. Raises DamagedRecord."""
     try:
         return _object(content)
     except ValueError as error:
-        raise DamagedRecord(path, expected, str(error)) from None
+        raise DamagedRecord(path, "a JSON object", str(error)) from None
 
 
-def read_json_lines(path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file with one object per line.
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file with one object per line, which may be growing.
+
+    Raises MissingRecord or DamagedRecord, with the number of the line.
+    """
+    return parse_json_lines(path, read_record(path, "one JSON object per line"))
+
+
+def parse_json_lines(path: Path, content: bytes, *, growing: bool = True) -> list[dict[str, Any]]:
+    """Return the JSON objects of the content of a file with one object per line.
 
     An incomplete last line is ignored while the file may be ``growing``, else it is damage. Raises
-    MissingRecord or DamagedRecord, with the number of the line.
+    DamagedRecord, with the number of the line.
     """
-    expected = "one JSON object per line"
-    content, newline, incomplete = read_record(path, expected).rpartition(b"\n")
+    content, newline, incomplete = content.rpartition(b"\n")
     if (incomplete or not newline) and not growing:
         actual = "the last line is incomplete (no newline at the end)"
-        raise DamagedRecord(path, expected, actual)
+        raise DamagedRecord(path, "one JSON object per line", actual)
     if not newline:
         return []
     rows = _plain_lines(content)
@@ -197,27 +208,38 @@ def typed(
     required too, and further fields are damage. Raises DamagedRecord if a field is missing or of
     another type.
     """
+    if kind not in _forms:
+        _forms[kind] = _form(kind)
+    names, ordered, accepted = _forms[kind]
+    # Most rows of a file have the types of a row before them.
+    if ordered and not exact:
+        try:
+            row = ordered(fields)
+            if tuple(map(type, row)) in accepted:
+                return kind(*row)
+        except (KeyError, TypeError):
+            pass
     # A dictionary by its type: isinstance of an abstract class takes as long as a field.
     if type(fields) is not dict and not isinstance(fields, Mapping):
         name = f"{'.'.join(place)}: " if place else ""
         raise DamagedRecord(file, f"{name}a JSON object", repr(fields)[:60], line)
-    if kind not in _fields:
-        _fields[kind] = _json_fields(kind)
     values = {}
-    for name, types, states, required in _fields[kind]:
+    for name, types, states, required in names:
         value = fields.get(name, _ABSENT)
         # Not isinstance: True and False are integers in Python, but not in JSON.
         if type(value) in types and (states is None or value in list(states)):
             values[name] = states(value) if states else value
         elif value is not _ABSENT:
-            names = states or ("null" if t is NoneType else t.__name__ for t in types)
-            expected = f"{'.'.join((*place, name))} of type {' or '.join(names)}"
+            allowed = states or ("null" if t is NoneType else t.__name__ for t in types)
+            expected = f"{'.'.join((*place, name))} of type {' or '.join(allowed)}"
             raise DamagedRecord(file, expected, repr(value)[:60], line)
         elif required or exact:
             raise DamagedRecord(file, f"a field {'.'.join((*place, name))}", "none", line)
     if exact and (further := sorted(fields.keys() - values.keys())):
         name = ".".join((*place, further[0][:60]))
         raise DamagedRecord(file, f"no field {name}", "one", line)
+    if ordered and len(values) == len(names):
+        accepted.add(tuple(map(type, values.values())))
     return kind(**values)
 
 
@@ -226,8 +248,18 @@ _ABSENT = object()
 # Name of a field, the JSON types that it accepts, the names that a text may have (None if any), and
 # whether it is required.
 _JsonField = tuple[str, tuple[type, ...], type[StrEnum] | None, bool]
+# Fields of a dataclass, the function that returns the values of all of them (None if a type does not
+# decide whether a value is accepted), and the types of accepted values.
+_Form = tuple[Sequence[_JsonField], Callable[[Any], Any] | None, set[tuple[type, ...]]]
 # Computed once per dataclass: files may have many rows.
-_fields: dict[type[Any], Sequence[_JsonField]] = {}
+_forms: dict[type[Any], _Form] = {}
+
+
+def _form(kind: type[Any]) -> _Form:
+    fields = _json_fields(kind)
+    names = [name for name, _, _, _ in fields]
+    by_type = len(names) > 1 and all(states is None for _, _, states, _ in fields)
+    return fields, operator.itemgetter(*names) if by_type else None, set()
 
 
 def _json_fields(kind: type[Any]) -> Sequence[_JsonField]:

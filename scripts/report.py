@@ -4,14 +4,12 @@
 The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. The
 files contain all started runs of the study: --steps and --seeds select only what is printed. A run
 that differs from the baseline in more than the changes of its step is not compared; --label-by
-torch,code shows such runs in separate rows. If no run, setting or output has changed since the last
-report, only the table is printed; --force writes everything again.
+torch,code shows such runs in separate rows.
 """
 
 import _start
 
 from gpt2.planning.arguments import (
-    add_force,
     add_json,
     add_selection,
     add_variable,
@@ -29,13 +27,10 @@ def main() -> int:
     add_selection(parser)
     add_variable(parser, "label-by", "symbols or fields that get separate rows")
     add_json(parser)
-    add_force(parser, "write the report again, even if nothing has changed")
     args = parser.parse()
     plan, whole, selected = asked_tables(args)
     labels = words(args.label_by)
-    text = launch.report(
-        plan, whole, selected=selected, json=args.json, label_by=labels, force=args.force
-    )
+    text = launch.report(plan, whole, selected=selected, json=args.json, label_by=labels)
     print(text, end="")
     return 0
 

@@ -39,7 +39,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_variable(parser, "run", "directory of a finished run, or a run name that make plan lists")
     add_variable(parser, "data", "a data folder, or the text of a custom data set")
-    add_force(parser, "train even if not comparable")
+    add_force(parser)
     add_yes(parser)
     add_twice(parser)
     add_variable(parser, "defconfig", "with --twice: this configuration (NAME[+FRAGMENT])")

@@ -23,7 +23,7 @@ def main() -> int:
     add_json(parser)
     args = parser.parse()
     _, plan = asked_plan(args)
-    runs = watch.WatchedRuns(plan.runs, plan.base.watch, plan.folder)
+    runs = watch.WatchedRuns(plan.runs, plan.base.watch)
     if sys.stdout.isatty() and not args.json:
         watch.watch(lambda: runs.lines(time.time()))
         return EXIT_DONE

@@ -14,7 +14,7 @@ import re
 import tokenize
 from collections.abc import Set
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 
 from lib.config.dotconfig import list_defconfigs
@@ -90,7 +90,9 @@ def known_names():
     tree = (PurePosixPath(name) for name in (*texts(), "CODEX.md"))
     paths = {part for path in tree for part in (path, *path.parents)}
     run = RunDir(Path())
-    of_runs = (value for value in vars(RunDir).values() if isinstance(value, property))
+    of_runs = (
+        value for value in vars(RunDir).values() if isinstance(value, property | cached_property)
+    )
     defconfigs, fragments = list_defconfigs(ROOT)
     makefile = texts()["Makefile"]
     return KnownNames(

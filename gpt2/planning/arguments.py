@@ -256,9 +256,9 @@ def add_labels(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "label-by", "symbols or fields that may differ too, shown as labels")
 
 
-def add_force(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add ``--force``, which ``text`` describes."""
-    _add_flag(parser, "force", text)
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add ``--force``: reproduce a run that is not comparable."""
+    _add_flag(parser, "force", "train even if not comparable (FORCE=1)")
 
 
 def add_twice(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ Reads configurations and run directories. Imports no torch.
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,11 +43,10 @@ from lib.report.render import (
     text_lines,
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
-from lib.runs.code import SourceComparison, origin_drift, recorded_origin, run_drift
-from lib.runs.index import RunIndex
+from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import current_holder, run_state
-from lib.runs.record import UNKNOWN, OriginRecord, RunRecord, RunTiming, TimingRow, read_manifest
-from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.runs.record import UNKNOWN, RunRecord, RunTiming, TimingRow
+from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.units import format_duration, format_si, format_size
 
 SCHEMA_VERSION = 1
@@ -117,10 +116,8 @@ def look(plan: Plan, gpu: str = "", probe: bool = False) -> list[RunView]:
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
-    index = RunIndex(plan.folder, "plan", _to_fields, _from_fields, shared=("sources",))
     comparison = SourceComparison()
-    records = [_read_run(run, index, comparison) for run in plan.runs]
-    index.save()
+    records = [_read_run(run, comparison) for run in plan.runs]
     if probe:
         runs = [(run.label, run.config) for run in plan.runs]
         estimates = estimates_by_probe(runs, plan.build_dir)
@@ -428,75 +425,28 @@ def _view(
 
 
 @dataclass(frozen=True)
-class _RunFiles:
-    """Content of the files of a run that a plan reads."""
-
-    status: RunStatus | None
-    # None if the file is damaged or missing.
-    timing: RunTiming | None = None
-    # Of a finished run: what made it, and the first digits of its configuration's digest.
-    origin: OriginRecord | None = None
-    configuration: str = UNKNOWN
-
-
-@dataclass(frozen=True)
 class _RunProgress:
     """Status, speed and drift of a run."""
 
     status: RunStatus | None
-    timing: RunTiming | None
-    changes: Sequence[str]
-
-
-def _read_run(
-    run: PlannedRun[Config], index: RunIndex[_RunFiles], comparison: SourceComparison
-) -> _RunProgress:
-    directory, device = RunDir(run.path), _device(run.config)
-    names = (directory.status.name, directory.summary.name, directory.manifest.name)
-    files = index.read(directory, lambda: names, lambda: _read_files(directory))
-    if files.configuration not in (UNKNOWN, run.config.hash8):
-        what = f"of another run, configuration {files.configuration}"
-        return _RunProgress(RunStatus(State.DAMAGED, message=what), None, ())
+    # None if the file is damaged or missing.
+    timing: RunTiming | None = None
     changes: Sequence[str] = ()
-    if files.origin is not None:
-        changes = origin_drift(files.origin, device, comparison)
-    elif files.status is not None and files.status.state is State.SUCCESS:
-        changes = run_drift(directory, device, comparison)
-    return _RunProgress(files.status, files.timing, changes)
 
 
-def _read_files(run: RunDir) -> tuple[_RunFiles, bool]:
-    """Return the files of a run, and whether the run has finished and all can be read."""
-    status, timing, origin, configuration = read_status(run), None, None, UNKNOWN
+def _read_run(run: PlannedRun[Config], comparison: SourceComparison) -> _RunProgress:
+    record, timing, configuration = RunRecord(RunDir(run.path)), None, UNKNOWN
+    status = record.status
     with contextlib.suppress(RecordError):
-        timing = RunRecord(run).summary.timing
-    if status is not None and status.state is State.SUCCESS:
-        with contextlib.suppress(RecordError):
-            manifest = read_manifest(run)
-            configuration = str(manifest.find("run", "hash8"))
-            origin = recorded_origin(manifest)
-    files = _RunFiles(status, timing, origin, configuration)
-    return files, timing is not None and origin is not None
-
-
-def _to_fields(files: _RunFiles) -> dict[str, Any]:
-    origin = vars(files.origin)
-    return {
-        "status": vars(files.status),
-        "timing": vars(files.timing),
-        "origin": {name: value for name, value in origin.items() if name != "sources"},
-        "sources": origin["sources"],
-        "configuration": files.configuration,
-    }
-
-
-def _from_fields(fields: Mapping[str, Any]) -> _RunFiles:
-    return _RunFiles(
-        RunStatus(**{**fields["status"], "state": State.SUCCESS}),
-        RunTiming(**fields["timing"]),
-        OriginRecord(**fields["origin"], sources=fields["sources"]),
-        fields["configuration"],
-    )
+        timing = record.summary.timing
+    if status is None or status.state is not State.SUCCESS:
+        return _RunProgress(status, timing)
+    with contextlib.suppress(RecordError):
+        configuration = str(record.manifest.find("run", "hash8"))
+    if configuration not in (UNKNOWN, run.config.hash8):
+        what = f"of another run, configuration {configuration}"
+        return _RunProgress(RunStatus(State.DAMAGED, message=what))
+    return _RunProgress(status, timing, run_drift(record, _device(run.config), comparison))
 
 
 def _device(config: Config) -> str | None:

@@ -24,7 +24,7 @@ from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, printable
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
-from lib.runs.code import SourceComparison, manifest_drift
+from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import run_state
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
@@ -220,7 +220,7 @@ def _recorded(record: RunRecord, state: str, comparison: SourceComparison) -> di
         }
         # The model of a GPU cannot be read without torch.
         on_cpu = config is None or config.symbols.get("DEVICE", "cpu") == "cpu"
-        if done and manifest_drift(manifest, cpu_model() if on_cpu else None, comparison):
+        if done and run_drift(record, cpu_model() if on_cpu else None, comparison):
             fields["state"] = "stale"
     if done:
         final, timing = record.summary.final, record.summary.timing

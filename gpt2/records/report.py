@@ -16,22 +16,16 @@ from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
 from lib.config.private import PRIVATE_SYMBOLS
 from lib.config.tree import KconfigTree, describe_symbol
-from lib.env.gpu import device_facts
 from lib.errors import ConfigError, Problem
-from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.plots import study_figures
-from lib.report.report_page import REPORT_FILE, ReportContext, write_report
+from lib.report.report_page import ReportContext, write_report
 from lib.report.run_results import RunResult
 from lib.report.series import runs_of_rows
 from lib.report.study import study_document
 from lib.report.table import ResultTable
-from lib.report.table_text import TABLE_FILES
-from lib.report.verdict_record import VERDICTS_FILE
-from lib.runs.code import history_state, installed_torch
-from lib.runs.index import OutputStamp, content_digest
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, read_status
 from lib.tracking.verdict_run import VERDICTS_RUN
@@ -46,40 +40,6 @@ _SHIPPED = ("defconfig", "fragment")
 def write_study_report(plan: Plan, table: ResultTable) -> Path:
     """Write the report of the plan's result table beside the runs. Return its path."""
     return write_report(table, report_context(plan, table), plan.folder)
-
-
-def report_stamp(plan: Plan, whole: Plan, options: Sequence[Any]) -> OutputStamp:
-    """Return the stamp of the report of ``whole``, printed as a table of ``plan`` with ``options``."""
-    verdicts = whole.folder / VERDICTS_FILE
-    others = [f for f in whole.folder.parent.glob(f"*/{VERDICTS_FILE}") if f != verdicts]
-    runs = [*whole.runs, *plan.runs]
-    variants = {id(v): v for v in (*whole.variants, *(run.variant for run in runs))}
-    inside = f"{whole.folder}{os.sep}"
-    paths = {str(run.path) for run in runs}
-    elsewhere = {p for p in paths if not p.startswith(inside) and os.path.exists(p)}
-    facts = {
-        "plan": [whole.study, repr(whole.looks), repr(whole.auto)],
-        "sweep": whole.sweep and [whole.sweep.axes, whole.sweep.samples],
-        "values": whole.base.values,
-        "variants": [repr(variant) for variant in variants.values()],
-        "runs": [_names(whole), "the same" if plan.runs == whole.runs else _names(plan)],
-        "left out": [str(problem) for problem in whole.left_out],
-        "code": [installed_torch(), *history_state(), *device_facts(plan.base.machine.device)],
-        # The report reads and writes it.
-        "verdicts": {str(file): content_digest(file) for file in (verdicts, *others)},
-    }
-    return OutputStamp(
-        whole.folder,
-        "report",
-        settings=canonical_json(options),
-        facts=facts,
-        inputs=[whole.folder, *map(Path, sorted(elsewhere))],
-        outputs=[whole.folder / name for name in (REPORT_FILE, *TABLE_FILES)],
-    )
-
-
-def _names(plan: Plan) -> list[tuple[str, str]]:
-    return [(run.label, str(run.path)) for run in plan.runs]
 
 
 def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:

@@ -15,7 +15,7 @@ from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
 from gpt2.planning.plan import Plan, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
-from gpt2.records.report import report_stamp, write_study_report
+from gpt2.records.report import write_study_report
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -37,8 +37,7 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
-from lib.report.report_page import REPORT_FILE
-from lib.report.run_results import FinishedRun, MissingResult, RunResult, results_index
+from lib.report.run_results import RunResult
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
@@ -58,9 +57,9 @@ from lib.runner.queue import belongs_to_different_run, require_matching_director
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker
-from lib.runs.code import SourceComparison, origin_drift, run_drift
-from lib.runs.index import RunIndex
+from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.verdict_run import send_verdicts
 from lib.units import format_duration
@@ -114,12 +113,11 @@ class Gpt2Backend:
 
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
-        return run_drift(run, self._device, self._comparison)
+        return run_drift(RunRecord(run), self._device, self._comparison)
 
     def is_stale(self, result: RunResult) -> bool:
-        """Return whether other code, torch or device made a result whose manifest has been read."""
-        recorded = result.origin.recorded
-        return recorded is None or bool(origin_drift(recorded, self._device, self._comparison))
+        """Return whether other code, torch or device made a result."""
+        return bool(run_drift(result.facts.record, self._device, self._comparison))
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
@@ -329,45 +327,23 @@ def report(
     selected: bool,
     json: bool = False,
     label_by: Sequence[str] = (),
-    force: bool = False,
 ) -> str:
     """Write result table and report of the runs of ``whole``. Return the table as text.
 
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
-    field of ``label_by`` get separate rows. Without ``force``, files that are up to date are not
-    written again. Raises ConfigError if a field is unknown.
+    field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
-    columns, colour = terminal_columns(sys.stdout), use_colour(sys.stdout)
-    options = [selected, json, [*label_by], columns, colour, is_verbose()]
-    stamp = report_stamp(plan, whole, options)
-    text = None if force else stamp.text()
-    if text is not None:
-        path = plan.folder / REPORT_FILE
-        log("REPORT", f"{path} is up to date; to write it again, type: make report FORCE=1")
-        return text
-    index = results_index(whole.folder, stamp.files, anew=force)
-    table, path = _written(plan, whole, label_by, index)
-    shown = result_table(plan, label_by, index=index) if selected else table
-    index.save()
-    text = _shown(plan, shown, path, json)
-    # A tracker that lacks the verdicts receives them with the next report.
-    if not plan.base.tracking.trackers:
-        stamp.save(text)
-    return text
+    table, path = _written(plan, whole, label_by)
+    return _shown(plan, result_table(plan, label_by) if selected else table, path, json)
 
 
-def _written(
-    plan: Plan,
-    whole: Plan,
-    label_by: Sequence[str],
-    index: RunIndex[FinishedRun | MissingResult] | None = None,
-) -> tuple[ResultTable, Path]:
+def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:
     """Write table and report of ``whole``; return the table and the path of the report.
 
     The number of seeds in a folder is not a declaration: a look needs the seeds of ``plan``.
     """
     declared = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
-    table = _table(whole, label_by, looks=declared and not label_by, index=index)
+    table = _table(whole, label_by, looks=declared and not label_by)
     return table, _published(whole, table)
 
 
@@ -420,15 +396,9 @@ def verdicts(
     return verdicts_exit_code(study, strict=strict), text
 
 
-def _table(
-    plan: Plan,
-    label_by: Sequence[str] = (),
-    *,
-    looks: bool = True,
-    index: RunIndex[FinishedRun | MissingResult] | None = None,
-) -> ResultTable:
+def _table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> ResultTable:
     """Write the table of all runs of the study, and list those of other configurations below it."""
-    table = result_table(plan, label_by, looks=looks, index=index)
+    table = result_table(plan, label_by, looks=looks)
     if others := other_configurations(plan):
         table = replace(table, sections=[*table.sections, others])
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -437,26 +407,17 @@ def _table(
     return table
 
 
-def result_table(
-    plan: Plan,
-    label_by: Sequence[str] = (),
-    *,
-    looks: bool = False,
-    index: RunIndex[FinishedRun | MissingResult] | None = None,
-) -> ResultTable:
+def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
     """Return the result table of the plan's runs; writes nothing.
 
-    Without ``looks``, the verdicts are those of the recorded looks. Unchanged runs come from the
-    ``index``, if there is one.
+    Without ``looks``, the verdicts are those of the recorded looks.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]
     declared = verdict_plan(plan.base, planned_looks(plan), plan.variants, judged=plan.judged)
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     declared = with_other_studies(declared, plan.folder)
-    table = build_table(
-        *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, index)
-    )
+    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
     return replace(table, sections=sections(plan, table))
 
 

@@ -173,17 +173,6 @@ def cpu_model() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def device_facts(device: str) -> list[str]:
-    """Return what changes if runs are trained on another ``device``, without importing torch.
-
-    The model of a GPU cannot be read without torch, but changes with a reboot only.
-    """
-    if device == "cpu":
-        return [cpu_model()]
-    variables = (os.environ.get(name, "") for name in (_CUDA, _HIP, "CUDA_DEVICE_ORDER"))
-    return [booted_machine(), *variables]
-
-
 @functools.cache
 def booted_machine() -> str:
     """Return an id of this machine since its boot and of its process ids; its name without /proc."""

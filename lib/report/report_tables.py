@@ -321,7 +321,6 @@ def _provenance_row(item: RunResult | MissingResult) -> list[Cell | str]:
         state = Cell(item.state, class_="differs", title=item.reason)
         return [run.path.name, seed, "-", state, run.config.hash8, *("-" for _ in range(5))]
     origin, loss = item.origin, item.final.val_loss
-    recorded = origin.recorded
     return [
         run.path.name,
         seed,
@@ -329,8 +328,8 @@ def _provenance_row(item: RunResult | MissingResult) -> list[Cell | str]:
         "done",
         run.config.hash8,
         _commit(origin),
-        recorded.torch if recorded else UNKNOWN,
-        recorded.device if recorded else UNKNOWN,
+        origin.torch,
+        origin.device,
         origin.data[:_DIGEST_CHARS],
         origin.weights[:_DIGEST_CHARS],
     ]

@@ -1,21 +1,18 @@
 """Curves of one run that a report draws: losses over training, losses of documents, statistics.
 
-They are small however long the run is, so a report need not keep the rows of all runs, and the index
-of runs stores them: 64-bit numbers as base64, which is exact, short and fast to read.
+They are small however long the run is, so a report need not keep the rows of all runs.
 """
 
-import base64
-import functools
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lib.json_files import DamagedRecord
-from lib.runs.record import RunRecord, StatisticsRow, TrainRow
+from lib.runs.record import RunRecord, StatisticsRow, TrainRow, derived
 from lib.tracking.reader import Layers, reduce_over_layers
-from lib.tracking.stability import UnstableStep, unstable_points
+from lib.tracking.stability import unstable_points
 
 # Points of a training curve; each is a mean over equally many tokens.
 _BINS = 60
@@ -51,41 +48,10 @@ class RunCurves:
     statistics: Mapping[str, Curve]
     last_statistics: Layers
 
-    def to_json(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the fields that most runs of a study share, and the others."""
-        shared = {
-            "width": self.width,
-            "train": encode_numbers(self.train.at),
-            "evaluations": encode_numbers(self.evaluations.at),
-            "documents": [*self.documents],
-            "statistics": {name: encode_numbers(c.at) for name, c in self.statistics.items()},
-        }
-        own = {
-            "train": encode_numbers(self.train.values),
-            "evaluations": encode_numbers(self.evaluations.values),
-            "spikes": [*self.spikes],
-            "statistics": {name: encode_numbers(c.values) for name, c in self.statistics.items()},
-            "last_statistics": dict(self.last_statistics),
-        }
-        return shared, own
 
-    @classmethod
-    def from_json(cls, shared: Mapping[str, Any], own: Mapping[str, Any]) -> "RunCurves":
-        """Return the curves that ``to_json`` gave."""
-        places, values = shared["statistics"], own["statistics"]
-        return cls(
-            shared["width"],
-            Curve(_places(shared["train"]), decode_numbers(own["train"])),
-            Curve(_places(shared["evaluations"]), decode_numbers(own["evaluations"])),
-            [(tokens, loss) for tokens, loss in own["spikes"]],
-            shared["documents"],
-            {n: Curve(_places(places[n]), decode_numbers(values[n])) for n in values},
-            own["last_statistics"],
-        )
-
-
-def read_curves(record: RunRecord, unstable: Sequence[UnstableStep]) -> RunCurves:
-    """Return the curves of a finished run with these unstable steps. Raises RecordError."""
+@derived
+def read_curves(record: RunRecord) -> RunCurves:
+    """Return the curves of a finished run. Raises RecordError."""
     rows = [row for row in record.metrics if isinstance(row, StatisticsRow)]
     statistics: dict[str, dict[float, float]] = {}
     try:
@@ -97,7 +63,7 @@ def read_curves(record: RunRecord, unstable: Sequence[UnstableStep]) -> RunCurve
             width,
             binned(record.train_rows, width),
             Curve.of({row.tokens: row.val_loss for row in record.eval_rows}),
-            unstable_points(record, unstable),
+            unstable_points(record),
             [item.item_id for item in record.documents],
             {name: Curve.of(points) for name, points in statistics.items()},
             rows[-1].values if rows else {},
@@ -117,17 +83,3 @@ def binned(rows: Iterable[TrainRow], width: float) -> Curve:
     for row in rows:
         bins.setdefault(-(-row.tokens // width) * width, []).append(row.loss)
     return Curve.of({at: fmean(losses) if losses[1:] else losses[0] for at, losses in bins.items()})
-
-
-def encode_numbers(numbers: "array[float]") -> str:
-    """Return 64-bit numbers as text."""
-    return base64.b64encode(numbers.tobytes()).decode("ascii")
-
-
-def decode_numbers(text: str) -> "array[float]":
-    """Return the numbers of ``encode_numbers``."""
-    return array("d", base64.b64decode(text))
-
-
-# The runs of a study have few different ones.
-_places = functools.lru_cache(maxsize=256)(decode_numbers)

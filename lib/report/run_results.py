@@ -1,32 +1,27 @@
 """Results of single runs, as read from their directories: losses, outcome, speed, utilisation."""
 
 import contextlib
+import gc
 import hashlib
-import math
 import re
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
 
 from lib.files import canonical_json
 from lib.json_files import MissingRecord, RecordError
 from lib.plan.run import PlannedRun
-from lib.report.run_curves import RunCurves, decode_numbers, encode_numbers, read_curves
+from lib.report.run_curves import RunCurves, read_curves
 from lib.report.run_facts import RunFacts, recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
-from lib.runs.code import recorded_origin
-from lib.runs.index import RunIndex, StudyFiles
 from lib.runs.record import (
     FinalResults,
-    OriginRecord,
     RunRecord,
     RunTiming,
     TelemetrySample,
+    derived,
 )
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
@@ -42,8 +37,6 @@ _UNTRAINED_NATS = 0.1
 # A run that ends above its loss at this share of its iterations has diverged.
 _EARLY_SHARE = 0.2
 _MIB_PER_GB = 1024
-# Path of the only setting in which the runs of a variant differ.
-_SEED = "seed"
 # Name → (heading, number format), in table order. 1 GB is 2^30 bytes.
 UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
     "tokens_per_second": ("tok/s", ",.0f"),
@@ -69,46 +62,25 @@ class RunOrigin:
     # Digests of data set and final weights.
     data: str
     weights: str
-    # Code, torch and device; None if the record of one of them cannot be read.
-    recorded: OriginRecord | None
-
-    @classmethod
-    def of(cls, record: RunRecord) -> "RunOrigin":
-        """Return the origin of a run. Raises RecordError if a file of the run cannot be read."""
-        manifest = record.manifest
-        commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
-        recorded = None
-        with contextlib.suppress(RecordError):
-            recorded = recorded_origin(manifest)
-        return cls(
-            run_id=str(manifest.find("run", "run_id")),
-            configuration=str(record.config.find("hash8")),
-            commit=commit if isinstance(commit, str) else None,
-            edited=edited if isinstance(edited, bool) else str(edited),
-            data=str(manifest.find("data", "digest")),
-            weights=str(manifest.find("final_weights_digest")),
-            recorded=recorded,
-        )
+    torch: str
+    device: str
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """What the directory of a finished run contains for a report, whatever is planned."""
-
-    # SHA-256, in hex, of the canonical JSON of the identity.
-    identity_digest: str
-    # Facts that two runs must share to be compared.
-    facts: RunFacts
-    final: FinalResults
-    timing: RunTiming
-    # Speed, memory and utilisation by name.
-    machine: Mapping[str, float]
-    outcome: SeedOutcome
-    unstable: Sequence[UnstableStep]
-    origin: RunOrigin
-    curves: RunCurves
-    # Problem of a file from which figures of the machine are missing; "" if there is none.
-    damage: str = ""
+@derived
+def run_origin(record: RunRecord) -> RunOrigin:
+    """Return the origin of a run. Raises RecordError if a file of the run cannot be read."""
+    manifest = record.manifest
+    commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
+    return RunOrigin(
+        run_id=str(manifest.find("run", "run_id")),
+        configuration=str(record.config.find("hash8")),
+        commit=commit if isinstance(commit, str) else None,
+        edited=edited if isinstance(edited, bool) else str(edited),
+        data=str(manifest.find("data", "digest")),
+        weights=str(manifest.find("final_weights_digest")),
+        torch=str(manifest.find("origin", "torch")),
+        device=str(manifest.find("origin", "device")),
+    )
 
 
 @dataclass(frozen=True)
@@ -124,19 +96,18 @@ class RunResult:
     machine: Mapping[str, float]
     outcome: SeedOutcome
     unstable: Sequence[UnstableStep] = ()
-    # Where the rest comes from; the record of ``facts`` if None.
-    finished: FinishedRun | None = None
+    # Problem of a file from which figures of the machine are missing; "" if there is none.
+    damage: str = ""
 
-    @cached_property
+    @property
     def origin(self) -> RunOrigin:
         """Return the origin of the figures. Raises RecordError if a file cannot be read."""
-        return self.finished.origin if self.finished else RunOrigin.of(self.facts.record)
+        return run_origin(self.facts.record)
 
-    @cached_property
+    @property
     def curves(self) -> RunCurves:
         """Return the curves. Raises RecordError if a file cannot be read."""
-        known = self.finished
-        return known.curves if known else read_curves(self.facts.record, self.unstable)
+        return read_curves(self.facts.record)
 
 
 @dataclass(frozen=True)
@@ -156,40 +127,21 @@ class MissingResult:
         return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
 
 
-def read_run_result(
-    run: PlannedRun[Any], index: RunIndex[FinishedRun | MissingResult] | None = None
-) -> RunResult | MissingResult:
-    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
-    files. Files that have not changed since they were added to the ``index`` are not read.
-    """
-
-    def read() -> tuple[FinishedRun | MissingResult, bool]:
-        value = _read_finished(run)
-        if isinstance(value, MissingResult):
-            return value, False
-        # A mean over damaged telemetry may be infinite, which JSON does not have.
-        return value, not value.damage and all(map(math.isfinite, value.machine.values()))
-
-    value = index.read(RunDir(run.path), None, read) if index else read()[0]
-    if isinstance(value, MissingResult):
-        return value
-    if value.identity_digest != run.config.digest:
-        return _foreign(run)
-    return RunResult(
-        run,
-        *(value.facts, value.final, value.timing, value.machine),
-        replace(value.outcome, seed=run.seed) if value.outcome.seed != run.seed else value.outcome,
-        value.unstable,
-        value,
-    )
+def read_run_results(runs: Sequence[PlannedRun[Any]]) -> list[RunResult | MissingResult]:
+    """Return the results of ``runs``, in order."""
+    results = []
+    try:
+        for run in runs:
+            results.append(read_run_result(run))
+            # What the results keep is no garbage: to look for garbage in it takes a third of the time.
+            gc.freeze()
+    finally:
+        gc.unfreeze()
+    return results
 
 
-def _foreign(run: PlannedRun[Any]) -> MissingResult:
-    reason = "identity differs from the planned run"
-    return MissingResult(run, "not comparable", reason, ("identity",))
-
-
-def _read_finished(run: PlannedRun[Any]) -> FinishedRun | MissingResult:
+def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
+    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged files."""
     record = RunRecord(RunDir(run.path))
     status = record.status
     if status is None:
@@ -200,97 +152,27 @@ def _read_finished(run: PlannedRun[Any]) -> FinishedRun | MissingResult:
         return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
     try:
         identity = canonical_json(record.config.identity)
-        digest = hashlib.sha256(identity.encode()).hexdigest()
-        if digest != run.config.digest:
-            return _foreign(run)
+        if hashlib.sha256(identity.encode()).hexdigest() != run.config.digest:
+            reason = "identity differs from the planned run"
+            return MissingResult(run, "not comparable", reason, ("identity",))
         unstable = unstable_steps(record)
         machine, damage = run_utilisation(record)
-        return FinishedRun(
-            identity_digest=digest,
-            # Another record of the same run, because the rows of all runs would fill the memory.
-            facts=replace(recorded_facts(record), record=RunRecord(record.run)),
+        result = RunResult(
+            run=run,
+            facts=recorded_facts(record),
             final=record.summary.final,
             timing=record.summary.timing,
             machine=machine,
             outcome=finished_outcome(run.seed, record, unstable),
             unstable=unstable,
-            origin=RunOrigin.of(record),
-            curves=read_curves(record, unstable),
             damage=damage,
         )
+        # Derived from the rows now: the rows of all runs would fill the memory.
+        run_origin(record), read_curves(record)
+        record.forget_rows()
+        return result
     except RecordError as error:
         return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
-
-
-# The index of the results.
-
-
-def results_index(
-    folder: Path, files: StudyFiles, *, anew: bool = False
-) -> RunIndex[FinishedRun | MissingResult]:
-    """Return the index of the results of the study in ``folder``, whose files are ``files``.
-
-    If every run is to be read ``anew``, it is empty.
-    """
-    shared = ("sources", "facts", "axes")
-    return RunIndex(
-        folder, "results", _to_fields, _from_fields, shared=shared, files=files, anew=anew
-    )
-
-
-def _to_fields(value: FinishedRun | MissingResult) -> dict[str, Any]:
-    assert isinstance(value, FinishedRun)
-    facts, origin, outcome = value.facts, value.origin, vars(value.outcome)
-    axes, curves = value.curves.to_json()
-    settings = {name: setting for name, setting in facts.settings.items() if name != _SEED}
-    recorded = origin.recorded and {**vars(origin.recorded), "sources": None}
-    return {
-        "path": str(facts.run.path),
-        "identity_digest": value.identity_digest,
-        "seed": facts.settings.get(_SEED),
-        "facts": {
-            "settings": settings,
-            "observed": facts.observed,
-            "requested": facts.requested,
-            "speed": facts.speed,
-        },
-        "sources": facts.sources,
-        "final": vars(value.final),
-        "timing": vars(value.timing),
-        "machine": value.machine,
-        "outcome": {**outcome, "documents": encode_numbers(array("d", value.outcome.documents))},
-        "unstable": [vars(step) for step in value.unstable],
-        "origin": {**vars(origin), "recorded": recorded},
-        "axes": axes,
-        "curves": curves,
-    }
-
-
-def _from_fields(fields: Mapping[str, Any]) -> FinishedRun:
-    facts, origin, outcome = fields["facts"], fields["origin"], fields["outcome"]
-    sources, recorded = fields["sources"], origin["recorded"]
-    if recorded is not None:
-        recorded = OriginRecord(**{**recorded, "sources": sources})
-    seed = {} if fields["seed"] is None else {_SEED: fields["seed"]}
-    documents = tuple(decode_numbers(outcome["documents"]))
-    return FinishedRun(
-        identity_digest=fields["identity_digest"],
-        facts=RunFacts(
-            RunRecord(RunDir(Path(fields["path"]))),
-            {**facts["settings"], **seed},
-            facts["observed"],
-            facts["requested"],
-            sources,
-            facts["speed"],
-        ),
-        final=FinalResults(**fields["final"]),
-        timing=RunTiming(**fields["timing"]),
-        machine=fields["machine"],
-        outcome=SeedOutcome(**{**outcome, "documents": documents, "undeclared": ()}),
-        unstable=[UnstableStep(**step) for step in fields["unstable"]],
-        origin=RunOrigin(**{**origin, "recorded": recorded}),
-        curves=RunCurves.from_json(fields["axes"], fields["curves"]),
-    )
 
 
 def sparsity_by_layer(final: FinalResults) -> dict[str, float]:

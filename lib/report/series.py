@@ -148,7 +148,7 @@ def _binned(rows: Sequence[RowRuns]) -> Callable[[RunResult], Curve]:
     def of(result: RunResult) -> Curve:
         if result.curves.width == width:
             return result.curves.train
-        # Not the record of the facts, which would keep the rows.
+        # Another record, which does not keep the rows.
         return binned(RunRecord(result.facts.run).train_rows, width)
 
     return of

@@ -212,7 +212,7 @@ def _run(item: RunResult | MissingResult, labels: Mapping[str, str]) -> dict[str
     }
     if isinstance(item, MissingResult):
         return document
-    origin, recorded = item.origin, item.origin.recorded
+    origin = item.origin
     return document | {
         "val_loss": item.final.val_loss,
         "run_id": origin.run_id,
@@ -220,8 +220,8 @@ def _run(item: RunResult | MissingResult, labels: Mapping[str, str]) -> dict[str
         "edited": origin.edited,
         "data": origin.data,
         "weights": origin.weights,
-        "torch": recorded.torch if recorded else None,
-        "device": recorded.device if recorded else None,
+        "torch": origin.torch,
+        "device": origin.device,
     }
 
 

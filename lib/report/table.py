@@ -22,18 +22,16 @@ from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
 from lib.report.render import TableSection
-from lib.report.run_facts import FieldDifference, code_digest, observed_differences
+from lib.report.run_facts import code_digest, observed_differences
 from lib.report.run_results import (
-    FinishedRun,
     MissingResult,
     RunResult,
     mean_over_seeds,
-    read_run_result,
+    read_run_results,
     sparsity_by_layer,
 )
 from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
-from lib.runs.index import RunIndex
 from lib.runs.record import UNKNOWN
 from lib.tracking.stability import instability_text
 from lib.units import format_runs
@@ -63,7 +61,7 @@ def split_comparable(
     Raises ConfigError if ``label_by`` contains an unknown field.
     """
     results = [item for item in items if isinstance(item, RunResult)]
-    grouped: dict[tuple[str, ...], list[RunResult | MissingResult]] = {}
+    grouped: dict[tuple[str, ...], list[RunResult]] = {}
     for item, label in zip(results, _labels(results, label_by), strict=True):
         grouped.setdefault(label, []).append(item)
     holes = [item for item in items if isinstance(item, MissingResult)]
@@ -79,28 +77,17 @@ def split_comparable(
 
 
 def _checked(
-    results: Sequence[Any], baselines: Mapping[str, str]
+    results: Sequence[RunResult], baselines: Mapping[str, str]
 ) -> list[RunResult | MissingResult]:
     references: dict[str, RunResult] = {r.run.variant.text: r for r in reversed(results)}
     for result in reversed(results):
         if result.run.variant.slug == baselines.get(result.run.variant.text):
             references[result.run.variant.text] = result
-    # Indexed runs of a variant have the same object of facts: they differ only in the seed.
-    mismatches: dict[tuple[str, int, int, str | None], list[FieldDifference]] = {}
-    checked = []
-    for result in results:
-        facts, text = result.facts, result.run.variant.text
-        reference = references[text]
-        key = text, id(facts.observed), id(facts.sources), result.origin.commit
-        if key not in mismatches:
-            mismatches[key] = observed_differences(reference.facts, facts)
-        checked.append(_against(reference, result, mismatches[key]))
-    return checked
+    return [_against(references[result.run.variant.text], result) for result in results]
 
 
-def _against(
-    reference: RunResult, result: RunResult, mismatches: Sequence[FieldDifference]
-) -> RunResult | MissingResult:
+def _against(reference: RunResult, result: RunResult) -> RunResult | MissingResult:
+    mismatches = observed_differences(reference.facts, result.facts)
     if not mismatches:
         return result
     fields = tuple(difference.field for difference in mismatches)
@@ -216,9 +203,8 @@ def build_table(
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
     verdict_plan: VerdictPlan | None = None,
-    index: RunIndex[FinishedRun | MissingResult] | None = None,
 ) -> ResultTable:
-    """Read the directories of ``runs``, or their ``index``, and return the table of their results.
+    """Read the directories of ``runs`` and return the table of their results.
 
     ``is_stale`` tells the runs made by different code, ``left_out`` lists the unplanned
     combinations with reasons. A run that differs from the baseline in more than its variant's
@@ -227,7 +213,7 @@ def build_table(
     All comparisons of the table form one family under the rule of ``verdict_plan``. Raises
     ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
     """
-    items = [read_run_result(run, index) for run in runs]
+    items = read_run_results(runs)
     finished = [item for item in items if isinstance(item, RunResult)]
     if label_by and not finished:
         what = f"no run has a result to label by {', '.join(label_by)}"
@@ -352,8 +338,7 @@ def _remarks(result: RunResult) -> list[str]:
     )
     notes = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
     notes += [f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else []
-    damage = result.finished.damage if result.finished else ""
-    return notes + ([f"{damage}; figures of the machine are missing"] if damage else [])
+    return notes + [f"{result.damage}; figures of the machine are missing"] * bool(result.damage)
 
 
 def _row(

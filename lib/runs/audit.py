@@ -71,20 +71,14 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
         return findings
     try:
         manifest = record.manifest.fields
+        findings += _manifest_digests(run, manifest)
+        findings += _artifacts(record, manifest, required, every_byte)
     except RecordError as error:
-        return [*findings, _finding(error)]
-    try:
-        return [
-            *findings,
-            *_manifest_digests(run, manifest),
-            *_artifacts(run, manifest, required, every_byte),
-        ]
+        findings.append(_finding(error))
     except (KeyError, TypeError, AttributeError) as error:
         error_text = f"{type(error).__name__}: {error}"
-        return [
-            *findings,
-            AuditFinding(run.manifest.name, "the fields of a finished run", error_text),
-        ]
+        findings.append(AuditFinding(run.manifest.name, "the fields of a finished run", error_text))
+    return findings
 
 
 def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[AuditFinding]:
@@ -98,9 +92,9 @@ def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[Audi
         yield from mismatch(run.status.name, "exit_code", 0, status.exit_code)
         yield from mismatch(run.status.name, "message", "", status.message)
     for path in required:
-        if not path.is_file():
+        if path.name not in record.sizes:
             yield AuditFinding(path.name, "a file", "none")
-        elif not path.stat().st_size:
+        elif not record.sizes[path.name]:
             yield AuditFinding(path.name, "content", "0 bytes")
 
 
@@ -117,26 +111,28 @@ def _manifest_digests(run: RunDir, manifest: Mapping[str, Any]) -> Iterator[Audi
 
 
 def _artifacts(
-    run: RunDir, manifest: Mapping[str, Any], required: Sequence[Path], every_byte: bool
+    record: RunRecord, manifest: Mapping[str, Any], required: Sequence[Path], every_byte: bool
 ) -> Iterator[AuditFinding]:
-    volatile = manifest["volatile"]
+    run, volatile = record.run, manifest["volatile"]
     tables = manifest["artifacts"] | volatile["artifacts"]
-    logs, weights = run.logs.name, run.weights.name
-    for path in required:
-        if path != run.manifest and path.name not in tables:
-            yield AuditFinding(run.manifest.name, f"a digest of {path.name}", "none")
-    for name, record in tables.items():
+    names = {path.name for path in required}
+    for name in (path.name for path in required):
+        if name != run.manifest.name and name not in tables:
+            yield AuditFinding(run.manifest.name, f"a digest of {name}", "none")
+    for name, artifact in tables.items():
         path = run.path / name
-        if not path.is_file():
+        if not (name in record.sizes or path.is_file()):
             # _missing_files has reported the required files.
-            if path not in required:
+            if name not in names:
                 yield AuditFinding(name, "a file", "none")
-        elif name == logs:
-            yield from _log_prefix(path, record)
-        elif name == weights and not every_byte:
-            yield from mismatch(name, "bytes", record["bytes"], path.stat().st_size)
+        elif name == run.logs.name:
+            yield from _log_prefix(path, artifact)
+        elif name == run.weights.name:
+            yield from mismatch(name, "bytes", artifact["bytes"], record.sizes[name])
+            if every_byte:
+                yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
         else:
-            yield from mismatch(name, "SHA-256", record["sha256"], sha256_file(path))
+            yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
     snapshot = {
         **manifest["environment"].get("snapshot", {}),
         **volatile.get("hardware_files", {}),

@@ -26,7 +26,7 @@ from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
 from lib.json_files import DamagedRecord, MissingRecord, read_record
 from lib.project import ROOT
-from lib.runs.record import OriginRecord, RunManifest, read_manifest
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 # Code that only configures, plans and starts runs, writes text, or reads results: editing these files
@@ -60,7 +60,6 @@ NOT_TRAINING = (
     "lib/runs/audit.py",
     "lib/runs/audit_weights.py",
     "lib/runs/code.py",
-    "lib/runs/index.py",
     "lib/toml_files.py",
     "lib/tracking/",
     "lib/units.py",
@@ -116,7 +115,7 @@ class SourceComparison:
     def changed_since(self, recorded: Mapping[str, str], commit: str | None) -> list[str]:
         """Return the changes; see ``changed_since``."""
         for sources, other_commit, changes in self._known:
-            # Runs from an index share one object.
+            # Manifests of equal sources share one object.
             if commit == other_commit and (recorded is sources or recorded == sources):
                 return changes
         changes = changed_since(recorded, commit)
@@ -225,20 +224,6 @@ def git_state() -> dict[str, str | bool | None]:
     }
 
 
-def history_state() -> list[str | int]:
-    """Return facts that change if git fetches, packs or removes commits of this repository.
-
-    A fetch without news writes the same FETCH_HEAD again.
-    """
-    output = run_git("rev-parse", "--git-common-dir")
-    if output is None:
-        return []
-    folder = ROOT / os.fsdecode(output).strip()
-    fetched, packs = folder / "FETCH_HEAD", folder / "objects/pack"
-    heads: list[str | int] = [sha256_file(fetched)] if fetched.is_file() else []
-    return [*heads, packs.stat().st_mtime_ns] if packs.exists() else heads
-
-
 @functools.cache
 def loaded_commit() -> str | None:
     """Return the hash of the HEAD commit at the first call in this process, if there is one.
@@ -311,42 +296,21 @@ def _digest_of(path: str, modified_ns: int, size: int) -> str:
 
 
 def run_drift(
-    run: RunDir, device: str | None, comparison: SourceComparison | None = None
+    record: RunRecord, device: str | None, comparison: SourceComparison | None = None
 ) -> list[str]:
-    """Return source files, torch version and device model that differ from the manifest of ``run``.
+    """Return source files, torch version and device model that differ from the manifest of a run.
 
     ``device`` is the device model that would be used now, None if it is not known. Returns [] for a
     run that never started.
     """
     try:
-        manifest = read_manifest(run)
+        manifest = record.manifest
+        origin = manifest.origin
+        origin = replace(origin, commit=origin.commit or manifest.code.git_sha)
     except MissingRecord:
         return []
     except DamagedRecord:
-        return [f"{run.manifest.name}, unreadable"]
-    return manifest_drift(manifest, device, comparison)
-
-
-def manifest_drift(
-    manifest: RunManifest, device: str | None, comparison: SourceComparison | None = None
-) -> list[str]:
-    """Return what differs from a manifest that has been read; see ``run_drift``."""
-    try:
-        return origin_drift(recorded_origin(manifest), device, comparison)
-    except DamagedRecord:
-        return [f"{manifest.file.name}, unreadable"]
-
-
-def recorded_origin(manifest: RunManifest) -> OriginRecord:
-    """Return sources, torch version, device and commit of a run. Raises DamagedRecord."""
-    origin = manifest.origin
-    return replace(origin, commit=origin.commit or manifest.code.git_sha)
-
-
-def origin_drift(
-    origin: OriginRecord, device: str | None, comparison: SourceComparison | None = None
-) -> list[str]:
-    """Return what differs from the recorded origin of a run; see ``run_drift``."""
+        return [f"{record.run.manifest.name}, unreadable"]
     now = {"torch": installed_torch(), "device": origin.device if device is None else device}
     return drift(vars(origin), now, comparison)
 

@@ -10,10 +10,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_type_hints
-
-from lib.files import regular_file
 
 _DIGEST_LENGTH = 64
 
@@ -66,8 +63,8 @@ class DocumentResult(DocumentInfo):
     def cells(self) -> dict[str, str]:
         """Return column → exact content of the cell; floats in their shortest exact form."""
         derived = {"nll_mean": self.nll_mean, "bits_per_byte": self.bits_per_byte}
-        values = vars(self) | derived
-        return {name: "" if values[name] is None else str(values[name]) for name in COLUMNS}
+        values = {**vars(self), **derived}
+        return {name: "" if (v := values[name]) is None else str(v) for name in COLUMNS}
 
 
 # Derived columns are placed next to the columns they are computed from.
@@ -76,8 +73,8 @@ COLUMNS = (
     *("nll_sum", "nll_mean", "bits_per_byte", "n_correct"),
     *("eval_step", "batch_index", "row_in_batch"),
 )
-# Column → type; the other columns are derived.
-_TYPES: Mapping[str, type] = get_type_hints(DocumentResult)
+# Position of the cell and type of each field, in the order of the fields; other columns are derived.
+_CELLS = [(COLUMNS.index(name), kind) for name, kind in get_type_hints(DocumentResult).items()]
 
 
 class InvalidRow(ValueError):
@@ -104,13 +101,16 @@ def to_csv(items: Iterable[DocumentResult]) -> str:
     return text.getvalue()
 
 
-def read_document_results(path: Path) -> list[DocumentResult]:
-    """Read the rows of the file.
+def parse_document_results(content: bytes) -> list[DocumentResult]:
+    """Return the rows of the content of the file.
 
-    Raises InvalidRow at the first row that differs from the format of ``to_csv``.
+    Raises InvalidRow at the first row that differs from the format of ``to_csv``, and ValueError if
+    the content is not UTF-8 or not CSV.
     """
-    with open(path, encoding="utf-8", newline="", opener=regular_file) as stream:
-        lines = list(csv.reader(stream))
+    try:
+        lines = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
+    except csv.Error as error:
+        raise InvalidRow("CSV", str(error)) from None
     if not lines or tuple(lines[0]) != COLUMNS:
         header = ",".join(lines[0]) if lines else "nothing"
         raise InvalidRow(f"columns {','.join(COLUMNS)}", header)
@@ -125,9 +125,8 @@ def read_document_results(path: Path) -> list[DocumentResult]:
 def _item(number: int, cells: Sequence[str]) -> DocumentResult:
     if len(cells) != len(COLUMNS):
         raise InvalidRow(f"line {number}: {len(COLUMNS)} cells", str(len(cells)))
-    row = dict(zip(COLUMNS, cells, strict=True))
     try:
-        item = DocumentResult(**{name: kind(row[name]) for name, kind in _TYPES.items()})
+        item = DocumentResult(*(kind(cells[at]) for at, kind in _CELLS))
     except ValueError as error:
         raise InvalidRow(f"line {number}: numbers", str(error)) from None
     finite = math.isfinite(item.nll_sum) and item.nll_sum >= 0
@@ -136,9 +135,12 @@ def _item(number: int, cells: Sequence[str]) -> DocumentResult:
             f"line {number}: n_tokens > 0, a finite nll_sum, n_correct <= n_tokens",
             f"{item.n_tokens}, {item.nll_sum}, {item.n_correct}",
         )
-    for name, cell in item.cells().items():
-        if row[name] != cell:
-            raise InvalidRow(f"line {number}: {name} {cell}", row[name])
+    exact = [*item.cells().values()]
+    if exact != cells:
+        name, cell, actual = next(
+            each for each in zip(COLUMNS, exact, cells, strict=True) if each[1] != each[2]
+        )
+        raise InvalidRow(f"line {number}: {name} {cell}", actual)
     digests = [item.tokens_sha256, *filter(None, [item.doc_sha256])]
     if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
         raise InvalidRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])

@@ -6,24 +6,30 @@ the file and the field: runs of older code, and runs that have not ended, may la
 caller does not use. Imports no torch.
 """
 
+import functools
+import hashlib
+import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lib.files import regular_file
+from lib.files import regular_file, sha256_file
 from lib.json_files import (
+    MAX_OBJECT_BYTES,
     DamagedRecord,
     parse_json_line,
-    read_json_lines,
+    parse_json_lines,
+    parse_json_object,
     read_json_object,
+    read_record,
     read_text,
     typed,
     unreadable,
 )
-from lib.runs.documents import DocumentResult, InvalidRow, read_document_results
+from lib.runs.documents import DocumentResult, InvalidRow, parse_document_results
 from lib.runs.run_dir import RunDir, RunStatus, read_status
 
 # A longer text sample is damaged: it would fill a report.
@@ -343,16 +349,31 @@ class RecordedConfig(JsonRecord):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of a run directory; each file is read on first use and kept."""
+    """The content of a run directory: each file is read at most once, on first use, and kept."""
 
     run: RunDir
     # Whether the run may still append to metrics.jsonl; else an incomplete last line is damage.
     growing: bool = True
+    # By name: content of files that were read for their digests and are not parsed yet; the digests.
+    _contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    _digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def status(self) -> RunStatus | None:
         """Return the status; see ``read_status``."""
         return read_status(self.run)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Return name → bytes of the regular files directly in the directory; empty if none can be
+        listed.
+        """
+        try:
+            with os.scandir(self.run.path) as entries:
+                return {e.name: e.stat().st_size for e in entries if e.is_file()}
+        except OSError:
+            return {}
 
     @cached_property
     def manifest(self) -> RunManifest:
@@ -362,25 +383,21 @@ class RunRecord:
     @cached_property
     def summary(self) -> RunSummary:
         """Return the summary."""
-        path = self.run.summary
-        return RunSummary(path, read_json_object(path))
+        return RunSummary(self.run.summary, self._object(self.run.summary))
 
     @cached_property
     def config(self) -> RecordedConfig:
         """Return the resolved configuration."""
-        path = self.run.resolved_config
-        return RecordedConfig(path, read_json_object(path))
+        return RecordedConfig(self.run.resolved_config, self._object(self.run.resolved_config))
 
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
         """Return the per-document rows of the final evaluation."""
         path = self.run.per_query
         try:
-            return read_document_results(path)
+            return parse_document_results(self._read(path, "rows"))
         except InvalidRow as error:
             raise DamagedRecord(path, error.expected, error.found) from None
-        except OSError as error:
-            raise unreadable(path, "rows", error) from None
         except ValueError as error:
             raise DamagedRecord(path, "rows", str(error)) from None
 
@@ -392,14 +409,12 @@ class RunRecord:
     @cached_property
     def metrics_fields(self) -> Sequence[Mapping[str, Any]]:
         """Return every row of metrics.jsonl with all its fields."""
-        return read_json_lines(self.run.metrics, growing=self.growing)
+        return self._lines(self.run.metrics, growing=self.growing)
 
     @cached_property
     def metrics(self) -> Sequence[MetricsRow]:
         """Return every row of metrics.jsonl."""
-        # Not metrics_fields, which would stay in memory.
-        file = self.run.metrics
-        return parse_metrics(file, read_json_lines(file, growing=self.growing))
+        return parse_metrics(self.run.metrics, self.metrics_fields)
 
     @cached_property
     def train_rows(self) -> Sequence[TrainRow]:
@@ -414,18 +429,79 @@ class RunRecord:
     @cached_property
     def timings(self) -> Sequence[TimingRow]:
         """Return every row of timing.jsonl."""
-        return _rows(TimingRow, self.run.timing, read_json_lines(self.run.timing))
+        return _rows(TimingRow, self.run.timing, self._lines(self.run.timing))
 
     @cached_property
     def telemetry(self) -> Sequence[TelemetrySample]:
         """Return every sample of telemetry.jsonl."""
-        return _rows(TelemetrySample, self.run.telemetry, read_json_lines(self.run.telemetry))
+        return _rows(TelemetrySample, self.run.telemetry, self._lines(self.run.telemetry))
 
     @cached_property
     def heartbeats(self) -> Mapping[int, Sequence[HeartbeatRow]]:
         """Return the heartbeats of each rank, the newest last; empty before the first one."""
         files = self.run.heartbeats().items()
-        return {rank: _rows(HeartbeatRow, path, read_json_lines(path)) for rank, path in files}
+        return {rank: _rows(HeartbeatRow, path, self._lines(path)) for rank, path in files}
+
+    def sha256(self, path: Path) -> str:
+        """Return the digest of a file of the run; the content of a record is kept until it is parsed.
+
+        Raises MissingRecord or DamagedRecord.
+        """
+        if path not in self._records:
+            try:
+                return sha256_file(path)
+            except OSError as error:
+                raise unreadable(path, "a file", error) from None
+        if path.name not in self._digests:
+            self._contents[path.name] = self._read(path, "a file")
+        return self._digests[path.name]
+
+    @cached_property
+    def _records(self) -> tuple[Path, ...]:
+        run = self.run
+        return run.metrics, run.per_query, run.resolved_config, run.summary, run.timing
+
+    def forget_rows(self) -> None:
+        """Free the rows and contents of files; what was derived from them stays.
+
+        The rows of all runs of a study would fill the memory.
+        """
+        self._contents.clear()
+        for name in _ROWS:
+            vars(self).pop(name, None)
+
+    def _read(self, path: Path, expected: str, max_bytes: int = 0) -> bytes:
+        content = self._contents.pop(path.name, None)
+        if content is None:
+            content = read_record(path, expected, max_bytes)
+            self._digests[path.name] = hashlib.sha256(content).hexdigest()
+        return content
+
+    def _object(self, path: Path) -> dict[str, Any]:
+        return parse_json_object(path, self._read(path, "a JSON object", MAX_OBJECT_BYTES))
+
+    def _lines(self, path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
+        content = self._read(path, "one JSON object per line")
+        return parse_json_lines(path, content, growing=growing)
+
+
+_ROWS = (
+    *("documents", "metrics_fields", "metrics", "train_rows", "eval_rows", "timings", "telemetry"),
+    "heartbeats",
+)
+
+
+def derived(compute: Callable[[RunRecord], T]) -> Callable[[RunRecord], T]:
+    """Decorate a function of a run's record: the record keeps its value."""
+
+    @functools.wraps(compute)
+    def value(record: RunRecord) -> T:
+        kept = record._derived
+        if compute not in kept:
+            kept[compute] = compute(record)
+        return kept[compute]
+
+    return value
 
 
 class RowTail:

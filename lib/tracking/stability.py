@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lib.runs.record import RunRecord
+from lib.runs.record import RunRecord, derived
 
 # A loss this far above, or a gradient norm this many times, the median of the steps before is a jump.
 _LOSS_JUMP_NATS = 1.0
@@ -101,6 +101,7 @@ def _exceeds_noise(deviation: float, values: Sequence[float], steps: int) -> boo
     return deviation > margin * math.sqrt(2 * math.log(max(2, steps))) * scatter
 
 
+@derived
 def unstable_steps(record: RunRecord) -> list[UnstableStep]:
     """Return the unstable steps of a recorded run. Raises RecordError if it cannot be read."""
     monitor = StabilityMonitor(
@@ -111,9 +112,9 @@ def unstable_steps(record: RunRecord) -> list[UnstableStep]:
     return [step for step in steps if step]
 
 
-def unstable_points(record: RunRecord, steps: Sequence[UnstableStep]) -> list[tuple[int, float]]:
-    """Return the training tokens and the loss of each of a run's unstable ``steps``."""
-    if not steps:
+def unstable_points(record: RunRecord) -> list[tuple[int, float]]:
+    """Return the training tokens and the loss of each unstable step of a run."""
+    if not (steps := unstable_steps(record)):
         return []
     tokens = {row.iteration: row.tokens for row in record.train_rows}
     return [(tokens[step.iteration], step.loss) for step in steps]

@@ -16,11 +16,9 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from lib.console import is_ascii_only
-from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.report.render import json_document, text_lines
-from lib.runs.index import RunIndex
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.tracking.options import WatchOptions
@@ -241,36 +239,34 @@ class RunLine:
 class WatchedRuns:
     """Planned runs whose lines are read repeatedly; the files of a run that has ended, once."""
 
-    def __init__(
-        self, runs: Sequence[PlannedRun[Any]], options: WatchOptions, folder: Path
-    ) -> None:
-        """Watch the runs of the study in ``folder``."""
+    def __init__(self, runs: Sequence[PlannedRun[Any]], options: WatchOptions) -> None:
         self._runs = runs
         self._options = options
-        self._index = RunIndex[RunLine | None](
-            *(folder, "watch", vars, lambda fields: RunLine(**fields)),
-            settings=canonical_json(vars(options)),
-        )
+        # Of the runs that have ended, by directory: a run that goes on has another status.
+        self._ended: dict[Path, tuple[RunStatus, RunLine]] = {}
 
     def lines(self, now: float) -> list[RunLine]:
         """Return one line per run that has started."""
-        lines = [
-            replace(line, run=run.label)
-            for run in self._runs
-            if (line := self._read(RunDir(run.path), now)) is not None
-        ]
-        self._index.save()
-        return lines
+        lines = ((run.label, self._line(RunDir(run.path), now)) for run in self._runs)
+        return [replace(line, run=label) for label, line in lines if line is not None]
 
-    def _read(self, run: RunDir, now: float) -> RunLine | None:
-        def files() -> list[str]:
-            heartbeats = (path.name for path in run.heartbeats().values())
-            return [
-                *(path.name for path in (run.status, run.metrics, run.resolved_config)),
-                *heartbeats,
-            ]
-
-        return self._index.read(run, files, lambda: _run_line(run, now, self._options))
+    def _line(self, run: RunDir, now: float) -> RunLine | None:
+        status = read_status(run)
+        if status is None:
+            return None
+        if status.state is State.DAMAGED:
+            return _damaged_line(status.message)
+        ended, line = self._ended.get(run.path, (None, None))
+        if line is not None and status == ended:
+            return line
+        try:
+            line = _line(read_watched_records(run, now), status, self._options)
+        except RecordError as error:
+            what = f"{error.problems[0].where}: {error.problems[0].what}"
+            return _damaged_line(what.removeprefix(f"{run.path}{os.sep}"))
+        if status.state is not State.RUNNING:
+            self._ended[run.path] = status, line
+        return line
 
 
 def watch(read: Callable[[], list[RunLine]]) -> None:
@@ -373,22 +369,6 @@ def sparkline(values: Sequence[float], blocks: str) -> str:
     low, high = ascending[0], ascending[-1 - len(values) // _CLIP_EVERY]
     span, top = high - low, len(blocks) - 1
     return "".join(blocks[round(top * (min(v, high) - low) / span) if span else 0] for v in values)
-
-
-def _run_line(run: RunDir, now: float, options: WatchOptions) -> tuple[RunLine | None, bool]:
-    """Return the line of a run, None if it was not started, and whether the run has ended."""
-    # A status that is missing beside results is damage.
-    if not run.status.exists() and read_status(run) is None:
-        return None, False
-    try:
-        facts = read_watched_records(run, now)
-    except RecordError as error:
-        what = f"{error.problems[0].where}: {error.problems[0].what}"
-        return _damaged_line(what.removeprefix(f"{run.path}{os.sep}")), False
-    assert facts.status is not None
-    if facts.status.state is State.DAMAGED:
-        return _damaged_line(facts.status.message), False
-    return _line(facts, facts.status, options), facts.status.state is not State.RUNNING
 
 
 def _damaged_line(what: str) -> RunLine:

@@ -18,7 +18,6 @@ import torch
 
 from lib import console
 from lib.project import ROOT
-from lib.runs import index
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Operation
 
@@ -60,14 +59,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 # Commands that read the files of a place.
 _BUILD_COMMANDS = ("plan", "status", "why", "olddefconfig", "data-verify", "report")
 _DATA_COMMANDS = ("data", "data-verify", "evaluate", "train", "make", "plan")
-_INDEX_COMMANDS = {
-    "plan": ("plan", "status", "status-json"),
-    "watch": ("watch-done",),
-    "report": ("report", "report-json"),
-    "results": ("report", "report-json"),
-}
-# Folder of the indexes of runs, below the build folder.
-CACHE = "cache"
 _UNFINISHED_COMMANDS = ("train", "train", "status", "status-json", "watch", "audit", "ls", "plan")
 _RUN_COMMANDS = (
     *(name for name in COMMANDS if name not in (*_BUILD_COMMANDS, *_DATA_COMMANDS)),
@@ -136,8 +127,6 @@ class Study:
 
     def commands_for(self, file: str) -> Sequence[str]:
         """Return the commands that read ``file``."""
-        if file.startswith(f"{CACHE}/"):
-            return _INDEX_COMMANDS[Path(file).name.partition("-")[0]]
         if f"-s{UNFINISHED_SEED}-" in file:
             return _UNFINISHED_COMMANDS
         if file.startswith("results/"):
@@ -159,20 +148,10 @@ class Study:
     def check(self, case: Case) -> str:
         """Damage the file, run the command, restore the folder; return what went wrong, or ""."""
         target = self.tree / case.file
-        # A damaged index changes no character of stdout; a report that was up to date is written
-        # again. The case before may have left the index out of date.
-        is_index = case.file.startswith(f"{CACHE}/")
-        intact = self.run(case.command) if is_index else None
-        if target.name.startswith("results-"):
-            # A report that is up to date does not read its runs.
-            for stamp in target.parent.glob("report-*"):
-                stamp.unlink()
         mutations.apply(target, case.operations, self.victim)
         damaged = {name: signature(self.tree / name) for name in scan(self.tree)}
         try:
             outcome = self.run(case.command)
-            if intact and (outcome.code, outcome.stdout) != (intact.code, intact.stdout):
-                return "figure changed: with a damaged index"
             return self._judge(case, outcome, damaged)
         finally:
             self.restore()
@@ -307,17 +286,13 @@ def become(main: Callable[[], int], words: Sequence[str], folder: Path) -> NoRet
     # If another test has computed with several threads, OpenMP waits forever for those threads, which
     # a fork does not have: also after set_num_threads, as soon as a number above 1 is set.
     torch.set_num_threads(1)
-    # An index of a few runs, which have just been trained.
-    index.MIN_NEW_ENTRIES, index.RACY_NS = 1, 8_000_000
     try:
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for name, number in (("stdout", 1), ("stderr", 2)):
             os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         sys.argv = list(words)
-        os.environ.update(
-            ALLOW_DIRTY="y", NO_COLOR="1", XDG_CACHE_HOME=str(folder / "build" / CACHE)
-        )
+        os.environ.update(ALLOW_DIRTY="y", NO_COLOR="1")
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
         console.run_main(main)

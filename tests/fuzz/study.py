@@ -58,7 +58,7 @@ def trained_study(folder: Path) -> Study:
     study.a, study.b = (str(run.path) for run in plan.runs[:2])
     _kill_one(study)
     study.victim.write_text("victim")
-    # Commands write files of their own the first time, such as table, report and index.
+    # Commands write files of their own the first time, such as table and report.
     for name in ("report", *FIGURES, "plan", "watch"):
         assert study.run(name).code in (0, 4), name
     study.remember()

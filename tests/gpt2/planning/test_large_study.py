@@ -1,12 +1,9 @@
 """Planning a study of many runs: the work for each run is small and does not grow with the others."""
 
-import json
 import os
-import random
 import shutil
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,14 +15,10 @@ from gpt2.records.listing import list_runs
 from gpt2.running.launch import result_table
 from lib import json_files
 from lib.config.dotconfig import defconfig_layers
-from lib.errors import ConfigError
 from lib.project import ROOT
-from lib.runs import index
 from lib.runs.code import changed_since
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from lib.tracking.watch import WatchedRuns
 from tests.build_folder import write_build
-from tests.fuzz import mutations
 from tests.gpt2.planning.large_study import write_large_study
 
 
@@ -59,6 +52,7 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
 
     layers = config_layers(build)
     monkeypatch.setattr("lib.json_files.read_record", counted)
+    monkeypatch.setattr("lib.runs.record.read_record", counted)
     monkeypatch.setattr("lib.runs.code.changed_since", compare)
     plan = make_plan(layers, build, steps="all", seeds="1-2")
     views = look(plan)
@@ -110,61 +104,10 @@ def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:
     assert make_plan(layers, tmp_path, steps="0", seeds="1").runs[0].path == run.path
 
 
-# Changed files are stored as soon as the clock of the file system has advanced.
-_TICK_SECONDS = 0.012
-_FILES = (
-    *("status.json", "summary.json", "manifest.json", "metrics.jsonl", "resolved_config.yaml"),
-    "heartbeat_rank0.jsonl",
-)
-
-
 @pytest.fixture(scope="module")
-def small_plan(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
-    """Three finished runs, whose commands use an index from the first run on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "MIN_NEW_ENTRIES", 1)
-        patch.setattr(index, "RACY_NS", 8_000_000)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        layers = config_layers(build)
-        plan = make_plan(layers, build, steps="0,1,7", seeds="1").only("baseline,ra*")
-        for run in plan.runs:
-            beats = [{"ts": float(i), "step": i, "mem_reserved_mib": 5.0} for i in range(3)]
-            text = "".join(f"{json.dumps(beat)}\n" for beat in beats)
-            RunDir(run.path).heartbeat(0).write_text(text)
-        yield plan
-
-
-def shown(plan: Plan) -> list[object]:
-    """Return what plan and watch show, each with the index of the command before it."""
-    lines: object
-    try:
-        lines = WatchedRuns(plan.runs, plan.base.watch, plan.folder).lines(9.0)
-    except ConfigError as error:
-        lines = str(error)
-    return [look(plan), lines]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_an_indexed_run_is_shown_as_its_files_are(small_plan: Plan, seed: int) -> None:
-    """Random damage of random files: with the index of the last command, and without one."""
-    chance = random.Random(seed)
-    for _ in range(8):
-        run = chance.choice(small_plan.runs)
-        intact = run.path.with_name(".intact")
-        shutil.copytree(run.path, intact)
-        try:
-            for _ in range(chance.randrange(1, 4)):
-                path = run.path / chance.choice(_FILES)
-                operations = mutations.draw(chance, intact / path.name)
-                mutations.apply(path, operations, intact / "status.json")
-                time.sleep(_TICK_SECONDS * chance.randrange(2))
-                indexed = shown(small_plan)
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setenv("XDG_CACHE_HOME", "none")
-                    assert indexed == shown(small_plan)
-        finally:
-            shutil.rmtree(run.path)
-            intact.rename(run.path)
+def small_plan(build: Path) -> Plan:
+    """Three finished runs."""
+    return make_plan(config_layers(build), build, steps="0,1,7", seeds="1").only("baseline,ra*")
 
 
 def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Plan) -> None:
@@ -173,23 +116,12 @@ def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Pla
     run.path.rename(intact)
     try:
         shutil.copytree(other.path, run.path)
-        time.sleep(_TICK_SECONDS)
-        for _ in range(2):
-            views = {view.label: view for view in look(small_plan)}
-            assert views[run.label].state == "damaged" and views[other.label].state == "done"
-            assert other.config.hash8 in views[run.label].problem
+        views = {view.label: view for view in look(small_plan)}
+        assert views[run.label].state == "damaged" and views[other.label].state == "done"
+        assert other.config.hash8 in views[run.label].problem
     finally:
         shutil.rmtree(run.path)
         intact.rename(run.path)
-
-
-def test_a_second_look_reads_no_file_of_a_finished_run(
-    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    time.sleep(_TICK_SECONDS)
-    first = shown(small_plan)
-    monkeypatch.setattr("lib.json_files.read_record", None)
-    assert shown(small_plan) == first
 
 
 def test_a_result_table_reads_each_record_of_a_run_once(
@@ -204,6 +136,8 @@ def test_a_result_table_reads_each_record_of_a_run_once(
 
     plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
     monkeypatch.setattr("lib.json_files.read_record", counted)
+    monkeypatch.setattr("lib.runs.record.read_record", counted)
+    monkeypatch.setattr("lib.runs.audit.sha256_file", lambda path: counted(path, "a file"))
     result_table(plan)
     of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
     assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}

@@ -1,6 +1,7 @@
 """A finished run is VALID; every kind of damage makes it INVALID and is listed."""
 
 import json
+import operator
 import re
 import shutil
 from collections.abc import Callable
@@ -227,7 +228,7 @@ def test_inconsistent_fields_are_found_under_new_digests(
     run: RunDir, build_dir: Path, case: str
 ) -> None:
     name, forge, expected = FORGERIES[case]
-    edit_json(run, vars(RunDir)[name].fget(run), forge)
+    edit_json(run, operator.attrgetter(name)(run), forge)
     findings = found(run, build_dir)
     assert re.search(expected, findings), findings
 

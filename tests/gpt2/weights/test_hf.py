@@ -22,6 +22,7 @@ from gpt2.weights.convert import load_initial_weights
 from lib.errors import ConfigError, PreflightError, RunError
 from lib.files import sha256_file
 from lib.runs.code import run_drift
+from lib.runs.record import RunRecord
 from tests.gpt2.builders import make_activation, make_model_config
 from tests.gpt2.weights.conftest import random_gpt2
 
@@ -409,14 +410,14 @@ class TestIdentity:
         assert recorded["sources"][str(place / "config.json")] == sha256_file(place / "config.json")
         resumed = train(config)
         assert "resumes at iteration 3" in resumed.lines()
-        assert run_drift(resumed.files, recorded["device"]) == []
+        assert run_drift(RunRecord(resumed.files), recorded["device"]) == []
 
         first = train(config, name="second", stop_at=3)
         tensors = safetensors.torch.load_file(weights)
         tensors["transformer.ln_f.bias"] += 1
         safetensors.torch.save_file(tensors, weights)
 
-        assert str(weights) in run_drift(resumed.files, recorded["device"])
+        assert str(weights) in run_drift(RunRecord(resumed.files), recorded["device"])
         with pytest.raises(RunError, match="theirs/model.safetensors"):
             train(config, name="second")
         assert first.files.checkpoints.exists()

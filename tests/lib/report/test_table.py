@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import operator
 import re
 from dataclasses import replace
 
@@ -230,7 +231,7 @@ def test_a_directory_of_another_configuration_is_not_compared(make_run):
 @pytest.mark.parametrize("file", ["summary", "per_query", "metrics", "logs", "manifest"])
 def test_a_run_that_breaks_its_contract_is_no_result(make_run, file):
     run = make_run("base", 3.0)
-    path = vars(RunDir)[file].fget(RunDir(run.path))
+    path = operator.attrgetter(file)(RunDir(run.path))
     text = path.read_text()
     path.write_text({"logs": "", "manifest": text.replace("d1", "d2")}.get(file, text + "\n"))
     table = build_table("demo", [run])

@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from lib.json_files import DamagedRecord
 from lib.runs.documents import (
     DocumentResult,
     InvalidRow,
     evaluation_metrics,
     expected_calibration_error,
-    read_document_results,
+    parse_document_results,
     to_csv,
     train_loss,
 )
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir
 
 ROW = DocumentResult("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0, 1, 0.1 + 0.2, 1, 12)
 OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "per_query.csv"
-    path.write_text(to_csv([ROW, OTHER]))
-    assert read_document_results(path) == [ROW, OTHER]
-    assert "0.30000000000000004" in path.read_text()
+def test_rows_survive_the_file() -> None:
+    text = to_csv([ROW, OTHER])
+    assert parse_document_results(text.encode()) == [ROW, OTHER]
+    assert "0.30000000000000004" in text
     assert ROW.bits_per_byte == pytest.approx(ROW.nll_sum / 7 / 0.6931471805599453)
     assert OTHER.bits_per_byte is None
 
@@ -33,8 +35,8 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
 def test_a_device_in_place_of_the_file_is_not_read(tmp_path: Path) -> None:
     """Reading /dev/zero would not end."""
     (tmp_path / "per_query.csv").symlink_to("/dev/null")
-    with pytest.raises(OSError, match="regular"):
-        read_document_results(tmp_path / "per_query.csv")
+    with pytest.raises(DamagedRecord, match="regular"):
+        _ = RunRecord(RunDir(tmp_path)).documents
 
 
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
@@ -54,12 +56,10 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_no_row_is_refused(damage: str, tmp_path: Path) -> None:
+def test_what_is_no_row_is_refused(damage: str) -> None:
     change, expected = DAMAGES[damage]
-    path = tmp_path / "per_query.csv"
-    path.write_text(change(to_csv([ROW])))
     with pytest.raises(InvalidRow) as caught:
-        read_document_results(path)
+        parse_document_results(change(to_csv([ROW])).encode())
     assert expected in str(caught.value)
 
 

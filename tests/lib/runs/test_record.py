@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lib.files import sha256_file
-from lib.json_files import DamagedRecord, MissingRecord, read_json_lines
+from lib.json_files import DamagedRecord, MissingRecord
 from lib.runs.record import (
     UNKNOWN,
     EvalRow,
@@ -14,6 +14,7 @@ from lib.runs.record import (
     RunRecord,
     StatisticsRow,
     TrainRow,
+    derived,
     read_manifest,
 )
 from lib.runs.run_dir import RunDir, State
@@ -111,11 +112,11 @@ def test_a_damaged_row_is_named_with_its_line(tmp_path: Path, row: str) -> None:
 
 
 def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2')
-    assert read_json_lines(path) == [{"a": 1}]
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"a": 1}\n{"a": 2')
+    assert RunRecord(run).metrics_fields == [{"a": 1}]
     with pytest.raises(DamagedRecord):
-        read_json_lines(path, growing=False)
+        _ = RunRecord(run, growing=False).metrics_fields
 
 
 def test_a_growing_file_gives_each_row_once(tmp_path: Path) -> None:
@@ -170,3 +171,25 @@ def test_equal_sources_of_manifests_are_one_object(tmp_path: Path) -> None:
     # Equal in Python, but not in JSON: the digest of the manifest would change.
     assert one["sources"]["f"] is not true["sources"]["f"]
     assert read("e", {}) == {} and read("f", []) == []
+
+
+def test_a_record_is_read_once_for_its_digest_and_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    digest, record = sha256_file(run.metrics), RunRecord(run)
+    assert record.sha256(run.metrics) == digest
+    # What was not digested is not parsed.
+    run.metrics.write_text("")
+    assert record.train_rows and record.sha256(run.metrics) == digest
+
+
+def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    record = RunRecord(run)
+    count = derived(lambda record: len(record.train_rows))
+    before = count(record)
+    record.forget_rows()
+    assert "metrics_fields" not in vars(record) and "train_rows" not in vars(record)
+    run.metrics.write_text("")
+    assert count(record) == before > 0

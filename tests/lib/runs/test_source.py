@@ -79,26 +79,6 @@ def test_git_tells_commit_branch_and_edits(tmp_path: Path, monkeypatch: pytest.M
     assert code.git_state()["dirty_tree"] is True
 
 
-def test_history_changes_with_a_fetch_of_another_commit_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(folder: str, *arguments: str) -> None:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path / folder)]
-        subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
-
-    git(".", "init", "-q", "origin")
-    git("origin", "commit", "--allow-empty", "-m", "a")
-    git(".", "clone", "-q", "origin", "clone")
-    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path / "clone")
-    git("clone", "fetch")
-    fetched = code.history_state()
-    git("clone", "fetch")
-    assert code.history_state() == fetched
-    git("origin", "commit", "--allow-empty", "-m", "b")
-    git("clone", "fetch")
-    assert code.history_state() != fetched
-
-
 def test_outside_git_the_state_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
     unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}

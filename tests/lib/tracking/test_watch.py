@@ -158,12 +158,11 @@ def planned(path: Path) -> PlannedRun[Any]:
 def test_the_files_of_a_run_that_has_ended_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib.runs.index.RACY_NS", -(10**12))
     run = write_run(tmp_path / "base-s1-00000000", losses=(3.0, 2.0))
-    watched = WatchedRuns([planned(run.path)], OPTIONS, run.path.parent)
+    watched = WatchedRuns([planned(run.path)], OPTIONS)
     (line,) = watched.lines(now=4.0)
     with monkeypatch.context() as patch:
-        patch.setattr("lib.json_files.read_record", None)
+        patch.setattr("lib.tracking.watch.read_watched_records", None)
         assert line.loss == 2.0 and watched.lines(now=5.0) == [line]
     run.metrics.write_text("")
     # Continued, such as after an interruption.
@@ -188,7 +187,7 @@ def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, kind
         file.write_text("[" * 100_000 + "\n")
     else:
         file.unlink()
-    damaged, intact = WatchedRuns(runs, OPTIONS, tmp_path).lines(9.0)
+    damaged, intact = WatchedRuns(runs, OPTIONS).lines(9.0)
     assert damaged.state == "damaged" and damaged.loss is None and damaged.eta_seconds is None
     assert damaged.alarms["damaged"].startswith(f"{name}:")
     assert intact.state == "done" and intact.loss is not None and not intact.alarms
@@ -205,7 +204,7 @@ def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path)
     ]
     text = "".join(json.dumps(beat) + "\n" for beat in beats)
     RunDir(path).heartbeat(0).write_text(text)
-    (line,) = WatchedRuns([planned(path)], OPTIONS, path.parent).lines(now=4.0)
+    (line,) = WatchedRuns([planned(path)], OPTIONS).lines(now=4.0)
     assert (line.tokens_per_second, line.eta_seconds, line.iteration) == (200.0, 8.0, 20)
     assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
 
