@@ -262,9 +262,11 @@ class StudyConfig:
     seed_list: tuple[int, ...] = kconfig_field("SEED_LIST")
     output_dir: str = kconfig_field("OUTPUT_DIR")
     jobs: int = kconfig_field("JOBS")
-    # Programs that are started after each finished, and each failed run; "" for none.
+    # Programs that are started after each finished run, each failed run, and once after the study; ""
+    # for none.
     on_done_command: str = kconfig_field("ON_DONE_CMD")
     on_fail_command: str = kconfig_field("ON_FAIL_CMD")
+    on_study_done_command: str = kconfig_field("ON_STUDY_DONE_CMD")
     # Finished runs of other code: stop, rerun or keep.
     on_stale: str = kconfig_field("ON_STALE")
     dry_run: bool = kconfig_field("DRY_RUN")

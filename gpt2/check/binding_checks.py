@@ -34,6 +34,7 @@ _OTHER_NAMES = {
     "LR_SCHEDULE": "kind",
     "ON_DONE_CMD": "on_done_command",
     "ON_FAIL_CMD": "on_fail_command",
+    "ON_STUDY_DONE_CMD": "on_study_done_command",
     "PRUNING_SPARSITY": "target",
     "SPAM_WARMUP_STEPS": "reset_warmup_steps",
 }

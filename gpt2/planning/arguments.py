@@ -300,6 +300,7 @@ def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOpti
             State.SUCCESS: command_words(study.on_done_command, "ON_DONE_CMD"),
             State.FAILED: command_words(study.on_fail_command, "ON_FAIL_CMD"),
         },
+        study_command=command_words(study.on_study_done_command, "ON_STUDY_DONE_CMD"),
         command_line=arguments.command_line,
     )
 

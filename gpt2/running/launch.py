@@ -15,7 +15,7 @@ from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
 from gpt2.planning.plan import Plan, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
-from gpt2.records.report import write_study_report
+from gpt2.records.report import study_document_of, write_study_report
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -26,6 +26,7 @@ from gpt2.running.preflight import (
     check_weights,
     gpu_name,
 )
+from gpt2.running.study_end import command_at_end
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.layers import ConfigLayer
 from lib.console import confirm, is_verbose, log, terminal_columns, use_colour
@@ -208,15 +209,16 @@ def train_plan(
     runs is that of their verdicts. ConfigError and PreflightError are raised before anything is
     created.
     """
-    code = _train_runs(plan, plan.runs, options)
-    if code in _INTERRUPTED_CODES:
-        return code, ""
-    if strict:
-        table = _table(table_of)
-        text = _reported(table_of, table, json)
-        code = code or verdicts_exit_code(table.verdicts, strict=True)
-    else:
-        text = report(table_of, table_of, selected=False, json=json)
+    with command_at_end(options.study_command, plan.folder, lambda: _document(table_of)):
+        code = _train_runs(plan, plan.runs, options)
+        if code in _INTERRUPTED_CODES:
+            return code, ""
+        if strict:
+            table = _table(table_of)
+            text = _reported(table_of, table, json)
+            code = code or verdicts_exit_code(table.verdicts, strict=True)
+        else:
+            text = report(table_of, table_of, selected=False, json=json)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
         log(
             "NEXT",
@@ -246,34 +248,41 @@ def train_looks(
     After a look, further seeds are trained for the comparisons without a word. The run directories
     and the record of the verdicts are the only state, so an interrupted study goes on where it was.
     """
-    attempted: set[Path] = set()
-    code = EXIT_DONE
-    while True:
-        # A failed run is tried once per command, as with a list of seeds.
-        runs = [run for run in plan.runs if run.path not in attempted]
-        outcome = _train_runs(plan, runs, options)
-        if outcome in _INTERRUPTED_CODES:
-            return outcome, ""
-        code = max(code, outcome)
-        attempted.update(run.path for run in runs)
-        shown = table_plan(plan, layers)
-        table = _table(shown)
-        _log_look(table.verdicts)
-        before, sweep = plan.auto, plan.sweep
-        plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, known=plan)
-        assert before is not None and plan.auto is not None
-        if not plan.auto.looks or plan.auto.number == before.number:
-            break
-    if plan.auto.looks:
-        what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
-        log("LOOK", f"{what}; type: make SEEDS=auto")
-    else:
-        log("LOOK", _saving(plan, table))
-        ended = table.verdicts.baseline_diverged
-        code = max(code, EXIT_FAILED if ended else EXIT_DONE)
-    if strict:
-        code = code or verdicts_exit_code(table.verdicts, strict=True)
-    return code, _reported(shown, table, json)
+    with command_at_end(
+        options.study_command, plan.folder, lambda: _document(table_plan(plan, layers))
+    ):
+        attempted: set[Path] = set()
+        code = EXIT_DONE
+        while True:
+            # A failed run is tried once per command, as with a list of seeds.
+            runs = [run for run in plan.runs if run.path not in attempted]
+            outcome = _train_runs(plan, runs, options)
+            if outcome in _INTERRUPTED_CODES:
+                return outcome, ""
+            code = max(code, outcome)
+            attempted.update(run.path for run in runs)
+            shown = table_plan(plan, layers)
+            table = _table(shown)
+            _log_look(table.verdicts)
+            before, sweep = plan.auto, plan.sweep
+            plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, known=plan)
+            assert before is not None and plan.auto is not None
+            if not plan.auto.looks or plan.auto.number == before.number:
+                break
+        if plan.auto.looks:
+            what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
+            log("LOOK", f"{what}; type: make SEEDS=auto")
+        else:
+            log("LOOK", _saving(plan, table))
+            ended = table.verdicts.baseline_diverged
+            code = max(code, EXIT_FAILED if ended else EXIT_DONE)
+        if strict:
+            code = code or verdicts_exit_code(table.verdicts, strict=True)
+        return code, _reported(shown, table, json)
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    return study_document_of(plan, result_table(plan))
 
 
 def _train_runs(plan: Plan, runs: Sequence[PlannedRun[Config]], options: RunnerOptions) -> int:

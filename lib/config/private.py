@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from lib.config.field import SymbolValue
 
-PRIVATE_SYMBOLS = ("ON_DONE_CMD", "ON_FAIL_CMD", "SLURM_SETUP", "SLURM_OPTIONS")
+PRIVATE_SYMBOLS = (
+    *("ON_DONE_CMD", "ON_FAIL_CMD", "ON_STUDY_DONE_CMD"),
+    *("SLURM_SETUP", "SLURM_OPTIONS"),
+)
 _ASSIGNED = re.compile(rf"\b({'|'.join(PRIVATE_SYMBOLS)})=.*", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Commands of the user that are started when a run has ended."""
+"""Commands of the user that are started when a run or a study has ended."""
 
 import json
 import shlex
@@ -35,10 +35,7 @@ def command_words(text: str, symbol: str) -> list[str]:
 
 
 def start_command(words: Sequence[str], run: PlannedRun[Any], status: RunStatus) -> None:
-    """Start a command with the run as JSON on its standard input, and wait for it.
-
-    The text of a run reaches no shell and no argument. A failure is logged, and nothing else.
-    """
+    """Start a command with the run as JSON on its standard input, and wait for it."""
     record = {
         "schema_version": SCHEMA_VERSION,
         "run": run.label,
@@ -48,10 +45,18 @@ def start_command(words: Sequence[str], run: PlannedRun[Any], status: RunStatus)
         "iteration": status.iteration,
         "iterations": status.iterations,
     }
+    feed_command(words, json.dumps(record, sort_keys=True), run.label)
+
+
+def feed_command(words: Sequence[str], text: str, label: str) -> None:
+    """Start a command with ``text`` on its standard input, and wait for it.
+
+    The text reaches no shell and no argument. A failure is logged with ``label``, and nothing else.
+    """
     try:
         done = subprocess.run(
             words,
-            input=json.dumps(record, sort_keys=True),
+            input=text,
             encoding="utf-8",
             stdout=subprocess.DEVNULL,
             timeout=_LIMIT_SECONDS,
@@ -64,4 +69,4 @@ def start_command(words: Sequence[str], run: PlannedRun[Any], status: RunStatus)
     except OSError as error:
         problem = str(error)
     if problem:
-        log("WARN", f"{run.label}   {words[0]}: {problem}")
+        log("WARN", f"{label}   {words[0]}: {problem}")

@@ -82,6 +82,8 @@ class RunnerOptions:
     wait: bool = True
     # Program and arguments to start after a run that ended in a state.
     commands: Mapping[State, Sequence[str]] = field(default_factory=dict)
+    # The same to start once, when the study ends.
+    study_command: Sequence[str] = ()
     # What to type to resume.
     command_line: str = "make"
 

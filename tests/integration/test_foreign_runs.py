@@ -125,7 +125,7 @@ def test_no_command_takes_more_than_the_list_allows(place, monkeypatch):
     run = only_run(place)
     own = read_constants(ConfigWorkspace(ROOT, place))
     theirs = hostile(own)
-    assert {"DATA_DIR", "SLURM_OPTIONS", "TRACKER_PROJECT", "ON_DONE_CMD"} <= theirs.keys()
+    assert {"DATA_DIR", "SLURM_OPTIONS", "TRACKER_PROJECT", "ON_STUDY_DONE_CMD"} <= theirs.keys()
     rewrite(run, **theirs)
     changed_by_prolong = {"SINGLE_TRAINING", "RUN_MODE"}
     for command, config in configurations(run, place, monkeypatch).items():

@@ -66,7 +66,10 @@ def test_no_file_and_no_word_has_a_secret(build):
 def test_commands_and_options_of_the_scheduler_are_not_recorded(build):
     tokens = {
         name: f"{name.lower().replace('_', '')}5ec7e7{'0123456789' * 3}"
-        for name in ("ON_DONE_CMD", "ON_FAIL_CMD", "SLURM_SETUP", "SLURM_OPTIONS")
+        for name in (
+            *("ON_DONE_CMD", "ON_FAIL_CMD", "ON_STUDY_DONE_CMD"),
+            *("SLURM_SETUP", "SLURM_OPTIONS"),
+        )
     }
     values = {name: f"true {token}" for name, token in tokens.items()}
     values["SLURM_OPTIONS"] = f"--comment={tokens['SLURM_OPTIONS']}"
