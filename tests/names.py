@@ -36,7 +36,15 @@ WRITTEN = {
     *(".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results", "check.json"),
     *("mutation-test.json", "mutation-baseline.json", "reproduced", "determinism"),
     # Beside the runs.
-    *("claims.tex", "claims.md", "claims.toml", "table.md", "table.csv", "verdicts.json"),
+    *(
+        "claims.tex",
+        "claims.md",
+        "claims.toml",
+        "table.md",
+        "table.csv",
+        "table.tex",
+        "verdicts.json",
+    ),
     *("report.html", "figures", "trackers", "trackio", "dataset.json", "digests.json"),
     # In the folder environment of a run.
     *("environment", "packages.txt", "python_version.txt", "interpreter.json", "hw.json"),

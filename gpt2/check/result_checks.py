@@ -412,9 +412,10 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
         return []
     # Imported here: only the first step needs them.
     from lib.plan.run import PlannedRun, RunVariant
+    from lib.report.columns import to_csv
     from lib.report.run_facts import RunFacts
-    from lib.report.table import ComparableGroup, ResultTable, RunResult, variant_rows
-    from lib.report.table_text import table_to_csv
+    from lib.report.study import row_document
+    from lib.report.table import ComparableGroup, RunResult, variant_rows
     from lib.report.verdicts import SeedOutcome
 
     # Rows of a table name the origin of their runs, which training alone records.
@@ -430,8 +431,8 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
             final, outcome = replace(summary.final, val_loss=losses[seed]), SeedOutcome(seed, 0.0)
             results.append(RunResult(run, facts, final, summary.timing, {}, outcome))
     rows = variant_rows(ComparableGroup({}, results), variants, {"": "baseline"}, ())
-    table = csv.DictReader(table_to_csv(ResultTable("check", rows, None, ())).splitlines())
-    for row in table:
+    document = {"rows": [row_document(row, None) for row in rows]}
+    for row in csv.DictReader(to_csv(document).splitlines()):
         for column, values in _VARIANTS[row["slug"]][1].items():
             numbers = (statistics.fmean(values), statistics.stdev(values)) if values else ("", "")
             expected = [str(number) for number in numbers]

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from lib.plan.run import PlannedRun
+from lib.report.columns import loss_cell
 from lib.report.render import TableSection
 from lib.report.run_results import RunResult
-from lib.report.table import ResultTable
-from lib.report.table_text import ranking
+from lib.report.table import ResultTable, TableRow
 from lib.runs.record import RunRecord
 from lib.tracking.reader import reduce_over_layers
+from lib.units import format_difference
 
 # {statistic logged by native sparse attention: column heading}
 _GATE_HEADINGS = {
@@ -37,6 +38,35 @@ def sections(plan: Plan, table: ResultTable) -> list[TableSection]:
         _speed(table.finished) if combined else None,
     ]
     return [section for section in candidates if section]
+
+
+_RANKING_NOTE = (
+    "The lowest point is selected by its loss, so a difference from it is no verdict: train both with "
+    "seeds\nthat the sweep did not have.\n"
+)
+
+
+def ranking(rows: Sequence[TableRow]) -> TableSection | None:
+    """Return the points of a sweep by their loss; None if fewer than two can be compared.
+
+    A point with a diverged seed has no loss. Rows with labels are not comparable.
+    """
+    losses = [(row.val_loss, row) for row in rows if row.val_loss is not None]
+    if len(losses) < 2 or any(row.labels for row in rows):
+        return None
+    losses.sort(key=lambda pair: pair[0].mean)
+    lowest = losses[0][0].mean
+    factors = list(dict.fromkeys(name for _, row in losses for name in row.variant.levels or {}))
+    lines = []
+    for rank, (loss, row) in enumerate(losses, 1):
+        levels = row.variant.levels or {}
+        difference = format_difference(loss.mean - lowest) if rank > 1 else "lowest"
+        values = [levels.get(name, "-") for name in factors]
+        lines.append(
+            [str(rank), *values, loss_cell(loss.mean, loss.sd, loss.n), difference, row.state]
+        )
+    header = ["rank", *factors, "val loss", "Δ lowest", "state"]
+    return TableSection("Ranking", header, lines, _RANKING_NOTE, is_short=True)
 
 
 def _attention(results: Sequence[RunResult]) -> TableSection | None:

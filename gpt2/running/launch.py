@@ -38,19 +38,20 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
+from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.run_results import RunResult
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
-from lib.report.table_text import table_to_json, table_to_markdown, write_table
-from lib.report.terminal import table_to_terminal
-from lib.report.verdict_record import verdicts_to_json, with_other_studies, with_record
-from lib.report.verdict_text import (
+from lib.report.terminal import to_terminal
+from lib.report.text import (
     LINE_WIDTH,
+    Document,
     verdict_line,
     verdict_lines,
     verdict_table,
     verdicts_exit_code,
 )
+from lib.report.verdict_record import with_other_studies, with_record
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits, watchdog
 from lib.runner.local import LocalExecutor
@@ -214,9 +215,9 @@ def train_plan(
         if code in _INTERRUPTED_CODES:
             return code, ""
         if strict:
-            table = _table(table_of)
-            text = _reported(table_of, table, json)
-            code = code or verdicts_exit_code(table.verdicts, strict=True)
+            table, document = _study(table_of)
+            text = _reported(table_of, table, document, json)
+            code = code or verdicts_exit_code(document, strict=True)
         else:
             text = report(table_of, table_of, selected=False, json=json)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
@@ -262,8 +263,8 @@ def train_looks(
             code = max(code, outcome)
             attempted.update(run.path for run in runs)
             shown = table_plan(plan, layers)
-            table = _table(shown)
-            _log_look(table.verdicts)
+            table, document = _study(shown)
+            _log_look(table.verdicts, document)
             before, sweep = plan.auto, plan.sweep
             plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, known=plan)
             assert before is not None and plan.auto is not None
@@ -277,8 +278,8 @@ def train_looks(
             ended = table.verdicts.baseline_diverged
             code = max(code, EXIT_FAILED if ended else EXIT_DONE)
         if strict:
-            code = code or verdicts_exit_code(table.verdicts, strict=True)
-        return code, _reported(shown, table, json)
+            code = code or verdicts_exit_code(document, strict=True)
+        return code, _reported(shown, table, document, json)
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -300,7 +301,7 @@ def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
     return replace(options, limits=limits, lease_seconds=base.lease_seconds)
 
 
-def _log_look(study: StudyVerdicts) -> None:
+def _log_look(study: StudyVerdicts, document: Document) -> None:
     """Log the look that was taken, and each new word."""
     look = study.taken
     if look is None:
@@ -311,9 +312,11 @@ def _log_look(study: StudyVerdicts) -> None:
         "LOOK",
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
     )
-    for verdict in study.new_words:
-        for line in verdict_line(verdict, LINE_WIDTH - len("LOOK    ")).splitlines():
-            log("LOOK", line)
+    new = {verdict.contrast.name for verdict in study.new_words}
+    for verdict in document["verdicts"]:
+        if verdict["name"] in new:
+            for line in verdict_line(verdict, LINE_WIDTH - len("LOOK    ")).splitlines():
+                log("LOOK", line)
 
 
 def _saving(plan: Plan, table: ResultTable) -> str:
@@ -342,48 +345,53 @@ def report(
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
     field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
-    table, path = _written(plan, whole, label_by)
-    return _shown(plan, result_table(plan, label_by) if selected else table, path, json)
+    table, document, path = _written(plan, whole, label_by)
+    if selected:
+        table = result_table(plan, label_by)
+        document = study_document_of(plan, table)
+    return _shown(plan, table, document, path, json)
 
 
-def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:
-    """Write table and report of ``whole``; return the table and the path of the report.
+def _written(
+    plan: Plan, whole: Plan, label_by: Sequence[str]
+) -> tuple[ResultTable, Document, Path]:
+    """Write tables and report of ``whole``; return the results, their document, and the report.
 
     The number of seeds in a folder is not a declaration: a look needs the seeds of ``plan``.
     """
     declared = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
-    table = _table(whole, label_by, looks=declared and not label_by)
-    return table, _published(whole, table)
+    table, document = _study(whole, label_by, looks=declared and not label_by)
+    return table, document, _published(whole, table, document)
 
 
-def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
+def _reported(plan: Plan, table: ResultTable, document: Document, json: bool) -> str:
     """Write the report. Return the table as text, which names the report below it."""
-    return _shown(plan, table, _published(plan, table), json)
+    return _shown(plan, table, document, _published(plan, table, document), json)
 
 
-def _published(plan: Plan, table: ResultTable) -> Path:
-    """Write the report and return its path; send the verdicts of the record to the trackers."""
+def _published(plan: Plan, table: ResultTable, document: Document) -> Path:
+    """Write the report and return its path; send the verdicts of the document to the trackers."""
     path = write_study_report(plan, table)
-    if not table.verdicts.plan.exploratory:
-        shown, base = verdict_table(table.verdicts), plan.base
+    if not document["exploratory"]:
+        shown, base = verdict_table(document), plan.base
         send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))
     return path
 
 
-def _shown(plan: Plan, table: ResultTable, report: Path, json: bool) -> str:
-    """Return the table as JSON, for the columns of a terminal, or else as Markdown."""
+def _shown(plan: Plan, table: ResultTable, document: Document, report: Path, json: bool) -> str:
+    """Return the document as JSON, for the columns of a terminal, or else as Markdown."""
     if json:
         log("REPORT", str(report))
-        return table_to_json(table)
+        return to_json(document)
     files = f"Report: {report}\n"
     sample = RunDir(plan.runs[0].path).sample
     if len(plan.runs) == 1 and sample.exists():
         files += f"Sample: {sample}\n"
     columns = terminal_columns(sys.stdout)
     if columns is None or is_verbose():
-        return f"{table_to_markdown(table)}\n{files}"
-    text = table_to_terminal(table, columns, colour=use_colour(sys.stdout))
-    return f"{text}{files}V=1 shows all columns and sections, as in table.md\n"
+        return f"{to_markdown(document)}\n{files}"
+    text = to_terminal(document, columns, colour=use_colour(sys.stdout))
+    return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
 
 
 def verdicts(
@@ -393,27 +401,32 @@ def verdicts(
 
     If ``selected``, these are the verdicts on ``plan``, a part of ``whole``.
     """
-    table, path = _written(plan, whole, ())
+    _, document, path = _written(plan, whole, ())
     log("REPORT", str(path))
     if selected:
-        table = result_table(plan)
+        document = study_document_of(plan, result_table(plan))
     # Such as a damaged run, whose seed then has no result.
-    for note in table.notes:
+    for note in document["notes"]:
         log("NOTE", note)
-    study = table.verdicts
-    text = verdicts_to_json(study) if json else verdict_lines(study)
-    return verdicts_exit_code(study, strict=strict), text
+    text = to_json(document) if json else verdict_lines(document)
+    return verdicts_exit_code(document, strict=strict), text
 
 
-def _table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> ResultTable:
-    """Write the table of all runs of the study, and list those of other configurations below it."""
+def _study(
+    plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True
+) -> tuple[ResultTable, Document]:
+    """Return the results of all runs of the study, and their document; write document and tables.
+
+    Runs of other configurations are listed below the rows.
+    """
     table = result_table(plan, label_by, looks=looks)
     if others := other_configurations(plan):
         table = replace(table, sections=[*table.sections, others])
+    document = study_document_of(plan, table)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    for path in write_table(table, plan.folder):
+    for path in write_tables(document, plan.folder):
         log("TABLE", str(path))
-    return table
+    return table, document
 
 
 def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:

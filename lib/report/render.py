@@ -1,15 +1,31 @@
-"""Rendering of any table: aligned text for a terminal, Markdown, CSV, and JSON documents."""
+"""Rendering of any table: aligned text, Markdown, CSV, LaTeX, and JSON; one escaping for each.
+
+Texts of runs and studies may contain anything. In every rendering, control characters are shown by
+their codes, and a line break is a blank.
+"""
 
 import csv
 import io
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lib.errors import CONTROL_CHARACTER
 from lib.files import pretty_json
 
 # "-:" is the shortest column rule that Markdown accepts.
 _MIN_RULE_CHARS = 2
+# Markdown: emphasis, code, links, tags, entities, formulas, cells; then addresses, and marks that
+# begin a block.
+_MARKDOWN = re.compile(
+    r"[\\`*|~$]|\](?=[(\[:])|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+    r"|:(?=//)|(?<=www)\.(?=\S)"
+)
+_MARKDOWN_BLOCK = re.compile(r"^([-+](?=\s)|[#>=]|\[(?=[ xX]\])|\d+(?=[.)]\s))")
+# A spreadsheet takes a text that begins with one of these as a formula.
+_FORMULA = re.compile(r" *[=+\-@\t\r\n＝＋－＠]")
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -84,8 +100,7 @@ def markdown_table(
 ) -> str:
     """Return a Markdown table with aligned columns.
 
-    The columns ``left`` are left-aligned, the others right-aligned; -1 is the last column. A ``|``
-    in a cell is escaped, and a line break becomes a blank.
+    The columns ``left`` are left-aligned, the others right-aligned; -1 is the last column.
     """
     escaped = [[_markdown_cell(cell) for cell in row] for row in (header, *rows)]
     widths = [max(_MIN_RULE_CHARS, width) for width in _column_widths(escaped)]
@@ -96,22 +111,46 @@ def markdown_table(
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (first, rule, *others))
 
 
-def csv_table(header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV, with the columns of ``header``; None is an empty field."""
+def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return the rows as CSV; None is an empty field.
+
+    A text that a spreadsheet would take as a formula begins with an apostrophe.
+    """
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, header, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in (header, *rows):
+        writer.writerow([_csv_cell(cell) if isinstance(cell, str) else cell for cell in row])
     return stream.getvalue()
+
+
+def _csv_cell(text: str) -> str:
+    formula = _FORMULA.match(text) and not _NUMBER.fullmatch(text)
+    return f"'{visible(text)}" if formula else visible(text)
+
+
+def visible(text: str) -> str:
+    """Return ``text`` in one line, without characters that move or reorder what a reader sees."""
+    line = re.sub(r"\r?\n|\t", " ", text)
+    return CONTROL_CHARACTER.sub(lambda match: repr(match[0])[1:-1], line)
+
+
+def markdown_text(text: str) -> str:
+    """Return Markdown that shows ``text`` as it is, as a paragraph, an item or a heading."""
+    return _MARKDOWN_BLOCK.sub(_escaped_mark, _markdown_cell(text))
+
+
+def _markdown_cell(text: str) -> str:
+    """Return Markdown of a cell, which begins no block: no emphasis, tag, link, code or formula."""
+    return _MARKDOWN.sub(lambda match: f"\\{match[0]}", visible(text))
+
+
+def _escaped_mark(match: re.Match[str]) -> str:
+    return match[0] + "\\" if match[0].isdigit() else f"\\{match[0]}"
 
 
 def json_document(schema_version: int, fields: Mapping[str, Any]) -> str:
     """Return ``fields`` and the version of their schema as one JSON document with sorted keys."""
     return pretty_json({"schema_version": schema_version, **fields})
-
-
-def _markdown_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
@@ -123,3 +162,74 @@ def _aligned(row: Sequence[str], widths: Sequence[int], right: set[int]) -> list
         cell.rjust(width) if i in right else cell.ljust(width)
         for i, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
+
+
+# LaTeX.
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\ensuremath{<}",
+    ">": r"\ensuremath{>}",
+    "|": r"\ensuremath{|}",
+    # A quotation mark that LaTeX's old font encoding has too.
+    '"': "{''}",
+    "'": r"{'}",
+    "`": r"{`}",
+    "−": r"\ensuremath{-}",
+    "±": r"\ensuremath{\pm}",
+    "×": r"\ensuremath{\times}",
+    "·": r"\ensuremath{\cdot}",
+    "≤": r"\ensuremath{\leq}",
+    "≥": r"\ensuremath{\geq}",
+    "≈": r"\ensuremath{\approx}",
+    "→": r"\ensuremath{\rightarrow}",
+    "²": r"\ensuremath{^2}",
+    "√": r"\ensuremath{\surd}",
+    "Δ": r"\ensuremath{\Delta}",
+    "α": r"\ensuremath{\alpha}",
+    "β": r"\ensuremath{\beta}",
+    "λ": r"\ensuremath{\lambda}",
+    "µ": r"\ensuremath{\mu}",
+    "μ": r"\ensuremath{\mu}",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "“": r"\textquotedblleft{}",
+    "”": r"\textquotedblright{}",
+    "‘": r"\textquoteleft{}",
+    "’": r"\textquoteright{}",
+    "…": r"\dots{}",
+    "\u00a0": "~",
+}
+_LATIN = "äöüÄÖÜßàáâçèéêëìíîïñòóôùúûÀÁÂÇÈÉÊËÌÍÎÏÑÒÓÔÙÚÛåÅøØæÆ"
+
+
+def latex_text(text: str) -> str:
+    """Return ``text`` as LaTeX that prints it; a character without a form in LaTeX as its code."""
+    escaped = "".join(map(_latex_character, visible(text)))
+    # Two hyphens or commas in a row would print as one other character.
+    return re.sub(r"([-,])(?=\1)", r"\1{}", escaped)
+
+
+def _latex_character(character: str) -> str:
+    if (character.isascii() and character not in _LATEX) or character in _LATIN:
+        return character
+    return _LATEX.get(character, rf"\texttt{{U+{ord(character):04X}}}")
+
+
+def latex_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[int] = (0,)
+) -> str:
+    """Return a tabular of booktabs; the columns ``left`` are left-aligned."""
+    align = "".join("l" if i in left else "r" for i in range(len(header)))
+    first, *others = (rf"{' & '.join(map(latex_text, row))} \\" for row in (header, *rows))
+    lines = [rf"\begin{{tabular}}{{{align}}}", r"\toprule", first, r"\midrule", *others]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -33,6 +33,7 @@ from lib.report.series import (
     training_curves,
     training_differences,
 )
+from lib.report.significance import DriftTest
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, TableRow, marginal_effects
 from lib.report.verdict_record import verdicts_record
@@ -77,7 +78,8 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "noise": _noise(study),
         "divergence_limit": _divergence_limit(study),
         "same_documents": study.on_same_documents,
-        "speed_drifts": {device: asdict(test) for device, test in study.speed_drifts.items()},
+        "drift": study.drift and _drift(study.drift),
+        "speed_drifts": {device: _drift(test) for device, test in study.speed_drifts.items()},
         "rows": rows,
         "runs": _runs(table),
         "conditions": [_conditions(row) for row in runs_of_rows(table) if row.results],
@@ -122,9 +124,11 @@ def row_figures(row: TableRow) -> dict[str, Any]:
         "perplexity": row.perplexity,
         "delta_baseline": baseline and baseline.mean,
         "delta_baseline_sd": baseline and baseline.sd,
+        "delta_baseline_n": baseline.n if baseline else 0,
         **_verdict_figures("baseline", row.verdict_baseline),
         "delta_parent": parent and parent.mean,
         "delta_parent_sd": parent and parent.sd,
+        "delta_parent_n": parent.n if parent else 0,
         **_verdict_figures("parent", row.verdict_parent),
         "comparisons": row.verdict_baseline and row.verdict_baseline.planned,
         "parameters": row.parameters,
@@ -136,7 +140,7 @@ def row_figures(row: TableRow) -> dict[str, Any]:
 
 
 def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, Any]:
-    """Return word, 95 % interval and corrected p; a word that no test gave has none of these."""
+    """Return word, 95 % interval, corrected p and p of the own test; no test gives none of these."""
     test = verdict and verdict.test
     low, high = test.interval if test else (None, None)
     return {
@@ -144,6 +148,7 @@ def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, An
         f"{name}_low": low,
         f"{name}_high": high,
         f"{name}_p": verdict and verdict.p_of_word,
+        f"{name}_p_own": verdict and verdict.p_own,
     }
 
 
@@ -154,6 +159,10 @@ def _verdict(verdict: ContrastVerdict) -> dict[str, Any]:
         "p_of_word": verdict.p_of_word,
         "rounding_only": verdict.is_rounding,
     }
+
+
+def _drift(test: DriftTest) -> dict[str, Any]:
+    return asdict(test) | {"alarms": test.alarms}
 
 
 def _noise(study: StudyVerdicts) -> list[dict[str, Any]]:
@@ -238,7 +247,7 @@ def _conditions(row: RowRuns) -> dict[str, Any]:
         "name": row.row.name,
         **values,
         "code": list(code),
-        "seeds": [result.run.seed for result in row.results],
+        "seeds": sorted(result.run.seed for result in row.results),
     }
 
 

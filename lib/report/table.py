@@ -320,7 +320,7 @@ def variant_rows(
             rows.append(
                 _row(
                     variant,
-                    results.get(variant.slug, []),
+                    sorted(results.get(variant.slug, []), key=lambda result: result.run.seed),
                     holes.get(variant.slug, []),
                     compared.get(baseline, []) if baseline != variant.slug else [],
                     compared.get(variant.parent, []),

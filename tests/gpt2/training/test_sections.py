@@ -14,9 +14,10 @@ from gpt2.records.sections import sections
 from gpt2.running.launch import result_table
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
+from lib.report.columns import to_markdown
 from lib.report.render import TableSection
 from lib.report.table import ResultTable, build_table
-from lib.report.table_text import table_to_json, table_to_markdown
+from tests.lib.report.documents import document_of
 
 Configure = Callable[..., Config]
 NSA = {
@@ -135,8 +136,7 @@ def test_a_section_is_in_the_text_and_in_the_document() -> None:
     )
     table = ResultTable("demo", [], None, [], sections=[part])
     expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
-    assert expected in table_to_markdown(table) and table_to_markdown(table).endswith(
-        "By the clock.\n"
-    )
-    rows = [{"run": "a", "step ms": "1.0"}, {"run": "b", "step ms": "20.0"}]
-    assert json.loads(table_to_json(table))["sections"] == [{"title": "Speed", "rows": rows}]
+    text = to_markdown(document_of(table))
+    assert expected in text and text.endswith("By the clock.\n")
+    (section,) = document_of(table)["sections"]
+    assert section["title"] == "Speed" and section["rows"] == [("a", "1.0"), ("b", "20.0")]

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from lib.report.columns import to_markdown, write_tables
 from lib.report.contrast_tests import VerdictRule
 from lib.report.looks import LookSchedule
 from lib.report.options import LookPlan
 from lib.report.study_verdicts import AA_FAILED, VerdictPlan, is_failed
 from lib.report.table import build_table
-from lib.report.table_text import table_to_markdown, write_table
+from lib.report.text import verdict_lines, verdict_table, verdicts_exit_code
 from lib.report.verdict_record import VERDICTS_FILE, with_record
-from lib.report.verdict_text import verdict_lines, verdict_table, verdicts_exit_code
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.lib.report.documents import document_of
 
 BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
 PLAN = VerdictPlan(VerdictRule(band=0.05))
@@ -49,10 +50,10 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     # It stands in the table, with its verdict.
     assert table.rows[2].variant.slug == "base-aa"
     assert table.rows[2].verdict_baseline is aa
-    assert "A/A step passed" in verdict_lines(table.verdicts)
-    assert "A/A step passed" in table_to_markdown(table)
-    assert verdicts_exit_code(table.verdicts) == 0
-    write_table(table, tmp_path)
+    assert "A/A step passed" in verdict_lines(document_of(table))
+    assert "A/A step passed" in to_markdown(document_of(table))
+    assert verdicts_exit_code(document_of(table)) == 0
+    write_tables(document_of(table), tmp_path)
     record = json.loads((tmp_path / VERDICTS_FILE).read_text())
     assert [v["step"] for v in record["aa_steps"]] == ["base-aa"]
     assert record["family"] == ["wide vs base"]
@@ -64,7 +65,7 @@ def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
     verdicts = build_table("demo", study(), verdict_plan=VerdictPlan()).verdicts
     (aa,) = verdicts.aa_steps
     assert "seeds" in aa.reason
-    table = verdict_table(verdicts)
+    table = verdict_table(document_of(verdicts))
     wide, passed = (dict(zip(table.header, row, strict=True)) for row in table.rows)
     (verdict,) = verdicts.verdicts
     assert (wide["comparison"], wide["verdict"]) == ("wide vs base", "BETTER")
@@ -72,20 +73,22 @@ def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
     assert (wide["n"], wide["p"], wide["of"]) == (5, verdict.test.p_adjusted, 1)
     assert passed["verdict"] == "A/A step passed" and "seeds" not in passed["remarks"]
     few = [run for run in study() if run.seed < 3]
-    assert not verdict_table(build_table("demo", few).verdicts).rows
+    assert not verdict_table(document_of(build_table("demo", few).verdicts)).rows
 
 
 def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):
     table = build_table("demo", study(shift=0.03), verdict_plan=PLAN)
     (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
     # In the band and real: the band wins, and the step is not a failure.
-    assert aa.word is VerdictWord.EQUIVALENT and verdicts_exit_code(table.verdicts) == 0
+    assert aa.word is VerdictWord.EQUIVALENT and verdicts_exit_code(document_of(table)) == 0
     table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan())
     (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
     assert aa.word is VerdictWord.WORSE and wide.word is VerdictWord.BETTER
     assert AA_FAILED in wide.remarks
-    assert AA_FAILED in verdict_lines(table.verdicts) and AA_FAILED in table_to_markdown(table)
-    assert verdicts_exit_code(table.verdicts) == 4
+    assert AA_FAILED in verdict_lines(document_of(table)) and AA_FAILED in to_markdown(
+        document_of(table)
+    )
+    assert verdicts_exit_code(document_of(table)) == 4
 
 
 def test_a_diverged_step_is_named(study):
@@ -93,18 +96,20 @@ def test_a_diverged_step_is_named(study):
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
     table = build_table("demo", runs, verdict_plan=PLAN)
     assert table.verdicts.aa_steps[0].word is VerdictWord.DIVERGED
-    assert "A/A step DIVERGED" in verdict_lines(table.verdicts)
-    assert verdicts_exit_code(table.verdicts) == 1
+    assert "A/A step DIVERGED" in verdict_lines(document_of(table))
+    assert verdicts_exit_code(document_of(table)) == 1
     assert AA_FAILED not in table.verdicts.verdicts[0].remarks
 
 
 def test_a_failure_stays(study, tmp_path):
     """As words do: a later look at more seeds does not take it back."""
-    write_table(build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan()), tmp_path)
+    write_tables(
+        document_of(build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan())), tmp_path
+    )
     plan = with_record(VerdictPlan(), tmp_path)
     later = build_table("demo", study(), verdict_plan=plan).verdicts
     assert not is_failed(later.aa_steps[0])
-    assert later.aa_failed and verdicts_exit_code(later) == 4
+    assert later.aa_failed and verdicts_exit_code(document_of(later)) == 4
     assert AA_FAILED in later.verdicts[0].remarks
 
 
@@ -112,8 +117,8 @@ def test_between_looks_it_is_not_tested(study):
     schedule = LookSchedule(LookPlan((8,), (0.9,)))
     table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan(schedule=schedule))
     (aa,) = table.verdicts.aa_steps
-    assert not aa.is_given and verdicts_exit_code(table.verdicts) == 0
-    assert "passed" not in verdict_lines(table.verdicts)
+    assert not aa.is_given and verdicts_exit_code(document_of(table)) == 0
+    assert "passed" not in verdict_lines(document_of(table))
 
 
 def test_a_repeat_is_the_noise_of_one_seed_and_has_no_verdict(study, make_run, tmp_path):
@@ -129,9 +134,9 @@ def test_a_repeat_is_the_noise_of_one_seed_and_has_no_verdict(study, make_run, t
         table = build_table("demo", [*study(), *again(shift)], verdict_plan=PLAN)
         assert table.verdicts.verdicts == without.verdicts
         assert table.verdicts.aa_steps == without.aa_steps
-        assert f"REPEAT base-again {shown} (5 seeds)" in verdict_lines(table.verdicts)
-        assert f"REPEAT base-again {shown}" in table_to_markdown(table)
-    write_table(table, tmp_path)
+        assert f"REPEAT base-again {shown} (5 seeds)" in verdict_lines(document_of(table))
+        assert f"REPEAT base-again {shown}" in to_markdown(document_of(table))
+    write_tables(document_of(table), tmp_path)
     record = json.loads((tmp_path / VERDICTS_FILE).read_text())
     assert record["repeats"]["base-again"]["5"] == pytest.approx(0.005)
     assert record["family"] == ["wide vs base"]

@@ -7,9 +7,10 @@ from lib.plan.run import PlannedRun, RunVariant, training_order
 from lib.report.contrasts import Contrast
 from lib.report.significance import TimedValue, drift_test
 from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.text import verdict_lines
 from lib.report.verdict_record import verdicts_record
-from lib.report.verdict_text import verdict_lines
 from lib.report.verdicts import SeedOutcome
+from tests.lib.report.documents import document_of
 from tests.lib.report.simulated import STEPS, Words
 
 SEEDS = 5
@@ -116,7 +117,7 @@ def test_a_drift_is_a_remark_on_the_study():
         }
         contrasts = [Contrast.pair(f"a{i}", "a0") for i in range(1, STEPS + 1)]
         study = judge_study([("", contrasts, outcomes)], VerdictPlan())
-        shown[total] = verdict_lines(study), verdicts_record(study)["drift"]
+        shown[total] = verdict_lines(document_of(study)), verdicts_record(study)["drift"]
     assert "DRIFT" not in shown[0][0] and shown[0][1]["p"] > 0.01
     assert "DRIFT p<" in shown[20][0] and shown[20][1]["p"] < 1e-6
 
@@ -141,7 +142,7 @@ def test_the_speed_drifts_by_device_and_stays_out_of_the_record():
             for arm in range(STEPS + 1)
         }
         study = judge_study([("", contrasts, outcomes)], VerdictPlan())
-        shown[slower] = verdict_lines(study).count("tokens/s")
+        shown[slower] = verdict_lines(document_of(study)).count("tokens/s")
         assert set(study.speed_drifts) == {"fast", "slow"}
         assert "speed" not in str(verdicts_record(study))
     assert shown == {0.0: 0, 0.5: 1}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lib.plan.run import RunVariant
+from lib.report.columns import to_markdown
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, design_effects
 from lib.report.looks import LookSchedule
@@ -16,10 +17,10 @@ from lib.report.options import LookPlan
 from lib.report.report_page import ReportContext, report_page
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
-from lib.report.table_text import table_to_json, table_to_markdown
+from lib.report.text import verdict_lines
 from lib.report.verdict_record import with_record, write_verdicts
-from lib.report.verdict_text import verdict_lines
 from lib.report.verdicts import SeedOutcome, VerdictWord
+from tests.lib.report.documents import document_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 
@@ -172,18 +173,20 @@ def test_the_words_stand_beside_the_marginal_means(factorial):
     table = build_table("demo", factorial(), verdict_plan=PLAN)
     expected = dict.fromkeys(["B Q", "C R", "AB", "AC", "BC"], INCONCLUSIVE) | {"A P": BETTER}
     assert words(table) == expected and table.verdicts.planned == 6
-    text = table_to_markdown(table)
+    text = to_markdown(document_of(table))
     (row,) = (line for line in text.splitlines() if line.startswith("| P ") and "| on " in line)
     assert "BETTER" in row and "-0.40" in row
     assert "Rule: factorial" in text
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith("| P "))
-    assert json.loads(table_to_json(table))["verdicts"]["not_estimable"] == {}
+    assert document_of(table)["not_estimable"] == {}
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_give_no_word(factorial, seeds):
     table = build_table("demo", factorial(seeds), verdict_plan=PLAN)
-    text = table_to_markdown(table) + verdict_lines(table.verdicts).replace("VERDICT", "")
+    text = to_markdown(document_of(table)) + verdict_lines(document_of(table)).replace(
+        "VERDICT", ""
+    )
     assert not any(word in text for word in VerdictWord)
     assert all(verdict.test is None for verdict in table.verdicts.verdicts)
 
@@ -202,9 +205,9 @@ def test_effects_that_do_not_follow_are_listed_with_their_reason(factorial):
     missing = [cell for cell in full_design(3) if cell[1] and not cell[0]]
     table = build_table("demo", factorial(missing=missing), verdict_plan=PLAN)
     assert set(words(table)) == {"A P", "B Q", "C R", "AC", "BC"}
-    text = table_to_markdown(table)
+    text = to_markdown(document_of(table))
     assert "AB: not estimable, because Q needs P" in text
-    assert "EFFECT  AB: not estimable, because Q needs P" in verdict_lines(table.verdicts)
+    assert "EFFECT  AB: not estimable, because Q needs P" in verdict_lines(document_of(table))
     assert "EFFECT  variance x 2.00 because of missing cells: A P, B Q" in text
 
 
@@ -212,7 +215,7 @@ def test_an_effect_without_a_pair_is_not_estimable_in_the_table(factorial):
     missing = [cell for cell in full_design(3) if cell[0] != cell[1]]
     table = build_table("demo", factorial(missing=missing), verdict_plan=PLAN)
     assert set(words(table)) == {"C R"}
-    assert "| not estimable" in table_to_markdown(table)
+    assert "| not estimable" in to_markdown(document_of(table))
 
 
 def test_runs_that_are_no_cells_are_judged_by_the_rule_shared(make_run):

@@ -12,9 +12,10 @@ from lib.report.contrasts import Contrast, plan_contrasts
 from lib.report.looks import Look, LookSchedule
 from lib.report.options import LookPlan
 from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
 from lib.report.verdict_record import VERDICTS_FILE, verdicts_to_json, with_record, write_verdicts
-from lib.report.verdict_text import seeds_note, verdict_line, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from tests.lib.report.documents import document_of, verdict_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 LOOKS = LookPlan((3, 5, 8), (0.2, 0.3, 0.4))
@@ -160,7 +161,7 @@ def test_a_word_stays_as_it_was_given(tmp_path):
     large = by_step(first)["large"]
     assert (large.look, large.n, large.share) == (1, 3, 0.2)
     assert any(remark.startswith("stopped early") for remark in large.remarks)
-    assert "look 1" in verdict_line(large)
+    assert "look 1" in verdict_line(verdict_of(first, "large vs base"))
     # The seeds that follow would say the contrary.
     worse = {("large", s): SeedOutcome(s, 9.0 + s / 100) for s in range(4, 9)}
     for n in (4, 5, 8):
@@ -201,7 +202,7 @@ def test_the_next_look_is_announced(tmp_path):
     report(tmp_path, 3)
     study = report(tmp_path, 4)
     assert by_step(study)["small"].reason == "next look at 5 seeds"
-    assert "next look at 5 seeds" in seeds_note(study)
+    assert "next look at 5 seeds" in " ".join(seeds_notes(document_of(study)))
     assert by_step(study)["large"].word is BETTER and study.taken is None
 
 
@@ -290,7 +291,7 @@ def test_runs_that_turn_out_unfair_lose_their_word_and_later_divergence_is_named
     report(tmp_path, 3)
     foreign = {("large", 1): SeedOutcome(1, None, undeclared=("torch",))}
     study = report(tmp_path, 3, foreign)
-    assert words(study)["large"] is UNFAIR and verdicts_exit_code(study) == 4
+    assert words(study)["large"] is UNFAIR and verdicts_exit_code(document_of(study)) == 4
     assert words(report(tmp_path, 3))["large"] is BETTER
     stuck = {("large", 4): SeedOutcome(4, None, diverged=True, reason="failed")}
     large = by_step(report(tmp_path, 4, stuck))["large"]
@@ -328,7 +329,7 @@ def test_a_diverged_baseline_ends_the_study(tmp_path):
     report(tmp_path, 3)
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
     study = report(tmp_path, 5, bad)
-    assert study.baseline_diverged and verdicts_exit_code(study) == 1
+    assert study.baseline_diverged and verdicts_exit_code(document_of(study)) == 1
     assert study.taken.closed == study.plan.family
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
 
@@ -487,9 +488,12 @@ def test_rounding_needs_no_further_seeds(tmp_path):
 
 def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
     study = report(tmp_path, 3)
-    assert verdicts_exit_code(study) == 0 and verdicts_exit_code(study, strict=True) == 5
+    assert (
+        verdicts_exit_code(document_of(study)) == 0
+        and verdicts_exit_code(document_of(study), strict=True) == 5
+    )
     decided = judge_study([("", [Contrast.pair("large", "base")], outcomes(5))], VerdictPlan())
-    assert verdicts_exit_code(decided, strict=True) == 0
+    assert verdicts_exit_code(document_of(decided), strict=True) == 0
 
 
 def test_a_look_waits_for_the_a_a_step(tmp_path):
@@ -512,11 +516,11 @@ def test_a_line_fits_the_terminal(tmp_path):
     for n in (3, 5):
         study = report(tmp_path, n)
         for verdict in study.verdicts:
-            text = verdict_line(verdict)
+            text = verdict_line(verdict_of(study, verdict.contrast.name))
             lines += text.splitlines()
             # Nothing is lost.
             for remark in (verdict.word.value, *verdict.remarks):
                 assert remark in " ".join(text.split())
             assert text.startswith(f"VERDICT {verdict.contrast.name}  ")
     assert max(map(len, lines)) <= 80 and any(line.startswith(" " * 8) for line in lines)
-    assert verdict_line(study.verdicts[0], 1000).count("\n") == 0
+    assert verdict_line(document_of(study)["verdicts"][0], 1000).count("\n") == 0

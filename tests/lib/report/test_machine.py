@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from lib.report.columns import to_markdown
 from lib.report.run_results import run_utilisation
 from lib.report.table import TableSection, build_table
-from lib.report.table_text import table_to_json, table_to_markdown
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
+from tests.lib.report.documents import document_of
 
 GIB = 1024.0
 
@@ -62,12 +63,12 @@ def test_memory_and_utilisation_of_each_step(make_run):
         "process/cpu_cores": 2.0,
         "process/rss_peak_gb": 3.0,
     }
-    rows = json.loads(table_to_json(table))["rows"]
+    rows = document_of(table)["rows"]
     assert rows[0]["machine"] == pytest.approx(expected)
     # A card that lacks the counter, one sample, and no peak that is known.
     lacking = {"mfu", "gpu/memory_used_peak_gb", "process/cpu_cores"}
     assert rows[1]["machine"].keys() == expected.keys() - lacking
-    text = table_to_markdown(table)
+    text = to_markdown(document_of(table))
     section = text[text.index("## Machine") :].splitlines()
     assert section[2].split("|")[2].strip() == "tok/s" and "RSS GB, peak" in section[2]
     assert [cell.strip() for cell in section[4].split("|")[1:-1]] == [
@@ -81,9 +82,9 @@ def test_speed_stands_once_in_a_table(make_run):
     beside(run, sample(0.0, 1.0), sample(9.0, GIB))
     speed = TableSection("Speed", ("run", "tok/s"), [("base s1", "34")], "")
     table = replace(build_table("demo", [run]), sections=[speed])
-    before, _, machine = table_to_markdown(table).partition("## Machine")
+    before, _, machine = to_markdown(document_of(table)).partition("## Machine")
     assert "tok/s" in before and "tok/s" not in machine and "RSS GB, peak" in machine
-    (row,) = json.loads(table_to_json(table))["rows"]
+    (row,) = document_of(table)["rows"]
     assert row["machine"]["tokens_per_second"] == 33.6
 
 
@@ -97,7 +98,7 @@ def test_seeds_are_taken_together(make_run):
 
 def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run):
     run = make_run("base", 3.0)
-    assert "## Machine" not in table_to_markdown(build_table("demo", [run]))
+    assert "## Machine" not in to_markdown(document_of(build_table("demo", [run])))
     files = RunDir(run.path)
     assert run_utilisation(RunRecord(files)) == ({"tokens_per_second": 33.6}, "")
     files.telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')

@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
+from lib.report.columns import to_markdown
 from lib.report.table import build_table, marginal_effects
-from lib.report.table_text import table_to_markdown
+from tests.lib.report.documents import document_of
 
 EFFECTS = {"a": -0.30, "b": 0.05, "c": 0.0, "d": -0.01, "e": 0.2}
 
@@ -85,7 +86,7 @@ def test_levels_that_stand_nowhere_beside_each_other_have_no_difference(make_run
     assert found["move"].difference.mean == pytest.approx(0.04)
     assert found["own"].difference is found["state"].difference is found["sgd"].difference is None
     assert found["none"].val_loss == pytest.approx(2.95) and found["none"].cells == 2
-    lines = [line.split() for line in table_to_markdown(table).splitlines()]
+    lines = [line.split() for line in to_markdown(document_of(table)).splitlines()]
     assert ["|", "OPTIMIZER", "|", "own", "|", "1", "|", "2.4000", "|", "-", "|", "0", "|"] in lines
     assert [
         "|",
@@ -134,9 +135,9 @@ def test_a_factor_that_part_of_the_cells_lacks(make_run):
 
 
 def test_a_study_of_steps_has_no_marginal_means(make_run):
-    assert "Marginal" not in table_to_markdown(build_table("demo", [make_run("base", 3.0)]))
+    assert "Marginal" not in to_markdown(document_of(build_table("demo", [make_run("base", 3.0)])))
 
 
 def test_a_result_from_another_study_is_named(make_run):
     runs = [make_run("base", 3.0, study="earlier"), make_run("wide", 2.9, parent="base")]
-    assert "earlier/base-s1-base1" in table_to_markdown(build_table("demo", runs))
+    assert "earlier/base-s1-base1" in to_markdown(document_of(build_table("demo", runs)))

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from gpt2.records.sections import ranking
+from lib.report.columns import to_json, to_markdown
 from lib.report.table import build_table
-from lib.report.table_text import ranking, table_to_json, table_to_markdown
-from lib.report.terminal import table_to_terminal
+from lib.report.terminal import to_terminal
+from tests.lib.report.documents import document_of
 
 LOSSES = {"1e-3": 3.0, "2e-3": 2.5, "3e-3": None, "4e-3": 2.75}
 
@@ -41,12 +43,12 @@ def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
 def test_a_terminal_and_the_file_show_it(make_run):
     table = points(make_run, seeds=(1,))
     table = replace(table, sections=[ranking(table.rows)])
-    text = table_to_terminal(table, 60, colour=False)
+    text = to_terminal(document_of(table), 60, colour=False)
     lines = text.splitlines()
     assert lines[lines.index("Ranking") + 1].split()[:2] == ["rank", "LEARNING_RATE"]
     assert max(map(len, lines)) <= 60
-    assert "## Ranking" in table_to_markdown(table)
-    assert '"title": "Ranking"' in table_to_json(table)
+    assert "## Ranking" in to_markdown(document_of(table))
+    assert '"title": "Ranking"' in to_json(document_of(table))
 
 
 def test_a_point_that_diverged_has_no_rank_and_one_point_no_ranking(make_run):

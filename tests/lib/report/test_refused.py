@@ -6,11 +6,12 @@ One run is a copy of the other that differs in one fact.
 import pytest
 
 from lib.plan.run import PlannedRun, RunVariant
+from lib.report.columns import to_markdown
 from lib.report.compare import compare_runs
 from lib.report.run_facts import observed_differences, read_run_facts
 from lib.report.table import build_table
-from lib.report.table_text import table_to_markdown
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, digest_of, write_run
+from tests.lib.report.documents import document_of
 
 # Knobs missing from the fabricated manifest.
 KNOBS = {
@@ -96,7 +97,9 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
     values = [row.labels[field] for row in table.rows]
     # Side by side, and never subtracted.
     assert values[0] != values[1] and table.rows[1].delta_baseline is None
-    head = next(line for line in table_to_markdown(table).splitlines() if line.startswith("|"))
+    head = next(
+        line for line in to_markdown(document_of(table)).splitlines() if line.startswith("|")
+    )
     assert field in head.replace("|", " ").split()
 
 

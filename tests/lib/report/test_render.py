@@ -25,7 +25,7 @@ def test_a_markdown_table_is_aligned_and_escaped() -> None:
 
 
 def test_a_missing_figure_is_an_empty_csv_field() -> None:
-    assert csv_table(["a", "b"], [{"a": 1.5, "b": None}]) == "a,b\n1.5,\n"
+    assert csv_table(["a", "b"], [[1.5, None]]) == "a,b\n1.5,\n"
 
 
 def test_a_json_document_has_sorted_keys_and_the_version_of_its_schema() -> None:

@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError
+from lib.report.columns import to_markdown, write_tables
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
-from lib.report.table_text import table_to_json, table_to_markdown, write_table
+from lib.report.text import format_p, legend, verdict_lines, verdicts_exit_code
 from lib.report.verdict_record import VERDICTS_FILE, with_other_studies, with_record
-from lib.report.verdict_text import format_p, rule_note, verdict_lines, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.lib.report.documents import document_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
@@ -52,21 +53,21 @@ def test_every_comparison_has_a_verdict(study):
     }
     gate = table.rows[2]
     assert (gate.verdict_baseline.word, gate.verdict_parent.word) == (EQUIVALENT, WORSE)
-    section = table_to_markdown(table).partition("## Verdicts")[2]
+    section = to_markdown(document_of(table)).partition("## Verdicts")[2]
     assert "3 comparisons" in section.replace("\n", " ") and "BETTER" in section
     assert all(len(line) <= 80 for line in section.splitlines() if line.startswith("|"))
-    lines = verdict_lines(table.verdicts).splitlines()
+    lines = verdict_lines(document_of(table)).splitlines()
     assert lines[0].startswith("VERDICT wide vs base  -0.") and "(of 3)" in lines[0]
-    assert verdicts_exit_code(table.verdicts) == 0
+    assert verdicts_exit_code(document_of(table)) == 0
 
 
 def test_one_seed_gives_no_word_and_one_line_says_why(study):
     table = build_table("demo", study(1), verdict_plan=BAND)
-    text = table_to_markdown(table)
+    text = to_markdown(document_of(table))
     assert "## Verdicts" not in text and not any(word in text for word in VerdictWord)
     (line,) = (line for line in text.splitlines() if line.startswith("n=1: "))
     assert "at least 3 seeds" in line and "SEEDS=1,2,3" in line
-    assert "none: 1 seed" in verdict_lines(table.verdicts)
+    assert "none: 1 seed" in verdict_lines(document_of(table))
 
 
 def test_the_record_does_not_depend_on_the_order_of_runs(study, tmp_path):
@@ -74,31 +75,27 @@ def test_the_record_does_not_depend_on_the_order_of_runs(study, tmp_path):
     shuffled = [*runs[:1], *random.Random(5).sample(runs[1:], len(runs) - 1)]
     # The order of the variants is that of the plan.
     order = sorted(shuffled, key=lambda run: run.variant.number)
-    write_table(build_table("demo", runs, verdict_plan=BAND), tmp_path)
+    write_tables(document_of(build_table("demo", runs, verdict_plan=BAND)), tmp_path)
     expected = (tmp_path / VERDICTS_FILE).read_bytes()
-    write_table(build_table("demo", order, verdict_plan=BAND), tmp_path)
+    write_tables(document_of(build_table("demo", order, verdict_plan=BAND)), tmp_path)
     assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
-    assert (
-        json.loads(table_to_json(build_table("demo", runs, verdict_plan=BAND)))["verdicts"][
-            "verdicts"
-        ]
-        == json.loads(expected)["verdicts"]
-    )
 
 
 def test_a_changed_rule_is_marked_and_the_former_words_stay(study, tmp_path):
     runs = study()
-    write_table(build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path)), tmp_path)
+    write_tables(
+        document_of(build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path))), tmp_path
+    )
     first = (tmp_path / VERDICTS_FILE).read_bytes()
     again = build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path))
-    write_table(again, tmp_path)
+    write_tables(document_of(again), tmp_path)
     assert (tmp_path / VERDICTS_FILE).read_bytes() == first
     wider = replace(BAND, rule=VerdictRule(band=0.5, alpha=0.01))
     table = build_table("demo", runs, verdict_plan=with_record(wider, tmp_path))
     assert set(words(table).values()) == {EQUIVALENT}
     for verdict in table.verdicts.verdicts:
         assert verdict.remarks[-1] == "rule changed after results: alpha, band"
-    write_table(table, tmp_path)
+    write_tables(document_of(table), tmp_path)
     (former,) = json.loads((tmp_path / VERDICTS_FILE).read_text())["former"]
     assert former["rule"]["band"] == 0.05 and former["verdicts"]["wide vs base"] == "BETTER"
 
@@ -107,7 +104,9 @@ def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     here = tmp_path / "here"
     table = build_table("demo", study(), verdict_plan=BAND)
     evaluation_set = table.verdicts.evaluation_set
-    assert len(evaluation_set) == 64 and "other study" not in rule_note(table.verdicts)
+    assert len(evaluation_set) == 64 and "other study" not in " ".join(
+        legend(document_of(table.verdicts))
+    )
     for name, content in {
         "same": json.dumps({"evaluation_set": evaluation_set}),
         "damaged": "{",
@@ -118,20 +117,24 @@ def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
         (tmp_path / name / VERDICTS_FILE).write_text(content)
     table = build_table("demo", study(), verdict_plan=with_other_studies(BAND, here))
     assert table.verdicts.on_same_documents == ["damaged (unreadable record)", "same"]
-    assert "2 other studies" in rule_note(table.verdicts)
+    assert "2 other studies" in " ".join(legend(document_of(table.verdicts)))
 
 
 def test_runs_without_a_divergence_leave_its_rate_open(study, make_run):
     table = build_table("demo", study(), verdict_plan=BAND)
-    assert "0 of 5 seeds" in rule_note(table.verdicts) and "45%" in rule_note(table.verdicts)
+    assert "0 of 5 seeds" in " ".join(legend(document_of(table.verdicts))) and "45%" in " ".join(
+        legend(document_of(table.verdicts))
+    )
     stuck = study()
     write_status(RunDir(stuck[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
-    assert "0 of" not in rule_note(build_table("demo", stuck, verdict_plan=BAND).verdicts)
+    assert "0 of" not in " ".join(
+        legend(document_of(build_table("demo", stuck, verdict_plan=BAND).verdicts))
+    )
 
 
 def test_a_part_of_the_study_is_still_judged_among_all_comparisons(study, tmp_path):
     runs = study()
-    write_table(build_table("demo", runs, verdict_plan=BAND), tmp_path)
+    write_tables(document_of(build_table("demo", runs, verdict_plan=BAND)), tmp_path)
     part = [run for run in runs if run.variant.slug != "gate"]
     (verdict,) = build_table(
         "demo", part, verdict_plan=with_record(BAND, tmp_path)
@@ -152,7 +155,7 @@ def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make
     gate = table.rows[2]
     # The other four seeds say nothing about the step.
     assert gate.val_loss is gate.delta_baseline is gate.delta_parent is None
-    assert verdicts_exit_code(table.verdicts) == 1
+    assert verdicts_exit_code(document_of(table)) == 1
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "out of memory"))
     (lost,) = (
         v for v in build_table("demo", runs).verdicts.verdicts if v.contrast.role == "parent"
@@ -164,7 +167,7 @@ def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make
     table = build_table("demo", runs, verdict_plan=BAND)
     (unfair,) = (v for v in table.verdicts.verdicts if v.contrast.role == "parent")
     assert (unfair.word, unfair.reason) == (UNFAIR, "torch")
-    assert verdicts_exit_code(table.verdicts) == 4
+    assert verdicts_exit_code(document_of(table)) == 4
 
 
 def test_a_finished_run_that_did_not_learn_has_diverged(make_run):
@@ -213,7 +216,7 @@ def test_a_step_that_hides_the_others_is_named():
         outcomes = {a: [SeedOutcome(s, y) for s, y in enumerate(ys)] for a, ys in losses.items()}
         for variance in ("shared", "own"):
             plan = VerdictPlan(VerdictRule(variance))
-            text = verdict_lines(judge_study([("", contrasts, outcomes)], plan))
+            text = verdict_lines(document_of(judge_study([("", contrasts, outcomes)], plan)))
             noise = [line for line in text.splitlines() if line.startswith("NOISE ")]
             shown[factor, variance] = [line.split(":")[0] for line in noise]
             assert all(len(line) <= 80 for line in text.splitlines())

@@ -11,13 +11,14 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError
+from lib.report.columns import to_csv, to_json, to_markdown, write_tables
 from lib.report.series import runs_of_rows
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import NOT_JUDGED, build_table, marginal_effects
-from lib.report.table_text import table_to_csv, table_to_json, table_to_markdown, write_table
-from lib.report.terminal import table_to_terminal
+from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
+from tests.lib.report.documents import document_of
 
 
 def _row(table, slug):
@@ -41,7 +42,7 @@ def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
 
 def test_one_seed_is_marked_and_has_no_spread(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    text = table_to_markdown(build_table("demo", runs))
+    text = to_markdown(document_of(build_table("demo", runs)))
     assert "-0.1000 n=1" in text and "±" not in text and "p=" not in text and "p:" not in text
     assert "\nn=1: " in text and "SEEDS=1,2,3" in text
 
@@ -66,16 +67,16 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
     # Differences -0.2, -0.1, -0.4: the spread of the differences, not of the losses.
     assert wide.delta_baseline.mean == pytest.approx(-0.7 / 3)
     assert wide.delta_baseline.sd == pytest.approx(0.152753, abs=1e-6)
-    text = table_to_markdown(table)
+    text = to_markdown(document_of(table))
     assert "-0.2333 ± 0.1528 n=3" in text and "n=1" not in text
     # Student's t with 2 degrees of freedom at -0.2333 / (0.1528 / √3) = -2.6458.
     p, half = 0.118, 4.30265 * 0.152753 / math.sqrt(3)
     cells = [cell.strip() for cell in text.partition("## Verdicts")[2].splitlines()[4].split("|")]
     assert cells[1:6] == ["wide", "base", f"-0.2333 ± {half:.4f}", "3", "0.12"]
-    _, row = csv.DictReader(io.StringIO(table_to_csv(table)))
+    _, row = csv.DictReader(io.StringIO(to_csv(document_of(table))))
     assert float(row["baseline_p"]) == float(row["parent_p"]) == pytest.approx(p, abs=5e-4)
     assert (row["baseline_verdict"], row["comparisons"]) == ("INCONCLUSIVE", "1")
-    document = json.loads(table_to_json(table))["verdicts"]
+    document = document_of(table)
     assert document["verdicts"][0]["differences"] == pytest.approx([-0.2, -0.1, -0.4])
 
 
@@ -151,12 +152,14 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     ]
     # Each against the baseline of its own torch, never over both.
     assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
-    assert re.search(r"\| step +\| +torch \|", table_to_markdown(table))
-    assert [row["torch"] for row in csv.DictReader(io.StringIO(table_to_csv(table)))][::2] == [
+    assert re.search(r"\| step +\| torch +\|", to_markdown(document_of(table)))
+    assert [row["torch"] for row in csv.DictReader(io.StringIO(to_csv(document_of(table))))][
+        ::2
+    ] == [
         "2.13.0",
         "2.12.0",
     ]
-    assert json.loads(table_to_json(table))["rows"][2]["labels"] == {"torch": "2.12.0"}
+    assert document_of(table)["rows"][2]["labels"] == {"torch": "2.12.0"}
 
 
 def test_compiled_and_eager_runs_are_compared_only_as_declared(make_run):
@@ -267,14 +270,14 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
     assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
     (verdict,) = table.verdicts.verdicts
     assert verdict.remarks == ("UNSTABLE: wide, seeds 1, 2",)
-    assert table_to_terminal(table, 80, colour=False).count("UNSTABLE") == 2
+    assert to_terminal(document_of(table), 80, colour=False).count("UNSTABLE") == 2
 
 
 def test_sparsity_is_a_column_where_something_is_pruned(make_run):
     plain = build_table("demo", [make_run("base", 3.0)])
-    assert "sparsity" not in table_to_markdown(plain)
+    assert "sparsity" not in to_markdown(document_of(plain))
     runs = [make_run("pruned", 3.1, parent="base", sparsity=0.5)]
-    assert "50.0%" in table_to_markdown(build_table("demo", runs))
+    assert "50.0%" in to_markdown(document_of(build_table("demo", runs)))
 
 
 def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
@@ -287,23 +290,25 @@ def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
     # (90 + 90) of 400.
     layers = pytest.approx({"h.0": 0.45, "h.10": 0.25, "wte": 0.1})
     assert _row(table, "pruned").sparsity_by_layer == layers
-    assert json.loads(table_to_json(table))["rows"][1]["sparsity_by_layer"] == layers
-    lines = [line.split() for line in table_to_markdown(table).splitlines()]
+    assert document_of(table)["rows"][1]["sparsity_by_layer"] == layers
+    lines = [line.split() for line in to_markdown(document_of(table)).splitlines()]
     assert ["|", "run", "|", "all", "|", "h.0", "|", "h.10", "|", "wte", "|"] in lines
     assert ["|", "pruned", "|", "50.0%", "|", "45.0%", "|", "25.0%", "|", "10.0%", "|"] in lines
-    assert "by layer" not in table_to_markdown(build_table("demo", runs[:1]))
+    assert "by layer" not in to_markdown(document_of(build_table("demo", runs[:1])))
 
 
 def test_what_was_left_out_is_listed_with_its_reason(make_run):
     reason = "sgd-state: PRUNING_STATE=y: needs OPTIMIZER_ADAMWPRUNE=y, which is n"
     table = build_table("demo", [make_run("base", 3.0)], left_out=[reason])
-    assert f"## Left out\n\n- {reason}\n" in table_to_markdown(table)
-    assert json.loads(table_to_json(table))["left_out"] == [reason]
-    assert "Left out" not in table_to_markdown(build_table("demo", [make_run("lone", 3.0)]))
+    assert f"## Left out\n\n- {reason}\n" in to_markdown(document_of(table))
+    assert document_of(table)["left_out"] == [reason]
+    assert "Left out" not in to_markdown(document_of(build_table("demo", [make_run("lone", 3.0)])))
 
 
 def test_combinations_have_no_parents_and_differ_from_the_first(make_run):
-    text = table_to_markdown(build_table("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
+    text = to_markdown(
+        document_of(build_table("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
+    )
     assert "Δ first row" in text and "-0.1000 n=1" in text
     assert "parent" not in text and "baseline" not in text
 
@@ -311,7 +316,9 @@ def test_combinations_have_no_parents_and_differ_from_the_first(make_run):
 def test_columns_line_up(make_run):
     runs = [make_run("base", 3.0), make_run("a-much-longer-name", 12.25, parent="base", number=10)]
     grid = [
-        line for line in table_to_markdown(build_table("demo", runs)).split("\n") if line[:1] == "|"
+        line
+        for line in to_markdown(document_of(build_table("demo", runs))).split("\n")
+        if line[:1] == "|"
     ]
     bars = [[i for i, c in enumerate(line) if c == "|"] for line in grid]
     assert len(grid) == 4 and all(found == bars[0] for found in bars)
@@ -320,20 +327,20 @@ def test_columns_line_up(make_run):
 def test_csv_and_json_hold_the_same_figures(make_run):
     runs = [make_run("base", 3.0), make_run("late", parent="base")]
     table = build_table("demo", runs)
-    base, late = csv.DictReader(io.StringIO(table_to_csv(table)))
-    document = json.loads(table_to_json(table))
+    base, late = csv.DictReader(io.StringIO(to_csv(document_of(table))))
+    document = document_of(table)
     assert float(base["val_loss"]) == document["rows"][0]["val_loss"] == 3.0
     assert late["val_loss"] == "" and document["rows"][1]["val_loss"] is None
-    assert document["schema_version"] == 1
-    text = table_to_json(table)
+    text = to_json(document)
+    assert json.loads(text)["schema_version"] == 4
     assert text == json.dumps(json.loads(text), sort_keys=True, indent=2) + "\n"
 
 
 def test_writes_beside_the_runs(make_run, tmp_path):
     table = build_table("demo", [make_run("base", 3.0)])
-    paths = write_table(table, tmp_path)
-    assert [path.name for path in paths] == ["table.md", "table.csv", "verdicts.json"]
-    assert paths[0].read_text() == table_to_markdown(table)
+    paths = write_tables(document_of(table), tmp_path)
+    assert [path.name for path in paths] == ["table.md", "table.csv", "table.tex", "verdicts.json"]
+    assert paths[0].read_text() == to_markdown(document_of(table))
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -355,9 +362,9 @@ def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run):
     assert len(judged.verdicts.verdicts) == 1 and not speed.verdicts.verdicts
     assert _row(speed, "wide").delta_baseline == _row(judged, "wide").delta_baseline
     assert not judged.notes and speed.notes == [NOT_JUDGED]
-    assert "## Verdicts" in table_to_markdown(judged)
-    assert "## Verdicts" not in table_to_markdown(speed)
-    assert NOT_JUDGED in table_to_markdown(speed)
+    assert "## Verdicts" in to_markdown(document_of(judged))
+    assert "## Verdicts" not in to_markdown(document_of(speed))
+    assert NOT_JUDGED in to_markdown(document_of(speed))
 
 
 def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(make_run):

@@ -6,7 +6,8 @@ import pytest
 
 from lib.report.render import fitting_columns, shortened
 from lib.report.table import ResultTable, build_table
-from lib.report.terminal import table_to_terminal
+from lib.report.terminal import to_terminal
+from tests.lib.report.documents import document_of
 
 
 @pytest.fixture
@@ -27,22 +28,24 @@ def table(make_run) -> ResultTable:
 
 
 @pytest.mark.parametrize("width", [80, 132])
-def test_every_line_fits_and_the_table_is_last(table: ResultTable, width: int) -> None:
-    text = table_to_terminal(table, width, colour=False)
+def test_every_line_fits_and_the_table_is_first(table: ResultTable, width: int) -> None:
+    text = to_terminal(document_of(table), width, colour=False)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert not re.search(r"[|#]|\x1b", text)
-    heading = next(i for i, line in enumerate(lines) if line.startswith("step "))
-    assert lines[heading - 1] == "" and len(lines) - heading == 1 + len(table.rows)
-    notes = "\n".join(lines[:heading])
-    assert "is impossible" in notes and notes.count("stale") == 1
-    assert ("params" in lines[heading]) == (width == 132)
+    end = 1 + len(table.rows)
+    assert lines[0].startswith("step ") and lines[end] == ""
     assert "BETTER" in text and "2 golden-gate-cross" in text
+    assert ("params" in lines[0]) == (width == 132)
+    notes = "\n".join(lines[end:])
+    assert "is impossible" in notes and notes.count("stale") == 1
+    # The legend, and remarks on single comparisons, are in table.md.
+    assert "Rule" not in notes and "normal model" not in notes
 
 
 def test_colours_mark_the_verdict_and_the_best_row(table: ResultTable) -> None:
-    plain = table_to_terminal(table, 80, colour=False)
-    text = table_to_terminal(table, 80, colour=True)
+    plain = to_terminal(document_of(table), 80, colour=False)
+    text = to_terminal(document_of(table), 80, colour=True)
     assert re.sub(r"\x1b\[\d+m", "", text) == plain
     (best,) = (line for line in text.splitlines() if line.startswith("\x1b[1m"))
     assert "1 wide" in best and "\x1b[32mBETTER" in best and best.endswith("\x1b[0m")

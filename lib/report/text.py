@@ -1,0 +1,363 @@
+"""The words of a study's document: cells of a verdict, and one function for each note.
+
+Every rendering takes its words from here; the figures are those of the document
+(``lib.report.study``).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Any
+
+from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
+from lib.report.contrasts import AA_ROLE
+from lib.report.study_verdicts import AA_FAILED
+from lib.tracking.tracker import TrackerTable
+from lib.units import format_difference, format_interval
+
+# A document of a study, and one of its verdicts.
+Document = Mapping[str, Any]
+Verdict = Mapping[str, Any]
+
+_SMALLEST_SHOWN_P = 1e-12
+# Columns of a terminal, and the indentation of a continued line.
+LINE_WIDTH = 80
+_INDENT = " " * 8
+_MAX_STUDIES_NAMED = 3
+_DECIDED = ("BETTER", "WORSE")
+
+
+# One verdict.
+
+
+def verdict_word(verdict: Verdict) -> str:
+    """Return the word with k/n of a diverged step, or +k further seeds of an open comparison."""
+    word, reason = verdict["verdict"], verdict["reason"] or ""
+    if word is None:
+        return "-"
+    if verdict["role"] == AA_ROLE:
+        if word in _DECIDED:
+            return AA_FAILED
+        return f"A/A step {word if word in ('UNFAIR', 'DIVERGED') else 'passed'}"
+    share = reason.partition(" ")[0]
+    if word == "DIVERGED" and "/" in share:
+        return f"{word} {share}"
+    if word == "INCONCLUSIVE" and verdict["more_seeds"]:
+        return f"{word} +{verdict['more_seeds']}"
+    return word
+
+
+def verdict_colour(verdict: Verdict) -> str:
+    """Return the name of the colour of a verdict: the word in lower case, or muted without a word.
+
+    An A/A step has a colour only if it failed.
+    """
+    word = verdict["verdict"]
+    if verdict["role"] == AA_ROLE:
+        return "worse" if word in _DECIDED else "muted"
+    return word.lower() if word else "muted"
+
+
+def format_p(p: float | None) -> str:
+    """Return p with two digits; "-" if there is none."""
+    if p is None:
+        return "-"
+    return f"<{_SMALLEST_SHOWN_P:g}" if p < _SMALLEST_SHOWN_P else f"{p:.2g}"
+
+
+def p_equation(p: float | None) -> str:
+    """Return p with its sign of comparison: ``p=0.012`` or ``p<1e-12``."""
+    return f"p={format_p(p)}".replace("=<", "<")
+
+
+def is_own_test(verdict: Verdict) -> bool:
+    """Return whether the comparison's own 95 % interval contains 0, so that no other test was made.
+
+    The rule shared then records p = 1, which no test gave.
+    """
+    interval = verdict["interval_95"]
+    return (
+        interval is not None
+        and verdict["variance"] == "shared"
+        and verdict["p"] == 1.0
+        and interval[0] <= 0.0 <= interval[1]
+        and verdict["verdict"] != "EQUIVALENT"
+    )
+
+
+def p_cell(verdict: Verdict) -> str:
+    """Return p of the test that was made: corrected for the family, or ``own`` and uncorrected."""
+    if is_own_test(verdict):
+        return f"own {format_p(verdict['p_own'])}"
+    return format_p(verdict["p_of_word"])
+
+
+def p_sentence(verdict: Verdict) -> str:
+    """Return p of the test that was made, in words."""
+    if is_own_test(verdict):
+        return f"own interval contains 0 ({p_equation(verdict['p_own'])} alone)"
+    look = "" if verdict["look"] is None else f", look {verdict['look']}"
+    return f"{p_equation(verdict['p_of_word'])} (of {verdict['planned_comparisons']}{look})"
+
+
+def difference_cell(verdict: Verdict) -> str:
+    """Return the mean difference, with half of its 95 % interval if it was tested."""
+    if verdict["difference"] is None:
+        return "-"
+    shown = format_difference(verdict["difference"])
+    if verdict["interval_95"] is None:
+        return shown
+    low, high = verdict["interval_95"]
+    return f"{shown} ± {(high - low) / 2:.4f}"
+
+
+def all_remarks(verdict: Verdict) -> list[str]:
+    """Return the reason of the word, if it has one, and the remarks.
+
+    An A/A step needs no reason why it has passed, such as the seeds that would show a difference.
+    """
+    passed = verdict["role"] == AA_ROLE and verdict["verdict"] == "INCONCLUSIVE"
+    reason = [verdict["reason"]] if verdict["reason"] and not passed else []
+    own = [p_sentence(verdict)] if is_own_test(verdict) else []
+    return [*reason, *own, *verdict["remarks"]]
+
+
+def verdict_line(verdict: Verdict, width: int = LINE_WIDTH) -> str:
+    """Return the verdict as one line; parts that exceed ``width`` columns are on indented lines."""
+    first, *parts = _parts(verdict)
+    lines = [first]
+    for part in parts:
+        if len(lines[-1]) + len(part) + 2 <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines += wrap(part, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return "\n".join(lines)
+
+
+def _parts(verdict: Verdict) -> list[str]:
+    """Return the parts of a verdict's line: name, difference and interval; word; details; remarks."""
+    head, difference = f"VERDICT {verdict['name']}", verdict["difference"]
+    detail = [verdict["reason"]] if verdict["reason"] else []
+    if verdict["verdict"] is None:
+        shown = "" if difference is None else f"{format_difference(difference)}  "
+        return [head, f"{shown}none: {verdict['reason'] or ''}"]
+    if verdict["interval_95"] is not None and difference is not None:
+        head += f"  {format_difference(difference)} {format_interval(verdict['interval_95'])}"
+        detail = [f"n={verdict['n']} {p_sentence(verdict)}", *detail]
+    if verdict["role"] == AA_ROLE:
+        return [head, verdict_word(verdict), *detail[:1], *verdict["remarks"]]
+    return [head, verdict["verdict"], *detail, *verdict["remarks"]]
+
+
+# All verdicts of a study.
+
+
+def given(document: Document) -> list[Verdict]:
+    """Return the verdicts with a word, without the A/A steps."""
+    return [verdict for verdict in document["verdicts"] if verdict["verdict"]]
+
+
+def verdict_lines(document: Document) -> str:
+    """Return one line per comparison, with its remarks, and one for each note."""
+    lines = [verdict_line(verdict) for verdict in (*document["verdicts"], *document["aa_steps"])]
+    notes = [*effect_notes(document), *noise_notes(document), *repeat_notes(document)]
+    for note in (*notes, *drift_notes(document)):
+        lines += wrap(note, LINE_WIDTH, subsequent_indent=_INDENT)
+    return "".join(f"{line}\n" for line in lines)
+
+
+_TRACKED = ("comparison", "verdict", "difference", "low", "high", "n", "p", "of", "remarks")
+
+
+def verdict_table(document: Document) -> TrackerTable:
+    """Return the comparisons with a word, and the A/A steps, as values for trackers."""
+    rows: list[Sequence[str | int | float | None]] = []
+    for verdict in (*given(document), *(v for v in document["aa_steps"] if v["verdict"])):
+        low, high = verdict["interval_95"] or (None, None)
+        figures = (verdict["difference"], low, high, verdict["n"], verdict["p_of_word"])
+        remarks = "; ".join(all_remarks(verdict))
+        planned = verdict["planned_comparisons"]
+        rows.append((verdict["name"], verdict_word(verdict), *figures, planned, remarks))
+    return TrackerTable(_TRACKED, rows)
+
+
+def verdicts_exit_code(document: Document, *, strict: bool = False) -> int:
+    """Return 4 if a verdict is UNFAIR or an A/A step failed, 1 if a step diverged, 5 if ``strict``
+    and one is INCONCLUSIVE, else 0.
+    """
+    words = {verdict["verdict"] for verdict in document["verdicts"]}
+    all_words = words | {verdict["verdict"] for verdict in document["aa_steps"]}
+    if document["aa_failed"] or "UNFAIR" in all_words:
+        return EXIT_NOT_COMPARABLE
+    if "DIVERGED" in all_words:
+        return EXIT_FAILED
+    return EXIT_INCONCLUSIVE if strict and "INCONCLUSIVE" in words else EXIT_DONE
+
+
+# Notes: each a sentence in one line, which a rendering folds.
+
+
+def seeds_notes(document: Document) -> list[str]:
+    """Return why comparisons have no verdict: too few seeds, or no look; empty if all have one."""
+    least = document["rule"]["min_seeds"]
+    waiting = [verdict for verdict in document["verdicts"] if not verdict["verdict"]]
+    between = sorted({v["reason"] or "no look is due" for v in waiting if v["n"] >= least})
+    if between:
+        count = sum(verdict["n"] >= least for verdict in waiting)
+        return [f"{count} comparison{'s' * (count > 1)} without a word: {', '.join(between)}."]
+    counts = sorted({verdict["n"] for verdict in waiting if verdict["n"]})
+    if not counts:
+        return []
+    shown = ", ".join(f"n={n}" for n in counts)
+    seeds = ",".join(str(seed) for seed in range(1, least + 1))
+    return [
+        f"{shown}: a verdict needs at least {least} seeds; SEEDS={seeds} trains every step with "
+        f"{least}."
+    ]
+
+
+def unigram_notes(document: Document) -> list[str]:
+    """Return the loss of a model that predicts token frequencies only, if it is known."""
+    entropy = document["unigram_entropy"]
+    return [] if entropy is None else [f"{entropy:.4f} nats: the loss of token frequencies alone."]
+
+
+def warnings(document: Document) -> list[str]:
+    """Return what a reader must see beside the words: A/A steps that failed, noise, repeats, drift."""
+    failed = [v for v in document["aa_steps"] if v["verdict"] and "passed" not in verdict_word(v)]
+    notes = [_aa_note(verdict) for verdict in failed]
+    if document["aa_failed"] and not notes:
+        notes = [f"{AA_FAILED} at an earlier look."]
+    return [
+        *notes,
+        *noise_notes(document),
+        *repeat_notes(document),
+        *drift_notes(document),
+        *effect_notes(document),
+    ]
+
+
+def legend(document: Document) -> list[str]:
+    """Return the meaning of the columns of verdicts, the rule, its looks and its limits."""
+    rule, verdicts = document["rule"], document["verdicts"]
+    band = f"±{rule['band']:g}" if rule["band"] else "none declared (VERDICT_BAND)"
+    notes = [
+        f"Δ: step - reference, mean over seeds ± half of its 95 % interval, {document['unit']}.",
+        f"p: corrected for all {document['planned_comparisons']} comparisons, at most "
+        f"{rule['alpha']:g} for a word. Rule: {rule['variance']}; band: {band}.",
+    ]
+    if any(map(is_own_test, verdicts)):
+        notes.append(
+            "own: the comparison's own 95 % interval contains 0, so it gets no word, and p is that of "
+            "this test alone."
+        )
+    if looks := document["looks"]:
+        counts = ", ".join(str(look["n"]) for look in looks)
+        spent = f"{document['alpha_spent']:.3g} of {rule['alpha']:g}"
+        notes.append(f"Looks at {counts} seeds spent {spent}.")
+        if any(look["added"] for look in looks):
+            notes.append("Comparisons added after a look are corrected for each other.")
+    if (gain := document["pairing_gain"]) is not None:
+        change = "removed" if gain >= 0 else "added"
+        notes.append(f"Pairing by seed {change} {abs(gain):.0%} of the variance.")
+    if limit := document["divergence_limit"]:
+        notes.append(
+            f"Diverged: 0 of {limit['n']} seeds of each step; its true rate may still be "
+            f"{limit['rate']:.0%}."
+        )
+    notes += selection_notes(document)
+    notes += [_aa_note(verdict) for verdict in document["aa_steps"] if verdict["verdict"]]
+    if any(v["more_seeds"] and v["verdict"] == "INCONCLUSIVE" for v in verdicts):
+        notes.append("+k: about k more seeds give a word.")
+    return notes + ([f"Compared: {rule['against']}."] if rule["against"] != "both" else [])
+
+
+def _aa_note(verdict: Verdict) -> str:
+    shown = ""
+    if verdict["interval_95"] is not None and verdict["difference"] is not None:
+        interval = format_interval(verdict["interval_95"])
+        shown = f" {format_difference(verdict['difference'])} {interval}"
+    return f"{verdict_word(verdict)}: {verdict['step']}{shown}, tested alone."
+
+
+def effect_notes(document: Document) -> list[str]:
+    """Return a note for each effect that is not estimable, and one on inflated variances."""
+    reasons = (document["not_estimable"] or {}).items()
+    notes = [f"EFFECT  {name}: not estimable, because {reason}" for name, reason in reasons]
+    by_factor: dict[str, list[str]] = {}
+    for name, factor in (document["inflated_variances"] or {}).items():
+        by_factor.setdefault(f"{factor:.2f}", []).append(name)
+    return notes + [
+        f"EFFECT  variance x {growth} because of missing cells: {', '.join(names)}"
+        for growth, names in by_factor.items()
+    ]
+
+
+def noise_notes(document: Document) -> list[str]:
+    """Return a note for each comparison whose variance hides the others under the rule shared."""
+    return [
+        f"NOISE {noise['comparison']}: {noise['factor']:.0f} times the deviation of the others, "
+        "whose effects it hides, because the rule shared uses the mean variance."
+        for noise in document["noise"]
+    ]
+
+
+def repeat_notes(document: Document) -> list[str]:
+    """Return a note on each configuration that was trained twice: the noise of one seed."""
+    notes = []
+    for name, differences in document["repeats"].items():
+        if differences:
+            largest = max(map(abs, differences.values()))
+            result = f"differs by up to {largest:.1e} nats" if largest else "is equal"
+            count = len(differences)
+            notes.append(f"REPEAT {name} {result} ({count} seed{'s' * (count > 1)}).")
+    return notes
+
+
+def drift_notes(document: Document) -> list[str]:
+    """Return a note if the losses drifted over the study, and one per device whose speed did."""
+    notes, drift = [], document["drift"]
+    if drift and drift["alarms"]:
+        change = format_difference(drift["trend"])
+        p = p_equation(drift["p"])
+        notes.append(f"DRIFT {p}: {change} nats from the first to the last run.")
+    for device, test in document["speed_drifts"].items():
+        if test["alarms"]:
+            change = f"{math.expm1(test['trend']):+.0%} tokens/s"
+            p = p_equation(test["p"])
+            notes.append(f"DRIFT {p}: {change} from the first to the last run ({device}).")
+    return notes
+
+
+def selection_notes(document: Document) -> list[str]:
+    """Return how many other studies have verdicts on the same documents; empty if none.
+
+    The probability of a false word holds for each study; the best of many is still selected.
+    """
+    others = document["same_documents"]
+    if not others:
+        return []
+    names = ", ".join(others[:_MAX_STUDIES_NAMED])
+    more = len(others) - _MAX_STUDIES_NAMED
+    names += f" and {more} more" * (more > 0)
+    subject = "1 other study has" if len(others) == 1 else f"{len(others)} other studies have"
+    return [
+        f"{subject} verdicts on these evaluation documents ({names}): the error of "
+        f"{document['rule']['alpha']:g} is per study."
+    ]
+
+
+def remark_notes(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return each reason and remark once, with the comparisons that it concerns."""
+    concerned: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        word, reason = verdict["verdict"], verdict["reason"]
+        counted = word == "INCONCLUSIVE" and verdict["more_seeds"]
+        reasons = [f"{word}: {reason}"] if reason and not counted else []
+        for remark in (*reasons, *verdict["remarks"]):
+            concerned.setdefault(remark, []).append(verdict["name"])
+    total = len(verdicts)
+    return [
+        f"{remark} ({'all' if len(names) == total > 1 else ', '.join(names)})"
+        for remark, names in concerned.items()
+    ]
