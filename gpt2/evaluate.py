@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
-from gpt2.data.store import IGNORE_INDEX, TokenSplit, evaluation_batches, evaluation_windows
+from gpt2.data.store import (
+    IGNORE_INDEX,
+    EvaluationWindow,
+    TokenSplit,
+    evaluation_batches,
+    evaluation_windows,
+)
 from gpt2.model import GPT
 from lib.env.machine import autocast
 from lib.env.process_group import ProcessGroup
@@ -29,7 +35,8 @@ CALIBRATION_BINS = 15
 class DocumentLoss:
     """Scores of one document; ``nll_sum`` is in nats over ``n_tokens`` predicted tokens."""
 
-    item_id: str
+    # Position of the document; see ``EvaluationWindow``.
+    document: int
     n_tokens: int
     n_correct: int
     nll_sum: float
@@ -37,7 +44,7 @@ class DocumentLoss:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Result of one evaluation: documents sorted by name, and calibration bins."""
+    """Result of one evaluation: documents by position, and calibration bins."""
 
     documents: tuple[DocumentLoss, ...]
     # n_tokens, n_correct and confidence_sum of each bin.
@@ -89,10 +96,9 @@ class Evaluator:
         model.train(training)
         if rows_WS is None:
             return None
-        names = [window.document for window in self.windows]
         # Each row is non-zero on one rank only, so the sum is exact.
         rows = self._group.add(rows_WS).tolist()
-        return EvaluationResult(_documents(names, rows), _calibration(rows))
+        return EvaluationResult(_documents(self.windows, rows), _calibration(rows))
 
     def _measure(self, model: GPT, stop: Callable[[], bool]) -> Tensor | None:
         """Return the rows of the batches of this rank, [W, S], with zeros for other ranks.
@@ -102,11 +108,11 @@ class Evaluator:
         columns = 3 + 3 * CALIBRATION_BINS
         rows_WS = torch.zeros(len(self.windows), columns, dtype=torch.float64, device=self._device)
         first = 0
-        for index, (x, y, documents) in enumerate(self._batches()):
+        for index, (x, y) in enumerate(self._batches()):
             rank = index % self._group.size
             if rank == 0 and stop():
                 return None
-            last = first + len(documents)
+            last = first + len(x)
             if rank == self._group.rank:
                 x_BT, y_BT = torch.from_numpy(x), torch.from_numpy(y)
                 rows_WS[first:last] = self._rows(model, x_BT, y_BT)
@@ -140,17 +146,19 @@ class Evaluator:
         return torch.cat([totals, *bins], dim=1)
 
 
-def _documents(names: Sequence[str], rows: Sequence[Sequence[float]]) -> tuple[DocumentLoss, ...]:
+def _documents(
+    windows: Sequence[EvaluationWindow], rows: Sequence[Sequence[float]]
+) -> tuple[DocumentLoss, ...]:
     """Sum the rows of each document."""
-    by_document: dict[str, list[Sequence[float]]] = {}
-    for name, row in zip(names, rows, strict=True):
-        by_document.setdefault(name, []).append(row[:3])
-    return tuple(_document(name, by_document[name]) for name in sorted(by_document))
+    by_document: dict[int, list[Sequence[float]]] = {}
+    for window, row in zip(windows, rows, strict=True):
+        by_document.setdefault(window.document, []).append(row[:3])
+    return tuple(_document(number, by_document[number]) for number in sorted(by_document))
 
 
-def _document(name: str, rows: list[Sequence[float]]) -> DocumentLoss:
+def _document(number: int, rows: list[Sequence[float]]) -> DocumentLoss:
     tokens, correct, losses = zip(*rows, strict=True)
-    return DocumentLoss(name, int(sum(tokens)), int(sum(correct)), math.fsum(losses))
+    return DocumentLoss(number, int(sum(tokens)), int(sum(correct)), math.fsum(losses))
 
 
 def _calibration(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:

@@ -190,7 +190,7 @@ class _Loop:
 
     def _evaluate(self, *given: Any) -> EvaluationResult:
         self._advance(_EVALUATION_SECONDS)
-        return EvaluationResult((DocumentLoss("a", _EVALUATED, 1, _EVALUATED * _EVALUATED_LOSS),))
+        return EvaluationResult((DocumentLoss(0, _EVALUATED, 1, _EVALUATED * _EVALUATED_LOSS),))
 
 
 def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFinding]:

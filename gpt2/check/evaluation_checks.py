@@ -105,13 +105,18 @@ def _selection(
 ) -> list[CheckFinding]:
     """Check the windows of the run, and those of token files, which have no documents."""
     session = subject.traced_run.run.session
-    starts: dict[str, int] = {}
+    # Name → position and offset of the document.
+    starts: dict[str, tuple[int, int]] = {}
     offset = 0
-    for number, text in enumerate(subject.context.held_out, 1):
-        starts[f"val.jsonl:{number}"] = offset
+    for number, text in enumerate(subject.context.held_out):
+        starts[f"val.jsonl:{number + 1}"] = number, offset
         offset += len(text.encode()) + 1
     actual = [(w.document, w.offset, w.length) for w in session.evaluate.windows]
-    expected = [(w.document, starts[w.document] + w.start, len(w.tokens)) for w in expected_windows]
+    expected = [
+        (number, offset + w.start, len(w.tokens))
+        for w in expected_windows
+        for number, offset in [starts[w.document]]
+    ]
     what = "held-out windows (document, offset, tokens)"
     findings = _different_windows(what, actual, expected)
     path = subject.context.folder / "text" / "val.bin"
@@ -124,7 +129,7 @@ def _selection(
         chosen = evaluation_windows(split, length, limit)
         actual = [(w.document, w.offset, w.length) for w in chosen]
         windows = _within_budget(list(_cut("", ids.tolist(), "val", length)), limit)
-        expected = [(f"window-{w.start // length:06d}", w.start, len(w.tokens)) for w in windows]
+        expected = [(w.start // length, w.start, len(w.tokens)) for w in windows]
         findings += _different_windows(f"{what} of a token file", actual, expected)
     shards = TokenSplit("val", [path, path], None)
     whole = shards.n_tokens == 2 * len(ids)
@@ -136,7 +141,7 @@ def _selection(
 
 
 def _different_windows(
-    what: str, actual: Sequence[tuple[str, int, int]], expected: Sequence[tuple[str, int, int]]
+    what: str, actual: Sequence[tuple[int, int, int]], expected: Sequence[tuple[int, int, int]]
 ) -> list[CheckFinding]:
     if actual == expected:
         return []

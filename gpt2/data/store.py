@@ -316,8 +316,9 @@ IGNORE_INDEX = -100
 class EvaluationWindow:
     """Window of ``length`` tokens at ``offset`` of a split; all but the first are predicted."""
 
-    # Id of the document, or window-000123 if document boundaries are unknown.
-    document: str
+    # Position of the document in the index of its split, or number of the window if document
+    # boundaries are unknown. Names may be equal: a file of the user chooses them.
+    document: int
     offset: int
     length: int
 
@@ -341,7 +342,8 @@ def evaluation_windows(
     if split.documents is None:
         windows = _unit_windows(split, block_size)
     else:
-        cut = [(d, w) for d in split.documents for w in _cut(d, block_size)]
+        documents = enumerate(split.documents)
+        cut = [(d, w) for number, d in documents for w in _cut(number, d, block_size)]
         windows = [w for _, w in sorted(cut, key=lambda pair: _order(*pair))]
     chosen = []
     for window in windows:
@@ -363,8 +365,8 @@ def evaluation_windows(
 
 def evaluation_batches(
     split: TokenSplit, windows: Sequence[EvaluationWindow], block_size: int, batch_size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Yield inputs x [B, T], targets y [B, T] (int64) and the document id of each row.
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield inputs x [B, T] and targets y [B, T] (int64).
 
     T is ``block_size``; a short window is padded with x = 0 and y = −100. The last batch may
     have fewer rows.
@@ -377,13 +379,13 @@ def evaluation_batches(
             tokens = split.window(row.offset, row.length)
             x_BT[i, : row.predicted] = tokens[:-1]
             y_BT[i, : row.predicted] = tokens[1:]
-        yield x_BT, y_BT, [row.document for row in rows]
+        yield x_BT, y_BT
 
 
-def _cut(document: DocumentSpan, block_size: int) -> list[EvaluationWindow]:
+def _cut(number: int, document: DocumentSpan, block_size: int) -> list[EvaluationWindow]:
     end = document.offset + document.length
     starts = range(document.offset, end - 1, block_size)
-    return [EvaluationWindow(document.id, s, min(block_size + 1, end - s)) for s in starts]
+    return [EvaluationWindow(number, s, min(block_size + 1, end - s)) for s in starts]
 
 
 def _order(document: DocumentSpan, window: EvaluationWindow) -> tuple[bytes, int]:
@@ -395,8 +397,5 @@ def _order(document: DocumentSpan, window: EvaluationWindow) -> tuple[bytes, int
 def _unit_windows(split: TokenSplit, block_size: int) -> list[EvaluationWindow]:
     """Cut a split with unknown document boundaries as one document; each window is a unit."""
     whole = DocumentSpan("", 0, split.n_tokens, split.name)
-    windows = sorted(_cut(whole, block_size), key=lambda w: _order(whole, w))
-    return [
-        EvaluationWindow(f"window-{w.offset // block_size:06d}", w.offset, w.length)
-        for w in windows
-    ]
+    windows = sorted(_cut(0, whole, block_size), key=lambda w: _order(whole, w))
+    return [replace(window, document=window.offset // block_size) for window in windows]

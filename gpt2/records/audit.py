@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpt2.config import Config, identity_digest
 from gpt2.data import store, tokenizer
@@ -22,7 +21,6 @@ from lib.runs.audit import (
     schema_problems,
 )
 from lib.runs.code import changed_since
-from lib.runs.documents import DocumentInfo
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -141,22 +139,11 @@ def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[A
     windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)
     facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, vocabulary)
     name, rows = record.run.per_query.name, record.documents
-    expected, actual = [fact.item_id for fact in facts], [row.item_id for row in rows]
-    for missing in sorted(set(expected) - set(actual)):
-        yield AuditFinding(name, f"a row for {missing}", "none")
-    for extra in sorted(set(actual) - set(expected)):
-        yield AuditFinding(name, "documents of the evaluation", extra)
-    if set(expected) == set(actual) and expected != actual:
-        yield AuditFinding(name, "rows sorted by name", "another order")
-    facts_by_id = {fact.item_id: fact for fact in facts}
-    for row in rows:
-        if fact := facts_by_id.get(row.item_id):
-            yield from _row_findings(name, fact, vars(row))
-
-
-def _row_findings(file: str, fact: DocumentInfo, row: dict[str, Any]) -> Iterator[AuditFinding]:
-    for field_name, value in vars(fact).items():
-        yield from mismatch(file, f"{field_name} of {fact.item_id}", value, row[field_name])
+    yield from mismatch(name, "documents of the evaluation", len(facts), len(rows))
+    for number, (fact, row) in enumerate(zip(facts.values(), rows, strict=False), 1):
+        for field_name, value in vars(fact).items():
+            found = vars(row)[field_name]
+            yield from mismatch(name, f"{field_name} of row {number}", value, found)
 
 
 def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:

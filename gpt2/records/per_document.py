@@ -22,17 +22,17 @@ def items_of(
     words: Tokenizer,
     step: int,
 ) -> list[DocumentResult]:
-    """Return the rows of ``per_query.csv`` after ``step`` optimizer steps, sorted by document."""
-    measured = {document.item_id: document for document in evaluation.documents}
+    """Return the rows of ``per_query.csv`` after ``step`` optimizer steps."""
+    measured = {loss.document: loss for loss in evaluation.documents}
     facts = item_facts(evaluate.windows, evaluate.split, evaluate.batch_size, source, words)
     return [
         DocumentResult(
             **vars(document),
-            n_correct=measured[document.item_id].n_correct,
-            nll_sum=measured[document.item_id].nll_sum,
+            n_correct=measured[number].n_correct,
+            nll_sum=measured[number].nll_sum,
             eval_step=step,
         )
-        for document in facts
+        for number, document in facts.items()
     ]
 
 
@@ -42,32 +42,33 @@ def item_facts(
     batch_size: int,
     source: str,
     words: Tokenizer,
-) -> list[DocumentInfo]:
-    """Return the facts of each document in ``windows``, sorted by document name."""
-    indices_by_document: dict[str, list[int]] = {}
+) -> dict[int, DocumentInfo]:
+    """Return position → facts of each document in ``windows``, in the order of per_query.csv.
+
+    The order is that of the names, and of the positions if names are equal.
+    """
+    indices_by_document: dict[int, list[int]] = {}
     for i, window in enumerate(windows):
         indices_by_document.setdefault(window.document, []).append(i)
-    digests = {document.id: document.digest for document in split.documents or []}
     lengths_V = _token_lengths(words)
-    facts = []
-    for name, indices in sorted(indices_by_document.items()):
+    facts = {}
+    for number, indices in indices_by_document.items():
         parts = sorted((windows[i] for i in indices), key=lambda window: window.offset)
         tokens = np.concatenate([split.window(w.offset + 1, w.predicted) for w in parts])
         batch_index, row_in_batch = divmod(indices[0], batch_size)
-        facts.append(
-            DocumentInfo(
-                item_id=name,
-                source=source,
-                doc_sha256=digests.get(name, ""),
-                tokens_sha256=hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest(),
-                split=split.name,
-                n_tokens=len(tokens),
-                n_bytes=int(lengths_V[tokens].sum()),
-                batch_index=batch_index,
-                row_in_batch=row_in_batch,
-            )
+        document = split.documents[number] if split.documents else None
+        facts[number] = DocumentInfo(
+            item_id=document.id if document else f"window-{number:06d}",
+            source=source,
+            doc_sha256=document.digest if document else "",
+            tokens_sha256=hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest(),
+            split=split.name,
+            n_tokens=len(tokens),
+            n_bytes=int(lengths_V[tokens].sum()),
+            batch_index=batch_index,
+            row_in_batch=row_in_batch,
         )
-    return facts
+    return {n: facts[n] for n in sorted(facts, key=lambda n: (facts[n].item_id, n))}
 
 
 def _token_lengths(words: Tokenizer) -> np.ndarray:

@@ -394,7 +394,7 @@ def _spaced_labels(axes: Any, points: Sequence[tuple[float, float, str, str]]) -
 
 def _documents(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure]:
     """Return the spread of each row's differences over the evaluation documents."""
-    spreads = [(row, list(document_differences(row).values())) for row in rows]
+    spreads = [(row, [value for _, value in document_differences(row)]) for row in rows]
     drawn = [(row, values) for row, values in spreads if len(values) > 1][:_MAX_FOREST_ROWS]
     if not drawn:
         return []

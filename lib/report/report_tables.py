@@ -115,7 +115,7 @@ def document_sections(rows: Sequence[RowRuns], figure: Html) -> Html:
         differences = document_differences(row)
         if len(differences) < 2:
             continue
-        ordered = sorted(differences.items(), key=lambda pair: (pair[1], pair[0]))
+        ordered = sorted(differences, key=lambda pair: (pair[1], pair[0]))
         lower = [pair for pair in ordered if pair[1] < 0]
         higher = [pair for pair in reversed(ordered) if pair[1] > 0]
         summary = f"{row.row.name}: {len(lower)} of {len(ordered)} lower"

@@ -110,25 +110,17 @@ def final_statistics(row: RowRuns) -> dict[str, list[float | None]]:
     }
 
 
-def document_differences(row: RowRuns) -> dict[str, float]:
+def document_differences(row: RowRuns) -> list[tuple[str, float]]:
     """Return the loss of each document minus the baseline's, in nats per token: seed mean.
 
-    Only documents that every compared run evaluated are listed.
+    Of each document the name and the difference, in the order of per_query.csv: names may be equal.
+    There are none if the compared runs evaluated other documents.
     """
-    by_seed = [_document_differences(a, b) for a, b in row.pairs]
-    if not by_seed:
-        return {}
-    shared = [name for name in by_seed[0] if all(name in each for each in by_seed)]
-    return {name: fmean(each[name] for each in by_seed) for name in shared}
-
-
-def _document_differences(a: RunResult, b: RunResult) -> dict[str, float]:
-    others = _documents(b)
-    return {name: loss - others[name] for name, loss in _documents(a).items() if name in others}
-
-
-def _documents(result: RunResult) -> dict[str, float]:
-    return dict(zip(result.curves.documents, result.outcome.documents, strict=True))
+    names = {tuple(result.curves.documents) for pair in row.pairs for result in pair}
+    if len(names) != 1:
+        return []
+    by_seed = [map(sub, a.outcome.documents, b.outcome.documents) for a, b in row.pairs]
+    return list(zip(names.pop(), map(fmean, zip(*by_seed, strict=True)), strict=True))
 
 
 def _layer_means(by_seed: Sequence[Sequence[float | None]]) -> list[float | None]:

@@ -255,7 +255,8 @@ def study_series(table: ResultTable) -> list[dict[str, Any]]:
     """Return the curves of each row over its seeds, and its sample: what only figures show.
 
     A band has ``at`` (tokens; iterations of ``statistics``), ``mean``, ``low`` and ``high``, or is
-    null. ``documents`` are the differences of the evaluation documents to the baseline.
+    null. ``documents`` are the name of each evaluation document and its difference to
+    the baseline, in the order of per_query.csv: names may be equal.
     """
     rows = runs_of_rows(table)
     columns = zip(
@@ -275,7 +276,7 @@ def study_series(table: ResultTable) -> list[dict[str, Any]]:
             "evaluation_difference": _band(evaluation_gap),
             "statistics": {name: _band(band) for name, band in statistics_curves(row).items()},
             "final_statistics": final_statistics(row),
-            "documents": document_differences(row),
+            "documents": [list(document) for document in document_differences(row)],
             "spikes": [list(point) for r in row.results for point in r.curves.spikes],
             "sample": _sample(row.results),
         }

@@ -8,7 +8,7 @@ import torch.
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -23,7 +23,8 @@ class DocumentInfo:
     document.
     """
 
-    # Id of the document, or window-000123 if the token files do not mark documents.
+    # Name of the document, or window-000123 if the token files do not mark documents. A file of the
+    # user may give two documents the same: a document is identified by its row.
     item_id: str
     # Name of the data set.
     source: str
@@ -117,8 +118,6 @@ def parse_document_results(content: bytes) -> list[DocumentResult]:
     items = [_item(number, cells) for number, cells in enumerate(lines[1:], 2)]
     if not items:
         raise InvalidRow("at least one row", "none")
-    if duplicate := next(_duplicates(item.item_id for item in items), None):
-        raise InvalidRow("unique item ids", f"duplicate {duplicate}")
     return items
 
 
@@ -145,14 +144,6 @@ def _item(number: int, cells: Sequence[str]) -> DocumentResult:
     if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
         raise InvalidRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])
     return item
-
-
-def _duplicates(names: Iterable[str]) -> Iterator[str]:
-    seen = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
 
 
 # The training loss of a run is the mean over this final fraction of its iterations.

@@ -78,8 +78,8 @@ def _budget(change: Callable[[int], int]) -> Plant:
     return replaced(evaluate, "evaluation_windows", make)
 
 
-def _batches(change: Callable[[Any, Any, Any], Any]) -> Plant:
-    """Return a plant that changes every batch (x, y, documents) of an evaluation."""
+def _batches(change: Callable[[Any, Any], Any]) -> Plant:
+    """Return a plant that changes every batch (x, y) of an evaluation."""
 
     def make(right: Any) -> Any:
         def batches(*given: Any) -> Iterator[Any]:
@@ -286,14 +286,14 @@ MUTANTS = (
         "targets are not shifted",
         "dropped",
         _ROWS,
-        _batches(lambda x, y, names: (x, np.where(y < 0, y, x), names)),
+        _batches(lambda x, y: (x, np.where(y < 0, y, x))),
     ),
     _evaluated(
         "padding counts as a target",
         "short windows predict token 0 after their end",
         "added",
         _ROWS,
-        _batches(lambda x, y, names: (x, np.maximum(y, 0), names)),
+        _batches(lambda x, y: (x, np.maximum(y, 0))),
     ),
     _evaluated(
         "documents are in the order of evaluation",

@@ -1,6 +1,7 @@
 """Per-document facts of the evaluation, compared with the texts."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,32 +36,45 @@ def split(tmp_path: Path) -> TokenSplit:
 def test_whole_documents_are_all_but_their_first_token(split: TokenSplit) -> None:
     windows = evaluation_windows(split, 16, 1000)
     found = item_facts(windows, split, 2, "texts", WORDS)
-    assert [item.item_id for item in found] == ["d0", "d1", "d2"]
-    for item, text in zip(found, TEXTS, strict=True):
+    assert [item.item_id for item in found.values()] == ["d0", "d1", "d2"]
+    for (number, item), text in zip(found.items(), TEXTS, strict=True):
         data = text.encode()
         predicted = np.concatenate([WORDS.encode(text)[1:], END]).astype("<u2")
         assert item.doc_sha256 == hashlib.sha256(data).hexdigest()
         assert item.tokens_sha256 == hashlib.sha256(predicted.tobytes()).hexdigest()
         # The end of the text is predicted too, and is no byte.
         assert (item.n_tokens, item.n_bytes) == (len(data), len(data) - 1)
-        first = next(i for i, w in enumerate(windows) if w.document == item.item_id)
+        first = next(i for i, w in enumerate(windows) if w.document == number)
         assert (item.batch_index, item.row_in_batch) == (first // 2, first % 2)
         assert (item.source, item.split) == ("texts", "val")
 
 
 def test_a_part_of_a_document_is_told_from_the_whole(split: TokenSplit) -> None:
-    some = item_facts([EvaluationWindow("d0", 16, 17)], split, 4, "texts", WORDS)
-    (part,) = some
+    some = item_facts([EvaluationWindow(0, 16, 17)], split, 4, "texts", WORDS)
+    (part,) = some.values()
     expected = split.window(17, 16)
     assert (part.n_tokens, part.n_bytes) == (16, 16)
     assert part.tokens_sha256 == hashlib.sha256(expected.tobytes()).hexdigest()
-    other = item_facts([EvaluationWindow("d0", 0, 17)], split, 4, "texts", WORDS)
+    other = item_facts([EvaluationWindow(0, 0, 17)], split, 4, "texts", WORDS)
     assert other[0].tokens_sha256 != part.tokens_sha256
 
 
 def test_token_files_have_no_texts_to_digest(split: TokenSplit, tmp_path: Path) -> None:
     bare = TokenSplit("val", [tmp_path / "val.bin"], None)
     found = item_facts(evaluation_windows(bare, 16, 1000), bare, 4, "custom", WORDS)
-    assert {item.doc_sha256 for item in found} == {""}
+    assert {item.doc_sha256 for item in found.values()} == {""}
     assert found[0].item_id == "window-000000"
-    assert sum(item.n_tokens for item in found) == bare.n_tokens - 1
+    assert sum(item.n_tokens for item in found.values()) == bare.n_tokens - 1
+
+
+def test_documents_of_one_name_have_a_row_each(split: TokenSplit) -> None:
+    """A file of the user may choose equal names: rows of one name are in the order of the index."""
+    split.documents[0], split.documents[2] = (
+        replace(split.documents[0], id="d1"),
+        replace(split.documents[2], id="d0"),
+    )
+    found = item_facts(evaluation_windows(split, 16, 1000), split, 2, "texts", WORDS)
+    assert [(n, item.item_id) for n, item in found.items()] == [(2, "d0"), (0, "d1"), (1, "d1")]
+    for number, item in found.items():
+        assert item.doc_sha256 == hashlib.sha256(TEXTS[number].encode()).hexdigest()
+        assert item.n_tokens == len(TEXTS[number].encode())

@@ -236,12 +236,22 @@ def test_inconsistent_fields_are_found_under_new_digests(
 def test_rows_of_other_documents_are_found_under_new_digests(run: RunDir, build_dir: Path) -> None:
     edit(run.per_query, r"[0-9a-f]{64}", "0" * 64)
     reseal(run)
-    assert "doc_sha256 of" in found(run, build_dir)
+    assert "doc_sha256 of row 1" in found(run, build_dir)
     edit(run.per_query, r"^(0\d)\.txt", r"\1.text")
     reseal(run)
     findings = found(run, build_dir)
-    assert re.search(r"^per_query.csv: .* 0\d.txt, found none", findings, re.MULTILINE)
-    assert re.search(r"^per_query.csv: .*, found '?0\d.text", findings, re.MULTILINE)
+    assert re.search(
+        r"^per_query.csv: .*item_id of row 1 '0\d.txt', found '0\d.text'", findings, re.M
+    )
+
+
+def test_the_number_of_documents_is_that_of_the_held_out_index(
+    run: RunDir, build_dir: Path
+) -> None:
+    edit(run.per_query, r"^0.*\n", "")
+    reseal(run)
+    findings = found(run, build_dir)
+    assert re.search(r"^per_query.csv: .*documents of the evaluation 4, found 3$", findings, re.M)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
     opened = session()
     found = opened.evaluate(opened.state.model)
     split, model = opened.dataset.val, opened.state.model.eval()
-    expected: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+    expected: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for window in evaluation_windows(split, 16, opened.config.data.eval_tokens):
         tokens = torch.from_numpy(split.window(window.offset, window.length).astype("int64"))
         with torch.no_grad():
@@ -31,10 +31,10 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
         row[0] += len(right)
         row[1] += int((logits.argmax(-1) == right).sum())
         row[2] -= float(torch.log_softmax(logits, -1)[range(len(right)), right].sum())
-    assert [d.item_id for d in found.documents] == sorted(expected)
+    assert [d.document for d in found.documents] == sorted(expected)
     assert len(expected) > 1
     for document in found.documents:
-        tokens, correct, loss = expected[document.item_id]
+        tokens, correct, loss = expected[document.document]
         assert (document.n_tokens, document.n_correct) == (tokens, correct)
         assert document.nll_sum == pytest.approx(loss, rel=1e-5)
     assert found.tokens == sum(row[0] for row in expected.values())
@@ -68,7 +68,7 @@ def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
 
 
 def test_the_loss_is_weighted_by_tokens() -> None:
-    short, long = DocumentLoss("a", 1, 1, 5.0), DocumentLoss("b", 9, 4, 9.0)
+    short, long = DocumentLoss(0, 1, 1, 5.0), DocumentLoss(1, 9, 4, 9.0)
     assert EvaluationResult((short, long)).loss == 14 / 10
     assert EvaluationResult((short, long)).accuracy == 0.5
 

@@ -98,7 +98,7 @@ def test_an_evaluation_is_the_same_in_any_number_of_processes(
     def documents(**changes: Any) -> list[Any]:
         opened = open_rank(**changes)
         found = opened.evaluate(opened.state.model)
-        return [[d.item_id, d.n_tokens, d.n_correct, d.nll_sum] for d in found.documents]
+        return [[d.document, d.n_tokens, d.n_correct, d.nll_sum] for d in found.documents]
 
     (alone,) = ranks(1, lambda rank: documents(**SPLITS[1]))
     assert len(alone) == 4

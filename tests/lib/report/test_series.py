@@ -1,6 +1,7 @@
 """Series over seeds: means, ranges, and differences between runs of the same seed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,8 @@ from lib.report.series import (
     training_differences,
 )
 from lib.report.table import build_table
+from lib.runs.documents import to_csv
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
 
@@ -83,5 +86,19 @@ def test_statistics_are_reduced_over_layers_and_seeds(rows):
 def test_documents_are_compared_by_name(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
     rows = runs_of_rows(build_table("demo", runs))
-    assert document_differences(rows[0]) == {}
-    assert document_differences(rows[1]) == {"x": 0.0, "y": 0.0}
+    assert document_differences(rows[0]) == []
+    assert document_differences(rows[1]) == [("x", 0.0), ("y", 0.0)]
+
+
+def test_documents_of_one_name_are_compared_by_their_place(make_run):
+    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
+    for run, losses in zip(runs, ((2.0, 8.0), (3.0, 6.0)), strict=True):
+        directory = RunDir(run.path)
+        first, second = RunRecord(directory).documents
+        rows = [replace(first, nll_sum=losses[0]), replace(second, item_id="x", nll_sum=losses[1])]
+        directory.per_query.write_text(to_csv(rows))
+        seal(directory, MANIFEST)
+    _, wide = runs_of_rows(build_table("demo", runs))
+    first, second = RunRecord(RunDir(runs[0].path)).documents
+    gaps = [("x", 1.0 / first.n_tokens), ("x", -2.0 / second.n_tokens)]
+    assert document_differences(wide) == [(n, pytest.approx(gap)) for n, gap in gaps]
