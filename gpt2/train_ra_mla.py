@@ -56,13 +56,13 @@ def main() -> int:
         code, text = check_and_report(
             plan_cases(layers, build_dir=build).only(slugs), CheckRequest(build)
         )
-        sys.stdout.write(text)
+        console.show(text)
         return code
     options = run_options(args, plan.base.study)
     if args.in_process:
         return launch.train_here(plan, options)
     code, text = launch.train_plan(plan, options, table_plan(plan, layers))
-    sys.stdout.write(text)
+    console.show(text)
     return code
 
 

@@ -1,10 +1,11 @@
-"""Terminal output: one line per event on stderr, with a fixed-width tag for grep."""
+"""Terminal output: results on stdout; on stderr one line per event, with a fixed-width tag for grep."""
 
 import argparse
 import gc
 import io
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from lib.errors import (
     KablateError,
     PreflightError,
     Problem,
+    escaped,
     printable,
 )
 from lib.files import pretty_json
@@ -26,6 +28,10 @@ from lib.gone import gone
 
 TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
+
+# Introduces the colour code of ``painted``: random, so that no text of a file can contain it.
+_PAINT = f"\x1b{secrets.token_hex(8)}:"
+_PAINTED = re.compile(rf"{_PAINT}([\d;]+)m")
 
 # The blank between a number and its unit.
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:ms|s|h|it|tok/s|[kMG]i?B)(?!\w)))")
@@ -67,12 +73,36 @@ def is_ascii_only() -> bool:
     return "utf" not in (sys.stderr.encoding or "").lower()
 
 
+def painted(text: str, *codes: str) -> str:
+    """Return ``text`` in the SGR colours and weights ``codes``, which ``show`` displays."""
+    return f"{_PAINT}{';'.join(codes)}m{text}{_PAINT}0m" if text and codes else text
+
+
+def shown(text: str, *, colour: bool) -> str:
+    """Return ``text`` as a terminal receives it: with newlines, tabs and the colours of ``painted``.
+
+    Other control characters, such as those in the files of a run, are escaped.
+    """
+    pieces = _PAINTED.split(text)
+    pieces[::2] = map(escaped, pieces[::2])
+    pieces[1::2] = [f"\x1b[{codes}m" if colour else "" for codes in pieces[1::2]]
+    return "".join(pieces)
+
+
+def show(text: str) -> None:
+    """Write a result to stdout. Every command writes its results by this function."""
+    sys.stdout.write(shown(text, colour=use_colour(sys.stdout)))
+    sys.stdout.flush()
+
+
 def log(tag: str, text: str) -> None:
     """Write one event line ``TAG text`` to stderr in a single write."""
-    head = f"{tag:<{TAG_WIDTH}}"
-    line = f"{head} {printable(text)}"
+    head, indent = f"{tag:<{TAG_WIDTH}}", " " * (TAG_WIDTH + 1)
+    # No line of a text looks like another event.
+    lines = [x if x.startswith(indent) else f"{indent}{x}" for x in printable(text).split("\n")]
+    line = head + "\n".join(lines).removeprefix(" " * TAG_WIDTH)
     # A file has one line for each event, for grep.
-    line = folded(line, terminal_columns(sys.stderr), " " * (TAG_WIDTH + 1)) + "\n"
+    line = folded(line, terminal_columns(sys.stderr), indent) + "\n"
     if use_colour() and tag in _COLOURS:
         line = f"\x1b[{_COLOURS[tag]}m{head}\x1b[0m{line.removeprefix(head)}"
     if is_ascii_only():
@@ -164,7 +194,7 @@ def _report(error: KablateError) -> int:
     if _wants_json():
         problems = [vars(problem) for problem in error.problems]
         document = {"schema_version": 1, "exit_code": error.exit_code, "problems": problems}
-        sys.stdout.write(pretty_json(document))
+        show(pretty_json(document))
     return error.exit_code
 
 

@@ -22,20 +22,32 @@ EXIT_TIME_LIMIT = 124
 EXIT_INTERRUPTED = 130
 
 
-# Characters that move the cursor of a terminal, or end a line for some programs.
+# Characters that move the cursor of a terminal, change the direction of text, or end a line for some
+# programs.
 CONTROL_CHARACTER = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 # A longer word is a damaged value.
 _MAX_WORD = 300
 
 
-def printable(text: str) -> str:
-    """Return ``text`` with control characters escaped, except newlines, and long words cut."""
-    escaped = CONTROL_CHARACTER.sub(
+def escaped(text: str) -> str:
+    """Return ``text`` with control characters escaped, except newlines and tabs."""
+    return CONTROL_CHARACTER.sub(
         lambda match: match[0] if match[0] in "\n\t" else repr(match[0])[1:-1], text
     )
-    return re.sub(rf"\S{{{_MAX_WORD},}}", lambda match: f"{match[0][:_MAX_WORD // 2]}…", escaped)
+
+
+def visible(text: str) -> str:
+    """Return ``text`` in one line, without characters that move or reorder what a reader sees."""
+    return escaped(re.sub(r"\r?\n|\t", " ", text))
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with control characters escaped, except newlines, and long words cut."""
+    return re.sub(
+        rf"\S{{{_MAX_WORD},}}", lambda match: f"{match[0][:_MAX_WORD // 2]}…", escaped(text)
+    )
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -68,8 +80,8 @@ class Problem:
 
     @property
     def located(self) -> str:
-        """Return the problem with its location, but without its code and the command."""
-        return printable(f"{self.where}: {self.what}" if self.where else self.what)
+        """Return the problem with its location in one line, without its code and the command."""
+        return visible(printable(f"{self.where}: {self.what}" if self.where else self.what))
 
     def __str__(self) -> str:
         text = f"{self.located} [{self.code}]"

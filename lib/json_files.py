@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, visible
 
 T = TypeVar("T")
 
@@ -31,7 +31,8 @@ class RecordError(ConfigError):
         self.expected = expected
         self.actual = actual
         where = f"{file}:{line}" if line else str(file)
-        what = f"expected {expected}, got {actual}"
+        # Names of fields and values are those of a file.
+        what = visible(f"expected {expected}, got {actual}")
         super().__init__(Problem(what, where, code="run.damaged"))
 
 

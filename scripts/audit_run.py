@@ -38,7 +38,7 @@ def main() -> int:
         asked_lookup(args),
     )
     verdicts = [audit.audit(run, args.build_dir) for run in runs]
-    print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts), end="")
+    console.show(audit.to_json(verdicts) if args.json else audit.to_text(verdicts))
     return EXIT_DONE if all(verdict.valid for verdict in verdicts) else EXIT_INVALID
 
 

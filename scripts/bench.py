@@ -31,7 +31,7 @@ def main() -> int:
     args = parser.parse()
     if args.command == "nsa":
         commands.bench_nsa(args)
-    print(commands.bench_step(args), end="")
+    console.show(commands.bench_step(args))
     return EXIT_DONE
 
 

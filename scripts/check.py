@@ -26,7 +26,7 @@ def main() -> int:
     add_check_options(parser)
     arguments.add_json(parser)
     code, text = check(check_request(parser.parse()))
-    sys.stdout.write(text)
+    console.show(text)
     return code
 
 

@@ -44,7 +44,7 @@ def main() -> int:
     if args.update:
         file = claims.update(file, plan, table)
     code, text = claims.check(file, plan, table, out=args.out, as_json=args.json)
-    print(text, end="")
+    console.show(text)
     return code
 
 

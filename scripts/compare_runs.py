@@ -49,7 +49,7 @@ def main() -> int:
     )
     columns = None if args.json else console.terminal_columns(sys.stdout)
     text = comparison_to_json(comparison) if args.json else comparison_to_text(comparison)
-    print(console.folded(text, columns, CONTINUATION), end="")
+    console.show(console.folded(text, columns, CONTINUATION))
     return comparison.exit_code
 
 

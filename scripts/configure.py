@@ -21,7 +21,7 @@ from gpt2.random_config import randconfig
 from gpt2.records.run_files import why
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
-from lib.console import CommandLine, run_main
+from lib.console import CommandLine, run_main, show
 from lib.make_variables import require_read
 from lib.project import ROOT
 
@@ -72,7 +72,7 @@ def main() -> int:
     rules = {"rules": Config.from_values} if tree == ROOT else {}
     place = ConfigWorkspace(tree, options.pop("build_dir"), **rules)
     if text := run(place, **options):
-        print(text)
+        show(f"{text}\n")
     return 0
 
 

@@ -37,7 +37,7 @@ def main() -> int:
     paths = draw_figures(shown, launch.result_table(shown), folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     if args.json:
-        print(json_document(SCHEMA_VERSION, {"files": [str(path) for path in paths]}), end="")
+        console.show(json_document(SCHEMA_VERSION, {"files": [str(path) for path in paths]}))
     return 0
 
 

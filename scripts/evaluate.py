@@ -22,7 +22,7 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_evaluation_args(parser)
-    print(evaluate(parser.parse()), end="")
+    console.show(evaluate(parser.parse()))
     return 0
 
 

@@ -38,7 +38,7 @@ def main() -> int:
 
     target = Path(args.out) if args.out else run.path / "export"
     export(run, target, args.build_dir)
-    print(target)
+    console.show(f"{target}\n")
     return 0
 
 

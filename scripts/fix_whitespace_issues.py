@@ -13,7 +13,7 @@ from pathlib import Path
 
 import _start
 
-from lib.console import CommandLine, run_main
+from lib.console import CommandLine, run_main, show
 from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.project import python_module_command
 
@@ -40,7 +40,7 @@ def main() -> int:
         text = path.read_bytes().decode()
         if (better := fixed(path, text)) != text:
             changed += 1
-            print(path)
+            show(f"{path}\n")
             if not check:
                 path.write_bytes(better.encode())
     for tool in [] if check else (["ruff", "check", "--fix", "--exit-zero"], ["black", "."]):

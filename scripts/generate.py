@@ -39,9 +39,11 @@ def main() -> int:
         sys.stdout.reconfigure(encoding="utf-8")
     if args.json:
         texts = generate_texts(trained, request, lambda piece: None)
-        print(json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False))
+        console.show(
+            json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False) + "\n"
+        )
     else:
-        generate_texts(trained, request, lambda piece: print(piece, end="", flush=True))
+        generate_texts(trained, request, console.show)
     return 0
 
 

@@ -6,13 +6,12 @@ them up to date; hw.json also goes to stdout. On a machine with AMD GPUs, rocm_s
 well; without nvidia-smi, nvidia_smi.txt contains a note. Exit code 3: the folder is not writable.
 """
 
-import json
-
 import _start
 
 from gpt2.planning.arguments import new_parser
 from lib import console
 from lib.env.snapshot import FOLDER
+from lib.files import pretty_json
 
 
 def main() -> int:
@@ -24,7 +23,7 @@ def main() -> int:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = probe_hardware(args.build_dir / FOLDER, device)
-    print(json.dumps(hardware, sort_keys=True, indent=2, allow_nan=False))
+    console.show(pretty_json(hardware))
     return 0
 
 

@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
     args = parser.parse_args()
     keys = read_keys(*run_from_args(args))
-    print(keys_to_json(keys) if args.json else keys_to_text(keys), end="")
+    console.show(keys_to_json(keys) if args.json else keys_to_text(keys))
     return 0
 
 

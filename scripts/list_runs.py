@@ -45,7 +45,7 @@ def main() -> int:
         listed = select(list_runs(folder), args.where)
         text = to_text(listed, args.where, every_column=console.is_verbose())
         code, text = EXIT_DONE, to_json(listed) if args.json else text
-    print(text, end="")
+    console.show(text)
     return code
 
 

@@ -28,7 +28,7 @@ def main() -> int:
     add_mutation_options(parser)
     arguments.add_json(parser)
     code, text = mutation_test(mutation_request(parser.parse()))
-    sys.stdout.write(text)
+    console.show(text)
     return code
 
 

@@ -41,9 +41,9 @@ def main() -> int:
     if args.json:
         arms = {arm: dataclasses.asdict(result) for arm, result in results.items()}
         document = {"schema_version": 1, "chance": chance(), "arms": arms}
-        sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
+        console.show(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
     else:
-        sys.stdout.write(to_markdown(results))
+        console.show(to_markdown(results))
     return 0
 
 

@@ -43,7 +43,7 @@ def main() -> int:
     views = view.look(plan, args.gpu, args.probe)
     width = None if console.is_verbose() else console.terminal_columns(sys.stdout)
     text = view.to_json(plan, views) if args.json else f"{view.plan_text(plan, views, width)}\n"
-    print(text, end="")
+    console.show(text)
     return 0
 
 

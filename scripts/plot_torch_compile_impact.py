@@ -37,7 +37,7 @@ def main() -> int:
     pairs = read_compile_pairs(open_source(args), args.project, args.run_name)
     for path in plot_compile_impact(pairs, args.out):
         log("PLOT", str(path))
-    print(compile_pairs_to_json(pairs) if args.json else compile_pairs_to_text(pairs), end="")
+    console.show(compile_pairs_to_json(pairs) if args.json else compile_pairs_to_text(pairs))
     return 0
 
 

@@ -35,7 +35,7 @@ def main() -> int:
     place = preflight.TrainingPlace(plan.build_dir, plan.folder, args.allow_dirty)
     report = preflight.describe([run.config for run in plan.runs], place)
     as_json = json.dumps(report, sort_keys=True, allow_nan=False) + "\n"
-    print(as_json if args.json else preflight.describe_text(report), end="")
+    console.show(as_json if args.json else preflight.describe_text(report))
     return EXIT_DONE if report["passed"] else EXIT_PREFLIGHT
 
 

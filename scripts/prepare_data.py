@@ -15,7 +15,7 @@ from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.planning.arguments import add_json, add_settings, new_parser, settings_layers
 from gpt2.planning.plan import config_layers
 from lib.config.tree import KconfigTree
-from lib.console import log, run_main
+from lib.console import log, run_main, show
 from lib.report.render import json_document
 
 SCHEMA_VERSION = 1
@@ -39,7 +39,7 @@ def main() -> int:
         log("DATA", f"{folder} is ready")
     if args.json:
         digest = open_dataset(config, args.build_dir).digest
-        print(json_document(SCHEMA_VERSION, {"folder": str(folder), "digest": digest}), end="")
+        show(json_document(SCHEMA_VERSION, {"folder": str(folder), "digest": digest}))
     return 0
 
 

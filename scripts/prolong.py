@@ -45,7 +45,7 @@ def main() -> int:
     options = run_options(args, plan.base.study)
     code, text = launch.train_plan(plan, options, plan, json=args.json)
     if text:
-        print(text, end="")
+        console.show(text)
     return code
 
 

@@ -13,7 +13,7 @@ from lib.tracking.queries import query_gpu_usage
 
 def main() -> int:
     """Run the command line."""
-    print(query_gpu_usage(__doc__, full=False), end="")
+    console.show(query_gpu_usage(__doc__, full=False))
     return 0
 
 

@@ -31,7 +31,7 @@ def main() -> int:
     plan, whole, selected = asked_tables(args)
     labels = words(args.label_by)
     text = launch.report(plan, whole, selected=selected, json=args.json, label_by=labels)
-    print(text, end="")
+    console.show(text)
     return 0
 
 

@@ -66,7 +66,7 @@ def main() -> int:
             )
         )
     columns = None if args.json else console.terminal_columns(sys.stdout)
-    print(console.folded(text, columns, CONTINUATION), end="")
+    console.show(console.folded(text, columns, CONTINUATION))
     return code
 
 

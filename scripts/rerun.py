@@ -38,7 +38,7 @@ def main() -> int:
     plan = launch.rerun(whole, runs, yes=args.yes)
     code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=args.json)
     if text:
-        print(text, end="")
+        console.show(text)
     return code
 
 

@@ -53,7 +53,7 @@ def main() -> int:
             [run.variant.slug for run in plan.runs]
         )
         code, text = check_and_report(cases, CheckRequest(args.build_dir, json=args.json))
-        print(text, end="")
+        console.show(text)
         return code
     if args.worker:
         return launch.train_free_runs(plan, options)
@@ -64,7 +64,7 @@ def main() -> int:
         shown = table_plan(plan, layers)
         code, text = launch.train_plan(plan, options, shown, json=args.json, strict=args.strict)
     if text:
-        print(text, end="")
+        console.show(text)
     return code
 
 

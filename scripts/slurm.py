@@ -44,7 +44,7 @@ def main() -> int:
     gpus = 0 if base.machine.device == "cpu" else base.train.gpus
     script = slurm.batch_script(plan.folder, base.slurm, gpus, command)
     if not args.submit:
-        print(script, end="")
+        console.show(script)
         return EXIT_DONE
     if base.slurm.options:
         log("SLURM", f"sbatch gets SLURM_OPTIONS: {base.slurm.options}")

@@ -27,12 +27,12 @@ def main() -> int:
     _, plan = asked_plan(args)
     views = view.look(plan)
     if args.one_line:
-        print(view.summary_line(plan, views))
+        console.show(f"{view.summary_line(plan, views)}\n")
     elif args.json:
-        print(view.to_json(plan, views), end="")
+        console.show(view.to_json(plan, views))
     else:
-        print(view.status_text(plan, views, console.terminal_columns(sys.stdout)))
-        print("".join(f"{job}\n" for job in _jobs(plan.folder)), end="")
+        console.show(f"{view.status_text(plan, views, console.terminal_columns(sys.stdout))}\n")
+        console.show("".join(f"{job}\n" for job in _jobs(plan.folder)))
     return 0
 
 

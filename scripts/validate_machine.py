@@ -38,9 +38,9 @@ def main() -> int:
     if args.json:
         records = [dataclasses.asdict(row) for row in rows]
         document = {"schema_version": 1, "device": device_name(device), "rows": records}
-        sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
+        console.show(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
     else:
-        sys.stdout.write(to_markdown(rows))
+        console.show(to_markdown(rows))
     return EXIT_FAILED if any(row.state == "FAIL" for row in rows) else EXIT_DONE
 
 

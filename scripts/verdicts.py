@@ -32,7 +32,7 @@ def main() -> int:
     args = parser.parse()
     plan, whole, selected = asked_tables(args)
     code, text = launch.verdicts(plan, whole, selected=selected, json=args.json, strict=args.strict)
-    print(text, end="")
+    console.show(text)
     return code
 
 

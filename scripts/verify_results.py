@@ -50,7 +50,7 @@ def main() -> int:
     runs = chosen_runs(whole, study, args.runs)
     axes, min_seeds = declared_axes(study, runs, args.axis), plan.base.repro.finalist_min_seeds
     checklist = verify(runs, axes, ask, args.source, min_seeds)
-    print(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist), end="")
+    console.show(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist))
     log_failing(checklist)
     return checklist.exit_code
 

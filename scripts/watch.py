@@ -28,7 +28,7 @@ def main() -> int:
         watch.watch(lambda: runs.lines(time.time()))
         return EXIT_DONE
     lines = runs.lines(time.time())
-    print(watch.lines_to_json(lines) if args.json else watch.lines_to_text(lines), end="")
+    console.show(watch.lines_to_json(lines) if args.json else watch.lines_to_text(lines))
     return EXIT_FAILED if any(line.alarms for line in lines) else EXIT_DONE
 
 

@@ -64,6 +64,14 @@ def unsafe_loading(tree: ast.Module) -> Iterator[str]:
             yield f"{call.lineno}: torch.load without weights_only=True"
 
 
+def writes_to_stdout(tree: ast.Module) -> Iterator[str]:
+    """Yield writes to stdout that do not escape the control characters of files."""
+    for call in calls(tree):
+        name = ast.unparse(call.func)
+        if name == "print" or re.match(r"sys\.(__)?stdout.*\.write", name):
+            yield f"{call.lineno}: {name}"
+
+
 def uncoded_problems(tree: ast.Module) -> Iterator[str]:
     """Yield calls of ``Problem`` without an error code."""
     for call in calls(tree):

@@ -245,6 +245,12 @@ def test_i11_no_shortcuts():
     assert found == []
 
 
+def test_i11_results_go_through_the_function_that_escapes_them():
+    """The help is the Makefile's, and runs before there is an environment."""
+    writers = ("lib/console.py", "lib/make_help.py")
+    assert offenders(rules.writes_to_stdout, [p for p in modules() if p not in writers]) == []
+
+
 def test_i12_every_target_has_help_and_a_test():
     text = texts()["Makefile"]
     targets = makefile_targets(text)

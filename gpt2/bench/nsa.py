@@ -482,10 +482,10 @@ def main() -> int:
     if form == "json":
         records = [asdict(row) for row in rows]
         document = {"schema_version": 1, "machine": machine, "rows": records}
-        sys.stdout.write(f"{json.dumps(document)}\n")
+        console.show(f"{json.dumps(document)}\n")
     elif rows:
         title = f"{machine}, medians of {rounds} round{'s' * (rounds != '1')} (range)"
-        sys.stdout.write(f"{title}\n\n{to_markdown(rows)}")
+        console.show(f"{title}\n\n{to_markdown(rows)}")
     return EXIT_DONE if len(rows) == len(jobs) else EXIT_INTERRUPTED
 
 

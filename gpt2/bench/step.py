@@ -27,7 +27,7 @@ from gpt2.bench.runner import take_turns
 from gpt2.config import Config
 from gpt2.shape import ModelShape
 from gpt2.training.minimal import MinimalTraining
-from lib.console import log
+from lib.console import log, show
 from lib.env.machine import autocast, set_up
 from lib.env.preflight import require_machine
 from lib.env.ranks import current_process
@@ -171,7 +171,7 @@ def main() -> int:
     """Measure the configuration on stdin."""
     config = Config.from_values(json.load(sys.stdin))
     try:
-        sys.stdout.write(json.dumps(measure(config, int(sys.argv[1]))))
+        show(json.dumps(measure(config, int(sys.argv[1]))))
     except KablateError as error:
         sys.stderr.write(f"ERROR   {error}\n")
         return error.exit_code

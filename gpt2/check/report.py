@@ -3,8 +3,6 @@
 Imports no torch.
 """
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +12,14 @@ from gpt2.check import Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, few_names
 from gpt2.check.distinct import Fingerprint
 from gpt2.planning.notes import note_lines
-from lib.console import folded
+from lib.console import folded, painted
 from lib.errors import printable
 from lib.report.render import fitting_columns, text_lines
 
 SCHEMA_VERSION = 1
 # Findings shown for one check of one step; a wrong logit makes every gradient wrong.
 _MAX_FINDINGS_SHOWN = 4
-_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+_RED, _YELLOW = "31", "33"
 _TAGS = {"failed": "FAIL", "absent": "ABSENT"}
 
 
@@ -244,8 +242,4 @@ def _cell(result: CheckResult | None, width: int) -> str:
 
 
 def _tag(state: str) -> str:
-    tag = _TAGS[state]
-    plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
-    if plain or not sys.stdout.isatty():
-        return tag
-    return f"{_RED if state == 'failed' else _YELLOW}{tag}{_PLAIN}"
+    return painted(_TAGS[state], _RED if state == "failed" else _YELLOW)

@@ -24,6 +24,7 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
+from lib.console import show
 from lib.env.machine import worker_environment
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
@@ -102,13 +103,12 @@ def measure(case: str) -> tuple[float, float]:
 def main() -> None:
     """Print a table of cases, or with --real the peak bytes of this process as JSON."""
     if sys.argv[1:2] == ["--real"]:
-        sys.stdout.write(json.dumps(real_peak_bytes(configuration(sys.argv[2]))))
+        show(json.dumps(real_peak_bytes(configuration(sys.argv[2]))))
         return
-    sys.stdout.write(f"{'case':24} predicted GiB  real GiB  real / predicted\n")
+    show(f"{'case':24} predicted GiB  real GiB  real / predicted\n")
     for case in sys.argv[1:] or CASES:
         predicted, real = measure(case)
-        sys.stdout.write(f"{case:24} {predicted:13.2f} {real:9.2f} {real / predicted:17.2f}\n")
-        sys.stdout.flush()
+        show(f"{case:24} {predicted:13.2f} {real:9.2f} {real / predicted:17.2f}\n")
 
 
 def _resident(field: str) -> int:

@@ -22,6 +22,7 @@ from gpt2.config import Config
 from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
 from gpt2.memory.micro_batch import LIMITS, Limits
 from gpt2.memory.tracker import CATEGORIES, BytesByCategory
+from lib.console import show
 from lib.env.gpu import CONTEXT_BYTES, Gpu, find_gpu, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_PREFLIGHT
 from lib.units import GIB, format_size
@@ -193,10 +194,10 @@ def main() -> int:
     values = json.load(sys.stdin)
     if name == LIMITS:
         limits = micro_batch_limits({run: Config.from_values(each) for run, each in values.items()})
-        sys.stdout.write(json.dumps(limits and dataclasses.asdict(limits)))
+        show(json.dumps(limits and dataclasses.asdict(limits)))
         return EXIT_DONE if limits else EXIT_PREFLIGHT
     gpu = find_gpu(name)
-    sys.stdout.write(json.dumps([peak_bytes(Config.from_values(each), gpu) for each in values]))
+    show(json.dumps([peak_bytes(Config.from_values(each), gpu) for each in values]))
     return EXIT_DONE
 
 

@@ -34,6 +34,7 @@ from gpt2.planning.power import (
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import folded
 from lib.env.gpu import cpu_model, find_gpu, usable_cores
+from lib.errors import visible
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import (
@@ -228,13 +229,15 @@ def _holder_note(views: Sequence[RunView]) -> str:
             running.setdefault(view.holder, []).append(view.label)
     if len(running) < 2:
         return ""
-    return "".join(f"{holder}: {', '.join(labels)}\n" for holder, labels in running.items())
+    return "".join(
+        f"{visible(holder)}: {', '.join(labels)}\n" for holder, labels in running.items()
+    )
 
 
 def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
     """Return a line for each damaged run: the folder, the damage, and the command that helps."""
     return "".join(
-        f"{run.path}: {view.problem}; type: make rerun RUNS={run.variant.slug}\n"
+        f"{run.path}: {visible(view.problem)}; type: make rerun RUNS={run.variant.slug}\n"
         for run, view in zip(plan.runs, views, strict=True)
         if view.problem
     )
@@ -243,7 +246,7 @@ def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
 def _stale_note(views: Sequence[RunView]) -> str:
     """Return what changed since the stale runs were made, once for the study."""
     changes = {view.label: view.changes for view in views if view.state == "stale"}
-    return f"stale: {stale_text(changes)}\n        {STALE_ADVICE}\n" if changes else ""
+    return f"stale: {visible(stale_text(changes))}\n        {STALE_ADVICE}\n" if changes else ""
 
 
 def summary_line(plan: Plan, views: Sequence[RunView]) -> str:

@@ -10,7 +10,7 @@ from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.records.per_document import item_facts
 from gpt2.records.trust import own_values, recorded_config
-from lib.errors import DataError, KablateError, Problem
+from lib.errors import DataError, KablateError, Problem, visible
 from lib.json_files import MissingRecord, RecordError
 from lib.report.render import json_document
 from lib.runs.audit import (
@@ -81,7 +81,7 @@ def to_text(verdicts: Sequence[Verdict]) -> str:
         lines.append(f"{'VALID' if verdict.valid else 'INVALID':<7} {verdict.run}")
         lines += [f"        {finding}" for finding in verdict.findings]
         lines += [f"        skipped: {note}" for note in verdict.notes]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{visible(line)}\n" for line in lines)
 
 
 def to_json(verdicts: Sequence[Verdict]) -> str:

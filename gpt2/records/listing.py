@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from gpt2.planning.plan import Plan
 from gpt2.records.trust import identity_symbols
 from lib.env.gpu import cpu_model
-from lib.errors import ConfigError, Problem, nearest, printable
+from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
 from lib.runs.code import SourceComparison, run_drift
@@ -393,7 +393,7 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
         text = f"also differ in (V=1 shows all): {values}"
         lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     lines += textwrap.wrap(_summary(listed), width, subsequent_indent="  ", break_on_hyphens=False)
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return "".join(f"{visible(line)}\n" for line in lines)
 
 
 def _problems(runs: Sequence[ListedRun], full: bool) -> list[str]:

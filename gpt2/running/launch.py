@@ -29,7 +29,7 @@ from gpt2.running.preflight import (
 from gpt2.running.study_end import command_at_end
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.layers import ConfigLayer
-from lib.console import confirm, is_verbose, log, terminal_columns, use_colour
+from lib.console import confirm, is_verbose, log, terminal_columns
 from lib.env.gpu import cpu_model
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
@@ -390,7 +390,7 @@ def _shown(plan: Plan, table: ResultTable, document: Document, report: Path, jso
     columns = terminal_columns(sys.stdout)
     if columns is None or is_verbose():
         return f"{to_markdown(document)}\n{files}"
-    text = to_terminal(document, columns, colour=use_colour(sys.stdout))
+    text = to_terminal(document, columns)
     return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
 
 

@@ -27,6 +27,7 @@ from gpt2.evaluate import Evaluator
 from gpt2.planning.cost import ProbedStep
 from gpt2.training.minimal import MinimalTraining
 from gpt2.training.step import cpu_memory_errors
+from lib.console import show
 from lib.env.machine import set_up
 from lib.env.observe import device_name
 from lib.env.preflight import require_machine
@@ -162,7 +163,7 @@ def main() -> int:
         code = RunError.exit_code
     else:
         code = EXIT_DONE
-    sys.stdout.write(json.dumps(document))
+    show(json.dumps(document))
     return code
 
 

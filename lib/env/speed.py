@@ -6,11 +6,11 @@ count only once, when it is loaded.
 
 import os
 import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
 
+from lib.console import show
 from lib.env.options import MachineConfig
 from lib.project import python_module_command
 
@@ -87,4 +87,4 @@ def _time_matmul() -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{_time_matmul()}\n")
+    show(f"{_time_matmul()}\n")

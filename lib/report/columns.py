@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from lib.errors import visible
 from lib.files import write_atomic
 from lib.plan.designs import ON
 from lib.report.contrasts import EFFECT
@@ -19,7 +20,6 @@ from lib.report.render import (
     latex_table,
     markdown_table,
     markdown_text,
-    visible,
 )
 from lib.report.run_results import UTILISATION_COLUMNS
 from lib.report.study import SCHEMA_VERSION

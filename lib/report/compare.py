@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem
+from lib.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NOT_COMPARABLE,
+    ConfigError,
+    Problem,
+    visible,
+)
 from lib.files import sha256_file
 from lib.report.render import json_document
 from lib.report.run_facts import FieldDifference, RunFacts, field_differences, speed_differences
@@ -354,7 +361,7 @@ def comparison_to_text(comparison: RunComparison) -> str:
         lines.append(
             "  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*comparison.speed)
         )
-    return "\n".join(lines) + "\n"
+    return "".join(f"{visible(line)}\n" for line in lines)
 
 
 def comparison_to_json(comparison: RunComparison) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib.errors import CONTROL_CHARACTER
+from lib.errors import visible
 from lib.files import pretty_json
 
 # "-:" is the shortest column rule that Markdown accepts.
@@ -47,6 +47,7 @@ def text_lines(
 
     The columns ``right`` are right-aligned; the first column has at least ``min_width`` characters.
     """
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = _column_widths(rows)
     widths[:1] = [max(min_width, width) for width in widths[:1]]
     lines = (_aligned(row, widths, set(right)) for row in rows)
@@ -126,12 +127,6 @@ def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def _csv_cell(text: str) -> str:
     formula = _FORMULA.match(text) and not _NUMBER.fullmatch(text)
     return f"'{visible(text)}" if formula else visible(text)
-
-
-def visible(text: str) -> str:
-    """Return ``text`` in one line, without characters that move or reorder what a reader sees."""
-    line = re.sub(r"\r?\n|\t", " ", text)
-    return CONTROL_CHARACTER.sub(lambda match: repr(match[0])[1:-1], line)
 
 
 def markdown_text(text: str) -> str:

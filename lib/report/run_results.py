@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from lib.files import canonical_json
-from lib.json_files import MissingRecord, RecordError
+from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.plan.run import PlannedRun
 from lib.report.run_curves import RunCurves, read_curves
 from lib.report.run_facts import RunFacts, recorded_facts
@@ -155,12 +155,16 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
         if hashlib.sha256(identity.encode()).hexdigest() != run.config.digest:
             reason = "identity differs from the planned run"
             return MissingResult(run, "not comparable", reason, ("identity",))
+        final = record.summary.final
+        if any(final.prunable_weights.get(name, 0) < 1 for name in final.sparsity_by_layer):
+            expected = "final.prunable_weights with the names of final.sparsity_by_layer"
+            raise DamagedRecord(record.run.summary, expected, "other names, or no weights")
         unstable = unstable_steps(record)
         machine, damage = run_utilisation(record)
         result = RunResult(
             run=run,
             facts=recorded_facts(record),
-            final=record.summary.final,
+            final=final,
             timing=record.summary.timing,
             machine=machine,
             outcome=finished_outcome(run.seed, record, unstable),

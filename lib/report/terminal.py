@@ -6,9 +6,10 @@ every column, section and note (``table.md``, ``report.html``).
 
 from collections.abc import Mapping, Sequence
 
-from lib.console import folded
+from lib.console import folded, painted
+from lib.errors import visible
 from lib.report.columns import Column, Row, columns, rows_of
-from lib.report.render import fitting_columns, shorten_titles, text_lines, visible
+from lib.report.render import fitting_columns, shorten_titles, text_lines
 from lib.report.text import (
     Document,
     given,
@@ -19,20 +20,20 @@ from lib.report.text import (
     warnings,
 )
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_BOLD, _GREEN, _RED, _YELLOW = "1", "32", "31", "33"
 _COLOURS = {
-    "better": "\x1b[32m",
-    "worse": "\x1b[31m",
-    "diverged": "\x1b[31m",
-    "unfair": "\x1b[33m",
+    "better": _GREEN,
+    "worse": _RED,
+    "diverged": _RED,
+    "unfair": _YELLOW,
 }
 _INDENT = "  "
 _MAX_NOTES = 4
 
 
-def to_terminal(document: Document, width: int, *, colour: bool) -> str:
+def to_terminal(document: Document, width: int) -> str:
     """Return table and notes in lines of at most ``width`` characters, without Markdown."""
-    lines = _rows(document, width, colour)
+    lines = _rows(document, width)
     for section in document["sections"]:
         if section["is_short"]:
             lines += ["", section["title"], *_section(section, width)]
@@ -69,7 +70,7 @@ def _section(section: Mapping[str, Sequence[str]], width: int) -> list[str]:
     return text_lines(cells, right=range(1, len(shown)))
 
 
-def _rows(document: Document, width: int, colour: bool) -> list[str]:
+def _rows(document: Document, width: int) -> list[str]:
     rows = rows_of(document)
     shown = {column.heading: column for column in columns(document) if column.rank}
     texts: dict[str, Sequence[str]] = {
@@ -84,10 +85,8 @@ def _rows(document: Document, width: int, colour: bool) -> list[str]:
     right = [i for i, heading in enumerate(headings) if not shown[heading].is_left]
     cells = [headings, *zip(*(texts[heading] for heading in headings), strict=True)]
     head, *lines = text_lines(cells, right=right)
-    if colour:
-        best, words = _best(rows), texts.get("verdict", [""] * len(rows))
-        lines = [_coloured(*each, best) for each in zip(lines, rows, words, strict=True)]
-    return [head, *lines]
+    best, words = _best(rows), texts.get("verdict", [""] * len(rows))
+    return [head, *(_coloured(*each, best) for each in zip(lines, rows, words, strict=True))]
 
 
 def _short(column: Column, row: Row) -> str:
@@ -97,10 +96,10 @@ def _short(column: Column, row: Row) -> str:
 
 def _coloured(line: str, row: Row, word: str, best: Row | None) -> str:
     """Return a line with its verdict in colour, bold if it is the step with the lowest loss."""
-    colour = word and _COLOURS.get(verdict_colour(row["verdict"]))
-    if colour:
-        line = line.replace(word, f"{colour}{word}{_PLAIN}")
-    return f"{_BOLD}{line.replace(_PLAIN, _PLAIN + _BOLD)}{_PLAIN}" if row is best else line
+    colour, bold = word and _COLOURS.get(verdict_colour(row["verdict"])), [_BOLD] * (row is best)
+    before, shown, after = line.partition(word) if colour else (line, "", "")
+    codes = [*bold, colour] if colour else bold
+    return painted(before, *bold) + painted(shown, *codes) + painted(after, *bold)
 
 
 def _best(rows: Sequence[Row]) -> Row | None:

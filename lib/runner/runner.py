@@ -343,7 +343,9 @@ class RunScheduler:
         """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
         self._results[run.label] = status
         self._progress.end(run, status)
-        message = self._final_messages.pop(run.label, status.message)
+        # A run may fail after it has reported its result: by a full disk, for example.
+        result = self._final_messages.pop(run.label, status.message)
+        message = result if status.state is State.SUCCESS else status.message
         if elsewhere and status.state is State.SUCCESS:
             message = "by another process"
         print_outcome(run, status, message, self._progress, RunDir(run.path).logs)

@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from lib.console import is_ascii_only
+from lib.errors import visible
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.report.render import json_document, text_lines
@@ -293,8 +294,9 @@ def lines_to_table(lines: Sequence[RunLine], width: int, height: int) -> Any:
     table has more than ``height`` lines.
     """
     from rich.table import Table
+    from rich.text import Text
 
-    rows = [_cells(line) for line in lines]
+    rows = [{name: visible(cell) for name, cell in _cells(line).items()} for line in lines]
     for line, row in zip(lines, rows, strict=True):
         if line.state != "running":
             row["health"] = ", ".join(line.alarms) or "ok"
@@ -318,7 +320,8 @@ def lines_to_table(lines: Sequence[RunLine], width: int, height: int) -> Any:
         grid.add_column(name, justify=justify, min_width=widths[name], no_wrap=True)
     for row in rows:
         if row not in omitted:
-            grid.add_row(*(row[name] for name in names))
+            # Not strings, whose brackets are markup.
+            grid.add_row(*(Text(row[name]) for name in names))
     return grid
 
 

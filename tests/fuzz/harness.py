@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from lib import console
+from lib.errors import CONTROL_CHARACTER
 from lib.project import ROOT
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Operation
@@ -162,6 +163,8 @@ class Study:
             return f"hang: no end after {TIMEOUT_SECONDS:g} s"
         if "Traceback (most recent call last)" in text:
             return "traceback: " + text.rstrip().splitlines()[-1]
+        if found := CONTROL_CHARACTER.search(text.translate({9: None, 10: None})):
+            return f"control character {found[0]!r}"
         if outcome.code not in EXIT_CODES:
             return f"exit code {outcome.code}"
         if list(self.folder.rglob(mutations.CANARY)):

@@ -57,3 +57,12 @@ def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
         str(tmp_path / "absent" / "file"),
     )
     assert "[file.input-output]" in err
+
+
+def test_only_colours_of_this_process_reach_the_terminal() -> None:
+    word = console.painted("BETTER", "1", "32")
+    text = f"a\tb\n{word} \x1b[31mred \x1b]0;t\x07 \u202e\u200f\x9b\r"
+    escaped = "\\x1b[31mred \\x1b]0;t\\x07 \\u202e\\u200f\\x9b\\r"
+    assert console.shown(text, colour=True) == f"a\tb\n\x1b[1;32mBETTER\x1b[0m {escaped}"
+    assert console.shown(text, colour=False) == f"a\tb\nBETTER {escaped}"
+    assert console.painted("", "1") == "" and console.painted("plain") == "plain"

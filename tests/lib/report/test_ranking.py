@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gpt2.records.sections import ranking
+from lib.console import shown
 from lib.report.columns import to_json, to_markdown
 from lib.report.table import build_table
 from lib.report.terminal import to_terminal
@@ -43,7 +44,7 @@ def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
 def test_a_terminal_and_the_file_show_it(make_run):
     table = points(make_run, seeds=(1,))
     table = replace(table, sections=[ranking(table.rows)])
-    text = to_terminal(document_of(table), 60, colour=False)
+    text = shown(to_terminal(document_of(table), 60), colour=False)
     lines = text.splitlines()
     assert lines[lines.index("Ranking") + 1].split()[:2] == ["rank", "LEARNING_RATE"]
     assert max(map(len, lines)) <= 60

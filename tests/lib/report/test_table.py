@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from lib.console import shown
 from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
 from lib.report.series import runs_of_rows
@@ -270,7 +271,7 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
     assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
     (verdict,) = table.verdicts.verdicts
     assert verdict.remarks == ("UNSTABLE: wide, seeds 1, 2",)
-    assert to_terminal(document_of(table), 80, colour=False).count("UNSTABLE") == 2
+    assert shown(to_terminal(document_of(table), 80), colour=False).count("UNSTABLE") == 2
 
 
 def test_sparsity_is_a_column_where_something_is_pruned(make_run):

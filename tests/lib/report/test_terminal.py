@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from lib.console import shown
 from lib.report.render import fitting_columns, shortened
 from lib.report.table import ResultTable, build_table
 from lib.report.terminal import to_terminal
@@ -29,7 +30,7 @@ def table(make_run) -> ResultTable:
 
 @pytest.mark.parametrize("width", [80, 132])
 def test_every_line_fits_and_the_table_is_first(table: ResultTable, width: int) -> None:
-    text = to_terminal(document_of(table), width, colour=False)
+    text = shown(to_terminal(document_of(table), width), colour=False)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert not re.search(r"[|#]|\x1b", text)
@@ -44,11 +45,11 @@ def test_every_line_fits_and_the_table_is_first(table: ResultTable, width: int) 
 
 
 def test_colours_mark_the_verdict_and_the_best_row(table: ResultTable) -> None:
-    plain = to_terminal(document_of(table), 80, colour=False)
-    text = to_terminal(document_of(table), 80, colour=True)
-    assert re.sub(r"\x1b\[\d+m", "", text) == plain
+    plain = shown(to_terminal(document_of(table), 80), colour=False)
+    text = shown(to_terminal(document_of(table), 80), colour=True)
+    assert re.sub(r"\x1b\[[\d;]+m", "", text) == plain
     (best,) = (line for line in text.splitlines() if line.startswith("\x1b[1m"))
-    assert "1 wide" in best and "\x1b[32mBETTER" in best and best.endswith("\x1b[0m")
+    assert "1 wide" in best and "\x1b[1;32mBETTER" in best and best.endswith("\x1b[0m")
 
 
 def test_columns_are_chosen_by_their_importance() -> None:

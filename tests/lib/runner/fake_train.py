@@ -1,6 +1,7 @@
 """Fake trainer: counts steps, resumes, and fails on request."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -56,6 +57,8 @@ def train(
             report({"kind": "progress", **news, "loss": 3.0})
     guard()
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
+    if behaviour.get("full"):
+        raise OSError(errno.ENOSPC, "No space left on device", str(run.manifest))
     write_status(run, RunStatus(State.SUCCESS, iteration=total, iterations=total))
 
 

@@ -51,6 +51,14 @@ def test_goes_on_after_a_failure_and_says_where_the_log_is(study):
     assert stderr.splitlines()[-1] == "EXIT    code 1"
 
 
+def test_a_file_that_cannot_be_written_at_the_end_is_the_message_of_the_failure(study):
+    """The result has been reported by then."""
+    code, stderr = study.make(runs={"a": {"full": True}})
+    assert code == 1
+    (line,) = re.findall(r"^FAIL    fake/00-a s1 .*$", stderr, re.M)
+    assert "No space left on device" in line and "manifest.json" in line and "val loss" not in line
+
+
 def test_stops_after_a_failure_where_asked_to(study):
     runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
     code, stderr = study.make(runs=runs, keep_going=False)

@@ -1,6 +1,7 @@
 """Alarm rules, the lines of a screen, and the live screen on a pseudo-terminal."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +237,16 @@ def test_health_texts_break_between_words_only(median: int) -> None:
     lines = captured.get().splitlines()
     assert any("-75 %" in line for line in lines) and any(f"{median:,}" in line for line in lines)
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_texts_of_runs_are_shown_as_they_are() -> None:
+    numbers = (2.5, 2.5, 1.2e3, 60.0, 300.0, [2.5], {"damaged": "[red]x[/] [link=file:/]\x1b[2J"})
+    line = RunLine("ratio/17 s1", "running", 40, 120, *numbers)
+    console = Console(width=132, force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        console.print(lines_to_table([line], 132, 24))
+    shown = re.sub(r"\x1b\[[\d;]*m", "", captured.get())
+    assert "[red]x[/] [link=file:/]" in shown and "\\x1b[2J" in shown and "\x1b" not in shown
 
 
 def test_running_runs_stay_on_a_low_terminal() -> None:

@@ -1,0 +1,180 @@
+"""No string of a run or study folder reaches a terminal, or a table, with an escape or a line of its own."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.planning.plan import config_layers, make_plan
+from lib.config.dotconfig import defconfig_layers
+from lib.files import write_json
+from lib.project import ROOT
+from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
+from tests.command_server import CommandServer
+from tests.gpt2.planning.large_study import this_origin
+from tests.lib.fabricated import MANIFEST, changed, seal
+from tests.lib.report.fabricated_study import write_planned
+
+# Title of the window, colour, reversed text, clear the screen by one character, and a forged line.
+HOSTILE = "x\x1b]0;t\x07\x1b[31mred\u202eevil\u2066\u200f\x9b2J\r\x85\u2028\nFORGED all is well"
+FORBIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+SEEDS = "1-6"
+STUDY = ("--steps", "STEPS", "--seeds", "SEEDS")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "plan": ("plan", *STUDY),
+    "status": ("status", *STUDY),
+    "one-line": ("status", *STUDY, "--one-line"),
+    "watch": ("watch", *STUDY),
+    "ls": ("list_runs",),
+    "report": ("report", *STUDY),
+    "verdicts": ("verdicts", *STUDY),
+    "audit": ("audit_run", "--runs", "*"),
+    "verify-results": ("verify_results", *STUDY),
+    "compare": ("compare_runs", "A", "B"),
+    "why": ("configure", "why", "DROPOUT", "--run", "A"),
+}
+WITHOUT_JSON = ("one-line",)
+
+
+def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the key path of each string, and of a further key of each mapping."""
+    if isinstance(value, dict):
+        yield (*place, HOSTILE)
+    items = value.items() if isinstance(value, dict) else ()
+    for key, part in enumerate(value) if isinstance(value, list) else items:
+        yield from leaves(part, (*place, key))
+    if isinstance(value, str) or value is None:
+        yield place
+
+
+TEXTS = {"metrics": "eval", "per_query": "corpus/text-003", "timing": "written_at"}
+
+
+def plant(run: RunDir, name: str, place: tuple[Any, ...]) -> None:
+    """Write the hostile string into a file of a run; the manifest has the digest of the new file."""
+    path = path_of(run, name)
+    if place:
+        document = target = json.loads(path.read_text(encoding="utf-8"))
+        for key in place[:-1]:
+            target = target[key]
+        target[place[-1]] = next(iter(target.values()), 1) if place[-1] == HOSTILE else HOSTILE
+        write_json(path, document)
+    else:
+        text = json.dumps(HOSTILE)[1:-1] if path.suffix == ".jsonl" else HOSTILE
+        content = path.read_text(encoding="utf-8").replace(TEXTS.get(name, "a"), text)
+        path.write_text(content, encoding="utf-8")
+    if name != "manifest":
+        record = json.loads(run.manifest.read_text(encoding="utf-8"))
+        seal(run, {key: value for key, value in record.items() if key != "artifacts"})
+
+
+def plant_in_turns(runs: list[RunDir]) -> None:
+    """Write the hostile string into each run, each time at another place."""
+    places: list[tuple[str, tuple[Any, ...]]] = []
+    for name in ("manifest", "summary", "status", "resolved_config"):
+        document = json.loads(path_of(runs[0], name).read_text(encoding="utf-8"))
+        places += [(name, place) for place in leaves(document)]
+    places += [(name, ()) for name in (*TEXTS, "sample", "logs")]
+    for i, run in enumerate(runs):
+        plant(run, *places[i * len(places) // len(runs)])
+
+
+def path_of(run: RunDir, name: str) -> Path:
+    """Return the file of a run by a short name."""
+    paths: dict[str, Path] = {
+        "manifest": run.manifest,
+        "summary": run.summary,
+        "status": run.status,
+        "resolved_config": run.resolved_config,
+        "metrics": run.metrics,
+        "per_query": run.per_query,
+        "timing": run.timing,
+        "sample": run.sample,
+        "logs": run.logs,
+    }
+    return paths[name]
+
+
+def written_study(folder: Path, steps: str, seeds: str) -> list[RunDir]:
+    """Write a build folder with a finished study; return its runs."""
+    folder.mkdir()
+    write_build(folder, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    plan = make_plan(config_layers(folder), folder, steps=steps, seeds=seeds)
+    manifest = changed(MANIFEST, origin=this_origin())
+    for run in plan.runs:
+        own = {**manifest, "run": {"hash8": run.config.hash8}}
+        write_planned(run, 20, 5, symbols=run.config.values, manifest=own)
+    return [RunDir(run.path) for run in plan.runs]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a build folder with a study whose runs have one hostile string each."""
+    folder = tmp_path_factory.mktemp("hostile") / "build"
+    runs = written_study(folder, "all", SEEDS)
+    plant_in_turns(runs)
+    shutil.copytree(runs[0].path, runs[0].path.with_name(f"{HOSTILE}-s1-0123abcd"))
+    return folder
+
+
+class Commands:
+    """The commands on a build folder."""
+
+    def __init__(self, server: CommandServer, folder: Path, scratch: Path) -> None:
+        self._server, self._folder, self._scratch = server, folder, scratch
+
+    def check(self, name: str, steps: str, seeds: str, *options: str) -> str:
+        """Run a command; assert that it ends as documented and prints no control character."""
+        script, *words = COMMANDS[name]
+        runs = sorted((self._folder / "results/ratio").glob("*-s1-*"))
+        values = {"STEPS": steps, "SEEDS": seeds, "A": str(runs[0]), "B": str(runs[-1])}
+        command = [str(ROOT / f"scripts/{script}.py"), *(values.get(w, w) for w in words)]
+        command += [*options, "-O", str(self._folder)]
+        code, out, err = self._server.run(command, os.environ, self._scratch, self._folder)
+        assert "Traceback" not in err and code in (0, 1, 2, 4, 6), err
+        for text in (out, err):
+            assert [line for line in text.splitlines() if FORBIDDEN.search(line)] == []
+            assert re.findall(r"^FORGED.*", text, re.MULTILINE) == []
+        return out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_prints_a_control_character_of_a_run(
+    name: str, build: Path, server: CommandServer, tmp_path: Path
+) -> None:
+    commands = Commands(server, build, tmp_path)
+    commands.check(name, "all", SEEDS)
+    if name not in WITHOUT_JSON:
+        json.loads(commands.check(name, "all", SEEDS, "--json"))
+    if name == "report":
+        table = (build / "results/ratio/table.md").read_text(encoding="utf-8")
+        assert "\\x1b" in table and not FORBIDDEN.search(table) and "\nFORGED" not in table
+
+
+ALONE = [
+    ("manifest", ("origin", "torch")),
+    ("manifest", ("run", "hash8")),
+    ("manifest", ("data", "digest")),
+    ("status", (HOSTILE,)),
+    ("summary", ("final", "sparsity_by_layer", HOSTILE)),
+]
+
+
+@pytest.mark.parametrize(("file", "place"), ALONE, ids=lambda value: str(value[-1])[:6])
+def test_a_text_of_one_run_has_no_line_of_its_own(
+    file: str, place: tuple[str, ...], server: CommandServer, tmp_path: Path
+) -> None:
+    """Of many texts, a command lists the first ones."""
+    (run,) = written_study(tmp_path / "build", "0", "1")
+    plant(run, file, place)
+    commands = Commands(server, tmp_path / "build", tmp_path)
+    for name in ("status", "report", "audit", "verify-results"):
+        commands.check(name, "0", "1")
