@@ -394,3 +394,27 @@ def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(ma
     marginals = {(m.factor, m.level): m.difference for m in marginal_effects(table.rows)}
     assert marginals["BLOCK_SIZE", "1024"] is None
     assert marginals["FORM", "b"].mean == pytest.approx(0.052)
+
+
+@pytest.mark.parametrize("reference", ["base", "wide"])
+def test_nothing_is_compared_with_a_reference_that_has_a_diverged_seed(make_run, reference):
+    """Its other seeds are those that went well: every rendering takes its differences from a row."""
+    runs = [
+        make_run(slug, 3.0 + number / 10 + seed / 100, seed=seed, parent=parent, number=number)
+        for number, (slug, parent) in enumerate([("base", ""), ("wide", "base"), ("gate", "wide")])
+        for seed in range(1, 5)
+    ]
+    runs.append(make_run(reference, 19.95, seed=5, parent="base" * (reference == "wide")))
+    runs[-1] = replace(
+        runs[-1], variant=next(r.variant for r in runs if r.variant.slug == reference)
+    )
+    document = document_of(build_table("demo", runs))
+    rows = {row["slug"]: row for row in document["rows"]}
+    assert rows[reference]["val_loss"] is None and rows["gate"]["val_loss"] is not None
+    kind = "baseline" if reference == "base" else "parent"
+    (lost,) = (v for v in document["verdicts"] if v["name"] == rows["gate"]["against"][kind])
+    assert (lost["verdict"], lost["difference"], lost["interval_95"]) == ("DIVERGED", None, None)
+    figures = [value for name, value in rows["gate"].items() if name.startswith(f"delta_{kind}")]
+    assert figures == [None, None, 0]
+    other = {"baseline": "parent", "parent": "baseline"}[kind]
+    assert rows["gate"][f"delta_{other}"] is not None
