@@ -373,7 +373,7 @@ def _summary(
         findings.append(CheckFinding("final-result", what, f"{found}, {order}"))
     total = math.fsum(row.nll_sum for row in record.documents) / expected["eval_tokens"]
     last = record.eval_rows[-1].val_loss
-    pairs = {"the results table": record.summary.final.val_loss, "the last evaluation row": last}
+    pairs = {"the results table": record.final.val_loss, "the last evaluation row": last}
     findings += [
         CheckFinding(
             "exact-sum", f"a loss of {total!r} in {where}, as in per_query.csv", f"{loss!r}"
@@ -420,7 +420,7 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
 
     # Rows of a table name the origin of their runs, which training alone records.
     write_json(record.run.manifest, {})
-    facts, summary = RunFacts(record, {}, {}, {}, {}, {}), record.summary
+    facts = RunFacts(record, {}, {}, {}, {}, {})
     variants, results = [], []
     for slug, (parent, figures) in _VARIANTS.items():
         variants.append(RunVariant(slug, parent=parent))
@@ -428,8 +428,8 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
         # Seeds in another order than those of the other variants.
         for seed in sorted(losses, reverse=slug == "parent"):
             run = PlannedRun("check", variants[-1], seed, subject.config, record.run.path)
-            final, outcome = replace(summary.final, val_loss=losses[seed]), SeedOutcome(seed, 0.0)
-            results.append(RunResult(run, facts, final, summary.timing, {}, outcome))
+            final, outcome = replace(record.final, val_loss=losses[seed]), SeedOutcome(seed, 0.0)
+            results.append(RunResult(run, facts, final, record.timing, {}, outcome))
     rows = variant_rows(ComparableGroup({}, results), variants, {"": "baseline"}, ())
     document = {"rows": [row_document(row, None) for row in rows]}
     for row in csv.DictReader(to_csv(document).splitlines()):

@@ -237,7 +237,7 @@ def _baseline_losses(plan: Plan) -> list[float]:
         if run.variant.slug not in baselines or not is_done(RunDir(run.path)):
             continue
         try:
-            losses.append(RunRecord(RunDir(run.path)).summary.final.val_loss)
+            losses.append(RunRecord(RunDir(run.path)).final.val_loss)
         except RecordError:
             continue
     return losses

@@ -441,7 +441,7 @@ def _read_run(run: PlannedRun[Config], comparison: SourceComparison) -> _RunProg
     record, timing, configuration = RunRecord(RunDir(run.path)), None, UNKNOWN
     status = record.status
     with contextlib.suppress(RecordError):
-        timing = record.summary.timing
+        timing = record.timing
     if status is None or status.state is not State.SUCCESS:
         return _RunProgress(status, timing)
     with contextlib.suppress(RecordError):

@@ -35,7 +35,7 @@ from lib.files import sha256_file, write_atomic, write_json
 from lib.json_files import read_record
 from lib.report.render import text_lines
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, to_csv
-from lib.runs.record import RunRecord, read_manifest
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 _INT8_MAX = 127
@@ -142,7 +142,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     vocabulary = tokenizer.load_tokenizer(
         config.data.tokenizer, store.downloads_folder(config.data, build_dir)
     )
-    step = RunRecord(run).summary.final.iterations
+    step = RunRecord(run).final.iterations
     items = items_of(evaluation, evaluate, config.data.dataset, vocabulary, step)
     summary = {
         "schema_version": SCHEMA_VERSION,
@@ -182,7 +182,7 @@ def _row(label: str, final: dict[str, Any], trained: dict[str, Any]) -> tuple[st
 
 
 def _require_data_of(run: RunDir, digest: str) -> None:
-    recorded = read_manifest(run).data_digest
+    recorded = RunRecord(run).manifest.value(str, "data", "digest")
     if digest != recorded:
         what = f"data differs from the data of the run (expected {recorded}, got {digest})"
         advice = "restore the data of the run"

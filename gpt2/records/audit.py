@@ -101,18 +101,18 @@ def _weights(record: RunRecord, verdict: Verdict) -> None:
 def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None:
     """Recompute the hashes from the identity, the identity from the symbols, and the documents."""
     run, manifest, name = record.run, record.manifest, record.run.resolved_config.name
-    digest = identity_digest(record.config.identity)
-    verdict.findings += mismatch(name, "hash8", digest[:8], record.config.hash8)
+    digest = identity_digest(record.identity)
+    verdict.findings += mismatch(name, "hash8", digest[:8], record.hash8)
     recorded = manifest.value(str, "config", "config_digest")
     verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
-    if changed := changed_since(manifest.origin.sources, manifest.code.git_sha):
+    if changed := changed_since(record.sources, record.code.git_sha):
         names = ", ".join(changed[:_MAX_NAMES_SHOWN])
         names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
         verdict.notes.append(f"identity and documents: made by other code ({names})")
         return
     own = own_values(build_dir)
     try:
-        config = recorded_config(record.config, own)
+        config = recorded_config(record, own)
     except (KablateError, KeyError) as error:
         verdict.findings.append(AuditFinding(name, "symbols of a configuration", str(error)))
         return
@@ -133,7 +133,7 @@ def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[A
 
     Raises DataError if the data set is not available.
     """
-    split = _held_out(record.manifest.data_digest, config, build_dir)
+    split = _held_out(record.manifest.value(str, "data", "digest"), config, build_dir)
     downloads = store.downloads_folder(config.data, build_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
     windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)

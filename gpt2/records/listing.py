@@ -211,19 +211,19 @@ def _recorded(record: RunRecord, state: str, comparison: SourceComparison) -> di
     manifest = _optional(lambda: record.manifest, done)
     fields: dict[str, Any] = {}
     if config is not None:
-        fields |= {"symbols": config.symbols, "hash8": config.hash8}
+        fields |= {"symbols": record.symbols, "hash8": record.hash8}
     if manifest is not None:
-        code, dirty = manifest.code, "-dirty" * (manifest.code.dirty_tree is True)
+        code, dirty = record.code, "-dirty" * (record.code.dirty_tree is True)
         fields |= {
             "commit": f"{code.git_sha or 'unknown'}{dirty}",
             "run_id": str(manifest.find("run", "run_id")),
         }
         # The model of a GPU cannot be read without torch.
-        on_cpu = config is None or config.symbols.get("DEVICE", "cpu") == "cpu"
+        on_cpu = config is None or record.symbols.get("DEVICE", "cpu") == "cpu"
         if done and run_drift(record, cpu_model() if on_cpu else None, comparison):
             fields["state"] = "stale"
     if done:
-        final, timing = record.summary.final, record.summary.timing
+        final, timing = record.final, record.timing
         fields |= {
             "val_loss": final.val_loss,
             "parameters": final.parameters,

@@ -89,7 +89,7 @@ def _state(run: RunDir) -> str:
         return "moved aside, because the run was trained again"
     status = read_status(run)
     try:
-        recorded = f"configuration {RunRecord(run).config.hash8}"
+        recorded = f"configuration {RunRecord(run).hash8}"
     except RecordError as error:
         if status is None:
             return "not a run"

@@ -21,7 +21,7 @@ from lib.files import write_json
 from lib.json_files import RecordError
 from lib.make_variables import require_value
 from lib.report.render import json_document
-from lib.runs.record import UNKNOWN, RunManifest, RunRecord
+from lib.runs.record import UNKNOWN, JsonRecord, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -60,7 +60,7 @@ def _recorded(name: str, setting: ExplicitSetting) -> ExplicitSetting:
 def _hash8(run: RunDir) -> str | None:
     """Return the hash of the run in the directory; None if there is no readable record."""
     try:
-        return RunRecord(run).config.hash8
+        return RunRecord(run).hash8
     except RecordError:
         return None
 
@@ -71,7 +71,7 @@ def read_settings(run: RunDir) -> dict[str, Any]:
     ``overrides`` maps symbols to values and sources; ``defconfig`` lists the sources that are files
     of this tree.
     """
-    settings = RunRecord(run).config.settings
+    settings = RunRecord(run).settings
     files = {s["where"].partition(":")[0] for s in settings.values() if s["label"] in _SHIPPED}
     return {"defconfig": sorted(files), "overrides": settings}
 
@@ -81,7 +81,7 @@ def read_planned_config(run: RunDir) -> Config:
 
     Raises ConfigError like ``read_resolved_config``.
     """
-    record = RunRecord(run).config
+    record = RunRecord(run)
     config = Config.from_values(record.symbols)
     require_identity(config, record)
     return config
@@ -94,7 +94,7 @@ def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
     or without ``build_dir`` its default. Raises ConfigError if the file is missing or unreadable, or
     if this code derives a different identity from the symbols than the code that wrote the file.
     """
-    record = RunRecord(run).config
+    record = RunRecord(run)
     config = recorded_config(record, own_values(build_dir) if build_dir else None)
     require_identity(config, record)
     return config
@@ -265,12 +265,12 @@ def explain_setting(
             raise ConfigError(Problem(what, variable, "omit RUN=", code="usage.conflict"))
     found = find_finished(run, place.build, lookup)
     record = RunRecord(found)
-    symbols = record.config.symbols
+    symbols = record.symbols
     if name not in symbols:
         what, code = unknown_symbol(name, symbols)
         raise ConfigError(Problem(what, name, code=code))
     origin = {"label": "default", "where": "Kconfig"}
-    if name in record.config.settings:
+    if name in record.settings:
         origin = {key: record.config.value(str, "settings", name, key) for key in origin}
     document = {
         "symbol": name,
@@ -282,7 +282,7 @@ def explain_setting(
     return json_document(EXPLANATION_VERSION, document).rstrip() if json else _text(document)
 
 
-def _observed(name: str, manifest: RunManifest) -> dict[str, Any]:
+def _observed(name: str, manifest: JsonRecord) -> dict[str, Any]:
     """Return the observed settings and facts that the manifest records for a symbol."""
     places: dict[str, Sequence[str]] = {knob: ("knobs", knob) for knob in _KNOBS.get(name, ())}
     places |= {".".join(place): place for place in filter(None, [_FACTS.get(name)])}

@@ -100,8 +100,7 @@ def _speed(results: Sequence[RunResult]) -> TableSection | None:
     rows = []
     for result in results:
         record, timing = result.facts.record, result.timing
-        manifest = record.manifest
-        code, hardware = manifest.code, manifest.hardware
+        code, hardware = record.code, record.hardware
         commit = (code.git_sha or "unknown")[:12] + " edited" * (code.dirty_tree is True)
         rows.append(
             (
@@ -109,7 +108,7 @@ def _speed(results: Sequence[RunResult]) -> TableSection | None:
                 f"{1000 * timing.mean_step_seconds:.1f}",
                 f"{timing.tokens_per_second:,.0f}",
                 f"{_peak_reserved_mib(record):,.0f}",
-                manifest.attention_kernel,
+                record.manifest.value(str, "attention", "kernel"),
                 hardware.gpu_name or hardware.cpu_model,
                 commit,
             )

@@ -29,8 +29,7 @@ from lib.json_files import RecordError
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.project import ROOT
 from lib.pruning.options import PRUNERS
-from lib.runs.record import RecordedConfig, read_manifest
-from lib.runs.run_dir import RunDir
+from lib.runs.record import RunRecord
 
 # Every registry of components that the identity of a run names.
 REGISTRIES: tuple[Registry[Any], ...] = (
@@ -77,7 +76,7 @@ def own_values(build_dir: Path) -> Mapping[str, SymbolValue]:
     return configured_values(ConfigWorkspace(ROOT, build_dir))
 
 
-def recorded_config(record: RecordedConfig, own: Mapping[str, SymbolValue] | None = None) -> Config:
+def recorded_config(record: RunRecord, own: Mapping[str, SymbolValue] | None = None) -> Config:
     """Return the allowed part of a recorded configuration on top of ``own`` values, or of defaults.
 
     Raises ConfigError if the values are rejected, or if symbols that are newer make it another run.
@@ -90,7 +89,7 @@ def recorded_config(record: RecordedConfig, own: Mapping[str, SymbolValue] | Non
     return config
 
 
-def allowed_values(record: RecordedConfig) -> dict[str, SymbolValue]:
+def allowed_values(record: RunRecord) -> dict[str, SymbolValue]:
     """Return the recorded values of the allowed symbols; one that is newer has its default.
 
     Raises ConfigError if the run has a setting that this version does not have.
@@ -100,13 +99,13 @@ def allowed_values(record: RecordedConfig) -> dict[str, SymbolValue]:
     allowed = allowed_symbols()
     values = {name: value for name, value in record.symbols.items() if name in allowed}
     if newer := allowed - values.keys():
-        layer = ConfigLayer.of("constants", str(record.file), values)
+        layer = ConfigLayer.of("constants", str(record.run.resolved_config), values)
         resolved = _tree().resolve([layer]).values
         values |= {name: resolved[name] for name in newer}
     return values
 
 
-def _former_settings(record: RecordedConfig) -> Iterator[Problem]:
+def _former_settings(record: RunRecord) -> Iterator[Problem]:
     """Yield the symbols that went and were not off, and the choices whose recorded member went."""
     symbols = {name: to_kconfig_text(value) for name, value in record.symbols.items()}
     for name, off in removed_symbols().items():
@@ -119,24 +118,24 @@ def _former_settings(record: RecordedConfig) -> Iterator[Problem]:
             yield _former_setting(record, info.name, value, f"one of {', '.join(members)}")
 
 
-def _former_setting(record: RecordedConfig, name: str, value: str, expected: str) -> Problem:
+def _former_setting(record: RunRecord, name: str, value: str, expected: str) -> Problem:
     what = f"{name}: recorded value {value}, which this version does not have (expected {expected})"
     advice = "use the version that trained the run"
     with contextlib.suppress(RecordError):
-        sha = str(read_manifest(RunDir(record.file.parent)).find("code", "git_sha"))
+        sha = str(record.manifest.find("code", "git_sha"))
         advice = (
             f"to restore the code of the run, type: git worktree add ../kablate-{sha[:8]} {sha}"
         )
-    return Problem(what, str(record.file), advice, code="run.former-setting")
+    return Problem(what, str(record.run.resolved_config), advice, code="run.former-setting")
 
 
-def require_identity(config: Config, record: RecordedConfig) -> None:
+def require_identity(config: Config, record: RunRecord) -> None:
     """Raise ConfigError unless ``config`` has the identity that the code of the run recorded."""
     if config.hash8 == record.hash8:
         return
     what = f"made by other code (recorded identity {record.hash8}, now {config.hash8})"
     advice = "type: make, to plan the runs of this code"
-    raise ConfigError(Problem(what, str(record.file), advice, code="run.other-code"))
+    raise ConfigError(Problem(what, str(record.run.resolved_config), advice, code="run.other-code"))
 
 
 @cache

@@ -37,8 +37,7 @@ def plan_prolonged(
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
     record = RunRecord(run)
-    recorded = record.config
-    values = allowed_values(recorded)
+    values = allowed_values(record)
     own = own_values(build_dir)
     layers = [
         ConfigLayer.of("constants", str(build_dir), own),

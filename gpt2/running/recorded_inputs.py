@@ -24,7 +24,7 @@ def require_recorded_inputs(config: Config, record: RunRecord, build_dir: Path) 
     The folder of a run may be a stranger's, and could name any file of this machine. Raises DataError
     or PreflightError if a file is missing or differs from its recorded digest.
     """
-    recorded = {name: record.config.symbols.get(name) for name in _INPUTS}
+    recorded = {name: record.symbols.get(name) for name in _INPUTS}
     taken = [n for n in _INPUTS if config.values[n] and config.values[n] == recorded[n]]
     if texts := [name for name in _TEXTS if name in taken]:
         _require_texts(config, record, build_dir, texts[0])
@@ -47,7 +47,7 @@ def _require_texts(config: Config, record: RunRecord, build_dir: Path, symbol: s
 
 def _require_weights(config: Config, record: RunRecord, build_dir: Path) -> None:
     _, *files = weight_files(download_weights(config, build_dir))
-    sources = record.manifest.sources
+    sources = record.sources
     known = {digest for name, digest in sources.items() if Path(name).is_absolute()}
     if {sha256_file(path) for path in files} <= known:
         return

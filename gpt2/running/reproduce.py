@@ -72,7 +72,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     """
     run = RunDir(find_finished(request.run, request.build_dir).path.absolute())
     original = read_run_facts(run)
-    commit = original.record.manifest.code
+    commit = original.record.code
     config, reasons = _configuration(original.record, request.build_dir)
     if config is None:
         return _formatted(request, _not_comparable(run, reasons))
@@ -92,7 +92,7 @@ def reproduce(request: Request) -> tuple[int, str]:
         return _formatted(request, _not_comparable(run, [*reasons, *advice]))
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
-    settings = original.record.config.settings
+    settings = original.record.settings
     settings = {name: settings[name] for name in settings.keys() & allowed_symbols()}
     if exit_code := train_scratch(plan, settings, anew=request.force):
         return exit_code, ""
@@ -132,12 +132,12 @@ def _config_to_repeat(build_dir: Path, run: str, defconfig: str, steps: str) -> 
     return Config.from_values(unobserved(config.values))
 
 
-def _configuration(run: RunRecord, build_dir: Path) -> tuple[Config | None, list[str]]:
+def _configuration(record: RunRecord, build_dir: Path) -> tuple[Config | None, list[str]]:
     """Return the run's configuration under this code, and its differences from the record.
 
     The configuration is None if this code rejects the recorded symbols.
     """
-    record, own = run.config, own_values(build_dir)
+    own = own_values(build_dir)
     try:
         config = Config.from_values(unobserved(recorded_config(record, own).values))
     except ConfigError as error:
@@ -216,7 +216,7 @@ def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> list[str]:
 
 def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tuple[int, str]:
     """Reproduce the run in a checkout of its commit with the captured edits applied."""
-    sha, edits = str(original.record.manifest.code.git_sha), run.code_diff
+    sha, edits = str(original.record.code.git_sha), run.code_diff
     _require_consent(sha, edits, request.yes)
     folder = request.build_dir.absolute() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from lib.runs.documents import (
     to_csv,
     train_loss,
 )
-from lib.runs.record import RunManifest, RunRecord, read_manifest
+from lib.runs.record import RunRecord
 from lib.runs.seeds import stream_seed
 from lib.tracking.sidecar import Sidecars, mirror_sidecar, telemetry_sidecar
 from lib.tracking.tracker import TrackerMetadata
@@ -149,20 +149,20 @@ def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
     """Return the names and the configuration of the run for trackers."""
     run, tracking = session.run, session.config.tracking
     study = run.path.parent.name
-    manifest = read_manifest(run)
+    record = RunRecord(run)
     return TrackerMetadata(
-        id=_id(session, manifest),
+        id=_id(session, record),
         project=tracking.project or f"kablate-{study}",
         name=tracking.run_name or run.path.name,
         study=study,
         # <slug>-s<seed>-<hash8>
         step=run.path.name.rsplit("-", 2)[0],
-        settings=_settings(session, manifest),
+        settings=_settings(session, record),
         symbols=session.config.values,
     )
 
 
-def _settings(session: TrainingSession, manifest: RunManifest) -> dict[str, Any]:
+def _settings(session: TrainingSession, record: RunRecord) -> dict[str, Any]:
     config, train = session.config, session.config.train
     return {
         "run_name": session.run.path.name,
@@ -178,18 +178,19 @@ def _settings(session: TrainingSession, manifest: RunManifest) -> dict[str, Any]
         # Seconds; None unless the budget is time.
         "max_time": train.max_time_seconds if session.state.budget.is_time else None,
         "compile_model": config.machine.compile,
-        "git_commit": manifest.code.git_sha,
-        "dirty_tree": manifest.code.dirty_tree,
-        "data_digest": manifest.data_digest,
+        "git_commit": record.code.git_sha,
+        "dirty_tree": record.code.dirty_tree,
+        "data_digest": record.manifest.value(str, "data", "digest"),
     }
 
 
-def _id(session: TrainingSession, manifest: RunManifest) -> str:
+def _id(session: TrainingSession, record: RunRecord) -> str:
     """Return the tracker id: stable when a run resumes, new when a run is repeated.
 
     The id is a hash of the run's name and of host and time of its first start.
     """
     if session.run.tracker_facts.exists():
         return TrackerMetadata.read(session.run.tracker_facts).id
-    first_start = [session.run.path.name, manifest.host, manifest.attempts[0].started_at]
+    host = record.manifest.value(str, "volatile", "host")
+    first_start = [session.run.path.name, host, record.attempts[0].started_at]
     return hashlib.sha256(json.dumps(first_start).encode()).hexdigest()[:16]

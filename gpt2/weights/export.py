@@ -233,7 +233,7 @@ def _byte_tokenizer() -> dict[str, Any]:
 def _card(config: Config, run: RunDir, *, own_code: bool) -> str:
     """Return the model card: what the model is, and the run that trained it."""
     record = RunRecord(run)
-    code, trust = record.manifest.code, ", trust_remote_code=True" if own_code else ""
+    code, trust = record.code, ", trust_remote_code=True" if own_code else ""
     commit = f"{code.git_sha}{' with uncommitted changes' if code.dirty_tree else ''}"
     rows = {
         "run": run.path.name,
@@ -246,7 +246,9 @@ def _card(config: Config, run: RunDir, *, own_code: bool) -> str:
         "validation loss": f"{record.summary.value(float, 'final', 'val_loss'):.4f} nats per token",
         "initial weights": config.init.init_from or "random",
         "commit": commit,
-        "SHA-256 of the trained weights": record.manifest.artifact_digest(run.weights),
+        "SHA-256 of the trained weights": record.manifest.value(
+            str, "artifacts", run.weights.name, "sha256"
+        ),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return f"""---

@@ -180,7 +180,7 @@ def _part_names(model: ModelConfig) -> set[str]:
 def require_recorded_weights(run: RunDir) -> None:
     """Raise PreflightError if the weights do not match the digest in the manifest."""
     try:
-        recorded = read_manifest(run).artifact_digest(run.weights)
+        recorded = read_manifest(run).value(str, "artifacts", run.weights.name, "sha256")
         damaged = sha256_file(run.weights) != recorded
     except (RecordError, OSError) as error:
         what = f"the run is incomplete: {error}"

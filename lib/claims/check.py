@@ -224,7 +224,7 @@ class _Checker:
 def _claimed_run(run: PlannedRun[Any]) -> ClaimedRun:
     """Return the provenance of a finished run. Raises RecordError if it is another run's."""
     record = RunRecord(RunDir(run.path))
-    manifest, recorded = record.manifest, canonical_json(record.config.identity)
+    manifest, recorded = record.manifest, canonical_json(record.identity)
     if recorded != canonical_json(run.config.identity()):
         file = record.config.file
         raise DamagedRecord(file, f"the identity of {run.label}", "another identity")
@@ -232,15 +232,15 @@ def _claimed_run(run: PlannedRun[Any]) -> ClaimedRun:
         run.path.name,
         run.seed,
         run.config.hash8,
-        manifest.code.git_sha or "",
-        manifest.code.dirty_tree is not False,
+        record.code.git_sha or "",
+        record.code.dirty_tree is not False,
         manifest.value(str, "manifest_digest"),
     )
 
 
 def _figure(record: RunRecord, cell: ClaimedCell) -> float:
     """Return the recorded figure of a cell; of a perplexity, its logarithm. Raises RecordError."""
-    final, timing = record.summary.final, record.summary.timing
+    final, timing = record.final, record.timing
     if cell.iterations is not None:
         first, last = cell.iterations
         losses = [row.loss for row in record.train_rows if first <= row.iteration <= last]

@@ -111,7 +111,7 @@ def _rows(record: RunRecord) -> _Rows:
 
 def _other_intervals(a: RunRecord, b: RunRecord, left: _Rows, right: _Rows) -> set[_Key]:
     """Return the rows to skip because the runs use different intervals or statistics sequences."""
-    old, new = a.config.symbols, b.config.symbols
+    old, new = a.symbols, b.symbols
     changed = {
         name for name in (*_INTERVALS.values(), _STATISTICS_ROWS) if old.get(name) != new.get(name)
     }
@@ -175,7 +175,7 @@ def _lengths(
 
 
 def _initial_weights(a: RunRecord, b: RunRecord) -> Iterator[FirstDifference]:
-    digests = [record.manifest.initial_weights_digests[0] for record in (a, b)]
+    digests = [r.manifest.value(list, "init_weights_digest")[0] for r in (a, b)]
     if digests[0] != digests[1]:
         yield FirstDifference("manifest.json", "before step 1", "initial weights", *digests)
 
@@ -408,7 +408,7 @@ def _losses_text(
 
 
 def _speeds(a: RunFacts, b: RunFacts) -> list[float]:
-    return [facts.record.summary.timing.tokens_per_second for facts in (a, b)]
+    return [facts.record.timing.tokens_per_second for facts in (a, b)]
 
 
 _ONE_TRAINING_LINES = (

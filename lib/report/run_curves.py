@@ -58,7 +58,7 @@ def read_curves(record: RunRecord) -> RunCurves:
         for row in rows:
             for name, value in reduce_over_layers(row.values).items():
                 statistics.setdefault(name, {})[row.iteration] = value
-        width = bin_width(record.summary.final.tokens)
+        width = bin_width(record.final.tokens)
         return RunCurves(
             width,
             binned(record.train_rows, width),

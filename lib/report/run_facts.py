@@ -17,7 +17,7 @@ from lib.files import canonical_json
 from lib.json_files import DamagedRecord
 from lib.runs.code import makes_results, same_syntax
 from lib.runs.documents import DocumentResult
-from lib.runs.record import UNKNOWN, RunManifest, RunRecord
+from lib.runs.record import UNKNOWN, JsonRecord, RunRecord
 from lib.runs.run_dir import RunDir
 
 # Value of a setting of a component that the run does not have.
@@ -95,7 +95,7 @@ class RunFacts:
     @property
     def symbols(self) -> Mapping[str, Any]:
         """Return the value of every Kconfig symbol."""
-        return self.record.config.symbols
+        return self.record.symbols
 
     def value(self, field: str) -> Any:
         """Return the value of ``field``: an observed fact, ``code``, a setting or a symbol.
@@ -140,10 +140,10 @@ def recorded_facts(record: RunRecord) -> RunFacts:
         )
     return RunFacts(
         record=record,
-        settings=flatten_identity(record.config.identity),
+        settings=flatten_identity(record.identity),
         observed=observed,
         requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
-        sources=manifest.sources,
+        sources=record.sources,
         speed=speed,
     )
 
@@ -183,7 +183,7 @@ def _documents_digest(documents: Sequence[DocumentResult]) -> str:
     return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
-def _fallbacks(manifest: RunManifest) -> Any:
+def _fallbacks(manifest: JsonRecord) -> Any:
     """Return the fallbacks applied after running out of memory, without their peak memory."""
     steps = manifest.find("oom_fallbacks")
     if not isinstance(steps, list):

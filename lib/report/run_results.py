@@ -151,11 +151,11 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
     if findings := artifact_findings(record, every_byte=False):
         return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
     try:
-        identity = canonical_json(record.config.identity)
+        identity = canonical_json(record.identity)
         if hashlib.sha256(identity.encode()).hexdigest() != run.config.digest:
             reason = "identity differs from the planned run"
             return MissingResult(run, "not comparable", reason, ("identity",))
-        final = record.summary.final
+        final = record.final
         if any(final.prunable_weights.get(name, 0) < 1 for name in final.sparsity_by_layer):
             expected = "final.prunable_weights with the names of final.sparsity_by_layer"
             raise DamagedRecord(record.run.summary, expected, "other names, or no weights")
@@ -165,7 +165,7 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
             run=run,
             facts=recorded_facts(record),
             final=final,
-            timing=record.summary.timing,
+            timing=record.timing,
             machine=machine,
             outcome=finished_outcome(run.seed, record, unstable),
             unstable=unstable,
@@ -201,18 +201,18 @@ def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
 
 def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableStep]) -> SeedOutcome:
     """Return the outcome of a finished run with these steps: its loss, or that it diverged."""
-    final = record.summary.final
+    final = record.final
     documents = record.documents
     items = canonical_json([document.nll_sum for document in documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
-    hardware = record.manifest.hardware
+    hardware = record.hardware
     outcome = SeedOutcome(
         seed,
         final.val_loss,
         items=digest,
         documents=tuple(document.nll_mean for document in documents),
         started_at=_started_at(record),
-        speed=record.summary.timing.tokens_per_second,
+        speed=record.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,
         unstable=bool(unstable),
     )
@@ -234,7 +234,7 @@ def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableSt
 
 def _started_at(record: RunRecord) -> float | None:
     """Return when the runner first submitted the run, or else when the run first started."""
-    first = next(iter(record.manifest.attempts), None)
+    first = next(iter(record.attempts), None)
     if first is None:
         return None
     return first.started_at if first.submitted_at is None else first.submitted_at
@@ -269,7 +269,7 @@ def run_utilisation(record: RunRecord) -> tuple[dict[str, float], str]:
     timings, unread = _readable(lambda: record.timings)
     telemetry, damage = _readable(lambda: record.telemetry)
     mfu, samples = [row.mfu for row in timings if row.mfu is not None], telemetry[1:]
-    figures = {"tokens_per_second": record.summary.timing.tokens_per_second}
+    figures = {"tokens_per_second": record.timing.tokens_per_second}
     figures |= {"mfu": median(mfu)} if mfu else {}
     # The sum of damaged samples may overflow.
     with contextlib.suppress(OverflowError):

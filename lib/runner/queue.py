@@ -139,7 +139,7 @@ def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
 def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
     """Return whether the run directory was made with a different configuration."""
     try:
-        identity = RunRecord(RunDir(run.path)).config.identity
+        identity = RunRecord(RunDir(run.path)).identity
     except RecordError:
         # A run that was killed before it started, or a damaged one: decide() reports its state.
         return False

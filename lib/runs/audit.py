@@ -438,12 +438,12 @@ def _gap(record: RunRecord) -> str:
 def _shared(record: RunRecord) -> Iterator[AuditFinding]:
     """Compare the facts that two files record."""
     run, manifest, summary = record.run, record.manifest.fields, record.summary.fields
-    symbols, name = record.config.symbols, run.manifest.name
+    symbols, name = record.symbols, run.manifest.name
     for field, expected, found in (
         ("seeds.seed", symbols.get("SEED"), manifest["seeds"]["seed"]),
         ("run.run_profile", symbols.get("RUN_PROFILE"), manifest["run"]["run_profile"]),
-        ("run.hash8", record.config.hash8, manifest["run"]["hash8"]),
-        ("config.overrides", record.config.settings, manifest["config"]["overrides"]),
+        ("run.hash8", record.hash8, manifest["run"]["hash8"]),
+        ("config.overrides", record.settings, manifest["config"]["overrides"]),
     ):
         yield from mismatch(name, field, expected, found)
     name = run.summary.name

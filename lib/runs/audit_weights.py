@@ -13,12 +13,12 @@ from lib.runs.record import FinalResults, RunRecord
 
 def weight_findings(record: RunRecord) -> list[AuditFinding]:
     """Recompute digest, parameter count, finiteness and sparsity of the final weights."""
-    path, recorded_digest = record.run.weights, record.manifest.final_weights_digest
+    path, recorded_digest = record.run.weights, record.manifest.value(str, "final_weights_digest")
     try:
         weights = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         return [AuditFinding(path.name, "weights", str(error))]
-    final = record.summary.final
+    final = record.final
     total = sum(weight.numel() for weight in weights.values())
     return [
         *mismatch(path.name, "final_weights_digest", recorded_digest, weights_digest(weights)),

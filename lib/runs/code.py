@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -304,9 +304,7 @@ def run_drift(
     run that never started.
     """
     try:
-        manifest = record.manifest
-        origin = manifest.origin
-        origin = replace(origin, commit=origin.commit or manifest.code.git_sha)
+        origin = record.origin
     except MissingRecord:
         return []
     except DamagedRecord:

@@ -235,118 +235,6 @@ class JsonRecord:
         return value
 
 
-class RunManifest(JsonRecord):
-    """``manifest.json``: code, environment, machine, data, settings and file digests."""
-
-    @cached_property
-    def code(self) -> CodeRecord:
-        """Return the commit of the code."""
-        return self.section(CodeRecord, "code")
-
-    @cached_property
-    def origin(self) -> OriginRecord:
-        """Return source digests, torch version and device model."""
-        return replace(self.section(OriginRecord, "origin"), sources=self.sources)
-
-    @cached_property
-    def sources(self) -> Mapping[str, str]:
-        """Return file → SHA-256 of all loaded code; empty if it was not recorded."""
-        sources = self.find("origin", "sources")
-        if not isinstance(sources, Mapping):
-            return {}
-        if not set(map(type, sources.values())) <= {str}:
-            raise DamagedRecord(self.file, "origin.sources of digests", "another type")
-        return sources
-
-    @cached_property
-    def hardware(self) -> HardwareRecord:
-        """Return the devices."""
-        return self.section(HardwareRecord, "hardware")
-
-    @property
-    def attempts(self) -> list[AttemptRecord]:
-        """Return every start of the run, the newest last."""
-        place = ("volatile", "attempts")
-        return [typed(AttemptRecord, a, self.file, place) for a in self.value(list, *place)]
-
-    def artifact_digest(self, file: Path) -> str:
-        """Return the SHA-256 of a result file that depends only on configuration and seed."""
-        return self.value(str, "artifacts", file.name, "sha256")
-
-    @property
-    def initial_weights_digests(self) -> list[str]:
-        """Return the digest of the initial weights on each rank."""
-        return self.value(list, "init_weights_digest")
-
-    @property
-    def final_weights_digest(self) -> str:
-        """Return the digest of names and bytes of the final weights."""
-        return self.value(str, "final_weights_digest")
-
-    @property
-    def data_digest(self) -> str:
-        """Return the digest of the data set."""
-        return self.value(str, "data", "digest")
-
-    @property
-    def attention_kernel(self) -> str:
-        """Return the kernel that computed the attention."""
-        return self.value(str, "attention", "kernel")
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of processes."""
-        return self.value(int, "processes", "world_size")
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Return the process id of each rank of the newest start."""
-        return self.value(list, "volatile", "pids")
-
-    @property
-    def host(self) -> str:
-        """Return the name of the machine of the newest start."""
-        return self.value(str, "volatile", "host")
-
-
-class RunSummary(JsonRecord):
-    """``summary.json``: final results, and volatile results under ``timing``."""
-
-    @cached_property
-    def final(self) -> FinalResults:
-        """Return the final results."""
-        return self.section(FinalResults, "final")
-
-    @cached_property
-    def timing(self) -> RunTiming:
-        """Return the speed of the run."""
-        return self.section(RunTiming, "timing")
-
-
-class RecordedConfig(JsonRecord):
-    """``resolved_config.yaml``: JSON, which is valid YAML."""
-
-    @property
-    def hash8(self) -> str:
-        """Return the first eight hex digits of the identity's digest."""
-        return self.value(str, "hash8")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return all settings that can change a bit of the result."""
-        return self.value(dict, "identity")
-
-    @property
-    def symbols(self) -> dict[str, Any]:
-        """Return the value of every Kconfig symbol."""
-        return self.value(dict, "symbols")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the non-default settings and their sources by symbol."""
-        return self.value(dict, "settings")
-
-
 @dataclass(frozen=True)
 class RunRecord:
     """The content of a run directory: each file is read at most once, on first use, and kept."""
@@ -376,19 +264,82 @@ class RunRecord:
             return {}
 
     @cached_property
-    def manifest(self) -> RunManifest:
-        """Return the manifest."""
+    def manifest(self) -> JsonRecord:
+        """Return ``manifest.json``: code, environment, machine, data, settings and file digests."""
         return read_manifest(self.run)
 
     @cached_property
-    def summary(self) -> RunSummary:
-        """Return the summary."""
-        return RunSummary(self.run.summary, self._object(self.run.summary))
+    def code(self) -> CodeRecord:
+        """Return the commit of the code."""
+        return self.manifest.section(CodeRecord, "code")
 
     @cached_property
-    def config(self) -> RecordedConfig:
-        """Return the resolved configuration."""
-        return RecordedConfig(self.run.resolved_config, self._object(self.run.resolved_config))
+    def origin(self) -> OriginRecord:
+        """Return source digests, torch version, device model and commit."""
+        origin = self.manifest.section(OriginRecord, "origin")
+        return replace(origin, sources=self.sources, commit=origin.commit or self.code.git_sha)
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """Return file → SHA-256 of all loaded code; empty if it was not recorded."""
+        sources = self.manifest.find("origin", "sources")
+        if not isinstance(sources, Mapping):
+            return {}
+        if not set(map(type, sources.values())) <= {str}:
+            raise DamagedRecord(self.run.manifest, "origin.sources of digests", "another type")
+        return sources
+
+    @cached_property
+    def hardware(self) -> HardwareRecord:
+        """Return the devices."""
+        return self.manifest.section(HardwareRecord, "hardware")
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """Return every start of the run, the newest last."""
+        attempts = self.manifest.value(list, "volatile", "attempts")
+        place = ("volatile", "attempts")
+        return [typed(AttemptRecord, each, self.run.manifest, place) for each in attempts]
+
+    @cached_property
+    def summary(self) -> JsonRecord:
+        """Return ``summary.json``: final results, and volatile results under ``timing``."""
+        return self._object(self.run.summary)
+
+    @cached_property
+    def final(self) -> FinalResults:
+        """Return the final results."""
+        return self.summary.section(FinalResults, "final")
+
+    @cached_property
+    def timing(self) -> RunTiming:
+        """Return the speed of the run."""
+        return self.summary.section(RunTiming, "timing")
+
+    @cached_property
+    def config(self) -> JsonRecord:
+        """Return ``resolved_config.yaml``: JSON, which is valid YAML."""
+        return self._object(self.run.resolved_config)
+
+    @property
+    def hash8(self) -> str:
+        """Return the first eight hex digits of the identity's digest."""
+        return self.config.value(str, "hash8")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return all settings that can change a bit of the result."""
+        return self.config.value(dict, "identity")
+
+    @property
+    def symbols(self) -> dict[str, Any]:
+        """Return the value of every Kconfig symbol."""
+        return self.config.value(dict, "symbols")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the non-default settings and their sources by symbol."""
+        return self.config.value(dict, "settings")
 
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
@@ -477,8 +428,9 @@ class RunRecord:
             self._digests[path.name] = hashlib.sha256(content).hexdigest()
         return content
 
-    def _object(self, path: Path) -> dict[str, Any]:
-        return parse_json_object(path, self._read(path, "a JSON object", MAX_OBJECT_BYTES))
+    def _object(self, path: Path) -> JsonRecord:
+        content = self._read(path, "a JSON object", MAX_OBJECT_BYTES)
+        return JsonRecord(path, parse_json_object(path, content))
 
     def _lines(self, path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
         content = self._read(path, "one JSON object per line")
@@ -544,14 +496,14 @@ class RowTail:
         return rows, first
 
 
-def read_manifest(run: RunDir) -> RunManifest:
+def read_manifest(run: RunDir) -> JsonRecord:
     """Return the current manifest. Raises MissingRecord or DamagedRecord."""
     path = run.manifest
     fields = read_json_object(path)
     origin = fields.get("origin")
     if isinstance(origin, dict) and "sources" in origin:
         origin["sources"] = _shared(origin["sources"])
-    return RunManifest(path, fields)
+    return JsonRecord(path, fields)
 
 
 # Sources of the last distinct manifests: the runs of a study record the same hundreds of digests.

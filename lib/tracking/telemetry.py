@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pynvml
 
 from lib.files import canonical_json, no_follow
-from lib.runs.record import HardwareRecord, read_manifest
+from lib.runs.record import HardwareRecord, RunRecord
 from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import should_exit
 from lib.units import MIB
@@ -216,9 +216,10 @@ def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
 
     Raises OSError if the GPU driver cannot be queried.
     """
-    manifest = read_manifest(run)
-    pids = manifest.process_ids
-    meter = _meter(manifest.hardware, manifest.world_size)
+    record = RunRecord(run)
+    pids = record.manifest.value(list, "volatile", "pids")
+    world_size = record.manifest.value(int, "processes", "world_size")
+    meter = _meter(record.hardware, world_size)
     with open(run.telemetry, "a", encoding="utf-8", buffering=1, opener=no_follow) as stream:
         while True:
             stream.write(canonical_json(_sample(meter, pids)) + "\n")

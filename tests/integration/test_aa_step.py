@@ -38,7 +38,7 @@ def test_a_study_with_an_aa_step(build):
     assert len(set(blocks)) > 1
     paths = {p.name.rsplit("-", 2)[0]: p for p in (folder.path / "results/ratio").glob("*-s1-*")}
     digests = [
-        read_manifest(RunDir(paths[slug])).initial_weights_digests
+        read_manifest(RunDir(paths[slug])).value(list, "init_weights_digest")
         for slug in ("baseline", "baseline-aa")
     ]
     assert digests[0] != digests[1]

@@ -10,7 +10,8 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.gone import removed_symbols
 from lib.project import ROOT
-from lib.runs.record import RecordedConfig
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir
 
 # Beginnings of names. A new symbol must be in one of the lists.
 TAKEN = """
@@ -53,7 +54,7 @@ def former(tmp_path):
         file = tmp_path / "resolved_config.yaml"
         file.write_text(json.dumps(changed))
         (tmp_path / "manifest.json").write_text(json.dumps({"code": {"git_sha": "1a2b3c4d" * 5}}))
-        return RecordedConfig(file, changed)
+        return RunRecord(RunDir(tmp_path))
 
     return write
 
