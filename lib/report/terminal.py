@@ -36,7 +36,7 @@ def to_terminal(document: Document, width: int) -> str:
     lines = _rows(document, width)
     for section in document["sections"]:
         if section["is_short"]:
-            lines += ["", section["title"], *_section(section, width)]
+            lines += ["", visible(section["title"]), *_section(section, width)]
     notes = [folded(visible(note), width, _INDENT) for note in _notes(document)]
     return "\n".join([*lines, *([""] * bool(notes)), *notes]) + "\n"
 
@@ -63,16 +63,18 @@ def _first(notes: Sequence[str]) -> list[str]:
 
 
 def _section(section: Mapping[str, Sequence[str]], width: int) -> list[str]:
-    rows = [[visible(cell) for cell in row] for row in section["rows"]]
-    texts = dict(zip(section["header"], zip(*rows, strict=True), strict=True))
-    shown = fitting_columns(texts, section["header"], width)
+    header, *rows = (
+        [visible(cell) for cell in row] for row in (section["header"], *section["rows"])
+    )
+    texts = dict(zip(header, zip(*rows, strict=True), strict=True))
+    shown = fitting_columns(texts, header, width)
     cells = [shown, *zip(*(texts[heading] for heading in shown), strict=True)]
     return text_lines(cells, right=range(1, len(shown)))
 
 
 def _rows(document: Document, width: int) -> list[str]:
     rows = rows_of(document)
-    shown = {column.heading: column for column in columns(document) if column.rank}
+    shown = {visible(column.heading): column for column in columns(document) if column.rank}
     texts: dict[str, Sequence[str]] = {
         heading: [visible(_short(column, row)) for row in rows] for heading, column in shown.items()
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.contrasts import AA_ROLE
+from lib.report.render import visible
 from lib.report.study_verdicts import AA_FAILED
 from lib.tracking.tracker import TrackerTable
 from lib.units import format_difference, format_interval
@@ -124,7 +125,7 @@ def all_remarks(verdict: Verdict) -> list[str]:
 
 def verdict_line(verdict: Verdict, width: int = LINE_WIDTH) -> str:
     """Return the verdict as one line; parts that exceed ``width`` columns are on indented lines."""
-    first, *parts = _parts(verdict)
+    first, *parts = map(visible, _parts(verdict))
     lines = [first]
     for part in parts:
         if len(lines[-1]) + len(part) + 2 <= width:
@@ -162,7 +163,7 @@ def verdict_lines(document: Document) -> str:
     lines = [verdict_line(verdict) for verdict in (*document["verdicts"], *document["aa_steps"])]
     notes = [*effect_notes(document), *noise_notes(document), *repeat_notes(document)]
     for note in (*notes, *drift_notes(document)):
-        lines += wrap(note, LINE_WIDTH, subsequent_indent=_INDENT)
+        lines += wrap(visible(note), LINE_WIDTH, subsequent_indent=_INDENT)
     return "".join(f"{line}\n" for line in lines)
 
 

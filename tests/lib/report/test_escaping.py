@@ -1,0 +1,119 @@
+"""Text of runs and studies is text in every rendering: nothing is executed, hidden or reordered."""
+
+import csv
+import io
+import re
+from typing import Any
+
+import pytest
+
+from lib.report.columns import to_csv, to_latex, to_markdown
+from lib.report.render import TableSection, csv_table, latex_text, markdown_table, markdown_text
+from lib.report.table import build_table
+from lib.report.terminal import to_terminal
+from lib.report.text import verdict_lines
+from tests.lib.report.documents import document_of
+
+# Red text, a bell, a title of the window, C1, reversed order, a line separator, and a new line.
+CONTROL = "\x1b[31m\x07\x1b]0;title\x07\x9b2J\u202e\u2066\u2028\n\r"
+HOSTILE = (
+    f"=1+1{CONTROL}<img src=x onerror=alert(1)>[link](javascript:x)`code`|**b**&lt;$x$"
+    "~~s~~ \\input{x} 50% a_b #1 {y} ^ www.evil.com https://evil.com"
+)
+# Words that the document uses as marks, and text of the program.
+MARKS = {"verdict", "role", "variance", "control", "note", "is_short", "unit", "against"}
+
+
+def hostile(value: Any, key: str = "") -> Any:
+    """Return a document whose texts begin with the hostile one, except marks and names."""
+    if isinstance(value, dict):
+        return {name: hostile(each, name) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [hostile(each, key) for each in value]
+    if isinstance(value, str) and key not in MARKS:
+        return HOSTILE + value
+    return value
+
+
+@pytest.fixture
+def document(make_run) -> dict[str, Any]:
+    """Return a document with words, labels, notes, sections and origins, all hostile."""
+    runs = [
+        make_run(slug, loss + seed / 100, seed=seed, parent=parent, number=number)
+        for seed in (1, 2, 3)
+        for number, (slug, loss, parent) in enumerate((("base", 3.0, ""), ("wide", 2.9, "base")))
+    ]
+    document = document_of(build_table("demo", runs, label_by=["torch"], left_out=["a: b"]))
+    section = TableSection("Speed", ("run", "step ms"), [("a", "1.0")], is_short=True)
+    document |= {"sections": [vars(section)], "notes": ["demo/00-base s1: failed"]}
+    document["same_documents"] = ["other"]
+    return hostile(document)
+
+
+def renderings(document: dict[str, Any]) -> dict[str, str]:
+    return {
+        "markdown": to_markdown(document),
+        "csv": to_csv(document),
+        "latex": to_latex(document),
+        "terminal": to_terminal(document, 80, colour=False),
+        "verdicts": verdict_lines(document),
+    }
+
+
+def test_no_control_character_reaches_a_rendering(document: dict[str, Any]) -> None:
+    for name, text in renderings(document).items():
+        assert (
+            re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", text) == []
+        ), name
+        assert "\\x1b" in text or "textbackslash{}x1b" in text, name
+
+
+def test_markdown_has_no_tag_link_code_formula_or_further_cell(document: dict[str, Any]) -> None:
+    text = to_markdown(document)
+    plain = re.sub(r"\\[\\`*_<\[\]|~$#&:.>]", "", text)
+    assert "img" in plain
+    for mark in (r"<[A-Za-z/!?]", r"\]\(", "`", r"\*\*", "~~", r"\$", "&lt;", "://", r"www\."):
+        assert not re.search(mark, plain), mark
+    grids = [line for line in plain.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in grids if "state" in line or "done" in line}) == 1
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in text.splitlines() if re.match(r"#{1,2} ", line)
+    ]
+
+
+def test_a_cell_of_csv_is_no_formula(document: dict[str, Any]) -> None:
+    rows = list(csv.reader(io.StringIO(to_csv(document))))
+    cells = [cell for row in rows for cell in row if cell and cell[0] in "=+-@\t\r"]
+    assert all(re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", cell) for cell in cells)
+    assert any(cell.startswith("'=1+1") for row in rows for cell in row)
+
+
+@pytest.mark.parametrize("text", ["=1", "+x", "-x", "@x", "\tx", "\rx", " =1", "＝1", "-", "1=2"])
+def test_only_formulas_are_marked(text: str) -> None:
+    _, row = csv.reader(io.StringIO(csv_table(["a"], [[text]])))
+    assert (row[0][0] == "'") == (text != "1=2")
+    assert csv_table(["a"], [["-0.5"], [-0.5], ["+1e-3"]]) == "a\n-0.5\n-0.5\n+1e-3\n"
+
+
+def test_latex_has_no_command_of_the_text(document: dict[str, Any]) -> None:
+    text = to_latex(document)
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    # Each command, and each escaped special, is one that the renderings write.
+    allowed = r"\\(textbackslash|textasciitilde|textasciicircum|ensuremath|Delta|pm|\\|[{}$&#%_]"
+    allowed += r"|begin|end|toprule|midrule|bottomrule|texttt)"
+    for line in lines:
+        rest = re.sub(allowed, "", line)
+        assert "\\" not in rest and not re.search(r"[$#%^~]", rest), line
+    assert r"\textbackslash{}input\{x\} 50\% a\_b \#1" in text
+    assert text.count("\\\\\n") == 1 + len(document["rows"])
+
+
+def test_text_keeps_its_meaning() -> None:
+    assert markdown_text("ra_mla -0.01 [-0.02, +0.01] (<1e-12)") == (
+        "ra_mla -0.01 [-0.02, +0.01] (<1e-12)"
+    )
+    assert [markdown_text(text) for text in ("# a", "- a", "1. a", "> a", "_a_")] == [
+        *("\\# a", "\\- a", "1\\. a", "\\> a", "\\_a\\_"),
+    ]
+    assert markdown_table(("#",), [("a|b",)]) == "| #    |\n| ---- |\n| a\\|b |\n"
+    assert latex_text("a--b … é 語") == r"a-{}-b \dots{} é \texttt{U+8A9E}"
