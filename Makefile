@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS STRICT GPUS WHERE JUNIT
 SETTINGS += PROBE SUBMIT
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
@@ -300,7 +300,6 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: RUN=NAME  One run: its name in make plan, or its directory
 ##: WHERE="val_loss<2.5"  For ls, clean-runs: runs (= != < <= > >=)
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
-##: UPDATE=1  For claims: write current values and digests into it
 ##: OUT=DIR  For export: the new folder
 ##: SET="A=1 B=y"  Settings on top of .config, for this command only
 ##: GPUS=n  GPUs of each run

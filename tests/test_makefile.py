@@ -185,7 +185,7 @@ class TestValuesAreText:
             ["compare", f"A={HOSTILE}", f"B={HOSTILE}", f"AXIS={HOSTILE}", f"LABEL_BY={HOSTILE}"],
             ["verdicts", f"STEPS={HOSTILE}", f"SEEDS={HOSTILE}"],
             ["ls", f"WHERE={HOSTILE}"],
-            ["claims", f"CLAIMS={HOSTILE}", f"OUT={HOSTILE}", f"UPDATE={HOSTILE}"],
+            ["claims", f"CLAIMS={HOSTILE}", f"OUT={HOSTILE}"],
             ["verify-results", f"RUNS={HOSTILE}", f"SOURCE={HOSTILE}", f"AXIS={HOSTILE}"],
             ["reproduce", f"RUN={HOSTILE}", f"DATA={HOSTILE}", f"FORCE={HOSTILE}"],
             ["reproduce", "TWICE=1", f"DEFCONFIG={HOSTILE}"],

@@ -266,11 +266,6 @@ def add_twice(parser: argparse.ArgumentParser) -> None:
     _add_flag(parser, "twice", "train one configuration twice, and compare (TWICE=1)")
 
 
-def add_update(parser: argparse.ArgumentParser) -> None:
-    """Add ``--update``: write current values and digests into the claims file."""
-    _add_flag(parser, "update", "write current values and digests into the claims file (UPDATE=1)")
-
-
 def add_writing(parser: argparse.ArgumentParser) -> None:
     """Add the text generation options: run, prompt and sampling parameters."""
     add_variable(parser, "run", "directory of a finished run, or a pattern that matches one run")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lib.console import shown
 from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.render import TableSection, csv_table, latex_text, markdown_table, markdown_text
 from lib.report.table import build_table
@@ -55,7 +56,7 @@ def renderings(document: dict[str, Any]) -> dict[str, str]:
         "markdown": to_markdown(document),
         "csv": to_csv(document),
         "latex": to_latex(document),
-        "terminal": to_terminal(document, 80, colour=False),
+        "terminal": shown(to_terminal(document, 80), colour=False),
         "verdicts": verdict_lines(document),
     }
 

@@ -1,0 +1,255 @@
+"""Claims against the documents of fabricated runs: numbers, words, damaged and missing runs."""
+
+import random
+import re
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.report.claims import (
+    check_claims,
+    claim_lines,
+    claims_exit_code,
+    claims_to_latex,
+    claims_to_markdown,
+    holds,
+    read_claims,
+)
+from lib.report.contrast_tests import VerdictRule
+from lib.report.study_verdicts import VerdictPlan
+from lib.report.table import build_table
+from tests.lib.report.documents import document_of
+
+BASE = (3.0, 3.25, 2.875)
+
+
+@pytest.fixture
+def runs(make_run):
+    """Return three seeds of a baseline and of a step that is 0.1 nats better."""
+    draw, runs = random.Random(3), []
+    for seed, base in enumerate(BASE, 1):
+        runs.append(make_run("base", base, seed=seed, number=0))
+        loss = base - 0.1 + draw.gauss(0, 0.002)
+        runs.append(make_run("wide", loss, seed=seed, parent="base", number=1))
+    return runs
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Return a function that checks entries, each the TOML of a claim without its name."""
+
+    def checked(planned, *entries, head="", **changes):
+        path = tmp_path / "claims.toml"
+        names = "abcdef"
+        texts = [f'[[claim]]\nname = "c-{names[i]}"\n{entry}' for i, entry in enumerate(entries)]
+        path.write_text(head + "".join(texts))
+        plan = VerdictPlan(VerdictRule(band=0.05))
+        document = document_of(build_table("demo", planned, verdict_plan=plan))
+        return check_claims(read_claims(path), document | changes)
+
+    return checked
+
+
+def toml(**keys):
+    return "".join(f"{key} = '{text}'\n" for key, text in {"text": "t", **keys}.items())
+
+
+def contrast(value="-0.10", verdict="BETTER", **more):
+    return toml(**{"contrast": "wide vs base", "verdict": verdict, "value": value, **more})
+
+
+def figure(value, field="val_loss", **more):
+    return toml(**{"step": "base", "field": field, "value": value, **more})
+
+
+def test_true_claims_hold(runs, check):
+    entries = (
+        contrast(),
+        figure("3.042"),
+        figure("61 s", "train_seconds"),
+        figure("1,000", "parameters"),
+    )
+    claims = check(runs, *entries)
+    assert [claim.problems for claim in claims] == [[]] * 4 and claims_exit_code(claims) == 0
+    assert [len(claim.runs) for claim in claims] == [6, 3, 3, 3]
+    assert claim_lines(claims).splitlines()[:2] == [
+        "HOLDS   c-a: -0.10 BETTER",
+        "HOLDS   c-b: 3.042",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "quoted", "found"),
+    [
+        (contrast("-0.11"), "-0.11", "-0.09"),
+        (contrast("0.10"), "0.10", "-0.09"),
+        (contrast(verdict="WORSE"), "WORSE", "BETTER"),
+        (contrast(verdict="INCONCLUSIVE"), "INCONCLUSIVE", "BETTER"),
+        (figure("3.043"), "3.043", "3.041"),
+    ],
+)
+def test_a_false_claim_is_named_with_quoted_and_found(runs, check, entry, quoted, found):
+    claims = check(runs, figure("3.042"), entry)
+    assert [bool(claim.problems) for claim in claims] == [False, True]
+    assert claims_exit_code(claims) == 1
+    (problem,) = claims[1].problems
+    assert quoted in problem and found in problem
+    assert re.search(r"FAIL    c-b: .*claims.toml:7", claim_lines(claims))
+
+
+@pytest.mark.parametrize("entry", [contrast(), figure("3.042")])
+@pytest.mark.parametrize("name", ["summary.json", "per_query.csv", "status.json"])
+def test_a_damaged_run_is_named_and_its_claims_do_not_hold(runs, check, entry, name):
+    path = runs[2].path / name
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    (claim,) = check(runs, entry)
+    assert claims_exit_code([claim]) == 4
+    assert any(runs[2].path.name in problem for problem in claim.problems)
+
+
+def test_runs_that_are_not_comparable(runs, check, make_run):
+    runs[1] = make_run("wide", 2.9, seed=1, parent="base", number=1, data="d2")
+    (claim,) = check(runs, contrast())
+    assert claims_exit_code([claim]) == 4 and "not comparable: data" in " ".join(claim.problems)
+
+
+def test_a_claim_without_its_runs_does_not_hold(runs, check, make_run):
+    """Neither if there are none, nor if one seed has no result."""
+    for claim in check(runs, contrast(), figure("3.042"), runs=[]):
+        assert claim.problems == ["runs without a result: all"]
+        assert claims_exit_code([claim]) == 1
+    (claim,) = check([*runs, make_run("base", seed=7)], figure("3.042"))
+    assert claim.problems == ["runs without a result: base-s7-base7"]
+
+
+def test_a_word_of_runs_that_are_gone_does_not_hold(runs, check):
+    """A document whose verdict stayed, while its runs have no result any more."""
+    document = document_of(
+        build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule(band=0.05)))
+    )
+    gone = [{**run, "val_loss": None, "state": "new"} for run in document["runs"]]
+    (claim,) = check(runs, contrast(), runs=gone)
+    assert len(claim.runs) == 6 and "wide-s1" in claim.problems[0]
+    assert claims_exit_code([claim]) == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "head", "code"),
+    [
+        (contrast(contrast="wide vs bse"), "", "claims.unknown-contrast"),
+        (figure("1", step="bse"), "", "claims.unknown-step"),
+        (figure("1", "loss"), "", "claims.unknown-field"),
+        (figure("1", "state"), "", "claims.unknown-field"),
+        (figure("1"), 'study = "ratio"\n', "claims.other-study"),
+    ],
+)
+def test_a_claim_on_nothing_that_is_planned_is_an_error(runs, check, entry, head, code):
+    with pytest.raises(ConfigError) as caught:
+        check(runs, entry, head=head)
+    assert caught.value.codes == [code] and "claims.toml" in caught.value.problems[0].where
+
+
+def test_the_document_must_quote_the_number(runs, check, tmp_path):
+    page = tmp_path / "page.md"
+    for text, quoted in (("it is 3.04.", True), ("13.04, 3.041, −3.04", False), ("3.04\n", True)):
+        page.write_text(text)
+        (claim,) = check(runs, figure("3.04", document="page.md"))
+        assert claims_exit_code([claim]) == (0 if quoted else 1)
+
+
+def test_tables_name_run_ids_commits_and_configurations(runs, check):
+    claims = check(runs, contrast(), figure("3.042"))
+    latex, markdown = claims_to_latex(claims), claims_to_markdown(claims)
+    for text in (latex, markdown):
+        for run in runs:
+            assert f"configuration {run.config.hash8}" in text and f"commit {'0' * 40}" in text
+        assert "(unknown)" in text and "BETTER" in text and "[-0.11, -0.09]" in text
+    assert re.findall(r"newcommand\{\\([^}]*)\}", latex) == ["claimCA", "claimCB", "claimstable"]
+    assert r"\newcommand{\claimCA}{-0.10}" in latex and latex.count("{") == latex.count("}")
+
+
+GOOD = """study = "demo"
+seeds = "1-3"
+
+[[claim]]
+name = "wide"
+text = "a wider MLP"
+contrast = "wide vs base"
+verdict = "BETTER"
+value = "-0.10"
+
+[[claim]]
+name = "loss-two"
+text = "loss"
+step = "base"
+field = "val_loss"
+value = "3.00"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement", "code", "number"),
+    [
+        ('value = "-0.10"', "value = -0.10", "claims.invalid-value", 9),
+        ('value = "-0.10"', 'value = "-0.10 m"', "claims.invalid-form", 9),
+        ('value = "-0.10"', 'value = "-0.10', "claims.syntax", 9),
+        ('value = "-0.10"', 'valu = "-0.10"', "claims.unknown-key", 9),
+        ('verdict = "BETTER"', 'verdict = "UNFAIR"', "claims.invalid-form", 8),
+        ('verdict = "BETTER"\n', "", "claims.missing-key", 4),
+        ('contrast = "wide vs base"\n', "", "claims.missing-key", 4),
+        ('contrast = "wide vs base"', 'contrast = "x"\nstep = "base"', "claims.missing-key", 4),
+        ('name = "wide"', 'name = "wide_"', "claims.invalid-form", 5),
+        ('name = "wide"', 'name = "loss-two"', "claims.duplicate", 11),
+        ('text = "a wider MLP"\n', "", "claims.missing-key", 4),
+        ('value = "3.00"\n', "", "claims.missing-key", 11),
+        ('field = "val_loss"\n', "", "claims.missing-key", 11),
+        ('seeds = "1-3"', "seeds = 3", "claims.invalid-value", 2),
+        ('seeds = "1-3"', 'seed = "3"', "claims.unknown-key", 2),
+    ],
+)
+def test_a_wrong_entry_names_its_line(tmp_path, line, replacement, code, number):
+    assert GOOD.count(line) == 1
+    path = tmp_path / "claims.toml"
+    path.write_text(GOOD)
+    assert [claim["name"] for claim in read_claims(path)["claims"]] == ["wide", "loss-two"]
+    path.write_text(GOOD.replace(line, replacement))
+    with pytest.raises(ConfigError) as caught:
+        read_claims(path)
+    assert caught.value.exit_code == 2
+    lines = [(p.code, int(p.where.rpartition(":")[2])) for p in caught.value.problems]
+    assert any(kind == code and abs(at - number) <= 1 for kind, at in lines)
+
+
+@pytest.mark.parametrize("text", ["", 'claim = "x"\n', 'study = "demo"\n', "claim = [1]\n"])
+def test_a_file_without_entries_is_refused(tmp_path, text):
+    (tmp_path / "claims.toml").write_text(text)
+    with pytest.raises(ConfigError):
+        read_claims(tmp_path / "claims.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [
+        *(("-0.0062", -0.00624), ("−0.0062", -0.00615), ("+0.10", 0.0999), ("2.4759", 2.475949)),
+        *(("0", -0.4), ("-0.0000", -0.00001), ("+0.0000", 0.0), ("2.4759 nats", 2.4759)),
+        *(("7.9k tok/s", 7949.0), ("47.5%", 0.475), ("122,880 tokens", 122880.0), ("1.5M", 1.45e6)),
+        # Programs print 0.12 for 0.125, people write 0.13.
+        *(("0.12", 0.125), ("0.13", 0.125)),
+    ],
+)
+def test_a_number_holds_if_it_has_the_quoted_digits(text, recorded):
+    assert holds(text, recorded)
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [
+        *(("-0.0062", 0.0062), ("-0.0062", -0.00626), ("-0.0062", -0.00614), ("2.4759", 2.47596)),
+        *(("-0.0000", 0.00001), ("+0.0000", -0.00001), ("0.00620", 0.00624), ("47.5%", 47.5)),
+        *(("7.9k", 7951.0), ("122,880", 122881.0), ("0.12", 0.1251)),
+    ],
+)
+def test_a_number_with_other_digits_or_another_sign_does_not_hold(text, recorded):
+    assert not holds(text, recorded)
