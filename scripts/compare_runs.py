@@ -7,7 +7,7 @@
     compare_runs.py A B --label-by PRECISION     runs that also differ in this, shown as a label
 
 A run is a directory or a run name that "make plan" lists. Prints BITWISE, DIVERGED with the first
-differing field, COMPARED with the paired difference of the losses, or NOT COMPARABLE with every
+differing field, COMPARED with the paired difference A - B of the losses, or NOT COMPARABLE with every
 differing field that is not in --axis or --label-by, and not set by the steps of .config's study. Exit
 codes: 0 equal or compared, 1 diverged, 2 no such run or field, 4 not comparable.
 """

@@ -10,7 +10,7 @@ test over documents would reject for two seeds of one configuration too, so no p
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from lib.errors import (
 )
 from lib.files import sha256_file
 from lib.report.render import json_document
-from lib.report.run_facts import FieldDifference, RunFacts, field_differences, speed_differences
+from lib.report.run_facts import RunFacts, field_differences, speed_differences
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
@@ -53,10 +53,10 @@ class FirstDifference:
     b: Any
 
     def __str__(self) -> str:
-        gap = ""
+        both = f"{self.file}, {self.place}: {self.field} {self.a!r} and {self.b!r}"
         if isinstance(self.a, float) and isinstance(self.b, float):
-            gap = f", {self.b - self.a:+.3g}"
-        return f"{self.file}, {self.place}: {self.field} {self.a!r} and {self.b!r}{gap}"
+            return f"{both}, A - B = {self.a - self.b:+.3g}"
+        return both
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,6 @@ def compare_bitwise(a: RunRecord, b: RunRecord) -> BitwiseMatch | FirstDifferenc
     skipped = _other_intervals(a, b, left, right)
     try:
         divergence = next(_divergences(a, b, left, right, skipped), None)
-        # Compare the lengths last: a difference inside the common rows is the earlier one.
-        divergence = divergence or _lengths(left, right, skipped, a.documents, b.documents)
         if divergence is not None:
             return divergence
         compared = sum(key not in skipped for key in left)
@@ -125,13 +123,24 @@ def _other_intervals(a: RunRecord, b: RunRecord, left: _Rows, right: _Rows) -> s
 def _divergences(
     a: RunRecord, b: RunRecord, left: _Rows, right: _Rows, skipped: set[_Key]
 ) -> Iterator[FirstDifference]:
-    yield from _initial_weights(a, b)
+    initial = [record.manifest.value(list, "init_weights_digest")[0] for record in (a, b)]
+    if initial[0] != initial[1]:
+        yield FirstDifference("manifest.json", "before step 1", "initial weights", *initial)
     for key in (k for k in left if k not in skipped and k in right):
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
     for old, new in zip(a.documents, b.documents, strict=False):
         yield from _fields("per_query.csv", f"document {old.item_id}", old.cells(), new.cells())
     yield from _final_weights(a.run, b.run)
-    yield from _summaries(a, b)
+    finals = [record.summary.value(dict, "final") for record in (a, b)]
+    yield from _fields("summary.json", "final", *finals)
+    # The lengths are last: a difference inside the common rows is the earlier one.
+    one_sided = [key for key in left.keys() ^ right.keys() if key not in skipped]
+    for kind, iteration in sorted(one_sided, key=lambda key: key[::-1])[:1]:
+        has_row = (kind, iteration) in left, (kind, iteration) in right
+        yield FirstDifference("metrics.jsonl", f"iteration {iteration}", f"{kind} row", *has_row)
+    counts = len(a.documents), len(b.documents)
+    if counts[0] != counts[1]:
+        yield FirstDifference("per_query.csv", "the end", "documents", *counts)
 
 
 def _fields(
@@ -152,32 +161,6 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) and "." in value else value
     except ValueError:
         return value
-
-
-def _lengths(
-    left: _Rows,
-    right: _Rows,
-    skipped: set[_Key],
-    old: Sequence[DocumentResult],
-    new: Sequence[DocumentResult],
-) -> FirstDifference | None:
-    one_sided = [
-        key for key in (*left, *right) if key not in skipped and (key in left) != (key in right)
-    ]
-    if one_sided:
-        kind, iteration = min(one_sided, key=lambda key: key[1])
-        place = f"iteration {iteration}"
-        in_left = (kind, iteration) in left
-        return FirstDifference("metrics.jsonl", place, f"{kind} row", in_left, not in_left)
-    if len(old) != len(new):
-        return FirstDifference("per_query.csv", "the end", "documents", len(old), len(new))
-    return None
-
-
-def _initial_weights(a: RunRecord, b: RunRecord) -> Iterator[FirstDifference]:
-    digests = [r.manifest.value(list, "init_weights_digest")[0] for r in (a, b)]
-    if digests[0] != digests[1]:
-        yield FirstDifference("manifest.json", "before step 1", "initial weights", *digests)
 
 
 def _final_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
@@ -210,52 +193,33 @@ def _element(file: str, tensor: str, old: np.ndarray, new: np.ndarray) -> FirstD
     return FirstDifference(file, tensor, f"element {index}", float(old[index]), float(new[index]))
 
 
-def _summaries(a: RunRecord, b: RunRecord) -> Iterator[FirstDifference]:
-    old, new = (record.summary.value(dict, "final") for record in (a, b))
-    yield from _fields("summary.json", "final", old, new)
-
-
-@dataclass(frozen=True)
-class PairedLossDifference:
-    """Loss of B minus loss of A in nats per token; negative if B is better."""
-
-    loss_a: float
-    loss_b: float
-    documents: int
-    # Mean and sample standard deviation over documents of the difference in mean document loss.
-    mean: float
-    sd: float | None
-    # Number of documents on which B has the lower loss, and on which both losses are equal.
-    better: int
-    equal: int
-
-    @property
-    def difference(self) -> float:
-        """Return the difference of the per-token losses over all tokens."""
-        return self.loss_b - self.loss_a
-
-
 def compare_document_losses(
     a: Sequence[DocumentResult], b: Sequence[DocumentResult]
-) -> PairedLossDifference:
-    """Compare the results of two runs on the same documents in the same order."""
+) -> dict[str, Any]:
+    """Compare the losses of two runs on the same documents, in nats per token.
+
+    Differences are A - B, negative if A is better: of the losses over all tokens, and mean and
+    sample standard deviation over documents of the losses per document. ``a_better`` and ``equal``
+    are numbers of documents.
+    """
     pairs = list(zip(a, b, strict=True))
-    assert all((x.item_id, x.n_tokens) == (y.item_id, y.n_tokens) for x, y in pairs)
-    gaps = [(y.nll_sum - x.nll_sum) / x.n_tokens for x, y in pairs]
-    better, equal = sum(gap < 0 for gap in gaps), sum(gap == 0 for gap in gaps)
+    assert all(x.n_tokens == y.n_tokens for x, y in pairs)
+    gaps = [(x.nll_sum - y.nll_sum) / x.n_tokens for x, y in pairs]
     tokens = sum(item.n_tokens for item in a)
-    return PairedLossDifference(
-        loss_a=math.fsum(item.nll_sum for item in a) / tokens,
-        loss_b=math.fsum(item.nll_sum for item in b) / tokens,
-        documents=len(gaps),
-        mean=statistics.fmean(gaps),
-        sd=statistics.stdev(gaps) if len(gaps) > 1 else None,
-        better=better,
-        equal=equal,
-    )
+    losses = [math.fsum(item.nll_sum for item in items) / tokens for items in (a, b)]
+    return {
+        "loss_a": losses[0],
+        "loss_b": losses[1],
+        "a_minus_b": losses[0] - losses[1],
+        "documents": len(gaps),
+        "mean_a_minus_b": statistics.fmean(gaps),
+        "sd": statistics.stdev(gaps) if len(gaps) > 1 else None,
+        "a_better": sum(gap < 0 for gap in gaps),
+        "equal": sum(gap == 0 for gap in gaps),
+    }
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BITWISE = "BITWISE"
 DIVERGED = "DIVERGED"
 NOT_COMPARABLE = "NOT COMPARABLE"
@@ -271,7 +235,7 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two runs side by side; A is the older run or the baseline."""
+    """Two runs side by side. Differences are A - B, as those of verdicts are step - reference."""
 
     a: str
     b: str
@@ -283,10 +247,11 @@ class RunComparison:
     labels: Sequence[str] = ()
     same: BitwiseMatch | None = None
     first: FirstDifference | None = None
-    losses: PairedLossDifference | None = None
+    # Fields of compare_document_losses.
+    losses: Mapping[str, Any] | None = None
     # Tokens per second of both runs, and the reasons why they are not comparable.
     speed: Sequence[float] = ()
-    speed_reasons: Sequence[str] = field(default_factory=tuple)
+    speed_reasons: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
@@ -317,13 +282,15 @@ def compare_runs(
     off_axis = [str(d) for d in differing if d.field not in declared]
     if off_axis:
         return RunComparison(*pair, NOT_COMPARABLE, reasons=off_axis)
+    other_text = {"documents", "data", "tokenizer"} & {d.field for d in differing}
+    documents = a.record.documents, b.record.documents
     return RunComparison(
         *pair,
         COMPARED,
         axis=[str(d) for d in differing if d.field not in labels],
         labels=[str(d) for d in differing if d.field in labels],
-        losses=_losses_text(a, b, differing),
-        speed=_speeds(a, b),
+        losses=None if other_text else compare_document_losses(*documents),
+        speed=[facts.record.timing.tokens_per_second for facts in (a, b)],
         speed_reasons=[str(d) for d in speed_differences(a, b)],
     )
 
@@ -366,12 +333,7 @@ def comparison_to_text(comparison: RunComparison) -> str:
 
 def comparison_to_json(comparison: RunComparison) -> str:
     """Return the comparison as one JSON document with sorted keys."""
-    document = {
-        **asdict(comparison),
-        "exit_code": comparison.exit_code,
-    }
-    if comparison.losses is not None:
-        document["losses"]["difference"] = comparison.losses.difference
+    document = {**asdict(comparison), "exit_code": comparison.exit_code}
     return json_document(SCHEMA_VERSION, document)
 
 
@@ -385,30 +347,14 @@ def check_fields(
     valid = {*names.values(), "code"}
     for facts in runs:
         valid |= {*facts.observed, *facts.settings, *facts.symbols}
+    expected = "expected a symbol or field of these runs"
     problems = [
-        Problem(
-            f"unknown field {name!r} (expected a symbol or field of these runs)",
-            variable,
-            code="usage.unknown-field",
-        )
+        Problem(f"unknown field {name!r} ({expected})", variable, code="usage.unknown-field")
         for name in fields
         if name not in valid
     ]
     if problems:
         raise ConfigError(*problems)
-
-
-def _losses_text(
-    a: RunFacts, b: RunFacts, differing: Sequence[FieldDifference]
-) -> PairedLossDifference | None:
-    """Return the paired losses; None if the runs were evaluated on different tokens."""
-    if {"documents", "data", "tokenizer"} & {d.field for d in differing}:
-        return None
-    return compare_document_losses(a.record.documents, b.record.documents)
-
-
-def _speeds(a: RunFacts, b: RunFacts) -> list[float]:
-    return [facts.record.timing.tokens_per_second for facts in (a, b)]
 
 
 _ONE_TRAINING_LINES = (
@@ -418,13 +364,14 @@ _ONE_TRAINING_LINES = (
 )
 
 
-def _loss_lines(losses: PairedLossDifference) -> list[str]:
-    spread = "" if losses.sd is None else f", sd {losses.sd:.4f}"
-    share = losses.better / losses.documents
-    difference, mean = map(format_difference, (losses.difference, losses.mean))
+def _loss_lines(losses: Mapping[str, Any]) -> list[str]:
+    spread = "" if losses["sd"] is None else f", sd {losses['sd']:.4f}"
+    share = losses["a_better"] / losses["documents"]
+    gap, mean = (format_difference(losses[name]) for name in ("a_minus_b", "mean_a_minus_b"))
+    both = f"A {losses['loss_a']:.4f}, B {losses['loss_b']:.4f}"
     return [
-        f"  loss       A {losses.loss_a:.4f}, B {losses.loss_b:.4f}: {difference} nats per token",
-        f"  documents  {losses.documents}: mean {mean}{spread}; B better on "
-        f"{losses.better} ({share:.0%}), equal on {losses.equal}",
+        f"  loss       A - B = {gap} nats per token ({both})",
+        f"  documents  {losses['documents']}: mean A - B {mean}{spread}; A better on "
+        f"{losses['a_better']} ({share:.0%}), equal on {losses['equal']}",
         *_ONE_TRAINING_LINES,
     ]

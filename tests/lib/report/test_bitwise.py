@@ -34,14 +34,14 @@ def test_the_same_bytes(compared):
     [
         (
             {"losses": (3.5, 3.25), "weight": 0.25},
-            "metrics.jsonl, iteration 2: loss 3.2 and 3.25, +0.05",
+            "metrics.jsonl, iteration 2: loss 3.2 and 3.25, A - B = -0.05",
         ),
         (
             {"documents": {"x": (31.4, 5, 10), "y": (29.0, 7, 10)}, "weight": 0.25},
             "per_query.csv, document y: n_correct '6' and '7'",
         ),
-        ({"weight": 0.75}, "model.safetensors, wte.weight: element 0 0.5 and 0.75, +0.25"),
-        ({"final": {"sparsity": 0.1}}, "summary.json, final: sparsity 0.0 and 0.1, +0.1"),
+        ({"weight": 0.75}, "model.safetensors, wte.weight: element 0 0.5 and 0.75, A - B = -0.25"),
+        ({"final": {"sparsity": 0.1}}, "summary.json, final: sparsity 0.0 and 0.1, A - B = -0.1"),
         (
             {"manifest": changed(MANIFEST, init_weights_digest=["i2"]), "losses": (9.0, 9.0)},
             "manifest.json, before step 1: initial weights 'i1' and 'i2'",

@@ -44,7 +44,7 @@ def test_another_setting_is_refused_unless_it_is_the_axis(judged):
     found = judged(axis=["COMPILE"], **other)
     assert (found.verdict, found.exit_code) == ("COMPARED", 0)
     assert found.axis == ["COMPILE: False, True"] and found.labels == []
-    assert found.losses.difference == pytest.approx(-0.8 / 20)
+    assert found.losses["a_minus_b"] == pytest.approx(0.8 / 20)
     # Exactly one knob: the torch version is another one.
     other["manifest"] = changed(MANIFEST, origin__torch="2.12.0")
     assert judged(axis=["COMPILE"], **other).reasons == ["torch: 2.13.0, 2.12.0"]
@@ -81,9 +81,10 @@ def test_paired_losses_by_hand(tmp_path):
     a = write_run(tmp_path / "a", documents={**DOCUMENTS, "z": (30.0, 5, 10)})
     b = write_run(tmp_path / "b", documents={**OTHER, "z": (29.5, 5, 10)})
     found = compare_document_losses(RunRecord(a).documents, RunRecord(b).documents)
-    # -0.1, +0.02 and -0.05 nats per token.
-    assert found.mean == pytest.approx(-0.13 / 3) and found.sd == pytest.approx(0.0602771, abs=1e-6)
-    assert (found.better, found.equal, found.documents) == (2, 0, 3)
+    # +0.1, -0.02 and +0.05 nats per token.
+    assert found["mean_a_minus_b"] == pytest.approx(0.13 / 3)
+    assert found["sd"] == pytest.approx(0.0602771, abs=1e-6)
+    assert (found["a_better"], found["equal"], found["documents"]) == (1, 0, 3)
 
 
 def test_one_training_each_has_a_difference_and_no_p(tmp_path):
@@ -94,13 +95,15 @@ def test_one_training_each_has_a_difference_and_no_p(tmp_path):
     found = compare_runs(read_run_facts(a), read_run_facts(b), NAMES, ["SEED"])
     text = comparison_to_text(found)
     # A sign test over these documents would give p = 2 / 2^8 for two seeds of one configuration.
-    assert "documents  8: mean -0.0500, sd 0.0000; B better on 8 (100%), equal on 0\n" in text
+    assert "documents  8: mean A - B +0.0500, sd 0.0000; A better on 0 (0%), equal on 0\n" in text
+    assert "loss       A - B = +0.0500 nats per token (A 2.6500, B 2.6000)\n" in text
     assert "one training each: this does not show an effect" in text and "make verdicts" in text
     assert "p=" not in text and "sign test" not in text
     document = json.loads(comparison_to_json(found))
-    assert document["schema_version"] == 2
+    assert document["schema_version"] == 3
     assert document["losses"].keys() == {
-        *("loss_a", "loss_b", "difference", "documents", "mean", "sd", "better", "equal")
+        *("loss_a", "loss_b", "a_minus_b", "documents", "mean_a_minus_b", "sd"),
+        *("a_better", "equal"),
     }
 
 
