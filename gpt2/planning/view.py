@@ -45,9 +45,9 @@ from lib.report.render import (
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
 from lib.runs.code import SourceComparison, run_drift
-from lib.runs.lease import current_holder, run_state
+from lib.runs.lease import current_holder
 from lib.runs.record import UNKNOWN, RunRecord, RunTiming, TimingRow
-from lib.runs.run_dir import RunDir, RunStatus, State
+from lib.runs.run_dir import RunDir, State
 from lib.units import format_duration, format_si, format_size
 
 SCHEMA_VERSION = 1
@@ -117,26 +117,25 @@ def look(plan: Plan, gpu: str = "", probe: bool = False) -> list[RunView]:
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
+    records = [RunRecord(RunDir(run.path)) for run in plan.runs]
     comparison = SourceComparison()
-    records = [_read_run(run, comparison) for run in plan.runs]
+    states = [_state(*pair, comparison) for pair in zip(plan.runs, records, strict=True)]
+    timings = [_timing(record) for record in records]
     if probe:
         runs = [(run.label, run.config) for run in plan.runs]
         estimates = estimates_by_probe(runs, plan.build_dir)
     elif gpu:
         estimates = estimates_on_gpu([run.config for run in plan.runs], gpu)
     else:
-        estimates = estimates_from_runs(plan.base, _speeds(sizes, records), len(plan.runs))
-    views = zip(plan.runs, sizes, records, estimates, strict=True)
+        estimates = estimates_from_runs(plan.base, _speeds(sizes, timings), len(plan.runs))
+    views = zip(plan.runs, sizes, records, states, timings, estimates, strict=True)
     return [_view(*view) for view in views]
 
 
-def _speeds(sizes: Sequence[ModelSizes], records: Sequence["_RunProgress"]) -> list[float]:
-    """Return the FLOP/s of the done runs."""
-    return [
-        record.timing.tokens_per_second * size.flops_per_token
-        for size, record in zip(sizes, records, strict=True)
-        if record.timing is not None
-    ]
+def _speeds(sizes: Sequence[ModelSizes], timings: Sequence[RunTiming | None]) -> list[float]:
+    """Return the FLOP/s of the timed runs."""
+    pairs = zip(timings, sizes, strict=True)
+    return [t.tokens_per_second * size.flops_per_token for t, size in pairs if t is not None]
 
 
 # Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
@@ -381,16 +380,15 @@ def _model_sizes(model: ModelConfig) -> ModelSizes:
 def _view(
     run: PlannedRun[Config],
     sizes: ModelSizes,
-    record: "_RunProgress",
+    record: RunRecord,
+    state_and_reason: tuple[str, str, Sequence[str]],
+    timing: RunTiming | None,
     estimate: RunEstimate,
 ) -> RunView:
-    config, directory, status, timing = run.config, RunDir(run.path), record.status, record.timing
+    config, (state, problem, changes) = run.config, state_and_reason
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
-    state = run_state(directory, status)
-    done = state == "done"
-    if record.changes:
-        state = "stale"
+    done = state in ("done", "stale")
     flops = sizes.flops_per_token
     seconds, source = timing.train_seconds if timing and done else None, "measured"
     if seconds is None and tokens is None:
@@ -401,8 +399,9 @@ def _view(
         if estimate.probe:
             seconds = estimate.probe.run_seconds(config)
     # The status of a running run has the iteration of its last checkpoint.
-    latest = _last_timing(directory) if state == "running" else None
-    iteration = max(status.iteration if status else 0, latest.iteration if latest else 0)
+    latest = _last_timing(record) if state == "running" else None
+    saved = record.status.iteration if record.status else 0
+    iteration = max(saved, latest.iteration if latest else 0)
     left = 0.0 if done else _seconds_left(latest, seconds, iteration, budget)
     return RunView(
         label=run.label,
@@ -419,37 +418,36 @@ def _view(
         evaluations=None if budget.is_time else evaluations(config),
         seconds_left=left,
         state=state,
-        changes=record.changes,
-        problem=status.message if status and state == "damaged" else "",
-        holder=str(current_holder(directory) or "") if state == "running" else "",
+        changes=changes,
+        problem=problem,
+        holder=str(current_holder(record.run) or "") if state == "running" else "",
         iteration=iteration,
         iterations=budget.iterations,
     )
 
 
-@dataclass(frozen=True)
-class _RunProgress:
-    """Status, speed and drift of a run."""
-
-    status: RunStatus | None
-    # None if the file is damaged or missing.
-    timing: RunTiming | None = None
-    changes: Sequence[str] = ()
-
-
-def _read_run(run: PlannedRun[Config], comparison: SourceComparison) -> _RunProgress:
-    record, timing, configuration = RunRecord(RunDir(run.path)), None, UNKNOWN
-    status = record.status
-    with contextlib.suppress(RecordError):
-        timing = record.timing
-    if status is None or status.state is not State.SUCCESS:
-        return _RunProgress(status, timing)
+def _state(
+    run: PlannedRun[Config], record: RunRecord, comparison: SourceComparison
+) -> tuple[str, str, Sequence[str]]:
+    """Return the state of a run, the cause if it is damaged, and what changed if it is stale."""
+    if record.state != State.SUCCESS.word:
+        damaged = record.state == State.DAMAGED.word
+        return record.state, record.problem if damaged else "", ()
+    configuration = UNKNOWN
     with contextlib.suppress(RecordError):
         configuration = str(record.manifest.find("run", "hash8"))
     if configuration not in (UNKNOWN, run.config.hash8):
-        what = f"of another run, configuration {configuration}"
-        return _RunProgress(RunStatus(State.DAMAGED, message=what))
-    return _RunProgress(status, timing, run_drift(record, _device(run.config), comparison))
+        return State.DAMAGED.word, f"of another run, configuration {configuration}", ()
+    changes = run_drift(record, _device(run.config), comparison)
+    return "stale" if changes else record.state, "", changes
+
+
+def _timing(record: RunRecord) -> RunTiming | None:
+    """Return the speed of a run; None if it has none that can be read."""
+    try:
+        return record.timing if record.state == State.SUCCESS.word else None
+    except RecordError:
+        return None
 
 
 def _device(config: Config) -> str | None:
@@ -502,10 +500,10 @@ def _seconds_left(
     return seconds * (1 - iteration / budget.iterations) if budget.iterations else seconds
 
 
-def _last_timing(directory: RunDir) -> TimingRow | None:
+def _last_timing(record: RunRecord) -> TimingRow | None:
     """Return the last complete line of timing.jsonl; None if there is none."""
     try:
-        return RunRecord(directory).timings[-1]
+        return record.timings[-1]
     except (RecordError, IndexError):
         return None
 

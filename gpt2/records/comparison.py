@@ -23,7 +23,8 @@ from lib.plan.run import PlannedRun, RunVariant
 from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir, State
 
 # {path of a component: the Kconfig choice that selects it}
 _CHOICES = {
@@ -215,7 +216,5 @@ def _log_skipped(unfinished: Mapping[str, str]) -> None:
 
 def _unfinished(run: RunDir) -> str:
     """Return the state of an unfinished run; "" if the run is finished."""
-    status = read_status(run)
-    if status is None:
-        return _NEW
-    return "" if status.state is State.SUCCESS else status.state.word
+    state = RunRecord(run).state
+    return "" if state == State.SUCCESS.word else state

@@ -4,6 +4,7 @@ A run that cannot be read is a row with the cause. Reads status, configuration, 
 of each run; verifies no digests (``make audit`` does). Imports no torch.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import operator
@@ -14,9 +15,9 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpt2.planning.plan import Plan
 from gpt2.records.trust import identity_symbols
@@ -25,9 +26,8 @@ from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
 from lib.runs.code import SourceComparison, run_drift
-from lib.runs.lease import run_state
-from lib.runs.record import RunRecord
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.record import UNKNOWN, RunRecord
+from lib.runs.run_dir import RunDir, RunStatus, State
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
@@ -39,47 +39,12 @@ _MAX_VALUES_SHOWN = 5
 _MAX_CAUSES_SHOWN = 10
 _MAX_NAMES_SHOWN = 3
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """One run directory; a figure is None if it was not recorded."""
-
-    # <study>/<directory>
-    run: str
-    study: str
-    # Slug of the step.
-    step: str
-    # One of STATES.
-    state: str
-    # Cause of a failure or damage, else "".
-    problem: str = ""
-    seed: int | None = None
-    iteration: int = 0
-    val_loss: float | None = None
-    parameters: int | None = None
-    tokens: int | None = None
-    train_seconds: float | None = None
-    # Seconds since the epoch at which the run ended; None for a run that has not.
-    ended_at: float | None = None
-    # "-dirty" is appended for uncommitted code.
-    commit: str = ""
-    hash8: str = ""
-    # Digest of configuration and data.
-    run_id: str = ""
-    # The value of every symbol.
-    symbols: Mapping[str, Any] = field(default_factory=dict)
-
-    def value(self, name: str) -> Any:
-        """Return the field or symbol ``name``; None if the run has none."""
-        if name == "finished":
-            return _clock(self.ended_at)
-        if name == "hash":
-            return self.hash8 or None
-        return vars(self)[name] if name in FIELDS else self.symbols.get(name)
-
-
+# A run directory as plain values: ``run`` (<study>/<directory>), ``study``, ``step``, ``seed``,
+# ``state`` (one of STATES), ``problem`` (cause of a failure or damage, else ""), ``iteration``, the
+# figures of a finished run, ``ended_at`` in seconds since the epoch, ``commit`` ("-dirty" is appended
+# for uncommitted code), ``hash8``, ``run_id``, and ``symbols``, the value of every symbol. A figure is
+# None if it was not recorded.
+Row = Mapping[str, Any]
 STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", "replaced")
 # Field → heading, in the order of the full table.
 FIELDS: Mapping[str, str] = {
@@ -97,11 +62,19 @@ FIELDS: Mapping[str, str] = {
     "commit": "commit",
     "hash": "hash",
 }
-# Fields that are compared as text, the last three by their beginning.
+# Fields that are compared as text and aligned to the left, the last three compared by their beginning.
 _TEXTS = ("run", "study", "step", "state", "finished", "commit", "hash")
 _BY_BEGINNING = ("finished", "commit", "hash")
 _ALWAYS_SHOWN = ("run", "state", "val_loss")
-_LEFT_ALIGNED = ("run", "study", "step", "state", "finished", "commit", "hash")
+
+
+def _value(row: Row, name: str) -> Any:
+    """Return the field or symbol ``name`` of a run; None if the run has none."""
+    if name == "finished":
+        return _clock(row["ended_at"])
+    if name == "hash":
+        return row["hash8"] or None
+    return row[name] if name in FIELDS else row["symbols"].get(name)
 
 
 @dataclass(frozen=True)
@@ -109,13 +82,13 @@ class RunList:
     """The runs below a folder, and the number of replaced runs that are not listed."""
 
     folder: Path
-    runs: Sequence[ListedRun]
+    runs: Sequence[Row]
     replaced: int = 0
 
     @property
     def differing(self) -> dict[str, list[str]]:
         """Return {symbol: its values} of the symbols that can change a result and differ."""
-        readable = [run.symbols for run in self.runs if run.symbols]
+        readable = [run["symbols"] for run in self.runs if run["symbols"]]
         names = sorted({name for symbols in readable for name in symbols} & _comparable())
         values = {name: {_shown(symbols.get(name)) for symbols in readable} for name in names}
         return {name: sorted(found, key=_order) for name, found in values.items() if len(found) > 1}
@@ -133,11 +106,11 @@ def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
     return RunList(folder, read_runs(runs), len(paths) - len(runs))
 
 
-def read_runs(paths: Iterable[Path]) -> list[ListedRun]:
+def read_runs(paths: Iterable[Path]) -> list[Row]:
     """Return the rows of run directories, sorted by study, step and seed."""
     comparison = SourceComparison()
-    runs = [_read(path, comparison) for path in paths]
-    return sorted(runs, key=lambda run: (run.study, run.step, run.seed or 0, run.run))
+    runs = [_row(RunRecord(RunDir(path)), comparison) for path in paths]
+    return sorted(runs, key=lambda run: (run["study"], run["step"], run["seed"] or 0, run["run"]))
 
 
 def other_configurations(plan: Plan) -> TableSection | None:
@@ -157,12 +130,12 @@ def other_configurations(plan: Plan) -> TableSection | None:
     first = plan.runs[0].config.values
     rows = []
     for run in read_runs(paths):
-        expected = values.get(run.step, first)
-        names = sorted(run.symbols.keys() & expected.keys() & _comparable())
-        changes = [f"{n}={_shown(run.symbols[n])}" for n in names if run.symbols[n] != expected[n]]
-        loss = "-" if run.val_loss is None else f"{run.val_loss:.4f}"
-        name = run.run.partition("/")[2]
-        rows.append((name, run.hash8, run.state, loss, _some(changes) or "-"))
+        symbols, expected = run["symbols"], values.get(run["step"], first)
+        names = sorted(symbols.keys() & expected.keys() & _comparable())
+        changes = [f"{n}={_shown(symbols[n])}" for n in names if symbols[n] != expected[n]]
+        loss = "-" if run["val_loss"] is None else f"{run['val_loss']:.4f}"
+        name = run["run"].partition("/")[2]
+        rows.append((name, run["hash8"], run["state"], loss, _some(changes) or "-"))
     header = ("run", "configuration", "state", "val loss", "settings that differ")
     note = "Runs of this folder with another configuration: listed, and not compared.\n"
     return TableSection("Other configurations", header, rows, note)
@@ -175,72 +148,57 @@ def _is_run(path: Path) -> bool:
     return named and path.is_dir() and not path.name.startswith(".")
 
 
-def _read(path: Path, comparison: SourceComparison) -> ListedRun:
-    run, name = RunDir(path), _NAME.fullmatch(path.name)
-    status = read_status(run)
-    state = "replaced" if run.is_replaced else run_state(run, status)
-    message = status.message.split("\n")[0] if status and state in ("failed", "damaged") else ""
-    row = ListedRun(
-        run=f"{path.parent.name}/{path.name}",
-        study=path.parent.name,
-        step=name["step"] if name else path.name,
-        state=state,
-        problem=message,
-        seed=int(name["seed"]) if name else None,
-        hash8=name["hash"] if name else "",
-        iteration=status.iteration if status else 0,
-    )
-    if status is None or status.state is State.DAMAGED or state == "replaced":
+def _row(record: RunRecord, comparison: SourceComparison) -> Row:
+    path, status = record.run.path, record.status
+    name = _NAME.fullmatch(path.name)
+    row: dict[str, Any] = {
+        "run": f"{path.parent.name}/{path.name}",
+        "study": path.parent.name,
+        "step": name["step"] if name else path.name,
+        "state": record.state,
+        "problem": record.problem,
+        "seed": int(name["seed"]) if name else None,
+        "iteration": status.iteration if status else 0,
+        **dict.fromkeys(("val_loss", "parameters", "tokens", "train_seconds", "ended_at")),
+        "commit": "",
+        "hash8": name["hash"] if name else "",
+        "run_id": "",
+        "symbols": {},
+    }
+    if status is None or record.state in ("damaged", "replaced"):
         return row
     try:
-        ended = status.written_at if state != "running" else None
-        if ended is not None and _clock(ended) is None:
-            raise DamagedRecord(run.status, "written_at in seconds since 1970", f"{ended}")
-        return dataclasses.replace(
-            row, ended_at=ended, **_recorded(RunRecord(run), state, comparison)
-        )
+        return row | _recorded(record, status, comparison)
     except RecordError as error:
         problem = f"{error.file.name}: {error.problems[0].what}"
-        return dataclasses.replace(row, state="damaged", problem=problem)
+        return row | {"state": State.DAMAGED.word, "problem": problem}
 
 
-def _recorded(record: RunRecord, state: str, comparison: SourceComparison) -> dict[str, Any]:
+def _recorded(record: RunRecord, status: RunStatus, comparison: SourceComparison) -> dict[str, Any]:
     """Return the fields from the files of a started run; a finished run must have all files."""
-    done = state == "done"
-    config = _optional(lambda: record.config, done)
-    manifest = _optional(lambda: record.manifest, done)
+    done = record.state == State.SUCCESS.word
+    optional = () if done else (MissingRecord,)
     fields: dict[str, Any] = {}
-    if config is not None:
+    if record.state != State.RUNNING.word:
+        fields["ended_at"] = status.written_at
+        if _clock(status.written_at) is None:
+            expected = "written_at in seconds since 1970"
+            raise DamagedRecord(record.run.status, expected, f"{status.written_at}")
+    with contextlib.suppress(*optional):
         fields |= {"symbols": record.symbols, "hash8": record.hash8}
-    if manifest is not None:
-        code, dirty = record.code, "-dirty" * (record.code.dirty_tree is True)
-        fields |= {
-            "commit": f"{code.git_sha or 'unknown'}{dirty}",
-            "run_id": str(manifest.find("run", "run_id")),
-        }
-        # The model of a GPU cannot be read without torch.
-        on_cpu = config is None or record.symbols.get("DEVICE", "cpu") == "cpu"
-        if done and run_drift(record, cpu_model() if on_cpu else None, comparison):
-            fields["state"] = "stale"
+    with contextlib.suppress(*optional):
+        dirty = "-dirty" * (record.code.dirty_tree is True)
+        fields["commit"] = f"{record.code.git_sha or UNKNOWN}{dirty}"
+        fields["run_id"] = str(record.manifest.find("run", "run_id"))
     if done:
-        final, timing = record.final, record.timing
-        fields |= {
-            "val_loss": final.val_loss,
-            "parameters": final.parameters,
-            "tokens": final.tokens,
-            "train_seconds": timing.train_seconds,
-        }
+        # The model of a GPU cannot be read without torch.
+        on_cpu = record.symbols.get("DEVICE", "cpu") == "cpu"
+        if run_drift(record, cpu_model() if on_cpu else None, comparison):
+            fields["state"] = "stale"
+        final = record.final
+        fields |= {n: vars(final)[n] for n in ("val_loss", "parameters", "tokens")}
+        fields["train_seconds"] = record.timing.train_seconds
     return fields
-
-
-def _optional(read: Callable[[], T], required: bool) -> T | None:
-    """Return the record; None if it does not exist, unless it is ``required``."""
-    try:
-        return read()
-    except MissingRecord:
-        if required:
-            raise
-        return None
 
 
 def _comparable() -> frozenset[str]:
@@ -271,9 +229,9 @@ class _Condition:
     sign: str
     text: str
 
-    def holds(self, run: ListedRun) -> bool:
+    def holds(self, run: Row) -> bool:
         """Return whether the run satisfies the condition; a run without the value does not."""
-        value = run.value(self.name)
+        value = _value(run, self.name)
         if value is None:
             return False
         compare = _OPERATORS[self.sign]
@@ -305,13 +263,13 @@ def select(listed: RunList, where: str) -> RunList:
     return dataclasses.replace(listed, runs=runs)
 
 
-def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
+def _condition(text: str, runs: Sequence[Row]) -> _Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise _invalid(text, "expected FIELD, one of = != < <= > >=, and a value, without blanks")
     condition = _Condition(*match.groups())
     name = condition.name
-    known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run.symbols)]
+    known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run["symbols"])]
     # Without runs the symbols are unknown, but not the fields.
     if name not in known and (runs or not name.isupper()):
         what = f"unknown field {name!r}{nearest(name, known)}"
@@ -324,7 +282,7 @@ def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
     if name == "state" and not (ordered or pattern) and condition.text not in STATES:
         near = nearest(condition.text, STATES)
         raise _invalid(text, f"unknown state{near} (expected one of {', '.join(STATES)})")
-    numbers = [_number(value) for run in runs if (value := run.value(name)) is not None]
+    numbers = [_number(value) for run in runs if (value := _value(run, name)) is not None]
     if ordered and (name in _TEXTS or (numbers and all(number is None for number in numbers))):
         raise _invalid(text, f"{name} is not a number (expected = or !=)")
     numeric = name not in _TEXTS and bool(numbers) and None not in numbers
@@ -355,8 +313,8 @@ def to_json(listed: RunList) -> str:
     """Return the runs as one JSON document; ``settings`` are the symbols in which the runs differ."""
     names = listed.differing
     runs = [
-        {key: value for key, value in vars(run).items() if key != "symbols"}
-        | {"settings": {name: run.symbols.get(name) for name in names} if run.symbols else {}}
+        {key: value for key, value in run.items() if key != "symbols"}
+        | {"settings": {name: run["symbols"].get(name) for name in names if run["symbols"]}}
         for run in listed.runs
     ]
     document = {
@@ -396,12 +354,12 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
-def _problems(runs: Sequence[ListedRun], full: bool) -> list[str]:
+def _problems(runs: Sequence[Row], full: bool) -> list[str]:
     """Return a line for each cause of a failure or damage, with the first runs unless ``full``."""
     causes: dict[str, list[str]] = {}
     for run in runs:
-        if run.problem:
-            causes.setdefault(f"{run.state}: {run.problem}", []).append(run.run)
+        if run["problem"]:
+            causes.setdefault(f"{run['state']}: {run['problem']}", []).append(run["run"])
     shown = len(causes) if full else _MAX_CAUSES_SHOWN
     lines = []
     for cause, names in [*causes.items()][:shown]:
@@ -412,14 +370,14 @@ def _problems(runs: Sequence[ListedRun], full: bool) -> list[str]:
     return lines + ([f"and {hidden} more causes (V=1 shows all)"] if hidden > 0 else [])
 
 
-_RIGHT_ALIGNED = {heading for name, heading in FIELDS.items() if name not in _LEFT_ALIGNED}
+_RIGHT_ALIGNED = {heading for name, heading in FIELDS.items() if name not in _TEXTS}
 
 
-def _column(name: str, runs: Sequence[ListedRun], full: bool) -> list[str]:
+def _column(name: str, runs: Sequence[Row], full: bool) -> list[str]:
     """Return the heading and the cells of a column."""
     cells = []
     for run in runs:
-        value = run.value(name)
+        value = _value(run, name)
         text = "-" if value in (None, "") else _shown(value)
         if name == "val_loss" and value is not None:
             text = f"{value:.4f}"
@@ -447,7 +405,7 @@ def _fitting(columns: Sequence[list[str]], width: int, at_least: int) -> list[li
 def _summary(listed: RunList) -> str:
     if not listed.runs:
         return f"no runs in {listed.folder}"
-    counts = Counter(run.state for run in listed.runs)
+    counts = Counter(run["state"] for run in listed.runs)
     parts = [f"{len(listed.runs)} run{'s' * (len(listed.runs) != 1)} in {listed.folder}"]
     parts += [f"{count} {state}" for state, count in counts.most_common()]
     parts += [f"{listed.replaced} replaced (not listed)"] if listed.replaced else []

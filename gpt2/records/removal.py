@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2.records.listing import ListedRun, list_runs, select
+from gpt2.records.listing import Row, list_runs, select
 from lib.console import confirm, log
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError
 from lib.files import size_bytes
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 _REMOVED = ".removed-"
 
 
-def remove_runs(runs: Sequence[ListedRun], folder: Path) -> list[str]:
+def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
     """Remove run directories below ``folder``; return a reason for each one that stays.
 
     A directory gets a hidden name first, so an interrupted removal never leaves a part of a run. The
@@ -29,16 +29,16 @@ def remove_runs(runs: Sequence[ListedRun], folder: Path) -> list[str]:
         shutil.rmtree(leftover)
     reasons = []
     for run in runs:
-        path = folder / run.run
+        path = folder / run["run"]
         if path.is_symlink():
-            reasons.append(f"{run.run}: a symbolic link; remove it by hand")
+            reasons.append(f"{run['run']}: a symbolic link; remove it by hand")
             continue
         try:
             with take_lease(RunDir(path), DEFAULT_SECONDS):
                 hidden = path.with_name(f"{_REMOVED}{path.name}")
                 path.rename(hidden)
         except ConfigError as error:
-            reasons.append(f"{run.run}: {error.problems[0].what}")
+            reasons.append(f"{run['run']}: {error.problems[0].what}")
             continue
         shutil.rmtree(hidden)
     return reasons
@@ -51,9 +51,10 @@ def clean_command(args: argparse.Namespace, folder: Path) -> tuple[int, str]:
     """
     where = require_value(args.where, "WHERE", 'make clean-runs WHERE="state=failed"')
     listed = select(list_runs(folder, replaced=True), where)
-    sizes = {run.run: size_bytes(folder / run.run) for run in listed.runs}
+    sizes = {run["run"]: size_bytes(folder / run["run"]) for run in listed.runs}
     for run in listed.runs:
-        log("RUN", f"{format_size(sizes[run.run]):>12}  {run.state:11}  {run.run}")
+        name = run["run"]
+        log("RUN", f"{format_size(sizes[name]):>12}  {run['state']:11}  {name}")
     total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
     reasons: list[str] = []
     if listed.runs:

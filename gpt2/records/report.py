@@ -27,7 +27,7 @@ from lib.report.series import runs_of_rows
 from lib.report.study import study_document
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
-from lib.runs.run_dir import RunDir, read_status
+from lib.runs.run_dir import RunDir
 from lib.tracking.verdict_run import VERDICTS_RUN
 
 _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
@@ -81,20 +81,19 @@ def other_folders(plan: Plan) -> list[tuple[str, str]]:
     known = planned | _KNOWN_FOLDERS
     names = sorted(n for n in os.listdir(plan.folder) if n not in known and not n.startswith("."))
     folders = (path for name in names if (path := plan.folder / name).is_dir())
-    return [(path.name, _state(RunDir(path))) for path in folders]
+    return [(path.name, _state(RunRecord(RunDir(path)))) for path in folders]
 
 
-def _state(run: RunDir) -> str:
-    if run.is_replaced:
+def _state(record: RunRecord) -> str:
+    if record.state == "replaced":
         return "moved aside, because the run was trained again"
-    status = read_status(run)
     try:
-        recorded = f"configuration {RunRecord(run).hash8}"
+        recorded = f"configuration {record.hash8}"
     except RecordError as error:
-        if status is None:
+        if record.status is None:
             return "not a run"
         recorded = f"unreadable configuration: {error.problems[0].what}"
-    state = "new" if status is None else f"{status.state.word} {status.message}".strip()
+    state = f"{record.state} {record.status.message if record.status else ''}".strip()
     return f"{state}; not planned by .config with these steps and seeds; {recorded}"
 
 

@@ -29,7 +29,7 @@ from lib.env.gpu import booted_machine
 from lib.errors import ConfigError, KablateError, Problem
 from lib.files import no_follow, write_atomic
 from lib.json_files import RecordError, read_json_object, typed
-from lib.runs.run_dir import RunDir, RunStatus, State
+from lib.runs.run_dir import RunDir
 
 SCHEMA_VERSION = 1
 # A lease may be taken over after this time without a renewal, unless LEASE_SECONDS is set.
@@ -112,15 +112,6 @@ def current_holder(run: RunDir) -> LeaseRecord | None:
     seconds = holder.seconds if holder else DEFAULT_SECONDS
     fresh = time.time() - lease.renewed_at / 1e9 < seconds
     return lease if fresh or (holder is not None and holder.is_local) else None
-
-
-def run_state(run: RunDir, status: RunStatus | None) -> str:
-    """Return the state of a run in one word; RUNNING without a live process is interrupted."""
-    if status is None:
-        return "new"
-    if status.state is State.RUNNING and current_holder(run) is None:
-        return State.INTERRUPTED.word
-    return status.state.word
 
 
 def require_free(run: RunDir) -> None:

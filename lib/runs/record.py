@@ -30,7 +30,8 @@ from lib.json_files import (
     unreadable,
 )
 from lib.runs.documents import DocumentResult, InvalidRow, parse_document_results
-from lib.runs.run_dir import RunDir, RunStatus, read_status
+from lib.runs.lease import current_holder
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # A longer text sample is damaged: it would fill a report.
 _MAX_SAMPLE_BYTES = 1 << 20
@@ -251,6 +252,27 @@ class RunRecord:
     def status(self) -> RunStatus | None:
         """Return the status; see ``read_status``."""
         return read_status(self.run)
+
+    @cached_property
+    def state(self) -> str:
+        """Return new, running, done, failed, interrupted, damaged or replaced.
+
+        A run with status RUNNING that no process trains is interrupted.
+        """
+        if self.run.is_replaced:
+            return "replaced"
+        if self.status is None:
+            return "new"
+        if self.status.state is State.RUNNING and current_holder(self.run) is None:
+            return State.INTERRUPTED.word
+        return self.status.state.word
+
+    @property
+    def problem(self) -> str:
+        """Return the cause of a failure or damage in one line, else ""."""
+        if self.status is None or self.state not in (State.FAILED.word, State.DAMAGED.word):
+            return ""
+        return self.status.message.split("\n")[0]
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

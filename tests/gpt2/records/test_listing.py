@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.listing import ListedRun, RunList, list_runs, select, to_json, to_text
+from gpt2.records.listing import RunList, list_runs, read_runs, select, to_json, to_text
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
 from lib.files import write_json
@@ -59,11 +59,11 @@ def listed(results):
 
 
 def names(listed):
-    return [run.run.partition("/")[2] for run in listed.runs]
+    return [run["run"].partition("/")[2] for run in listed.runs]
 
 
 def test_every_run_of_every_study_is_a_row_with_its_state(listed):
-    assert {run.run: run.state for run in listed.runs} == {
+    assert {run["run"]: run["state"] for run in listed.runs} == {
         "ratio/base-s1-aaaaaaaa": "done",
         "ratio/base-s2-aaaaaaab": "done",
         "ratio/ra-s1-cccccccc": "damaged",
@@ -77,26 +77,26 @@ def test_every_run_of_every_study_is_a_row_with_its_state(listed):
 
 
 def test_a_row_has_the_facts_of_its_run(listed):
-    run = next(run for run in listed.runs if run.run == "ratio/base-s2-aaaaaaab")
-    assert (run.step, run.seed, run.val_loss, run.hash8) == ("base", 2, 1.5, "aaaaaaab")
-    assert (run.commit, run.run_id) == ("0" * 40, "r1") and run.ended_at is not None
-    broken = next(run for run in listed.runs if run.state == "damaged")
-    assert "summary.json" in broken.problem and broken.val_loss is None
-    assert broken.problem in to_text(listed).replace("\n  ", " ")
+    run = next(run for run in listed.runs if run["run"] == "ratio/base-s2-aaaaaaab")
+    facts = {name: run[name] for name in ("step", "seed", "val_loss", "hash8", "commit", "run_id")}
+    assert list(facts.values()) == ["base", 2, 1.5, "aaaaaaab", "0" * 40, "r1"]
+    assert run["ended_at"] is not None
+    broken = next(run for run in listed.runs if run["state"] == "damaged")
+    assert "summary.json" in broken["problem"] and broken["val_loss"] is None
+    assert broken["problem"] in to_text(listed).replace("\n  ", " ")
 
 
 def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
-    equal = [ListedRun(f"s/a-s{n}", "s", "a", "damaged", problem="no hash") for n in range(200)]
-    distinct = [
-        ListedRun(f"s/b-s{n}", "s", "b", "failed", problem=f"cause {n}.") for n in range(30)
-    ]
+    (new,) = read_runs([Path("s/a-s1-aaaaaaaa")])
+    equal = [{**new, "state": "damaged", "problem": "no hash"} for _ in range(200)]
+    distinct = [{**new, "state": "failed", "problem": f"cause {n}."} for n in range(30)]
     listed = RunList(Path(), [*equal, *distinct])
     shown, full = (to_text(listed, every_column=every) for every in (False, True))
     assert shown.count("no hash") == full.count("no hash") == 1 and " 197 " in shown
     assert len(shown.splitlines()) < len(listed.runs) + 25
     assert "cause 9." not in shown and all(f"cause {n}." in full for n in range(30))
     document = json.loads(to_json(listed))
-    assert [run["problem"] for run in document["runs"]] == [run.problem for run in listed.runs]
+    assert [run["problem"] for run in document["runs"]] == [run["problem"] for run in listed.runs]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_damaged_status_is_a_row(tmp_path, damage):
     run = add(tmp_path, "ratio/x-s1-aaaaaaaa")
     run.status.write_text(damage, errors="surrogateescape")
     (row,) = list_runs(tmp_path).runs
-    assert row.state == "damaged" and "status.json" in row.problem
+    assert row["state"] == "damaged" and "status.json" in row["problem"]
 
 
 def test_the_settings_of_equal_value_or_without_effect_are_not_listed(listed):
@@ -186,7 +186,7 @@ def test_the_setting_with_most_values_is_shown_first(tmp_path, monkeypatch):
 
 def test_json_lists_the_same_runs(listed):
     document = json.loads(to_json(listed))
-    assert [run["run"] for run in document["runs"]] == [run.run for run in listed.runs]
+    assert [run["run"] for run in document["runs"]] == [run["run"] for run in listed.runs]
     first = next(run for run in document["runs"] if run["step"] == "base")
     assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
     assert document["replaced"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]

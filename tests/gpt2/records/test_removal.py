@@ -60,6 +60,6 @@ def test_an_interrupted_removal_leaves_no_run(results, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("shutil.rmtree", interrupt)
         remove_runs(listed.runs, results)
-    assert [run.state for run in list_runs(results).runs].count("failed") == 0
+    assert [run["state"] for run in list_runs(results).runs].count("failed") == 0
     remove_runs([], results)
     assert not list(results.glob("*/.removed-*"))
