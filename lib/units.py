@@ -32,6 +32,14 @@ def format_si(number: float) -> str:
     return (text.removesuffix(".0") if digits else text) + unit
 
 
+def format_amount(number: float) -> str:
+    """Return a value of an axis with a unit: ``50k``, ``2.5M``; below 1000 without one."""
+    for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= factor:
+            return f"{number / factor:.4g}{unit}"
+    return f"{number:.4g}"
+
+
 def format_size(size_bytes: float) -> str:
     """Return a size as ``3.2 GiB``; below 0.1 GiB as ``412.0 MiB``."""
     if size_bytes >= GIB / 10:

@@ -48,8 +48,7 @@ LIBRARIES = (
     "kconfiglib",
     "yaml",
     "matplotlib.figure",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.ticker",
+    "jinja2",
 )
 TIMEOUT_SECONDS = 120
 ROOT = Path(__file__).resolve().parents[1]

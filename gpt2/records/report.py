@@ -20,11 +20,10 @@ from lib.errors import ConfigError, Problem
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.report.figures import FIGURES_FOLDER, write_figures
+from lib.report.page import write_report
 from lib.report.plots import study_figures
-from lib.report.report_page import ReportContext, write_report
 from lib.report.run_results import RunResult
-from lib.report.series import runs_of_rows
-from lib.report.study import study_document
+from lib.report.study import study_document, study_series
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
@@ -39,7 +38,7 @@ _SHIPPED = ("defconfig", "fragment")
 
 def write_study_report(plan: Plan, table: ResultTable) -> Path:
     """Write the report of the plan's result table beside the runs. Return its path."""
-    return write_report(table, report_context(plan, table), plan.folder)
+    return write_report(study_document_of(plan, table), study_series(table), plan.folder)
 
 
 def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
@@ -47,7 +46,7 @@ def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
 
     Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
     """
-    figures = study_figures(table, runs_of_rows(table), report_context(plan, table).flops)
+    figures = study_figures(study_document_of(plan, table), study_series(table))
     if not figures:
         raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
     return write_figures(figures, plan.folder / folder)
@@ -55,22 +54,17 @@ def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
 
 def study_document_of(plan: Plan, table: ResultTable) -> dict[str, Any]:
     """Return the document of the plan's study; see ``lib.report.study``."""
-    return study_document(table, vars(report_context(plan, table)))
-
-
-def report_context(plan: Plan, table: ResultTable) -> ReportContext:
-    """Return the context of the plan's report: question, FLOPs and commands."""
-    first = next(iter(table.results), None)
-    settings = _settings(first)
+    settings = _settings(next(iter(table.results), None))
     runs = {run.variant.slug: run for run in plan.runs}
-    return ReportContext(
-        title=_TITLES.get(plan.study, f"Study {plan.study}"),
-        question=_question(plan),
-        flops={slug: run.config.model.flops_per_token() for slug, run in runs.items()},
-        settings=[(name, str(s["value"]), f"{s['label']}, {s['where']}") for name, s in settings],
-        commands=_commands(plan, table.results, settings),
-        other_folders=other_folders(plan),
-    )
+    context = {
+        "title": _TITLES.get(plan.study, f"Study {plan.study}"),
+        "question": _question(plan),
+        "flops": {slug: run.config.model.flops_per_token() for slug, run in runs.items()},
+        "settings": [(n, str(s["value"]), f"{s['label']}, {s['where']}") for n, s in settings],
+        "commands": _commands(plan, table.results, settings),
+        "other_folders": other_folders(plan),
+    }
+    return study_document(table, context)
 
 
 def other_folders(plan: Plan) -> list[tuple[str, str]]:

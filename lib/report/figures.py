@@ -1,19 +1,57 @@
-"""Figures: one style for all, as PDF, PNG, SVG, or inside a web page.
+"""Charts: axes and shapes in points, as an element of a web page and as PDF, PNG and SVG files.
 
-Text of a figure is text in every vector format. Files have the same bytes for the same data. The
-plotting library is imported when it is needed.
+Every format draws the same shapes, and text remains text in the vector formats. The same data give
+the same bytes. PNG and PDF need matplotlib, which is imported when they are written.
 """
 
+import html
 import io
+import math
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from lib.errors import PreflightError, Problem
 from lib.files import write_atomic
+
+# Role → colour on a white page, each with a contrast of at least 4.5 as text except the last three.
+# On the web page, the role is a CSS variable.
+PALETTE = {
+    "better": "#0067a3",
+    "worse": "#b64700",
+    "equivalent": "#00785a",
+    "inconclusive": "#5f6368",
+    "unfair": "#9c3d77",
+    "diverged": "#8a6100",
+    "ink": "#1b1b1a",
+    "muted": "#6a6963",
+    "page": "#fefefe",
+    "seed": "#a9a8a2",
+    "grid": "#e2e1dc",
+}
+# Folder of the figures, beside the runs of a study.
+FIGURES_FOLDER = "figures"
+FIGURE_FORMATS = ("pdf", "png", "svg")
+_PAPER_DPI = 300
+_POINTS_PER_INCH = 72
+_FONT_SIZE = 10
+# Characters that no document may contain, and that could hide or reorder text.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+# A break of a line is None.
+Points = Sequence[tuple[float, float] | None]
+_MARKERS: dict[str, Points] = {
+    "down": [(-3.2, -2.6), (3.2, -2.6), (0, 3.2)],
+    "up": [(-3.2, 2.6), (3.2, 2.6), (0, -3.2)],
+    "left": [(2.6, -3.2), (2.6, 3.2), (-3.2, 0)],
+    "right": [(-2.6, -3.2), (-2.6, 3.2), (3.2, 0)],
+    "square": [(-2.6, -2.6), (2.6, -2.6), (2.6, 2.6), (-2.6, 2.6)],
+    "cross": [(-2.6, -2.6), (2.6, 2.6), None, (-2.6, 2.6), (2.6, -2.6)],
+    "dot": [(2.8 * math.cos(a * math.pi / 8), 2.8 * math.sin(a * math.pi / 8)) for a in range(16)],
+}
 
 
 def load_pyplot() -> Any:
@@ -39,173 +77,262 @@ def load_matplotlib() -> Any:
     return matplotlib
 
 
-# Role → colour on a white page, each with a contrast of at least 4.5 as text except the last three.
-# A web page replaces each by its CSS variable of the same name, so no two may be equal.
-PALETTE = {
-    "better": "#0067a3",
-    "worse": "#b64700",
-    "equivalent": "#00785a",
-    "inconclusive": "#5f6368",
-    "unfair": "#9c3d77",
-    "diverged": "#8a6100",
-    "ink": "#1b1b1a",
-    "muted": "#6a6963",
-    "page": "#fefefe",
-    "seed": "#a9a8a2",
-    "grid": "#e2e1dc",
-}
-# Inches; a column of a two-column page is about 3.4 wide.
-_WIDTH = 4.4
-_PANEL = (2.2, 1.45)
-_STYLE = {
-    "axes.edgecolor": PALETTE["muted"],
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": PALETTE["muted"],
-    "axes.labelsize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": PALETTE["ink"],
-    "axes.titlelocation": "left",
-    "axes.titlesize": 9,
-    "axes.titleweight": "bold",
-    "axes.unicode_minus": True,
-    "figure.facecolor": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "grid.color": PALETTE["grid"],
-    "grid.linewidth": 0.6,
-    "pdf.fonttype": 42,
-    "savefig.facecolor": "none",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "kablate",
-    "text.color": PALETTE["ink"],
-    "xtick.color": PALETTE["muted"],
-    "xtick.labelsize": 7.5,
-    "ytick.color": PALETTE["muted"],
-    "ytick.labelcolor": PALETTE["ink"],
-    "ytick.labelsize": 8,
-}
-# Folder of the figures, beside the runs of a study.
-FIGURES_FOLDER = "figures"
-FIGURE_FORMATS = ("pdf", "png", "svg")
-_PAPER_DPI = 300
+def without_control_characters(text: str) -> str:
+    """Return the text with U+FFFD for each character that could hide or reorder text."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 @dataclass(frozen=True)
-class NamedFigure:
-    """One figure: file name without suffix, kind, title and caption."""
+class Scale:
+    """The range of an axis, linear or logarithmic; limits that are equal are moved apart."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return the position of the value: 0 at ``low``, 1 at ``high``."""
+        low, high, value = (
+            (math.log(self.low), math.log(self.high), math.log(max(value, self.low / 1e3)))
+            if self.is_log
+            else (self.low, self.high, value)
+        )
+        return (value - low) / (high - low) if high != low else 0.5
+
+    def ticks(self, count: int = 4) -> list[float]:
+        """Return about ``count`` round values inside the range."""
+        if self.is_log:
+            first, last = math.floor(math.log10(self.low)), math.floor(math.log10(self.high))
+            for digits in ((1,), (1, 3), (1, 2, 5)):
+                values = [d * 10.0**e for e in range(first, last + 1) for d in digits]
+                inside = [value for value in values if self.low <= value <= self.high]
+                if len(inside) >= 3:
+                    return inside
+        width = (self.high - self.low) / count
+        if not width > 0:
+            return [self.low]
+        unit = 10.0 ** math.floor(math.log10(width))
+        step = next(unit * digit for digit in (1, 2, 5, 10) if unit * digit >= 0.999 * width)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [n * step for n in range(first, last + 1)]
+
+
+@dataclass
+class Chart:
+    """A figure: file name without suffix, kind, title and caption, axes, and the shapes inside."""
 
     name: str
     group: str
     title: str
-    caption: str
-    drawing: Any
+    size: tuple[float, float]
+    # Left, right, top, bottom.
+    margins: tuple[float, float, float, float]
+    x: Scale
+    y: Scale
+    caption: str = ""
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Return left, right, top and bottom of the axes in points."""
+        (width, height), (left, right, top, bottom) = self.size, self.margins
+        return left, width - right, top, height - bottom
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return the place of the values in points; ``y`` increases upwards."""
+        left, right, top, bottom = self.box
+        return (
+            left + (right - left) * self.x.share(x),
+            bottom + (top - bottom) * self.y.share(y),
+        )
+
+    def path(self, points: Points, *, clip: bool = True, **style: Any) -> None:
+        """Add a line or an area through the points: ``stroke``, ``fill``, ``width``, ``dash``,
+        ``opacity``, and a ``hint`` that a pointer shows.
+        """
+        self.shapes.append({"points": points, "clip": clip, **style})
+
+    def text(self, x: float, y: float, text: str, role: str = "ink", **style: Any) -> None:
+        """Add text at a place in points: ``anchor`` start, middle or end; ``bold``."""
+        self.shapes.append({"text": text, "x": x, "y": y, "role": role, **style})
+
+    def line(self, x: Sequence[float], y: Sequence[float], role: str, **style: Any) -> None:
+        """Add a line through the values."""
+        points = [self.at(*point) for point in zip(x, y, strict=True)]
+        self.path(points, stroke=role, **{"width": 1.2, **style})
+
+    def band(self, band: dict[str, list[float]], role: str, opacity: float) -> None:
+        """Add the area between the lowest and the highest values."""
+        upper = [self.at(*point) for point in zip(band["at"], band["high"], strict=True)]
+        lower = [self.at(*point) for point in zip(band["at"], band["low"], strict=True)]
+        self.path([*upper, *reversed(lower)], fill=role, opacity=opacity)
+
+    def marker(
+        self,
+        x: float,
+        y: float,
+        kind: str,
+        role: str,
+        *,
+        fill: str | None = None,
+        size: float = 1,
+    ) -> None:
+        """Add a marker, with its fill if the colour is another one."""
+        left, top = self.at(x, y)
+        points = [p and (left + size * p[0], top + size * p[1]) for p in _MARKERS[kind]]
+        fill = None if kind == "cross" else fill or role
+        self.path(points, clip=False, stroke=role, fill=fill, width=1, closed=kind != "cross")
+
+    def heading(self, text: str) -> None:
+        """Add the title above the axes."""
+        self.text(self.margins[0] if self.group == "panels" else 0, 11, text, bold=True)
+
+    def x_axis(self, label: str, form: Callable[[float], str], count: int = 4) -> None:
+        """Draw the horizontal axis, with vertical lines of the grid."""
+        left, right, top, bottom = self.box
+        self.path([(left, bottom), (right, bottom)], clip=False, stroke="muted", width=0.6)
+        for value in self.x.ticks(count):
+            at = self.at(value, self.y.low)[0]
+            self.path([(at, top), (at, bottom)], clip=False, stroke="grid", width=0.6)
+            self.text(at, bottom + 12, form(value), "muted", anchor="middle")
+        self.text((left + right) / 2, bottom + 25, label, "muted", anchor="middle")
+
+    def y_axis(self, form: Callable[[float], str], count: int = 4) -> None:
+        """Draw the labels of the vertical axis, with horizontal lines of the grid."""
+        left, right, _, _ = self.box
+        for value in self.y.ticks(count):
+            at = self.at(self.x.low, value)[1]
+            self.path([(left, at), (right, at)], clip=False, stroke="grid", width=0.6)
+            self.text(left - 4, at + 3.5, form(value), "muted", anchor="end")
 
 
-class StudyCanvas:
-    """Factory of axes, and context in which everything is drawn in the common style.
+def svg_element(chart: Chart) -> str:
+    """Return the chart as an element of a web page: colours and font are those of the page."""
+    width, height = chart.size
+    left, right, top, bottom = chart.box
+    clip = f"clip-{chart.name}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'font-size="{_FONT_SIZE}"><clipPath id="{clip}"><rect x="{left:g}" y="{top:g}" '
+        f'width="{right - left:.2f}" height="{bottom - top:.2f}"/></clipPath>'
+    ]
+    for clipped in (False, True):
+        inside = [s for s in chart.shapes if s.get("clip", False) is clipped]
+        # Text and markers are drawn over the clipped lines, the grid below them.
+        first = [s for s in inside if "points" in s and "closed" not in s]
+        parts.append(f'<g clip-path="url(#{clip})">' if clipped else "<g>")
+        parts += [*map(_svg_path, first), "</g>"]
+    parts += [_svg_path(s) for s in chart.shapes if "closed" in s]
+    parts += [_svg_text(s) for s in chart.shapes if "text" in s]
+    return "".join([*parts, "</svg>"])
+
+
+def _svg_path(shape: dict[str, Any]) -> str:
+    style = f"fill:{_variable(shape.get('fill'))};stroke:{_variable(shape.get('stroke'))}"
+    for name, key in (("stroke-width", "width"), ("stroke-dasharray", "dash")):
+        style += f";{name}:{shape[key]}" if shape.get(key) else ""
+    style += f";opacity:{shape['opacity']}" if "opacity" in shape else ""
+    hint = html.escape(without_control_characters(shape.get("hint", "")))
+    inside = f"><title>{hint}</title></path>" if hint else "/>"
+    return f'<path d="{_svg_data(shape)}" style="{style}"{inside}'
+
+
+def _svg_data(shape: dict[str, Any]) -> str:
+    data, command = [], "M"
+    for point in shape["points"]:
+        if point:
+            data.append(f"{command}{point[0]:.1f} {point[1]:.1f}")
+        command = "L" if point else "M"
+    return "".join(data) + "Z" * bool(shape.get("closed"))
+
+
+def _svg_text(shape: dict[str, Any]) -> str:
+    weight = ' font-weight="600"' if shape.get("bold") else ""
+    text = html.escape(without_control_characters(shape["text"]))
+    return (
+        f'<text x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" '
+        f'text-anchor="{shape.get("anchor", "start")}"{weight} '
+        f'style="fill:{_variable(shape["role"])}">{text}</text>'
+    )
+
+
+def _variable(role: str | None) -> str:
+    return f"var(--{role})" if role else "none"
+
+
+def write_figures(charts: Sequence[Chart], folder: Path) -> list[Path]:
+    """Write each chart into ``folder`` in every format of ``FIGURE_FORMATS``. Return the paths.
 
     Raises PreflightError without matplotlib.
     """
-
-    def __init__(self) -> None:
-        self._matplotlib = load_matplotlib()
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter, MaxNLocator
-
-        self._figure, self._engineering, self._locator = Figure, EngFormatter, MaxNLocator
-        self._style = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._style.enter_context(self._matplotlib.rc_context(_STYLE))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._style.close()
-
-    def colour(self, role: str) -> str:
-        """Return the colour of a role of ``PALETTE``."""
-        return PALETTE[role]
-
-    def axes(
-        self, height: float, *, left: float, right: float, bottom: float, top: float
-    ) -> tuple[Any, Any]:
-        """Return a figure of one column, and its axes inside the margins; lengths in inches."""
-        return self._axes((_WIDTH, height), (left, right, bottom, top))
-
-    def panel(self) -> tuple[Any, Any]:
-        """Return a figure of half a column, and its axes."""
-        figure, axes = self._axes(_PANEL, (0.55, 0.1, 0.34, 0.24))
-        axes.tick_params(labelsize=7)
-        return figure, axes
-
-    def tokens_axis(self, axes: Any, label: str = "training tokens") -> None:
-        """Format the horizontal axis of training tokens, from 0."""
-        axes.set_xlim(left=0)
-        self.amount_axis(axes, label)
-
-    def amount_axis(self, axes: Any, label: str) -> None:
-        """Format the horizontal axis with few ticks and unit prefixes."""
-        axes.xaxis.set_major_formatter(self._engineering(sep=""))
-        self.few_ticks(axes, label)
-
-    def few_ticks(self, axes: Any, label: str) -> None:
-        """Format the horizontal axis with ticks that remain separate on a phone."""
-        axes.xaxis.set_major_locator(self._locator(4))
-        axes.set_xlabel(label)
-
-    def _axes(
-        self, size: tuple[float, float], margins: tuple[float, float, float, float]
-    ) -> tuple[Any, Any]:
-        (width, height), (left, right, bottom, top) = size, margins
-        figure = self._figure(figsize=size)
-        inside = (width - left - right) / width, (height - bottom - top) / height
-        axes = figure.add_axes((left / width, bottom / height, *inside))
-        axes.yaxis.set_major_locator(self._locator(4))
-        axes.tick_params(length=2, width=0.6)
-        axes.set_axisbelow(True)
-        return figure, axes
-
-
-def svg_element(figure: NamedFigure) -> str:
-    """Return the figure as an element of a web page: colours and font are those of the page.
-
-    Ids are prefixed with the figure's name, because all figures share one page.
-    """
-    text = _saved(figure.drawing, "svg").decode()
-    body = text[text.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'(?<=<g) id="[^"]*"', "", body)
-    body = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{figure.name}-", body)
-    body = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", body)
-    body = re.sub(r"font-family: [^;\"]+;? ?", "", body)
-    # Two decimals of a point are finer than any screen.
-    body = re.sub(r"<[^>]*>", lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), body)
-    for role, colour in PALETTE.items():
-        body = body.replace(colour, f"var(--{role})")
-    return re.sub(r"\s*\n\s*", " ", body).replace("> <", "><").strip()
-
-
-def write_figures(figures: Sequence[NamedFigure], folder: Path) -> list[Path]:
-    """Write each figure into ``folder`` in every format of ``FIGURE_FORMATS``. Return the paths."""
+    load_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for figure in figures:
+    for chart in charts:
         for suffix in FIGURE_FORMATS:
-            path = folder / f"{figure.name}.{suffix}"
-            write_atomic(path, _saved(figure.drawing, suffix, facecolor="white"))
+            path = folder / f"{chart.name}.{suffix}"
+            write_atomic(path, _svg_file(chart) if suffix == "svg" else _drawn(chart, suffix))
             paths.append(path)
     return paths
 
 
-def _saved(drawing: Any, suffix: str, **options: Any) -> bytes:
-    """Return the file of a figure, without the time at which it was made."""
-    dates = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}
-    stream = io.BytesIO()
-    with load_matplotlib().rc_context(_STYLE):
-        drawing.savefig(
-            stream, format=suffix, dpi=_PAPER_DPI, metadata={dates[suffix]: None}, **options
+def _svg_file(chart: Chart) -> str:
+    body = re.sub(r"var\(--(\w+)\)", lambda role: PALETTE[role[1]], svg_element(chart))
+    return body.replace("<svg ", '<svg font-family="DejaVu Sans, sans-serif" ', 1) + "\n"
+
+
+def _drawn(chart: Chart, suffix: str) -> bytes:
+    """Return the file of a chart, without the time at which it was made."""
+    matplotlib = load_matplotlib()
+    from matplotlib.figure import Figure
+
+    width, height = chart.size
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "pdf.fonttype": 42}):
+        figure = Figure(figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        axes.set_axis_off()
+        for shape in chart.shapes:
+            _draw(chart, axes, shape)
+        stream, date = io.BytesIO(), {"pdf": "CreationDate", "png": "Software"}[suffix]
+        figure.savefig(
+            stream, format=suffix, dpi=_PAPER_DPI, metadata={date: None}, facecolor="white"
         )
     return stream.getvalue()
+
+
+def _draw(chart: Chart, axes: Any, shape: dict[str, Any]) -> None:
+    """Draw a shape in the order of the page: grid, lines, markers, text."""
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path as Outline
+
+    if "text" in shape:
+        align = {"start": "left", "middle": "center", "end": "right"}[shape.get("anchor", "start")]
+        text = without_control_characters(shape["text"]).replace("$", r"\$")
+        style = {"size": 0.9 * _FONT_SIZE, "weight": "bold" if shape.get("bold") else "normal"}
+        place = shape["x"], shape["y"]
+        axes.text(*place, text, color=PALETTE[shape["role"]], ha=align, zorder=4, **style)
+        return
+    places, codes, code = [], [], Outline.MOVETO
+    for point in shape["points"]:
+        if point:
+            places.append(point)
+            codes.append(code)
+        code = Outline.LINETO if point else Outline.MOVETO
+    if shape.get("closed"):
+        places.append(places[0])
+        codes.append(Outline.CLOSEPOLY)
+    patch = PathPatch(
+        Outline(places, codes),
+        facecolor=PALETTE[shape["fill"]] if shape.get("fill") else "none",
+        edgecolor=PALETTE[shape["stroke"]] if shape.get("stroke") else "none",
+        linewidth=shape.get("width", 0),
+        linestyle=(0, tuple(map(float, shape["dash"].split()))) if shape.get("dash") else "-",
+        alpha=shape.get("opacity"),
+        zorder=3 if "closed" in shape else 2 if shape["clip"] else 1,
+    )
+    axes.add_patch(patch)
+    if shape["clip"]:
+        left, right, top, bottom = chart.box
+        box = Rectangle((left, top), right - left, bottom - top, transform=axes.transData)
+        patch.set_clip_path(box)

@@ -102,6 +102,7 @@ def row_document(row: TableRow, flops_per_token: float | None) -> dict[str, Any]
         "name": row.name,
         "title": variant.title,
         "control": "a/a" if variant.is_aa else "repeat" if variant.is_repeat else None,
+        "changes": dict(variant.delta or {}),
         "levels": dict(variant.levels or {}),
         "labels": dict(row.labels),
         "against": {kind: v and v.contrast.name for kind, v in verdicts.items()},

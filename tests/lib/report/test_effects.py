@@ -14,13 +14,13 @@ from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, design_effects
 from lib.report.looks import LookSchedule
 from lib.report.options import LookPlan
-from lib.report.report_page import ReportContext, report_page
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
 from lib.report.text import verdict_lines
 from lib.report.verdict_record import with_record, write_verdicts
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from tests.lib.report.documents import document_of
+from tests.lib.report.web_page import page_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 
@@ -145,7 +145,6 @@ def test_runs_that_are_no_cells_have_no_effects():
 
 
 PLAN = VerdictPlan(VerdictRule("factorial"), interactions=True)
-PAGE = ReportContext("Matrix", [], {}, [], [])
 
 
 @pytest.fixture
@@ -341,10 +340,8 @@ def test_false_words_of_a_factorial_design(noise, n):
 def test_the_web_page_has_the_same_words(factorial):
     missing = [cell for cell in full_design(3) if cell[0] != cell[1]]
     for left_out, word in (((), "BETTER"), (missing, "not estimable")):
-        page = report_page(
-            build_table("demo", factorial(missing=left_out), verdict_plan=PLAN), PAGE
-        )
+        page = page_of(build_table("demo", factorial(missing=left_out), verdict_plan=PLAN))
         # Effects have no reference, and runs no verdict.
-        assert ">against<" not in page and "against baseline<" not in page
+        assert ">against<" not in page and "Δ baseline<" not in page
         section = page.partition("Marginal means")[2]
         assert word in section and "no verdict" not in section

@@ -7,20 +7,21 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from lib.plan.run import RunVariant
-from lib.report.figures import PALETTE, svg_element, write_figures
+from lib.report.figures import PALETTE, Chart, Scale, svg_element, write_figures
 from lib.report.plots import MAX_PANELS, _spaced_labels, study_figures
-from lib.report.series import runs_of_rows
+from lib.report.study import study_document, study_series
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import build_table
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, seal
 from tests.lib.report.fabricated_study import steps, write_study
+from tests.lib.report.web_page import CONTEXT
 
 
 def _figures(runs, **options):
     table = build_table("demo", runs, **options)
-    rows = runs_of_rows(table)
-    return study_figures(table, rows, {row.row.variant.slug: 5e6 for row in rows})
+    flops = {row.variant.slug: 5e6 for row in table.rows}
+    return study_figures(study_document(table, {**CONTEXT, "flops": flops}), study_series(table))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def figures(tmp_path_factory):
 
 def test_every_question_has_its_figure(figures):
     names = [figure.name for figure in figures]
-    assert names[:3] == ["forest-baseline", "forest-parent", "losses"]
+    assert names[:4] == ["forest-baseline", "forest-parent", "losses", "losses-end"]
     assert [n for n in names if n.startswith("difference-")] == [
         f"difference-step-{i}" for i in (1, 2, 3)
     ]
@@ -43,8 +44,8 @@ def test_a_forest_has_a_line_with_words_per_comparison(figures):
     (forest,) = [figure for figure in figures if figure.name == "forest-baseline"]
     text = svg_element(forest)
     assert all(f"{i} step-{i}" in text for i in (1, 2, 3))
-    words = re.findall(r"BETTER|WORSE|EQUIVALENT|INCONCLUSIVE", text)
-    assert len(words) == 3
+    # An inconclusive comparison has a hollow circle and no word.
+    assert len(re.findall(r">[+−]0\.\d{4}( BETTER| WORSE)?<", text)) == 3
 
 
 def test_an_element_has_text_and_the_colours_of_the_page(figures):
@@ -55,9 +56,9 @@ def test_an_element_has_text_and_the_colours_of_the_page(figures):
         assert root.tag.endswith("svg") and "<text" in element and "font-family" not in element
         assert not any(colour in element for colour in PALETTE.values())
         assert "var(--ink)" in element and "metadata" not in element
-        ids = re.findall(r'id="([^"]+)"', element)
-        assert len(ids) == len(set(ids)) and all(i.startswith(figure.name) for i in ids)
-        assert set(re.findall(r'href="#([^"]+)"', element)) <= set(ids)
+        (clip,) = re.findall(r'id="([^"]+)"', element)
+        assert clip == f"clip-{figure.name}" and f"url(#{clip})" in element
+    assert len({figure.name for figure in figures}) == len(figures)
 
 
 @pytest.mark.parametrize(("count", "named"), [(1, False), (4, True), (7, False)])
@@ -65,15 +66,14 @@ def test_few_loss_curves_are_named(tmp_path, count, named):
     drawn = _figures(write_study(tmp_path, steps(count), 1, iterations=12, documents=3))
     (losses,) = [figure for figure in drawn if figure.name == "losses"]
     text = svg_element(losses)
-    assert [f"{i} step-{i}" in text for i in range(1, count)] == [named] * (count - 1)
-    assert ("0 baseline" in text) == named
-    dashed = {line.get_linestyle() for line in losses.drawing.axes[0].lines}
-    assert ("--" in dashed) == named
+    assert [f"{i} step-{i}</text>" in text for i in range(1, count)] == [named] * (count - 1)
+    assert ("0 baseline</text>" in text) == named
+    assert ("stroke-dasharray" in text) == named
 
 
 def test_numbers_in_text_keep_their_digits(figures):
     (forest,) = [figure for figure in figures if figure.name == "forest-baseline"]
-    assert re.search(r">[+−]0\.\d{4} ", svg_element(forest))
+    assert re.search(r">[+−]0\.\d{4}", svg_element(forest))
 
 
 @pytest.mark.slow
@@ -85,8 +85,9 @@ def test_files_are_written_in_every_format_with_the_same_bytes(figures, tmp_path
     assert [path.name for path in paths] == names
     content = [path.read_bytes() for path in paths]
     assert content[0].startswith(b"%PDF") and content[1].startswith(b"\x89PNG")
-    # 4.4 inches at 300 dots per inch.
-    assert int.from_bytes(content[1][16:20]) == 1320
+    # 5 inches at 300 dots per inch.
+    assert int.from_bytes(content[1][16:20]) == 1500
+    assert b"/CreationDate" not in content[0] and b"var(" not in content[2]
     assert b"<text" in content[2] and b"step-1" in content[2]
     assert all(path.read_bytes() == old for path, old in zip(paths, content))
     assert [p.read_bytes() for p in write_figures(chosen, tmp_path / "figures")] == content
@@ -104,20 +105,26 @@ def test_a_single_training_has_a_curve_only(tmp_path):
     drawn = _figures(
         write_study(tmp_path, variants, 1, iterations=12, documents=3, statistics=False)
     )
-    assert [figure.name for figure in drawn] == ["losses"]
+    assert [figure.name for figure in drawn] == ["losses", "losses-end"]
 
 
-def test_the_curves_show_an_unstable_step_of_the_start(tmp_path):
-    (run,) = write_study(tmp_path, [RunVariant("run")], 1, iterations=100, documents=3)
+def test_the_curves_show_the_whole_training(tmp_path):
+    (run,) = write_study(tmp_path, [RunVariant("run")], 1, iterations=60, documents=3)
     lines = RunDir(run.path).metrics.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    # Within the first fifth, whose losses are cut off.
+    losses = [row["loss"] for row in rows if row["kind"] == "train"]
+    whole, last = [figure for figure in _figures([run]) if figure.group == "curves"]
+    assert whole.x.is_log and not last.x.is_log
+    # The first and the largest loss are inside, on both sides of an axis without a gap.
+    assert whole.x.low == 1024 and whole.x.high == last.x.high == 61_440 == 2 * last.x.low
+    assert whole.y.high == max(losses) > last.y.high and whole.y.low == min(losses)
+    # An unstable step of the start.
     spike = next(row for row in rows if row["kind"] == "train" and row["iteration"] == 15)
     spike["loss"] = 9.5
     RunDir(run.path).metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     seal(RunDir(run.path), MANIFEST)
-    (figure,) = [figure for figure in _figures([run]) if figure.name == "losses"]
-    assert figure.drawing.axes[0].get_ylim()[1] > 9.5
+    whole, last = [figure for figure in _figures([run]) if figure.group == "curves"]
+    assert whole.y.high >= 9.5 > last.y.high and "Crosses" in whole.caption
 
 
 @pytest.mark.slow
@@ -131,13 +138,31 @@ def test_a_large_sweep_has_every_comparison_and_a_limited_number_of_panels(tmp_p
 
 def test_points_that_overlap_share_a_label_above_them():
     """A label that moved aside would name a place without a point."""
-    from matplotlib.figure import Figure
-
-    axes = Figure().add_subplot()
-    axes.set(xlim=(0, 100), ylim=(2, 3))
-    points = [(50 + i / 10, 2.5, str(number), "k") for i, number in enumerate((13, 2, 0, 5, 20))]
-    _spaced_labels(axes, [*points, (90, 2.5, "7", "k"), (50, 2.9, "19", "k")])
-    labels = {text.get_text(): text.get_position() for text in axes.texts}
+    scales = Scale(0, 100), Scale(2, 3)
+    chart = Chart("demo", "cost", "demo", (400, 200), (0, 0, 0, 0), *scales)
+    points = [(200 + i, 100, str(number), "ink") for i, number in enumerate((13, 2, 0, 5, 20))]
+    _spaced_labels(chart, [*points, (300, 100, "7", "ink"), (200, 20, "19", "ink")])
+    labels = {shape["text"]: (shape["x"], shape["y"]) for shape in chart.shapes}
     assert labels.keys() == {"0 2 5 13 +1", "7", "19"}
     x, y = labels["0 2 5 13 +1"]
-    assert x == 50 and 2.5 < y < 2.6 and labels["19"][1] == 2.9
+    assert x == 200 and 80 < y < 100 and labels["19"] == (205, 23.5)
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (Scale(-0.081, 0.081), [-0.05, 0, 0.05]),
+        (Scale(0, 61_440), [0, 20_000, 40_000, 60_000]),
+        (Scale(2.41, 5.6, True), [3, 4, 5]),
+        (Scale(1024, 61_440, True), [3000, 10_000, 30_000]),
+        (Scale(1e3, 1e9, True), [10.0**i for i in range(3, 10)]),
+        (Scale(2.0, 2.0), [2.0]),
+    ],
+)
+def test_ticks_are_round_and_inside(scale, expected):
+    assert scale.ticks() == pytest.approx(expected)
+
+
+def test_a_scale_places_values_by_share_or_by_ratio():
+    assert Scale(2, 6).share(3) == 0.25 and Scale(1, 100, True).share(10) == pytest.approx(0.5)
+    assert Scale(3, -1).share(0) == 0.75 and Scale(4, 4).share(4) == 0.5

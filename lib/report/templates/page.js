@@ -17,7 +17,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
         const cell = row.cells[column];
         return "v" in cell.dataset ? Number(cell.dataset.v) : cell.textContent.trim();
       };
-      const missing = (value) => value === "" || value === "-";
+      const missing = (value) => value === "";
       const rows = [...body.rows].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
         if (missing(x) || missing(y)) return missing(x) - missing(y);
@@ -27,6 +27,12 @@ for (const table of document.querySelectorAll("table.sortable")) {
       });
       body.append(...rows);
     });
+  });
+}
+// The runs of a number, where a pointer rests on it; a tap opens them without this script.
+for (const button of document.querySelectorAll("button.source")) {
+  button.addEventListener("pointerenter", () => {
+    button.title = document.getElementById(button.getAttribute("popovertarget")).innerText;
   });
 }
 // A closed part would be missing on paper.

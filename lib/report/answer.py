@@ -1,0 +1,170 @@
+"""What a study shows, in sentences: its size, rule and answer, and what warns of them.
+
+The sentences count and name values of the document; they compute none.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lib.report.text import p_equation, seeds_notes, warnings
+from lib.units import signed
+
+_RELATIONS = {"BETTER": "better than", "WORSE": "worse than", "EQUIVALENT": "equivalent to"}
+# Of one, and of several.
+_PHRASES = {
+    "BETTER": ("is better", "are better"),
+    "WORSE": ("is worse", "are worse"),
+    "EQUIVALENT": ("is equivalent", "are equivalent"),
+    "INCONCLUSIVE": ("is undecided", "are undecided"),
+    "UNFAIR": ("is not comparable", "are not comparable"),
+    "DIVERGED": ("diverged", "diverged"),
+    None: ("has no word", "have no word"),
+}
+
+Values = Mapping[str, Any]
+
+
+def summary(document: Values) -> str:
+    """Return size and content of a study in words: variants, seeds and finished runs."""
+    rows, runs = document["rows"], document["runs"]
+    seeds = len({run["seed"] for run in runs})
+    done = sum(run["state"] == "done" for run in runs)
+    return (
+        f"{_count(len(rows), 'variant')}, {_count(seeds, 'seed')}, {done} of {len(runs)} runs "
+        "finished and comparable"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def rule_sentence(document: Values) -> str:
+    """Return the rule of the verdicts in one sentence; "" if nothing is compared."""
+    rule, planned = document["rule"], document["planned_comparisons"]
+    if not document["verdicts"]:
+        return ""
+    band = f"band ±{rule['band']:g} nats" if rule["band"] else "no band of equivalence declared"
+    compared = {
+        "both": "each step is compared with the baseline and with its parent",
+        "baseline": "each step is compared with the baseline",
+        "parent": "each step is compared with its parent",
+    }[rule["against"]]
+    if not any(row["parent"] for row in document["rows"]):
+        compared = "each combination is compared with the first one"
+    if document["not_estimable"] is not None:
+        compared = "each effect of the design is compared with 0"
+    return (
+        f"Rule, declared before the first run: {compared}; variance rule {rule['variance']}; at most "
+        f"{rule['alpha']:g} probability of a false word in the whole study of "
+        f"{_count(planned, 'comparison')}; {band}; at least {rule['min_seeds']} seeds."
+    )
+
+
+def answer(document: Values) -> str:
+    """Return what the study shows in one sentence."""
+    every = document["verdicts"]
+    given = [verdict for verdict in every if verdict["verdict"]]
+    if not any(run["state"] == "done" for run in document["runs"]):
+        return "No run has a result yet."
+    if not every:
+        return _losses_only(document)
+    if not given:
+        return _missing_words(document)
+    # A study is answered by its comparisons with the baseline, if it has any.
+    role = next((v["role"] for v in every if v["role"] == "baseline"), every[0]["role"])
+    verdicts = [verdict for verdict in every if verdict["role"] == role]
+    noun, other = _compared(document, role)
+    words = [verdict["verdict"] for verdict in verdicts]
+    if len(verdicts) == 1 and words[0] in _RELATIONS:
+        return _of_one(verdicts[0])
+    counts = {word: words.count(word) for word in _PHRASES}
+    phrases = [
+        f"{counts[word]} {(one if counts[word] == 1 else many)}"
+        for word, (one, many) in _PHRASES.items()
+        if counts[word]
+    ]
+    if counts["BETTER"] or counts["WORSE"]:
+        phrases[0] += f" than {other}"
+    else:
+        phrases.insert(0, f"none is shown to be better or worse than {other}")
+    listed = " and ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
+    text = f"Of {_count(len(verdicts), noun)}, {listed}"
+    decided = [v for v in verdicts if v["verdict"] in ("BETTER", "WORSE")]
+    if decided:
+        largest = max(decided, key=lambda verdict: abs(verdict["difference"]))
+        text += f"; the largest difference is that of {largest['step']}: {_difference(largest)}"
+    return f"{text}."
+
+
+def _compared(document: Values, role: str) -> tuple[str, str]:
+    """Return what is compared, and with what."""
+    if document["not_estimable"] is not None:
+        return "effect", "0"
+    if not any(row["parent"] for row in document["rows"]):
+        return "combination", "the first one"
+    return "step", "the baseline" if role == "baseline" else "its parent"
+
+
+def _difference(verdict: Values) -> str:
+    text = f"{signed(verdict['difference'])} nats per token"
+    if verdict["interval_95"]:
+        low, high = map(signed, verdict["interval_95"])
+        text += f" (95 % interval {low} to {high})"
+    return text + ", which is rounding" * verdict["rounding_only"]
+
+
+def _of_one(verdict: Values) -> str:
+    relation = _RELATIONS[verdict["verdict"]]
+    subject = f"{verdict['step']} is {relation} {verdict['reference'] or '0'}"
+    p = "" if verdict["p_of_word"] is None else f", {p_equation(verdict['p_of_word'])}"
+    return f"{subject}: {_difference(verdict)}, n={verdict['n']}{p}."
+
+
+def _losses_only(document: Values) -> str:
+    done = [row for row in document["rows"] if row["val_loss"] is not None]
+    if len(done) == 1:
+        return (
+            f"The validation loss is {done[0]['val_loss']:.4f} nats per token; nothing is compared."
+        )
+    return f"{_count(len(done), 'variant')} with a loss; nothing is compared."
+
+
+def _missing_words(document: Values) -> str:
+    """Return why no comparison has a word, and what to type."""
+    verdicts, least = document["verdicts"], document["rule"]["min_seeds"]
+    most = max(verdict["n"] for verdict in verdicts)
+    if most < least:
+        seeds = "One seed" if most <= 1 else f"{most} seeds"
+        return (
+            f"{seeds}: no verdicts, because other seeds can reverse a difference; for {least} seeds, "
+            f"type make SEEDS=1-{least}."
+        )
+    reasons = sorted({verdict["reason"] for verdict in verdicts if verdict["reason"]})
+    return f"No comparison has a word: {', '.join(reasons)}."
+
+
+def notices(document: Values) -> list[str]:
+    """Return what a reader must see before any word: unstable runs, missing words, failed controls."""
+    texts = []
+    for state in ("diverged", "unstable"):
+        seeds: dict[str, list[int]] = {}
+        for run in document["runs"]:
+            if run[state]:
+                seeds.setdefault(run["variant"], []).append(run["seed"])
+        names = [f"{name} (seed{'s' * (len(s) > 1)} {ranges(s)})" for name, s in seeds.items()]
+        if names:
+            texts.append(f"{state.capitalize()} training: {', '.join(names)}.")
+    words = [verdict["verdict"] for verdict in document["verdicts"]]
+    return texts + (seeds_notes(document) if any(words) else []) + warnings(document)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as ``1–3, 7``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

@@ -1,0 +1,377 @@
+"""The report as a web page: content, escaping, determinism, and what it says with few seeds."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lib.plan.designs import OFF, ON
+from lib.plan.run import RunVariant
+from lib.report.answer import answer, notices
+from lib.report.contrast_tests import VerdictRule
+from lib.report.page import REPORT_FILE, report_page, write_report
+from lib.report.render import TableSection
+from lib.report.study import study_document, study_series
+from lib.report.study_verdicts import VerdictPlan
+from lib.report.table import build_table
+from lib.report.verdicts import VerdictWord
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.lib.fabricated import MANIFEST, changed, seal
+from tests.lib.report.fabricated_study import renamed, steps, write_study
+from tests.lib.report.web_page import CONTEXT, Parsed, page_of
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Three steps with three seeds each, and their table."""
+    folder = tmp_path_factory.mktemp("study")
+    runs = write_study(folder, steps(3), 3, iterations=30, documents=6)
+    return runs, build_table("demo", runs)
+
+
+@pytest.fixture(scope="module")
+def page(study):
+    return page_of(study[1])
+
+
+@pytest.fixture(scope="module")
+def parsed(page):
+    return Parsed(page)
+
+
+def test_every_run_step_and_comparison_is_named(study, parsed):
+    runs, table = study
+    assert [line["run"] for line in parsed.tables["Runs"]] == [
+        run.path.name for run in runs[::3]
+    ] + [run.path.name for run in runs[1::3]] + [run.path.name for run in runs[2::3]]
+    given = [verdict.word.value for verdict in table.verdicts.verdicts]
+    assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
+    for title in ("Question", "Answer", "Verdicts", "Losses", "Training", "What differed"):
+        assert title in parsed.texts
+    for title in ("Documents", "Mechanisms", "Conditions", "Samples", "Reproduce"):
+        assert title in parsed.texts
+    assert "make report" in parsed.texts and "Trained: models." in parsed.texts
+    # The change of each step, as settings.
+    assert parsed.texts.count("DROPOUT=0.1") == 2
+
+
+def test_a_number_opens_its_runs(study, page, parsed):
+    runs, _ = study
+    buttons = parsed.values("popovertarget")
+    # Three losses and two differences.
+    assert len(buttons) == len(set(buttons)) == 5 and set(buttons) == parsed.sources.keys()
+    (text,) = [text for text in parsed.sources.values() if text.startswith("step-1seed 1")]
+    commit = MANIFEST["code"]["git_sha"][:12]
+    assert commit in text
+    for run in runs:
+        if run.variant.slug == "step-1":
+            loss = json.loads(RunDir(run.path).summary.read_text())["final"]["val_loss"]
+            assert f"seed {run.seed}: {loss:.4f} {run.path.name}" in text
+    anchors = {value for value in parsed.values("href") if value.startswith("#run-")}
+    assert anchors == {f"#run-{i}" for i in range(len(runs))}
+    assert anchors <= {f"#{value}" for value in parsed.values("id")}
+
+
+def test_nothing_is_loaded_from_elsewhere(parsed):
+    assert not {"link", "img", "iframe", "object", "base", "form"} & set(parsed.tags)
+    assert parsed.values("src") == []
+    links = [*parsed.values("href"), *parsed.values("xlink:href")]
+    assert links and all(link.startswith("#") for link in links)
+    (policy,) = [value for value in parsed.values("content") if "default-src" in value]
+    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+    assert not any(
+        "url(" in (value or "") and "url(#" not in value for _, value in parsed.attributes
+    )
+    assert "@import" not in parsed.text and "url(" not in parsed.text
+
+
+def test_ids_are_unique_and_links_have_a_target(parsed):
+    ids = parsed.values("id")
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in parsed.values("href")} <= set(ids)
+
+
+def test_the_same_results_give_the_same_bytes(study, page, tmp_path):
+    runs, _ = study
+    table = build_table("demo", runs)
+    path = write_report(study_document(table, CONTEXT), study_series(table), tmp_path)
+    assert path.name == REPORT_FILE and path.read_text() == page
+    assert list(tmp_path.iterdir()) == [path]
+
+
+HOSTILE = "</title><script>alert(1)</script><b onclick='x' title=\"y\">&amp;\x00\u202e"
+
+
+def test_values_of_a_run_are_never_markup(tmp_path):
+    runs = write_study(tmp_path, steps(2), 1, iterations=12, documents=3)
+    hostile = [renamed(run, title=HOSTILE, delta={HOSTILE: HOSTILE}) for run in runs]
+    for run in hostile:
+        directory = RunDir(run.path)
+        directory.sample.write_text(HOSTILE)
+        seal(directory, changed(MANIFEST, origin__device=HOSTILE, code__git_sha=HOSTILE))
+    broken = renamed(hostile[1], slug="broken", parent="baseline")
+    broken = replace(broken, path=tmp_path / "demo" / HOSTILE.replace("/", "_").replace("\0", ""))
+    write = RunDir(broken.path)
+    broken.path.mkdir()
+    write_status(write, RunStatus(State.FAILED, 1, HOSTILE))
+    context = {
+        **CONTEXT,
+        "title": HOSTILE,
+        "question": [HOSTILE],
+        "settings": [(HOSTILE, HOSTILE, HOSTILE)],
+        "commands": [(HOSTILE, HOSTILE)],
+        "other_folders": [(HOSTILE, HOSTILE)],
+    }
+    section = TableSection(HOSTILE, (HOSTILE,), [(HOSTILE,)], HOSTILE)
+    table = replace(build_table("demo", [*hostile, broken], left_out=[HOSTILE]), sections=[section])
+    page = page_of(table, context)
+    parsed = Parsed(page)
+    assert parsed.tags.count("script") == 1 and not parsed.values("onclick")
+    assert "<b onclick" not in page and "\x00" not in page and "\u202e" not in page
+    # Title, heading, question, settings, commands, folder, section, reason, devices, samples.
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 15
+
+
+def every_text(value, replaced):
+    """Return the value with every text of it replaced, keys of dictionaries included."""
+    if isinstance(value, str):
+        return replaced(value)
+    if isinstance(value, dict):
+        return {key: every_text(each, replaced) for key, each in value.items()}
+    return [every_text(each, replaced) for each in value] if isinstance(value, list) else value
+
+
+def test_no_text_of_a_document_is_markup(study):
+    """Every text of document and series, whatever field it is."""
+    table = study[1]
+    words = {word.value for word in VerdictWord} | {"baseline", "parent", "both", "shared", "done"}
+    texts = Counter()
+
+    def hostile(text):
+        texts[text] += 1
+        return text if text in words else f"<i>{text}</i>"
+
+    document = every_text(json.loads(json.dumps(study_document(table, CONTEXT))), hostile)
+    series = every_text(json.loads(json.dumps(study_series(table))), hostile)
+    page = report_page(document, series)
+    assert len(texts) > 60 and page.count("&lt;i&gt;") > 100
+    assert "<i>" not in page and "i" not in Parsed(page).tags
+
+
+def test_one_seed_has_losses_first_and_one_line_on_what_is_missing(tmp_path):
+    runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
+    table = build_table("demo", runs)
+    parsed = Parsed(page_of(table))
+    assert parsed.answer == answer(study_document(table, CONTEXT))
+    assert parsed.answer.startswith("One seed: no verdicts") and "SEEDS=1-3" in parsed.answer
+    assert parsed.words == [] and "Verdicts" not in parsed.tables
+    assert next(iter(parsed.tables)) == "Losses"
+    cells = [cell for line in parsed.tables["Losses"] for cell in line.values()]
+    assert "-" not in cells and len(parsed.tables["Losses"]) == 3
+    for word in ("BETTER", "WORSE", "EQUIVALENT", "INCONCLUSIVE"):
+        assert word not in parsed.text
+
+
+def test_three_seeds_give_no_notice(parsed):
+    assert "notice" not in parsed.values("class")
+
+
+def judged(study, *words, **fields):
+    """Return the document of the study with other words of its comparisons with the baseline."""
+    document = study_document(study[1], CONTEXT)
+    for verdict, word in zip(document["verdicts"], words, strict=True):
+        verdict.update(verdict=word, difference={"BETTER": -0.5, "WORSE": 0.25}.get(word, 0.1))
+        verdict.update(interval_95=[verdict["difference"] - 0.1, verdict["difference"] + 0.1])
+    return document | fields
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ("BETTER", "WORSE"),
+            "Of 2 steps, 1 is better than the baseline and 1 is worse; the largest difference is that "
+            "of step-1: −0.5000 nats per token (95 % interval −0.6000 to −0.4000).",
+        ),
+        (
+            ("INCONCLUSIVE", "WORSE"),
+            "Of 2 steps, 1 is worse than the baseline and 1 is undecided; the largest difference is "
+            "that of step-2: +0.2500 nats per token (95 % interval +0.1500 to +0.3500).",
+        ),
+        (
+            ("INCONCLUSIVE", "INCONCLUSIVE"),
+            "Of 2 steps, none is shown to be better or worse than the baseline and 2 are undecided.",
+        ),
+        (
+            ("EQUIVALENT", "DIVERGED"),
+            "Of 2 steps, none is shown to be better or worse than the baseline, 1 is equivalent and 1 "
+            "diverged.",
+        ),
+        (
+            ("BETTER", None),
+            "Of 2 steps, 1 is better than the baseline and 1 has no word; the largest difference is "
+            "that of step-1: −0.5000 nats per token (95 % interval −0.6000 to −0.4000).",
+        ),
+        ((None, None), "No comparison has a word: because."),
+    ],
+)
+def test_the_answer_is_one_sentence(study, words, expected):
+    document = judged(study, *words)
+    for verdict in document["verdicts"]:
+        verdict["reason"] = "because"
+    assert answer(document) == expected
+
+
+def test_one_step_is_answered_by_its_difference(study):
+    document = judged(study, "BETTER", None)
+    del document["verdicts"][1]
+    document["verdicts"][0]["p_of_word"] = 0.004
+    assert answer(document) == (
+        "step-1 is better than baseline: −0.5000 nats per token (95 % interval −0.6000 to −0.4000), "
+        "n=3, p=0.004."
+    )
+
+
+def test_failures_are_said_before_the_words(study):
+    document = judged(study, "BETTER", None, aa_failed=True)
+    document["verdicts"][1]["reason"] = "the look waits"
+    for run in document["runs"][:2]:
+        run["unstable"] = True
+    document["runs"][4]["diverged"] = True
+    assert notices(document) == [
+        "Diverged training: step-1 (seed 2).",
+        "Unstable training: baseline (seeds 1–2).",
+        "1 comparison without a word: the look waits.",
+        "A/A step failed at an earlier look.",
+    ]
+
+
+def test_damaged_and_excluded_runs_are_named(tmp_path):
+    runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
+    RunDir(runs[1].path).status.write_text("{")
+    RunDir(runs[2].path).summary.write_text("{}")
+    (tmp_path / "demo" / "odd").mkdir()
+    context = {**CONTEXT, "other_folders": [("odd", "not a run")]}
+    parsed = Parsed(page_of(build_table("demo", runs), context))
+    missing = parsed.tables["Runs without a result"]
+    assert [line["folder"] for line in missing] == [run.path.name for run in runs[1:]]
+    assert all(line["state"] == "damaged" and line["reason"] for line in missing)
+    origins = {line["run"]: line["state"] for line in parsed.tables["Runs"]}
+    assert all(origins[run.path.name].startswith("damaged") for run in runs[1:])
+    assert parsed.tables["Other folders beside the runs"] == [
+        {"folder": "odd", "state": "not a run"}
+    ]
+    # The reasons are in the table, not repeated in notes.
+    assert "Notes" not in parsed.texts
+
+
+def test_without_results_the_report_still_appears(make_run):
+    table = build_table("demo", [make_run("base"), make_run("wide", parent="base")])
+    parsed = Parsed(page_of(table))
+    assert "svg" not in parsed.tags and "new" in parsed.texts
+    assert parsed.answer == "No run has a result yet."
+
+
+def test_a_step_that_differs_by_rounding_has_no_p(make_run):
+    losses = {"base": (3.0, 3.1, 3.2), "same": (3.0 + 2e-8, 3.1 - 1e-8, 3.2 + 3e-8)}
+    runs = [
+        make_run(name, loss, seed=seed, parent="base" if number else "", number=number)
+        for number, name in enumerate(losses)
+        for seed, loss in enumerate(losses[name], 1)
+    ]
+    table = build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule(band=0.01)))
+    parsed = Parsed(page_of(table))
+    assert parsed.words == ["EQUIVALENT"] and "rounding" in parsed.answer
+    assert "p=" not in parsed.answer and "p" not in parsed.tables["Verdicts"][0]
+
+
+def test_the_page_needs_no_matplotlib(study, page, without_matplotlib):
+    assert page_of(study[1]) == page and "<svg" in page
+
+
+def test_a_single_training_compares_nothing(tmp_path):
+    runs = write_study(tmp_path, [RunVariant("run")], 1, iterations=12, documents=3)
+    parsed = Parsed(page_of(build_table("single", runs)))
+    assert parsed.words == [] and parsed.answer.endswith("nothing is compared.")
+    assert "notice" not in parsed.values("class") and "Loss over training" in parsed.values(
+        "aria-label"
+    )
+
+
+def test_combinations_have_marginal_means_and_no_tree(tmp_path):
+    levels = [{"A": a, "B": b} for a in ("x", "y") for b in ("1", "2")]
+    cells = [
+        RunVariant("-".join(level.values()), number=i, levels=level)
+        for i, level in enumerate(levels)
+    ]
+    runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
+    parsed = Parsed(page_of(build_table("matrix", runs)))
+    assert "Marginal means" in parsed.tables and "tree" not in parsed.values("class")
+    # There is no parent to compare with.
+    assert any("compared with the first one" in text for text in parsed.texts)
+    assert len(parsed.words) == len(build_table("matrix", runs).verdicts.verdicts)
+
+
+def test_a_factorial_design_has_its_effects(tmp_path):
+    levels = [{"A": a, "B": b} for a in (OFF, ON) for b in (OFF, ON)]
+    cells = [RunVariant(f"cell-{i}", number=i, levels=level) for i, level in enumerate(levels)]
+    runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
+    plan = VerdictPlan(VerdictRule("factorial"), interactions=True)
+    table = build_table("matrix", runs, verdict_plan=plan)
+    parsed = Parsed(page_of(table))
+    names = {verdict.contrast.step for verdict in table.verdicts.verdicts}
+    assert len(parsed.words) == len(names) == 3 and names <= set(parsed.texts)
+    assert "Effects of the design" in parsed.values("aria-label")
+    # An effect has no reference.
+    assert "against" not in parsed.tables["Verdicts"][0]
+
+
+def test_runs_under_a_label_are_compared_within_themselves(tmp_path):
+    variants = steps(2)
+    runs = write_study(tmp_path, variants, 2, iterations=12, documents=3)
+    for run in runs:
+        if run.seed == 2:
+            seal(RunDir(run.path), changed(MANIFEST, origin__torch="2.12.0"))
+    table = build_table("demo", runs, label_by=["torch"])
+    titles = Parsed(page_of(table)).values("aria-label")
+    titles = [label for label in titles if "minus the baseline" in label]
+    assert len(titles) == 2 and "2.12.0:step-1" in titles[1]
+
+
+def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
+    variants = [*steps(2), RunVariant("aa", "A/A", parent="baseline", is_aa=True)]
+    runs = write_study(tmp_path, variants, 3, iterations=12, documents=3)
+    table = build_table("demo", runs)
+    parsed = Parsed(page_of(table))
+    assert len(parsed.words) == 2 and parsed.words[-1].startswith("A/A step")
+    failed = replace(table.verdicts.aa_steps[0], word=VerdictWord.WORSE)
+    verdicts = replace(table.verdicts, aa_steps=[failed])
+    parsed = Parsed(page_of(replace(table, verdicts=verdicts)))
+    assert parsed.words[-1] == "A/A step failed"
+    assert "notice" in parsed.values("class")
+
+
+def test_a_changed_rule_is_stated(study):
+    runs, _ = study
+    former = {"rule": {"band": 1.0}, "verdicts": {}}
+    table = build_table("demo", runs, verdict_plan=VerdictPlan(former=(former,)))
+    parsed = Parsed(page_of(table))
+    assert "rule changed after results" in parsed.text
+    assert {line["remark"][0] for line in parsed.tables["Verdicts"]} == {"a"}
+
+
+def test_a_study_of_19_steps_stays_small(tmp_path: Path):
+    runs = write_study(tmp_path, steps(19), 2, iterations=12, documents=3)
+    page = page_of(build_table("demo", runs))
+    assert len(page.encode()) < 500_000
+
+
+def test_text_of_axes_is_readable_on_a_phone(page):
+    """At 390 pixels, a figure is 366 wide, and a panel half of that; the font is in its units."""
+    for part in page.split("<svg ")[1:]:
+        width = float(part.partition('viewBox="0 0 ')[2].partition(" ")[0])
+        size = float(part.partition('font-size="')[2].partition('"')[0])
+        shown = 366 if width > 200 else (366 - 12) / 2
+        assert size * shown / width >= 9

@@ -1,0 +1,106 @@
+"""Web pages of fabricated studies, parsed: elements, text, and the cells of tables by heading."""
+
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from typing import Any
+
+from lib.report.page import report_page
+from lib.report.study import study_document, study_series
+from lib.report.table import ResultTable
+
+CONTEXT: Mapping[str, Any] = {
+    "title": "Study demo",
+    "question": ["Trained: models."],
+    "flops": {"baseline": 6e6, "step-1": 7e6, "step-2": 6e6},
+    "settings": [("MAX_ITERS", "120", "defconfig")],
+    "commands": [("make report", "this report again")],
+    "other_folders": [],
+}
+_VOID = {"meta", "path", "rect", "br"}
+
+
+def page_of(table: ResultTable, context: Mapping[str, Any] = CONTEXT) -> str:
+    return report_page(study_document(table, context), study_series(table))
+
+
+class Parsed(HTMLParser):
+    """Elements, attributes, text and tables of a page; unbalanced elements are a failure.
+
+    ``tables`` maps the heading above each table to its rows, each of which maps the headings of the
+    columns to text. The parts that open on a tap are in ``sources``, not in the cells.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.tables: dict[str, list[dict[str, str]]] = {}
+        self.sources: dict[str, str] = {}
+        self.words: list[str] = []
+        self.title = ""
+        self._heads: list[str] = []
+        self._column = 0
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        assert self.tags.count("script") == self.tags.count("style") == 1
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(name)
+        self.attributes += attributes
+        if name == "thead":
+            self._heads = []
+            self.tables[self.title] = []
+        if name == "tr" and self._within("tbody"):
+            self.tables[self.title].append(dict.fromkeys(self._heads, ""))
+        if name in ("h2", "h3", "summary"):
+            self.title = ""
+        if name == "th":
+            self._heads.append("")
+        self._column = -1 if name == "tr" else self._column + (name == "td")
+        if name not in _VOID:
+            self.open.append((name, dict(attributes)))
+
+    def handle_startendtag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(name)
+        self.attributes += attributes
+
+    def handle_endtag(self, name: str) -> None:
+        if name not in _VOID:
+            assert self.open.pop()[0] == name
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        inside = [attributes for _, attributes in self.open]
+        popover = next((a["id"] for a in inside if "popover" in a), None)
+        if popover:
+            self.sources[popover] = self.sources.get(popover, "") + data
+        elif self._within("th"):
+            self._heads[-1] += data
+        elif self._within("td"):
+            cell = next(a for name, a in reversed(self.open) if name == "td")
+            heading = self._heads[self._column]
+            assert cell.get("data-label", heading) == heading
+            self.tables[self.title][-1][heading] += data.strip("\n")
+            if "word" in str(cell.get("class")).split() and self.title == "Verdicts":
+                self.words.append(data)
+        elif self._within("h2") or self._within("h3") or self._within("summary"):
+            self.title += data
+
+    def _within(self, name: str) -> bool:
+        return any(each == name for each, _ in self.open)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+    @property
+    def answer(self) -> str:
+        return self.texts[self.texts.index("Answer") + 1].strip() or next(
+            t for t in self.texts[self.texts.index("Answer") + 1 :] if t.strip()
+        )
+
+    def values(self, name: str) -> list[str | None]:
+        return [value for key, value in self.attributes if key == name]
