@@ -75,14 +75,19 @@ class Evaluator:
         split: TokenSplit,
         device: torch.device,
         group: ProcessGroup | None = None,
+        report: Callable[[float], object] = lambda share: None,
     ) -> None:
-        """Select the windows. Raises ConfigError if EVAL_TOKENS is less than one window."""
+        """Select the windows. Raises ConfigError if EVAL_TOKENS is less than one window.
+
+        ``report`` receives the share of the windows that are done, before each batch.
+        """
         self._machine = config.machine
         self.split = split
         self._block_size = config.model.shape.block_size
         self.batch_size = config.train.batch_size
         self._device = device
         self._group = ProcessGroup() if group is None else group
+        self._report = report
         self.windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
 
     def __call__(
@@ -112,6 +117,7 @@ class Evaluator:
             rank = index % self._group.size
             if rank == 0 and stop():
                 return None
+            self._report(first / len(self.windows))
             last = first + len(x)
             if rank == self._group.rank:
                 x_BT, y_BT = torch.from_numpy(x), torch.from_numpy(y)

@@ -40,9 +40,10 @@ from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_orde
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.run_results import RunResult
+from lib.report.study import study_series
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
-from lib.report.terminal import to_terminal
+from lib.report.terminal import to_terminal, training_text
 from lib.report.text import (
     LINE_WIDTH,
     Document,
@@ -391,6 +392,8 @@ def _shown(plan: Plan, table: ResultTable, document: Document, report: Path, jso
     if columns is None or is_verbose():
         return f"{to_markdown(document)}\n{files}"
     text = to_terminal(document, columns)
+    if len(plan.runs) == 1:
+        text += "".join(training_text(series, columns) for series in study_series(table))
     return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
 
 

@@ -48,6 +48,7 @@ def write_results(session: TrainingSession, evaluation: EvaluationResult, starte
     items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, step)
     session.records.write(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
+        session.records.doing("writing a sample")
         session.records.write(session.run.sample, generate_sample(session, model))
     summary = _summary(session, items, evaluation.calibration, sparsity, started)
     session.records.write(session.run.summary, pretty_json(summary))

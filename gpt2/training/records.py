@@ -38,6 +38,7 @@ class RecordWriter:
         self.run = run
         self.guard = guard
         self._report = report
+        self._doing = ""
         self._metrics = _open(run.metrics)
         self._timing = _open(run.timing)
         self._logs = _open(run.logs)
@@ -68,6 +69,16 @@ class RecordWriter:
     def alive(self) -> None:
         """Report that the run makes progress between two optimizer steps."""
         self._report({"kind": "alive"})
+
+    def doing(self, text: str) -> None:
+        """Display what the run does between two optimizer steps, such as ``evaluating 40 %``."""
+        if text != self._doing:
+            self._doing = text
+            self._report({"kind": "doing", "text": text})
+
+    def evaluated(self, share: float) -> None:
+        """Display the share of an evaluation that is done, in tenths."""
+        self.doing(f"evaluating {10 * int(10 * share)} %")
 
     def position(self) -> dict[str, Any]:
         """Sync metrics.jsonl and timing.jsonl to the disk; return the size and digest of each."""
@@ -148,6 +159,9 @@ class NullRecords(RecordWriter):
 
     def alive(self) -> None:
         """Do nothing: the parent process follows rank 0."""
+
+    def doing(self, text: str) -> None:
+        """Do nothing."""
 
     def position(self) -> dict[str, Any]:
         """Return no position, which rank 0 saves."""

@@ -133,7 +133,7 @@ def open_session(
         tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
         state=state,
         forward=forward,
-        evaluate=Evaluator(config, dataset.val, device, group),
+        evaluate=Evaluator(config, dataset.val, device, group, records.evaluated),
         records=records,
         heartbeat=Heartbeat(records.run, group.rank, device, records.guard),
         origin=_origin(device, initial),

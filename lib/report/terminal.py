@@ -4,9 +4,11 @@ The ranking and the speed of a sweep or a matrix follow the table. The files bes
 every column, section and note (``table.md``, ``report.html``).
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lib.console import folded, painted
+from lib.console import folded, is_ascii_only, painted
 from lib.errors import visible
 from lib.report.columns import Column, Row, columns, rows_of
 from lib.report.render import fitting_columns, shorten_titles, text_lines
@@ -19,6 +21,8 @@ from lib.report.text import (
     verdict_colour,
     warnings,
 )
+from lib.tracking.watch import ASCII_BLOCKS, BLOCKS, sparkline
+from lib.units import format_si
 
 _BOLD, _GREEN, _RED, _YELLOW = "1", "32", "31", "33"
 _COLOURS = {
@@ -29,6 +33,9 @@ _COLOURS = {
 }
 _INDENT = "  "
 _MAX_NOTES = 4
+_CURVE_COLUMNS, _SAMPLE_LINES = 40, 10
+# The rounding of a power may not hide a point.
+_ABOVE = 1 + 1e-9
 
 
 def to_terminal(document: Document, width: int) -> str:
@@ -39,6 +46,31 @@ def to_terminal(document: Document, width: int) -> str:
             lines += ["", visible(section["title"]), *_section(section, width)]
     notes = [folded(visible(note), width, _INDENT) for note in _notes(document)]
     return "\n".join([*lines, *([""] * bool(notes)), *notes]) + "\n"
+
+
+def training_text(series: Mapping[str, Any], width: int) -> str:
+    """Return the validation losses of a training as a curve, and the first lines of its sample.
+
+    The iterations of the curve are on a logarithmic scale.
+    """
+    lines, curve = [], series["evaluation"] or {"at": (), "mean": ()}
+    points = [point for point in zip(curve["at"], curve["mean"], strict=True) if point[0] > 0]
+    if len(points) > 1:
+        (first, high), (last, low) = points[0], points[-1]
+        head, tail = f"val loss {high:.4f} ", f" {low:.4f}"
+        room = min(_CURVE_COLUMNS, width - len(head + tail))
+        shares = [first * (last / first) ** (i / (room - 1)) for i in range(room)]
+        tokens = [at for at, _ in points]
+        values = [points[max(0, bisect_right(tokens, x * _ABOVE) - 1)][1] for x in shares]
+        blocks = ASCII_BLOCKS if is_ascii_only() else BLOCKS
+        lines.append(head + sparkline(values, blocks) + tail)
+        lines.append(f"{_INDENT}after {format_si(first)} to {format_si(last)} tokens, log scale")
+    if series["sample"]:
+        text = "\n".join(map(visible, series["sample"]["text"].splitlines()))
+        sample = folded(text, width - len(_INDENT)).splitlines()[:_SAMPLE_LINES]
+        lines += ["Sample, seed {seed}:".format(**series["sample"])]
+        lines += [(_INDENT + line)[:width] for line in sample]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _notes(document: Document) -> list[str]:

@@ -26,10 +26,12 @@ class RunProgress:
     # Fraction at the first event of this session; above 0 for a resumed run.
     first_fraction: float | None = None
     news: Mapping[str, Any] = field(default_factory=dict)
+    # What the run does since its last step, such as an evaluation.
+    doing: str = ""
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply a progress event of the run's worker."""
-        self.news = event
+        self.news, self.doing = event, ""
         self.fraction = float(event["progress"])
         if self.first_fraction is None:
             self.first_fraction = self.fraction
@@ -45,9 +47,11 @@ class RunProgress:
         if event.get("iteration") is not None:
             total = f"/{format_si(event['iterations'])}" if event.get("iterations") else ""
             parts["iteration"] = f"{format_si(event['iteration'])}{total} it"
-        if event.get("tokens_per_second"):
+        if self.doing:
+            parts["doing"] = self.doing
+        elif event.get("tokens_per_second"):
             parts["speed"] = f"{format_si(event['tokens_per_second'])} tok/s"
-        if event.get("eta_seconds") is not None:
+        if event.get("eta_seconds") is not None and not self.doing:
             parts["eta"] = f"eta {format_duration(event['eta_seconds'])}"
         for name in ("speed", "loss", "iteration"):
             if room is not None and len("   ".join(parts.values())) > room:

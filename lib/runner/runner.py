@@ -285,6 +285,8 @@ class RunScheduler:
         elif event["kind"] == "progress":
             self._progress.active[run.label].update(event)
             display.news(run)
+        elif event["kind"] == "doing":
+            self._progress.active[run.label].doing = event["text"]
         elif event["kind"] == "line" and event["tag"] == "DONE":
             self._final_messages[run.label] = event["text"]
         elif event["kind"] == "line":

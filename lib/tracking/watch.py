@@ -208,8 +208,8 @@ SCHEMA_VERSION = 1
 _CURVE_WIDTH = 24
 # One in this many values, the largest ones, is clipped to the top of the scale.
 _CLIP_EVERY = 8
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_ASCII_BLOCKS = "_.-=+*#@"
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-=+*#@"
 _REFRESH_SECONDS = 2.0
 _COLUMNS = ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB", "health")
 _LEFT = ("run", "state", "", "health")
@@ -339,7 +339,7 @@ def _cells(line: RunLine) -> dict[str, str]:
         "state": line.state,
         "iteration": f"{line.iteration:,}{total}",
         "loss": _number(line.loss, ".4f"),
-        "": sparkline(line.curve, _ASCII_BLOCKS if is_ascii_only() else _BLOCKS),
+        "": sparkline(line.curve, ASCII_BLOCKS if is_ascii_only() else BLOCKS),
         "val loss": _number(line.val_loss, ".4f"),
         "tok/s": _number(line.tokens_per_second, ",.0f"),
         "eta": "-" if line.eta_seconds is None else format_duration(line.eta_seconds),

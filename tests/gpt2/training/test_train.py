@@ -140,6 +140,18 @@ def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(sessio
     torch.testing.assert_close(after, torch.tensor(0.001), rtol=1e-3, atol=0)
 
 
+def test_the_end_of_a_run_is_named_while_its_steps_are_done(
+    configure: Configure, train: Callable
+) -> None:
+    done = train(configure(SAMPLE_TOKENS=4, BATCH_SIZE=1, GRAD_ACCUMULATION=4, EVAL_TOKENS=320))
+    last = max(i for i, event in enumerate(done.events) if event["kind"] == "progress")
+    doing = [event["text"] for event in done.events[last:] if event["kind"] == "doing"]
+    assert doing[-1] == "writing a sample" and doing[0] == "evaluating 0 %"
+    shares = [int(text.split()[1]) for text in doing[:-1]]
+    assert shares == sorted(set(shares)) and shares[-1] >= 50
+    assert "evaluating" not in done.files.logs.read_text()
+
+
 def test_progress_is_reported(trained: Trained) -> None:
     done = trained
     events = [event for event in done.events if event["kind"] == "progress"]

@@ -1,5 +1,6 @@
 """The result table on a terminal."""
 
+import io
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from lib.console import shown
 from lib.report.render import fitting_columns, shortened
 from lib.report.table import ResultTable, build_table
-from lib.report.terminal import to_terminal
+from lib.report.terminal import to_terminal, training_text
 from tests.lib.report.documents import document_of
 
 
@@ -50,6 +51,39 @@ def test_colours_mark_the_verdict_and_the_best_row(table: ResultTable) -> None:
     assert re.sub(r"\x1b\[[\d;]+m", "", text) == plain
     (best,) = (line for line in text.splitlines() if line.startswith("\x1b[1m"))
     assert "1 wide" in best and "\x1b[1;32mBETTER" in best and best.endswith("\x1b[0m")
+
+
+SERIES = {
+    # The loss before the first step has no place on a logarithmic scale.
+    "evaluation": {"at": [0, 1000, 10_000, 100_000], "mean": [9.0, 5.5, 4.0, 2.5]},
+    "sample": {
+        "seed": 3,
+        "text": "".join(f"line {i} \x1b[31m" + "x " * 60 + "\n" for i in range(9)),
+    },
+}
+
+
+@pytest.mark.parametrize(("encoding", "blocks"), [("utf-8", "█▅▁"), ("ascii", "@+_")])
+def test_a_training_ends_with_its_curve_and_ten_lines_of_its_sample(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, blocks: str
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    curve, scale, heading, *sample = training_text(SERIES, 80).splitlines()
+    top, middle, low = blocks
+    # Each evaluation holds until the next one: half of a decade of two, and the last point.
+    assert curve == f"val loss 5.5000 {top * 20}{middle * 19}{low} 2.5000"
+    assert scale.split() == ["after", "1k", "to", "100k", "tokens,", "log", "scale"]
+    assert heading == "Sample, seed 3:" and len(sample) == 10
+    assert max(map(len, sample)) <= 80 and "\\x1b[31m" in sample[0] and "\x1b" not in sample[0]
+
+
+def test_a_training_without_evaluations_or_sample_ends_with_nothing() -> None:
+    assert training_text({"evaluation": None, "sample": None}, 80) == ""
+    # 7 (61/7) is below 61 in floating point.
+    two = {"evaluation": {"at": [7, 61], "mean": [2.0, 1.0]}, "sample": None}
+    assert training_text(two, 80).splitlines()[0].endswith("█▁ 1.0000")
+    one = {"evaluation": {"at": [0, 5], "mean": [2.0, 1.0]}, "sample": None}
+    assert training_text(one, 80) == ""
 
 
 def test_columns_are_chosen_by_their_importance() -> None:

@@ -56,6 +56,20 @@ def test_time_left_follows_from_the_pace_of_this_session(now):
     assert progress.describe().startswith("1/4, eta ")
 
 
+def test_between_two_steps_the_work_is_named(now):
+    """At 100 % of its steps, a run is still evaluated and writes a sample."""
+    (run,) = _runs(1)
+    progress = SessionProgress([run], now)
+    progress.begin(run)
+    active = progress.active[run.label]
+    active.update(_at(100))
+    active.doing = "evaluating 40 %"
+    assert active.describe() == "loss 2.500   100/100 it   evaluating 40 %"
+    assert active.describe(room=25) == "evaluating 40 %"
+    active.update(_at(100))
+    assert "evaluating" not in active.describe() and "eta" in active.describe()
+
+
 def test_what_an_earlier_session_did_is_no_pace(now):
     runs = _runs(1)
     progress = SessionProgress(runs, now)
