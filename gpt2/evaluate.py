@@ -88,7 +88,10 @@ class Evaluator:
         self._device = device
         self._group = ProcessGroup() if group is None else group
         self._report = report
-        self.windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
+        data = config.data
+        self.windows = evaluation_windows(
+            split, self._block_size, data.eval_tokens, data.eval_documents
+        )
 
     def __call__(
         self, model: GPT, stop: Callable[[], bool] = lambda: False

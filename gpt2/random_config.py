@@ -31,6 +31,7 @@ from lib.tracking.options import TRACKERS
 _FIXED = {"DEVICE_CPU": "y", "TOKENIZER_BYTE": "y", "MODEL_SIZE_CUSTOM": "y", "EVAL_TOKENS": "4096"}
 _KEPT = {"DEVICE", "TOKENIZER", "MODEL_SIZE", "DATASET", "DATASET_STAND_IN", "GPUS", "COMPILE"}
 _KEPT |= {"LEASE_SECONDS", "STALL_LIMIT_SECONDS", "EVAL_TOKENS", "ATTENTION_BACKEND"}
+_KEPT |= {"EVAL_DOCUMENTS"}
 _KEPT_CLASSES = (StudyConfig, EnvironmentConfig, SlurmOptions)
 # Values near which numbers are drawn, if the default is too large for minutes on a CPU, or is 0.
 _SMALL_TEXT = """

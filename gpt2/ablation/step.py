@@ -50,6 +50,8 @@ class Study:
     seeds: tuple[int, ...] = ()
     is_own: bool = False
     judge: bool = True
+    # Of losses and differences; "" for VERDICT_UNIT.
+    unit: str = ""
 
     def __post_init__(self) -> None:
         problems = [

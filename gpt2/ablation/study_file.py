@@ -16,7 +16,8 @@
 A step changes its ``parent``, by default the first step. ``set`` has Kconfig symbols and values;
 ``like`` repeats the changes of an earlier step, before those of ``set``. ``params`` are the lowest
 and the highest change of the parameter count against the parent, as fractions. A study of speed has
-``judge = false``: its steps may predict different texts, and no step is claimed to be better.
+``judge = false``: its steps may predict different texts, and no step is claimed to be better. ``unit``
+is nats or bits-per-byte, by default VERDICT_UNIT.
 """
 
 from collections.abc import Mapping
@@ -28,9 +29,10 @@ from typing import Any
 from gpt2.ablation.step import DEFAULT_PARAMS, HELP, SLUG, Step, Study
 from lib.errors import CONTROL_CHARACTER, ConfigError
 from lib.plan.run import parse_seeds
+from lib.report.options import NATS, UNITS
 from lib.toml_files import TomlEntries
 
-_FILE_KEYS = {"name": str, "seeds": str, "judge": bool, "step": list}
+_FILE_KEYS = {"name": str, "seeds": str, "judge": bool, "unit": str, "step": list}
 _STEP_KEYS = {"name": str, "title": str, "parent": str, "like": str, "set": dict, "params": list}
 _MAX_STEPS = 500
 # Columns of tables, and parts of file names.
@@ -54,7 +56,8 @@ def read_study(path: Path, *, is_own: bool = True) -> Study:
     if is_own:
         steps = [replace(s, places=reader.places(i, s)) for i, s in enumerate(steps)]
     seeds = parse_seeds(content.get("seeds", ""))
-    return Study(content["name"], steps, seeds, is_own, content.get("judge", True))
+    judge, unit = content.get("judge", True), content.get("unit", "").replace("-", "_")
+    return Study(content["name"], steps, seeds, is_own, judge, unit)
 
 
 class _Reader(TomlEntries):
@@ -68,6 +71,10 @@ class _Reader(TomlEntries):
             parse_seeds(str(self.content.get("seeds", "")))
         except ConfigError as error:
             self.note(f"seeds: {error.problems[0].what}", "invalid-value", None, "seeds")
+        names = [unit.replace("_", "-") for unit in UNITS]
+        if self.content.get("unit", NATS) not in names:
+            what = f"unit: invalid {self.content['unit']!r} (expected {' or '.join(names)})"
+            self.note(what, "invalid-value", None, "unit")
         entries = self.entries()
         if entries is None:
             return []

@@ -428,8 +428,8 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
         # Seeds in another order than those of the other variants.
         for seed in sorted(losses, reverse=slug == "parent"):
             run = PlannedRun("check", variants[-1], seed, subject.config, record.run.path)
-            final, outcome = replace(record.final, val_loss=losses[seed]), SeedOutcome(seed, 0.0)
-            results.append(RunResult(run, facts, final, record.timing, {}, outcome))
+            outcome = SeedOutcome(seed, losses[seed])
+            results.append(RunResult(run, facts, record.final, record.timing, {}, outcome))
     rows = variant_rows(ComparableGroup({}, results), variants, {"": "baseline"}, ())
     document = {"rows": [row_document(row, None) for row in rows]}
     for row in csv.DictReader(to_csv(document).splitlines()):

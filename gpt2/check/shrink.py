@@ -38,6 +38,7 @@ _ENVIRONMENT: dict[str, SymbolValue] = {
     # Weights of the configured size do not fit; a preflight compares them with the model.
     "INIT_FROM": "",
     "EVAL_TOKENS": 150,
+    "EVAL_DOCUMENTS": 0,
     "LOADER_WORKERS": 0,
     "DEVICE": "cpu",
     "CPU_THREADS": 1,

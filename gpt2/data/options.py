@@ -39,6 +39,8 @@ class DataOptions:
     custom_text_field: str = kconfig_field("CUSTOM_TEXT_FIELD")
     # Budget of one evaluation in predicted tokens.
     eval_tokens: int = kconfig_field("EVAL_TOKENS")
+    # Whole documents of one evaluation, in place of the budget; 0 for the budget.
+    eval_documents: int = kconfig_field("EVAL_DOCUMENTS", off=0)
     loader_workers: int = kconfig_field("LOADER_WORKERS", identity=False)
     pin_memory: bool = kconfig_field("PIN_MEMORY", identity=False)
     persistent_workers: bool = kconfig_field("PERSISTENT_WORKERS", identity=False)

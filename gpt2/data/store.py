@@ -144,7 +144,12 @@ class TokenSplit:
         return [DocumentSpan(d["id"], d["offset"], d["length"], d["sha256"]) for d in lines]
 
     def window(self, offset: int, length: int) -> np.ndarray:
-        """Return tokens ``offset`` to ``offset + length`` (uint16), as a view if possible."""
+        """Return tokens ``offset`` to ``offset + length`` (uint16), as a view if possible.
+
+        Before the first document, at offset -1, stands the end of text that ends the last one.
+        """
+        if offset == -1:
+            return np.concatenate([self.window(self.n_tokens - 1, 1), self.window(0, length - 1)])
         end = offset + length
         assert 0 <= offset <= end <= self.n_tokens, (offset, length, self.n_tokens)
         shard = int(np.searchsorted(self._starts, offset, side="right")) - 1
@@ -329,22 +334,28 @@ class EvaluationWindow:
 
 
 def evaluation_windows(
-    split: TokenSplit, block_size: int, budget_tokens: int
+    split: TokenSplit, block_size: int, budget_tokens: int, documents: int = 0
 ) -> list[EvaluationWindow]:
     """Return the windows of an evaluation of at most ``budget_tokens`` predicted tokens.
 
+    With a number of ``documents``, the windows are those of ``_whole_documents``, without a budget.
     Every document is cut into windows of ``block_size + 1`` tokens that overlap by one token, so
     each token except a document's first is predicted once, and no context crosses a document
     boundary. Windows are sorted by SHA-256(document digest, window number), which mixes documents,
     and selected from the front until the budget is used: a larger budget only adds windows.
     Raises ConfigError if the budget is smaller than the first window.
     """
+    if documents:
+        return _whole_documents(split, block_size, documents)
     if split.documents is None:
         windows = _unit_windows(split, block_size)
     else:
-        documents = enumerate(split.documents)
-        cut = [(d, w) for number, d in documents for w in _cut(number, d, block_size)]
-        windows = [w for _, w in sorted(cut, key=lambda pair: _order(*pair))]
+        cut = [
+            (document, window)
+            for number, document in enumerate(split.documents)
+            for window in _cut(number, document, block_size)
+        ]
+        windows = [w for _, w in sorted(cut, key=lambda pair: _order(pair[0], pair[1].offset))]
     chosen = []
     for window in windows:
         budget_tokens -= window.predicted
@@ -388,14 +399,27 @@ def _cut(number: int, document: DocumentSpan, block_size: int) -> list[Evaluatio
     return [EvaluationWindow(number, s, min(block_size + 1, end - s)) for s in starts]
 
 
-def _order(document: DocumentSpan, window: EvaluationWindow) -> tuple[bytes, int]:
+def _order(document: DocumentSpan, offset: int) -> tuple[bytes, int]:
     """Return the sort key of a window; identical documents are ordered by their position."""
-    within = window.offset - document.offset
-    return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), window.offset
+    within = offset - document.offset
+    return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), offset
+
+
+def _whole_documents(split: TokenSplit, block_size: int, count: int) -> list[EvaluationWindow]:
+    """Return windows that predict each token of ``count`` documents, or of all if there are fewer.
+
+    The first window of a document begins with the end of text before it, which predicts the first
+    token. The documents are the first by SHA-256 of their digests: the same for every tokenizer.
+    """
+    assert split.documents is not None, "EVAL_DOCUMENTS of a token file"
+    numbered = list(enumerate(split.documents))
+    chosen = sorted(numbered, key=lambda pair: _order(pair[1], pair[1].offset))[:count]
+    spans = [(n, replace(d, offset=d.offset - 1, length=d.length + 1)) for n, d in chosen]
+    return [window for number, span in spans for window in _cut(number, span, block_size)]
 
 
 def _unit_windows(split: TokenSplit, block_size: int) -> list[EvaluationWindow]:
     """Cut a split with unknown document boundaries as one document; each window is a unit."""
     whole = DocumentSpan("", 0, split.n_tokens, split.name)
-    windows = sorted(_cut(0, whole, block_size), key=lambda w: _order(whole, w))
+    windows = sorted(_cut(0, whole, block_size), key=lambda w: _order(whole, w.offset))
     return [replace(window, document=window.offset // block_size) for window in windows]

@@ -11,7 +11,7 @@ from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import contrasts_of
 from lib.report.looks import LookSchedule
-from lib.report.options import LookPlan
+from lib.report.options import NATS, LookPlan
 from lib.report.study_verdicts import VerdictPlan, contrast_name
 from lib.report.verdict_record import with_record
 
@@ -20,7 +20,12 @@ AUTO_SEEDS = "auto"
 
 
 def verdict_plan(
-    config: Config, looks: LookPlan, variants: Sequence[RunVariant] = (), *, judged: bool = True
+    config: Config,
+    looks: LookPlan,
+    variants: Sequence[RunVariant] = (),
+    *,
+    judged: bool = True,
+    unit: str = NATS,
 ) -> VerdictPlan:
     """Return the declared rule of the verdicts on ``variants``, and the planned looks.
 
@@ -45,6 +50,7 @@ def verdict_plan(
         schedule=LookSchedule(looks),
         declared=declared if judged else {},
         judged=judged,
+        unit=unit,
     )
 
 
@@ -77,13 +83,17 @@ class AutoSeeds:
 
 
 def auto_seeds(
-    config: Config, folder: Path, variants: Sequence[RunVariant], *, judged: bool = True
+    config: Config,
+    folder: Path,
+    variants: Sequence[RunVariant],
+    judged: bool,
+    unit: str,
 ) -> AutoSeeds:
     """Return the seeds of SEEDS=auto for the study in ``folder``, according to its record.
 
     Raises ConfigError if there is nothing to compare, or the record cannot be read.
     """
-    plan = verdict_plan(config, config.verdicts.look_plan, variants, judged=judged)
+    plan = verdict_plan(config, config.verdicts.look_plan, variants, judged=judged, unit=unit)
     plan = with_record(plan, folder)
     schedule = plan.schedule
     assert schedule is not None

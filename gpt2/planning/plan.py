@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.ablation import study_of
-from gpt2.ablation.judgeable import grouped_by_text, unjudgeable
+from gpt2.ablation.judgeable import grouped_by_text, unit_of, unjudgeable
 from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.ablation.step import AA, AGAIN, Study
 from gpt2.config import Config, refuse_unpaired_compile
@@ -42,7 +42,7 @@ from lib.plan.designs import (
 )
 from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
-from lib.report.options import LookPlan
+from lib.report.options import NATS, LookPlan
 
 # Require a confirmation above this number of combinations: more is usually a mistake.
 _CONFIRM_ABOVE = 500
@@ -185,8 +185,9 @@ class Plan:
     resolved_seed: int = 0
     # In place of BATCH_SIZE=0; None if the configuration sets the micro-batch.
     micro_batch: MicroBatch | None = None
-    # Whether verdicts are given on the study.
+    # Whether verdicts are given on the study, and the unit of its losses.
     judged: bool = True
+    unit: str = NATS
 
     def only(self, patterns: str) -> "Plan":
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
@@ -272,10 +273,9 @@ def make_plan(
     block = chosen(steps)
     variants = [variant for variant, _ in chosen("")]
     output = build_dir / base.study.output_dir
-    judged = study is None or study.judge
-    auto = auto_seeds(base, output / name, variants, judged=judged) if automatic else None
-    if auto is not None:
-        seed_list = auto.seeds
+    judged, unit = study is None or study.judge, unit_of(study, base)
+    auto = auto_seeds(base, output / name, variants, judged, unit) if automatic else None
+    seed_list = auto.seeds if auto else seed_list
     checked = {run.seed for run in known.runs} if known else set()
     _require_seeds_in_range(tree, layers, set(seed_list) - checked)
     planned = _with_seeds(block, seed_list, first, auto)
@@ -290,6 +290,7 @@ def make_plan(
         resolved_seed=first,
         micro_batch=micro_batch,
         judged=judged,
+        unit=unit,
     )
 
 

@@ -12,7 +12,7 @@ from gpt2.planning.plan import Plan, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
 from lib.report.contrasts import EFFECT
-from lib.report.options import MIN_SEEDS
+from lib.report.options import MIN_SEEDS, UNITS, short_unit
 from lib.report.power import (
     MAX_SEEDS,
     detectable_effect,
@@ -22,6 +22,7 @@ from lib.report.power import (
     seeds_for,
     word_probability,
 )
+from lib.report.run_results import evaluated_loss
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.verdict_record import with_record
 from lib.runs.record import RunRecord
@@ -36,7 +37,7 @@ _DECLARE = "set VERDICT_NOISE (standard deviation of a run over seeds)\n"
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Standard deviation of a paired difference in nats per token, and its source."""
+    """Standard deviation of a paired difference, and its source."""
 
     sd: float
     source: str
@@ -44,7 +45,7 @@ class NoiseEstimate:
 
 @dataclass(frozen=True)
 class StudyPower:
-    """Effects that a study can detect, in nats per token; None if unknown."""
+    """Effects that a study can detect, in the unit of its losses; None if unknown."""
 
     seeds: int
     comparisons: int
@@ -67,6 +68,7 @@ class StudyPower:
     band_probability: float | None
     # Whether the comparisons are the effects of a factorial design, or those of a study's steps.
     of_design: bool
+    unit: str
     has_steps: bool
 
     @property
@@ -75,8 +77,8 @@ class StudyPower:
         misses = []
         if self.effect is not None and 0 < self.wanted_effect < self.effect:
             misses.append(
-                f"VERDICT_EFFECT={self.wanted_effect:g} is smaller than the {self.effect:.4f} nats "
-                f"that {self.seeds} seeds notice"
+                f"VERDICT_EFFECT={self.wanted_effect:g} is smaller than the {self.effect:.4f} "
+                f"{self.unit} that {self.seeds} seeds notice"
             )
         if self.band_probability is not None and self.band_probability < _SELDOM:
             misses.append(
@@ -101,7 +103,7 @@ def study_power(plan: Plan) -> StudyPower | None:
     """
     options, looks = plan.base.verdicts, planned_looks(plan)
     planned = len({run.seed for run in plan.runs})
-    declared = verdict_plan(plan.base, looks, plan.variants, judged=plan.judged)
+    declared = verdict_plan(plan.base, looks, plan.variants, judged=plan.judged, unit=plan.unit)
     declared = with_record(declared, plan.folder)
     family = declared.contrasts
     n = looks.seeds[-1] if plan.auto is not None else planned
@@ -141,6 +143,7 @@ def study_power(plan: Plan) -> StudyPower | None:
         seeds_without=without,
         seeds_with=with_effect,
         of_design=bool(effects),
+        unit=short_unit(UNITS[plan.unit]),
         has_steps=plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode",
     )
 
@@ -164,8 +167,8 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
         return f"{head}\n{advice}{_cost_text(cost)}"
     what = "an effect" if power.of_design else "a difference"
     text = (
-        f"{head}: notices {power.effect:.4f} nats (probability {power.power:g})\n"
-        f"noise of {what} {power.noise.sd:.4f} nats, {power.noise.source}\n"
+        f"{head}: notices {power.effect:.4f} {power.unit} (probability {power.power:g})\n"
+        f"noise of {what} {power.noise.sd:.4f} {power.unit}, {power.noise.source}\n"
     )
     if power.seeds_without is not None and power.seeds_with is not None:
         size = power.wanted_effect or power.effect
@@ -179,7 +182,8 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
         needed = power.band_seeds or f"more than {MAX_SEEDS}"
         text += f"VERDICT_BAND={power.wanted_band:g} needs {needed} seeds for EQUIVALENT\n"
     else:
-        text += f"a band (VERDICT_BAND) for EQUIVALENT would be at least {power.band:.4f} nats\n"
+        least = f"{power.band:.4f} {power.unit}"
+        text += f"a band (VERDICT_BAND) for EQUIVALENT would be at least {least}\n"
     return text + _cost_text(cost)
 
 
@@ -237,7 +241,7 @@ def _baseline_losses(plan: Plan) -> list[float]:
         if run.variant.slug not in baselines or not is_done(RunDir(run.path)):
             continue
         try:
-            losses.append(RunRecord(RunDir(run.path)).final.val_loss)
+            losses.append(evaluated_loss(RunRecord(RunDir(run.path)), plan.unit))
         except RecordError:
             continue
     return losses

@@ -136,7 +136,8 @@ def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[A
     split = _held_out(record.manifest.value(str, "data", "digest"), config, build_dir)
     downloads = store.downloads_folder(config.data, build_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
-    windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)
+    budget = config.data.eval_tokens, config.data.eval_documents
+    windows = evaluation_windows(split, config.model.shape.block_size, *budget)
     facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, vocabulary)
     name, rows = record.run.per_query.name, record.documents
     yield from mismatch(name, "documents of the evaluation", len(facts), len(rows))

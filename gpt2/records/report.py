@@ -118,8 +118,14 @@ def _model(run: PlannedRun[Config]) -> str:
         f"{run.variant.slug}: {config.model.num_params():,} parameters in {shape.n_layer} blocks of "
         f"width {shape.n_embd} with {shape.n_head} heads, a context of {shape.block_size} tokens; "
         f"{length}; data set {config.data.dataset}, tokenizer {config.data.tokenizer}, evaluation "
-        f"on {config.data.eval_tokens:,} tokens."
+        f"on {_evaluated(config)}."
     )
+
+
+def _evaluated(config: Config) -> str:
+    if count := config.data.eval_documents:
+        return f"{count:,} whole documents"
+    return f"{config.data.eval_tokens:,} tokens"
 
 
 def _settings(result: RunResult | None) -> list[tuple[str, Mapping[str, Any]]]:

@@ -439,7 +439,9 @@ def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Fals
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]
-    declared = verdict_plan(plan.base, planned_looks(plan), plan.variants, judged=plan.judged)
+    declared = verdict_plan(
+        plan.base, planned_looks(plan), plan.variants, judged=plan.judged, unit=plan.unit
+    )
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     declared = with_other_studies(declared, plan.folder)
     table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)

@@ -96,18 +96,20 @@ def step_seconds(
 
 
 def evaluation_seconds(training: MinimalTraining, build_dir: Path, clock: Clock) -> float:
-    """Return the seconds of one evaluation of EVAL_TOKENS, from a batch per rank.
+    """Return the seconds of one evaluation, from a batch per rank.
 
     The windows are those of the data set if it is prepared, else as many as whole ones have the tokens.
     """
     config, shape = training.config, training.config.model.shape
     try:
         split = open_dataset(config.data, build_dir, shape.vocab_size).val
-        windows = len(evaluation_windows(split, shape.block_size, config.data.eval_tokens))
+        budget = config.data.eval_tokens, config.data.eval_documents
+        windows = len(evaluation_windows(split, shape.block_size, *budget))
     except DataError:
         windows = -(-config.data.eval_tokens // shape.block_size)
     tokens = training.group.size * config.train.batch_size * shape.block_size
-    small = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_tokens=tokens))
+    data = dataclasses.replace(config.data, eval_tokens=tokens, eval_documents=0)
+    small = dataclasses.replace(config, data=data)
     drawn = DrawnTokens(tokens + 1, shape.vocab_size)
     evaluate = Evaluator(small, drawn, training.device, training.group)
 

@@ -11,10 +11,18 @@ from lib.errors import ConfigError, Problem
 
 # With fewer seeds, the estimate of a variance is too uncertain.
 MIN_SEEDS = 3
+# Units of losses and differences → their names.
+NATS, BITS_PER_BYTE = "nats", "bits_per_byte"
+UNITS = {NATS: "nats per token", BITS_PER_BYTE: "bits per byte"}
 # Share of the only look at a fixed list of seeds; the rest allows a later extension.
 FIXED_SHARE = 0.9
 # Shares are sums of decimal fractions.
 _TOLERANCE = 1e-9
+
+
+def short_unit(unit: str) -> str:
+    """Return the name of a unit behind a number: nats, bits per byte."""
+    return unit.removesuffix(" per token")
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,11 @@ class VerdictOptions:
     power: float = kconfig_field("VERDICT_POWER", low=0.5, high=0.99, identity=False)
     # Plan an A/A step, and test it.
     aa: bool = kconfig_field("VERDICT_AA", identity=False)
-    # Nats per token.
+    # nats or bits_per_byte, unless the file of the study has another.
+    unit: str = kconfig_field("VERDICT_UNIT", identity=False)
+    # In this unit.
     band: float = kconfig_field("VERDICT_BAND", low=0.0, high=100.0, identity=False)
-    # Standard deviation of a run over seeds, and the effect to notice, nats per token; 0 if unknown.
+    # Standard deviation of a run over seeds, and the effect to notice, in this unit; 0 if unknown.
     noise: float = kconfig_field("VERDICT_NOISE", low=0.0, high=100.0, identity=False)
     effect: float = kconfig_field("VERDICT_EFFECT", low=0.0, high=100.0, identity=False)
     # Looks of SEEDS=auto: numbers of seeds, and the share of alpha that each spends.

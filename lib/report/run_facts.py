@@ -15,6 +15,7 @@ from typing import Any
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord
+from lib.report.options import BITS_PER_BYTE, NATS
 from lib.runs.code import makes_results, same_syntax
 from lib.runs.documents import DocumentResult
 from lib.runs.record import UNKNOWN, JsonRecord, RunRecord
@@ -80,6 +81,8 @@ class RunFacts:
     sources: Mapping[str, str]
     # Further facts that affect only the speed.
     speed: Mapping[str, Any]
+    # Digest of the evaluated documents and of the number of predicted bytes of each.
+    text: str = ""
 
     @property
     def commit(self) -> str | None:
@@ -145,6 +148,7 @@ def recorded_facts(record: RunRecord) -> RunFacts:
         requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
         sources=record.sources,
         speed=speed,
+        text=_text_digest(record.documents),
     )
 
 
@@ -180,6 +184,12 @@ def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
 def _documents_digest(documents: Sequence[DocumentResult]) -> str:
     """Return the digest over all evaluation documents and their predicted tokens, in order."""
     facts = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
+    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
+
+
+def _text_digest(documents: Sequence[DocumentResult]) -> str:
+    """Return the digest over the bytes of all evaluation documents, whatever the tokenizer."""
+    facts = [[item.doc_sha256 or item.tokens_sha256, item.n_bytes] for item in documents]
     return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
@@ -252,9 +262,16 @@ def field_differences(
     return [*settings, *_observed(a, b, paths), *code_differences(a, b)]
 
 
-def observed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:
-    """Return differing observed facts and code of runs whose settings differ on purpose."""
-    return [*_observed(a, b, _differing_settings(a, b)), *code_differences(a, b)]
+def observed_differences(a: RunFacts, b: RunFacts, unit: str = NATS) -> list[FieldDifference]:
+    """Return differing observed facts and code of runs whose settings differ on purpose.
+
+    Losses in bits per byte are comparable on the same bytes, whatever the tokens.
+    """
+    observed = list(_observed(a, b, _differing_settings(a, b)))
+    if unit == BITS_PER_BYTE:
+        observed = [each for each in observed if each.field not in ("documents", "tokenizer")]
+        observed += [FieldDifference("text", a.text, b.text)] if a.text != b.text else []
+    return [*observed, *code_differences(a, b)]
 
 
 def speed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:

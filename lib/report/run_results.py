@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +13,12 @@ from typing import Any, TypeVar
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.plan.run import PlannedRun
+from lib.report.options import NATS
 from lib.report.run_curves import RunCurves, read_curves
 from lib.report.run_facts import RunFacts, recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
+from lib.runs.documents import bits_per_byte
 from lib.runs.record import (
     FinalResults,
     RunRecord,
@@ -100,6 +103,17 @@ class RunResult:
     damage: str = ""
 
     @property
+    def loss(self) -> float:
+        """Return the loss in the unit of the study."""
+        assert self.outcome.loss is not None
+        return self.outcome.loss
+
+    @property
+    def scale(self) -> float:
+        """Return the factor from nats per token of the evaluation to the unit of the study."""
+        return self.loss / self.final.val_loss
+
+    @property
     def origin(self) -> RunOrigin:
         """Return the origin of the figures. Raises RecordError if a file cannot be read."""
         return run_origin(self.facts.record)
@@ -127,12 +141,14 @@ class MissingResult:
         return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
 
 
-def read_run_results(runs: Sequence[PlannedRun[Any]]) -> list[RunResult | MissingResult]:
-    """Return the results of ``runs``, in order."""
+def read_run_results(
+    runs: Sequence[PlannedRun[Any]], unit: str = NATS
+) -> list[RunResult | MissingResult]:
+    """Return the results of ``runs``, in order, with losses in ``unit``."""
     results = []
     try:
         for run in runs:
-            results.append(read_run_result(run))
+            results.append(read_run_result(run, unit))
             # What the results keep is no garbage: to look for garbage in it takes a third of the time.
             gc.freeze()
     finally:
@@ -140,7 +156,7 @@ def read_run_results(runs: Sequence[PlannedRun[Any]]) -> list[RunResult | Missin
     return results
 
 
-def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
+def read_run_result(run: PlannedRun[Any], unit: str = NATS) -> RunResult | MissingResult:
     """Return the figures of a run with status SUCCESS; a hole for any other status or damaged files."""
     record = RunRecord(RunDir(run.path))
     status = record.status
@@ -167,7 +183,7 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
             final=final,
             timing=record.timing,
             machine=machine,
-            outcome=finished_outcome(run.seed, record, unstable),
+            outcome=finished_outcome(run.seed, record, unstable, unit),
             unstable=unstable,
             damage=damage,
         )
@@ -199,7 +215,21 @@ def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
 # Outcomes.
 
 
-def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableStep]) -> SeedOutcome:
+def evaluated_loss(record: RunRecord, unit: str) -> float:
+    """Return the loss of a finished run. Raises RecordError if it has none in ``unit``."""
+    if unit == NATS:
+        return record.final.val_loss
+    documents = record.documents
+    nats = math.fsum(document.nll_sum for document in documents)
+    bits = bits_per_byte(nats, sum(document.n_bytes for document in documents))
+    if bits is None:
+        raise DamagedRecord(record.run.per_query, "documents with bytes", "none")
+    return bits
+
+
+def finished_outcome(
+    seed: int, record: RunRecord, unstable: Sequence[UnstableStep], unit: str = NATS
+) -> SeedOutcome:
     """Return the outcome of a finished run with these steps: its loss, or that it diverged."""
     final = record.final
     documents = record.documents
@@ -208,9 +238,9 @@ def finished_outcome(seed: int, record: RunRecord, unstable: Sequence[UnstableSt
     hardware = record.hardware
     outcome = SeedOutcome(
         seed,
-        final.val_loss,
+        evaluated_loss(record, unit),
         items=digest,
-        documents=tuple(document.nll_mean for document in documents),
+        documents=tuple(d.nll_mean if unit == NATS else d.bits_per_byte or 0.0 for d in documents),
         started_at=_started_at(record),
         speed=record.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,

@@ -72,9 +72,12 @@ def training_curves(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
 
 
 def training_differences(rows: Sequence[RowRuns]) -> list[SeedBand | None]:
-    """Return the training loss of each row minus the baseline's, over tokens."""
+    """Return the training loss of each row minus the baseline's, over tokens.
+
+    Training texts are not compared in bits per byte, because runs do not record their bytes.
+    """
     losses = _binned(rows)
-    pairs = [row.pairs for row in rows]
+    pairs = [[(a, b) for a, b in row.pairs if a.scale == b.scale == 1.0] for row in rows]
     # Once, although all rows of a part have the same baseline.
     runs = {id(run): run for each in pairs for pair in each for run in pair}
     curves = {key: losses(run) for key, run in runs.items()}
@@ -147,7 +150,10 @@ def _binned(rows: Sequence[RowRuns]) -> Callable[[RunResult], Curve]:
 
 
 def _evaluations(result: RunResult) -> Curve:
-    return result.curves.evaluations
+    curve, scale = result.curves.evaluations, result.scale
+    if scale == 1.0:
+        return curve
+    return Curve(curve.at, array("d", (value * scale for value in curve.values)))
 
 
 def _minus(a: Curve, b: Curve) -> Curve:

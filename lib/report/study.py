@@ -19,6 +19,7 @@ from typing import Any
 
 from lib.json_files import MissingRecord, RecordError
 from lib.report.contrast_tests import INTERVAL_ERROR, SPREAD_VARIANCES, mean_of
+from lib.report.options import UNITS
 from lib.report.run_facts import code_digest
 from lib.report.run_results import MissingResult, RunResult
 from lib.report.series import (
@@ -41,7 +42,6 @@ from lib.report.verdicts import ContrastVerdict, VerdictWord
 from lib.runs.record import UNKNOWN
 
 SCHEMA_VERSION = 4
-UNIT = "nats per token"
 # With fewer other comparisons, a mean variance says little.
 _MIN_OTHERS = 3
 # Conditions of a row that must be those of the first one unless its step declares them.
@@ -70,7 +70,7 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "study": table.study,
         "title": context["title"],
         "question": list(context["question"]),
-        "unit": UNIT,
+        "unit": UNITS[study.plan.unit],
         "unigram_entropy": table.unigram_entropy,
         "verdicts": [_verdict(verdict) for verdict in study.verdicts],
         "aa_steps": [_verdict(verdict) for verdict in study.aa_steps],
@@ -224,7 +224,7 @@ def _run(item: RunResult | MissingResult, labels: Mapping[str, str]) -> dict[str
         return document
     origin = item.origin
     return document | {
-        "val_loss": item.final.val_loss,
+        "val_loss": item.loss,
         "run_id": origin.run_id,
         "commit": origin.commit,
         "edited": origin.edited,

@@ -23,6 +23,7 @@ from lib.report.contrasts import (
     DesignEffects,
 )
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule
+from lib.report.options import NATS
 from lib.report.significance import DriftTest, TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
 
@@ -65,6 +66,8 @@ class VerdictPlan:
     other_studies: Mapping[str, str] = field(default_factory=dict)
     # Whether verdicts are given; a study of speed has none.
     judged: bool = True
+    # Of losses and differences.
+    unit: str = NATS
 
     @property
     def rule_record(self) -> dict[str, Any]:
@@ -72,6 +75,8 @@ class VerdictPlan:
         rule = {**asdict(self.rule), "against": self.against}
         if self.interactions is not None:
             rule |= {"interactions": self.interactions}
+        if self.unit != NATS:
+            rule |= {"unit": self.unit}
         return rule
 
     @property

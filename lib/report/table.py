@@ -21,6 +21,7 @@ from typing import Any
 from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
+from lib.report.options import NATS
 from lib.report.render import TableSection
 from lib.report.run_facts import code_digest, observed_differences
 from lib.report.run_results import (
@@ -53,6 +54,7 @@ def split_comparable(
     items: Sequence[RunResult | MissingResult],
     baselines: Mapping[str, str],
     label_by: Sequence[str] = (),
+    unit: str = NATS,
 ) -> list[ComparableGroup]:
     """Return one part, or one part per combination of label values.
 
@@ -70,24 +72,24 @@ def split_comparable(
     return [
         ComparableGroup(
             dict(zip(label_by, label, strict=True)),
-            [*_checked(items, baselines), *(holes if number == 0 else [])],
+            [*_checked(items, baselines, unit), *(holes if number == 0 else [])],
         )
         for number, (label, items) in enumerate(grouped.items())
     ]
 
 
 def _checked(
-    results: Sequence[RunResult], baselines: Mapping[str, str]
+    results: Sequence[RunResult], baselines: Mapping[str, str], unit: str
 ) -> list[RunResult | MissingResult]:
     references: dict[str, RunResult] = {r.run.variant.text: r for r in reversed(results)}
     for result in reversed(results):
         if result.run.variant.slug == baselines.get(result.run.variant.text):
             references[result.run.variant.text] = result
-    return [_against(references[result.run.variant.text], result) for result in results]
+    return [_against(references[result.run.variant.text], result, unit) for result in results]
 
 
-def _against(reference: RunResult, result: RunResult) -> RunResult | MissingResult:
-    mismatches = observed_differences(reference.facts, result.facts)
+def _against(reference: RunResult, result: RunResult, unit: str) -> RunResult | MissingResult:
+    mismatches = observed_differences(reference.facts, result.facts, unit)
     if not mismatches:
         return result
     fields = tuple(difference.field for difference in mismatches)
@@ -142,7 +144,7 @@ class TableRow:
 
     variant: RunVariant
     val_loss: SampleStats | None
-    # exp(mean loss): the geometric mean of the seeds' perplexities.
+    # exp(mean loss): the geometric mean of the seeds' perplexities; None in bits per byte.
     perplexity: float | None
     # Paired by seed; None if a seed of either side diverged.
     delta_baseline: SampleStats | None
@@ -177,7 +179,7 @@ class ResultTable:
 
     study: str
     rows: Sequence[TableRow]
-    # Nats per token: the loss of a model that predicts token frequencies only.
+    # Nats per token: the loss of a model that predicts token frequencies only; None in another unit.
     unigram_entropy: float | None
     # Remarks on single runs, such as failures and runs made by different code.
     notes: Sequence[str]
@@ -213,13 +215,13 @@ def build_table(
     All comparisons of the table form one family under the rule of ``verdict_plan``. Raises
     ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
     """
-    items = read_run_results(runs)
+    plan = verdict_plan or VerdictPlan()
+    items = read_run_results(runs, plan.unit)
     finished = [item for item in items if isinstance(item, RunResult)]
     if label_by and not finished:
         what = f"no run has a result to label by {', '.join(label_by)}"
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
     kept = {result.run.label for result in finished if is_stale(result)}
-    plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
     judged_parts, control_parts = [], []
     variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
@@ -227,7 +229,7 @@ def build_table(
     compared = variants if plan.judged else []
     contrasts = contrasts_of(compared, plan.against, plan.interactions)
     effects = design_effects(compared, plan.interactions)
-    parts = split_comparable(items, baselines, label_by)
+    parts = split_comparable(items, baselines, label_by, plan.unit)
     for part in parts:
         rows += variant_rows(part, variants, baselines, kept)
         prefix, outcomes = _prefix(part.labels), _outcomes(part)
@@ -236,8 +238,10 @@ def build_table(
     items = [item for part in parts for item in part.items]
     results = [item for item in items if isinstance(item, RunResult)]
     verdicts = judge_study(judged_parts, plan, control_parts, effects)
-    verdicts = replace(verdicts, evaluation_set=_evaluation_set(results))
+    verdicts = replace(verdicts, evaluation_set=_evaluation_set(results, plan.unit))
     rows = [_with_verdicts(row, verdicts) for row in rows]
+    if plan.unit != NATS:
+        rows = [replace(row, perplexity=None) for row in rows]
     notes = [] if plan.judged else [NOT_JUDGED]
     notes += hole_notes([item for item in items if isinstance(item, MissingResult)])
     if stale := [result.run.label for result in results if result.run.label in kept]:
@@ -248,7 +252,8 @@ def build_table(
     notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
     reused = [r.run for r in results if r.run.path.parts[-2:] != (study, run_name(r.run))]
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
-    unigram_entropy = results[0].final.unigram_entropy if results else None
+    known = results and plan.unit == NATS
+    unigram_entropy = results[0].final.unigram_entropy if known else None
     return ResultTable(study, rows, unigram_entropy, notes, left_out, (), verdicts, parts, finished)
 
 
@@ -261,9 +266,10 @@ def hole_notes(holes: Sequence[MissingResult]) -> list[str]:
     return [f"{format_runs(labels)}: {reason}" for reason, labels in runs.items()]
 
 
-def _evaluation_set(results: Sequence[RunResult]) -> str:
+def _evaluation_set(results: Sequence[RunResult], unit: str) -> str:
     """Return the digest of the evaluation documents of the runs; "" if they differ."""
-    digests = {str(result.facts.observed["documents"]) for result in results}
+    facts = [result.facts for result in results]
+    digests = {str(f.observed["documents"]) if unit == NATS else f.text for f in facts}
     return digests.pop() if len(digests) == 1 else ""
 
 
@@ -351,7 +357,7 @@ def _row(
     labels: Mapping[str, str],
 ) -> TableRow:
     diverged = any(r.outcome.diverged for r in results) or any(h.outcome.diverged for h in holes)
-    loss = None if diverged else SampleStats.of([r.final.val_loss for r in results])
+    loss = None if diverged else SampleStats.of([r.loss for r in results])
     return TableRow(
         variant=variant,
         val_loss=loss,
@@ -382,10 +388,8 @@ def _origins(results: Sequence[RunResult]) -> dict[str, Sequence[str]]:
 
 def _difference(results: Sequence[RunResult], others: Sequence[RunResult]) -> SampleStats | None:
     """Return the difference from ``others`` over the seeds that both have."""
-    by_seed = {other.run.seed: other.final.val_loss for other in others}
-    return SampleStats.of(
-        [r.final.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
-    )
+    by_seed = {other.run.seed: other.loss for other in others}
+    return SampleStats.of([r.loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed])
 
 
 def _state(

@@ -11,6 +11,7 @@ from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.contrasts import AA_ROLE
+from lib.report.options import short_unit
 from lib.report.render import visible
 from lib.report.study_verdicts import AA_FAILED
 from lib.tracking.tracker import TrackerTable
@@ -309,7 +310,8 @@ def repeat_notes(document: Document) -> list[str]:
     for name, differences in document["repeats"].items():
         if differences:
             largest = max(map(abs, differences.values()))
-            result = f"differs by up to {largest:.1e} nats" if largest else "is equal"
+            unit = short_unit(document["unit"])
+            result = f"differs by up to {largest:.1e} {unit}" if largest else "is equal"
             count = len(differences)
             notes.append(f"REPEAT {name} {result} ({count} seed{'s' * (count > 1)}).")
     return notes
@@ -319,9 +321,9 @@ def drift_notes(document: Document) -> list[str]:
     """Return a note if the losses drifted over the study, and one per device whose speed did."""
     notes, drift = [], document["drift"]
     if drift and drift["alarms"]:
-        change = format_difference(drift["trend"])
+        change = f"{format_difference(drift['trend'])} {short_unit(document['unit'])}"
         p = p_equation(drift["p"])
-        notes.append(f"DRIFT {p}: {change} nats from the first to the last run.")
+        notes.append(f"DRIFT {p}: {change} from the first to the last run.")
     for device, test in document["speed_drifts"].items():
         if test["alarms"]:
             change = f"{math.expm1(test['trend']):+.0%} tokens/s"

@@ -26,6 +26,7 @@ CONFIG = DataOptions(
     custom_format="text",
     custom_text_field="text",
     eval_tokens=65536,
+    eval_documents=0,
     loader_workers=0,
     pin_memory=True,
     persistent_workers=False,

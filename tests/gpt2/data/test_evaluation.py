@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.data.store import IGNORE_INDEX, DocumentSpan, evaluation_batches, evaluation_windows
+from gpt2.data.store import (
+    IGNORE_INDEX,
+    DocumentSpan,
+    TokenSplit,
+    evaluation_batches,
+    evaluation_windows,
+)
 from lib.errors import ConfigError
 
 LENGTHS = [1, 2, 8, 9, 10, 17, 100, 3, 1, 41]
@@ -99,3 +105,47 @@ def test_batches() -> None:
         tokens = list(range(window.offset, window.offset + window.length))
         assert x_T.tolist() == tokens[:-1] + [0] * (8 - n)
         assert y_T.tolist() == tokens[1:] + [IGNORE_INDEX] * (8 - n)
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 1000])
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_whole_documents_are_predicted_from_their_first_token(block_size, count) -> None:
+    held_out = split()
+    windows = evaluation_windows(held_out, block_size, 8, count)
+    spans = held_out.documents
+    chosen = {window.document for window in windows}
+    assert len(chosen) == min(count, len(LENGTHS))
+    predicted = [p for w in windows for p in range(w.offset + 1, w.offset + w.length)]
+    assert sorted(predicted) == sorted(
+        p
+        for name in chosen
+        for p in range(spans[name].offset, spans[name].offset + spans[name].length)
+    )
+    assert max(window.length for window in windows) <= block_size + 1
+    # The budget does not count.
+    assert windows == evaluation_windows(held_out, block_size, 10**6, count)
+
+
+def test_the_documents_are_the_same_for_every_tokenizer() -> None:
+    """Their lengths in tokens and their order differ, and the windows with them."""
+    other = split()
+    other.documents.reverse()
+    start = 0
+    for i, document in enumerate(other.documents):
+        length = 2 * document.length
+        other.documents[i] = DocumentSpan(document.id, start, length, document.digest)
+        start += length
+    for count in range(1, len(LENGTHS)):
+        names = [
+            {s.documents[w.document].id for w in evaluation_windows(s, 8, 8, count)}
+            for s in (split(), other)
+        ]
+        assert names[0] == names[1]
+
+
+def test_an_end_of_text_stands_before_the_first_document(tmp_path) -> None:
+    path = tmp_path / "val.bin"
+    np.array([5, 6, 7, 256], dtype="<u2").tofile(path)
+    tokens = TokenSplit("val", [path], None)
+    assert tokens.window(-1, 3).tolist() == [256, 5, 6]
+    assert tokens.window(-1, 5).tolist() == [256, 5, 6, 7, 256]

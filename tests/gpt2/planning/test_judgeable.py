@@ -3,8 +3,10 @@
 import pytest
 
 from gpt2.check.cases import plan_cases
-from gpt2.planning.plan import Sweep, config_layers, make_plan, table_plan
+from gpt2.planning.looks import verdict_plan
+from gpt2.planning.plan import Sweep, config_layers, make_plan, planned_looks, table_plan
 from gpt2.planning.power import study_power
+from gpt2.records.trust import identity_symbols
 from lib.errors import ConfigError
 from lib.report.contrasts import contrasts_of
 
@@ -105,6 +107,73 @@ def test_only_the_selected_steps_must_be_judgeable(study):
     assert [run.variant.slug for run in planned_study(build, "0,ra").runs] == ["baseline", "ra"]
     with pytest.raises(ConfigError):
         planned_study(build, "0,1")
+
+
+BITS = 'unit = "bits-per-byte"'
+CUSTOM = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "a", "EVAL_DOCUMENTS": 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [(CUSTOM, BITS), ({**CUSTOM, "VERDICT_UNIT_BITS_PER_BYTE": True}, "")],
+)
+def test_two_tokenizers_are_judged_in_bits_per_byte_of_whole_documents(study, settings, keys):
+    build = study("TOKENIZER_GPT2 = true", keys=keys, **settings)
+    plan = planned_study(build)
+    assert plan.unit == "bits_per_byte" and len(plan.runs) == 2
+    assert len(plan_cases(config_layers(build), build_dir=build).chosen) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "symbol"),
+    [
+        # In nats per token.
+        (CUSTOM, "", "TOKENIZER"),
+        # The file of the study comes first.
+        ({**CUSTOM, "VERDICT_UNIT_BITS_PER_BYTE": True}, 'unit = "nats"', "TOKENIZER"),
+        # The budget is in tokens.
+        ({**CUSTOM, "EVAL_DOCUMENTS": 0}, BITS, "TOKENIZER"),
+        # So is the size of a streamed data set.
+        ({"DATASET_FINEWEBEDU": True, "EVAL_DOCUMENTS": 3}, BITS, "TOKENIZER"),
+    ],
+)
+def test_two_tokenizers_on_other_bytes_are_refused(study, settings, keys, symbol):
+    with pytest.raises(ConfigError) as caught:
+        planned_study(study("TOKENIZER_GPT2 = true", keys=keys, **settings))
+    (problem,) = caught.value.problems
+    assert problem.what.startswith(f"{symbol}: ")
+    assert "bits-per-byte" in problem.next and "EVAL_DOCUMENTS" in problem.next
+
+
+@pytest.mark.parametrize(
+    ("changes", "symbol"),
+    [("EVAL_DOCUMENTS = 2", "EVAL_DOCUMENTS"), ('CUSTOM_PATH = "b"', "CUSTOM_PATH")],
+)
+def test_other_bytes_are_refused_in_bits_per_byte(study, changes, symbol):
+    with pytest.raises(ConfigError) as caught:
+        planned_study(study(changes, keys=BITS, **CUSTOM))
+    assert caught.value.problems[0].what.startswith(f"{symbol}: ")
+
+
+def test_contexts_are_judged_on_whole_documents(study):
+    """The same tokens are predicted, in other windows."""
+    assert len(planned_study(study("BLOCK_SIZE = 64", EVAL_DOCUMENTS=3)).runs) == 2
+
+
+def test_an_unknown_unit_is_refused(study):
+    with pytest.raises(ConfigError) as caught:
+        planned_study(study("RECIPROCAL = true", keys='unit = "bits"'))
+    assert caught.value.codes == ["study.invalid-value"]
+
+
+def test_the_unit_is_part_of_the_rule_if_it_is_not_nats(study):
+    rules = []
+    for keys in ("", BITS):
+        plan = planned_study(study("RECIPROCAL = true", keys=keys))
+        rules.append(verdict_plan(plan.base, planned_looks(plan), unit=plan.unit).rule_record)
+    assert "unit" not in rules[0] and rules[1] == {**rules[0], "unit": "bits_per_byte"}
+    # The runs are the same.
+    assert "VERDICT_UNIT" not in identity_symbols()
 
 
 def test_a_step_that_inherits_another_text_is_refused(study):

@@ -8,6 +8,7 @@ import pytest
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.columns import to_markdown
 from lib.report.compare import compare_runs
+from lib.report.options import BITS_PER_BYTE
 from lib.report.run_facts import observed_differences, read_run_facts
 from lib.report.table import build_table
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, digest_of, write_run
@@ -126,3 +127,26 @@ def test_another_training_text_of_one_path_is_refused(tmp_path):
     b = write_run(tmp_path / "b", manifest=changed(WHOLE, data__digest="d2"))
     fields = [each.field for each in observed_differences(*map(read_run_facts, (a, b)))]
     assert fields == ["data"]
+
+
+@pytest.mark.parametrize("size", [10, 11])
+def test_two_tokenizers_are_comparable_in_bits_per_byte_of_the_same_bytes(tmp_path, size):
+    facts = {"data__digest": "d2", "data__tokenizer": {"digest": "t2"}}
+    a, b = (
+        read_run_facts(write_run(tmp_path / name, **given))
+        for name, given in (
+            ("a", {"identity": changed(IDENTITY, data={"tokenizer": "byte"}), "manifest": WHOLE}),
+            (
+                "b",
+                {
+                    "identity": changed(IDENTITY, data={"tokenizer": "gpt2"}),
+                    "manifest": changed(WHOLE, **facts),
+                    # Four bytes each.
+                    "documents": {**DOCUMENTS, "y": (29.0, 6, size)},
+                },
+            ),
+        )
+    )
+    differing = [each.field for each in observed_differences(a, b, BITS_PER_BYTE)]
+    assert differing == ([] if size == DOCUMENTS["y"][2] else ["text"])
+    assert "tokenizer" in [each.field for each in observed_differences(a, b)]

@@ -13,7 +13,8 @@ import pytest
 from lib.console import shown
 from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
-from lib.report.series import runs_of_rows
+from lib.report.options import BITS_PER_BYTE
+from lib.report.series import evaluation_curves, runs_of_rows, training_differences
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import NOT_JUDGED, build_table, marginal_effects
 from lib.report.terminal import to_terminal
@@ -418,3 +419,19 @@ def test_nothing_is_compared_with_a_reference_that_has_a_diverged_seed(make_run,
     assert figures == [None, None, 0]
     other = {"baseline": "parent", "parent": "baseline"}[kind]
     assert rows["gate"][f"delta_{other}"] is not None
+
+
+def test_a_table_in_bits_per_byte(make_run):
+    """Documents x and y have 31.4 nats each, over 40 bytes."""
+    runs = [make_run("base", 3.0, losses=(20.0, 3.1, 3.2)), make_run("wide", 2.9, parent="base")]
+    table = build_table("demo", runs, verdict_plan=VerdictPlan(unit=BITS_PER_BYTE))
+    base, wide = table.rows
+    bits = 31.4 / 40 / math.log(2)
+    assert base.val_loss.mean == wide.val_loss.mean == pytest.approx(bits, rel=1e-12)
+    assert wide.delta_baseline.mean == 0 and base.perplexity is None
+    assert table.unigram_entropy is None
+    rows = runs_of_rows(table)
+    # The last evaluation is the loss of the run, in the same unit; training texts are not compared.
+    assert evaluation_curves(rows)[1].mean == [pytest.approx(3.14 * bits / 2.9)]
+    assert training_differences(rows)[1] is None
+    assert [row.results[0].outcome.documents for row in rows] == [(pytest.approx(bits),) * 2] * 2
