@@ -218,7 +218,7 @@ ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
 clean-runs: setup $(ANY_CONFIG_PY) ## Remove the runs WHERE=, after a confirmation
 	$(Q)$(PY) scripts/list_runs.py clean $(INTO)
 
-report: $(CONFIG_PY) ## Write report.html and tables of the finished runs
+report: $(CONFIG_PY) ## Write report.html, tables and the index of all studies
 	$(Q)$(PY) scripts/report.py $(INTO)
 
 verdicts: $(CONFIG_PY) ## Which steps are better, worse or equivalent, over SEEDS=

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write report.html, table.md and table.csv of .config's runs from their directories.
+"""Write report and tables of .config's runs, and the index of all studies, from the run directories.
 
 The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. The
 files contain all started runs of the study: --steps and --seeds select only what is printed. A run

@@ -36,9 +36,9 @@ _KNOWN_FOLDERS = {FIGURES_FOLDER, SELECTION_FOLDER, "trackio", VERDICTS_RUN}
 _SHIPPED = ("defconfig", "fragment")
 
 
-def write_study_report(plan: Plan, table: ResultTable) -> Path:
-    """Write the report of the plan's result table beside the runs. Return its path."""
-    return write_report(study_document_of(plan, table), study_series(table), plan.folder)
+def write_study_report(plan: Plan, table: ResultTable, document: Mapping[str, Any]) -> Path:
+    """Write the report of the plan's document beside the runs. Return its path."""
+    return write_report(document, study_series(table), plan.folder)
 
 
 def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
@@ -54,7 +54,8 @@ def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
 
 def study_document_of(plan: Plan, table: ResultTable) -> dict[str, Any]:
     """Return the document of the plan's study; see ``lib.report.study``."""
-    settings = _settings(next(iter(table.results), None))
+    first = next(iter(table.results), None)
+    settings = recorded_settings(first.facts.record) if first else []
     runs = {run.variant.slug: run for run in plan.runs}
     context = {
         "title": _TITLES.get(plan.study, f"Study {plan.study}"),
@@ -128,9 +129,12 @@ def _evaluated(config: Config) -> str:
     return f"{config.data.eval_tokens:,} tokens"
 
 
-def _settings(result: RunResult | None) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the settings of a run that are not defaults, except those of its step and seed."""
-    recorded = {} if result is None else result.facts.record.config.find("settings")
+def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the settings of a run that are not defaults, except those of its step and seed.
+
+    Raises RecordError if the configuration cannot be read.
+    """
+    recorded = record.config.find("settings")
     if not isinstance(recorded, Mapping):
         return []
     complete = [
@@ -168,12 +172,17 @@ def _commands(
 
 
 def set_text(settings: Mapping[str, SymbolValue]) -> str:
-    """Return the text of SET= that assigns ``settings``; a choice is set by its member."""
-    tree = KconfigTree()
-    words = []
+    """Return the text of SET= that assigns ``settings``."""
+    words = members_set(settings).items()
+    return " ".join(f"{name}={shlex.quote(to_kconfig_text(value))}" for name, value in words)
+
+
+def members_set(settings: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
+    """Return the settings with the member of each choice in place of the choice."""
+    tree, assigned = KconfigTree(), dict[str, SymbolValue]()
     for name, value in settings.items():
         item = tree.find(name)
         members = describe_symbol(item).members if item is not None else ()
-        chosen = [m for m in members if m.removeprefix(f"{name}_").lower() == value]
-        words += [f"{m}=y" for m in chosen] or [f"{name}={shlex.quote(to_kconfig_text(value))}"]
-    return " ".join(words)
+        chosen = [m for m in members if value in (m.lower(), m.removeprefix(f"{name}_").lower())]
+        assigned |= dict.fromkeys(chosen, True) if chosen else {name: value}
+    return assigned

@@ -26,6 +26,7 @@ from gpt2.running.preflight import (
     check_weights,
     gpu_name,
 )
+from gpt2.running.studies_index import write_index
 from gpt2.running.study_end import command_at_end
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.layers import ConfigLayer
@@ -341,12 +342,13 @@ def report(
     json: bool = False,
     label_by: Sequence[str] = (),
 ) -> str:
-    """Write result table and report of the runs of ``whole``. Return the table as text.
+    """Write table, report and index of the runs of ``whole``. Return the table as text.
 
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
     field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
     table, document, path = _written(plan, whole, label_by)
+    log("INDEX", str(write_index(whole, document, result_table)))
     if selected:
         table = result_table(plan, label_by)
         document = study_document_of(plan, table)
@@ -372,7 +374,7 @@ def _reported(plan: Plan, table: ResultTable, document: Document, json: bool) ->
 
 def _published(plan: Plan, table: ResultTable, document: Document) -> Path:
     """Write the report and return its path; send the verdicts of the document to the trackers."""
-    path = write_study_report(plan, table)
+    path = write_study_report(plan, table, document)
     if not document["exploratory"]:
         shown, base = verdict_table(document), plan.base
         send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))

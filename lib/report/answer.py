@@ -9,7 +9,12 @@ from typing import Any
 from lib.report.text import p_equation, seeds_notes, warnings
 from lib.units import signed
 
-_RELATIONS = {"BETTER": "better than", "WORSE": "worse than", "EQUIVALENT": "equivalent to"}
+_RELATIONS = {
+    "BETTER": "better than",
+    "WORSE": "worse than",
+    "EQUIVALENT": "equivalent to",
+    "INCONCLUSIVE": "not shown to differ from",
+}
 # Of one, and of several.
 _PHRASES = {
     "BETTER": ("is better", "are better"),
@@ -44,7 +49,11 @@ def rule_sentence(document: Values) -> str:
     rule, planned = document["rule"], document["planned_comparisons"]
     if not document["verdicts"]:
         return ""
-    band = f"band ±{rule['band']:g} nats" if rule["band"] else "no band of equivalence declared"
+    band = (
+        f"band ±{rule['band']:g} {document['unit']}"
+        if rule["band"]
+        else "no band of equivalence declared"
+    )
     compared = {
         "both": "each step is compared with the baseline and with its parent",
         "baseline": "each step is compared with the baseline",
@@ -71,13 +80,11 @@ def answer(document: Values) -> str:
         return _losses_only(document)
     if not given:
         return _missing_words(document)
-    # A study is answered by its comparisons with the baseline, if it has any.
-    role = next((v["role"] for v in every if v["role"] == "baseline"), every[0]["role"])
-    verdicts = [verdict for verdict in every if verdict["role"] == role]
-    noun, other = _compared(document, role)
+    verdicts = _answering(document)
+    noun, other = _compared(document, verdicts[0]["role"])
     words = [verdict["verdict"] for verdict in verdicts]
     if len(verdicts) == 1 and words[0] in _RELATIONS:
-        return _of_one(verdicts[0])
+        return _of_one(verdicts[0], document["unit"])
     counts = {word: words.count(word) for word in _PHRASES}
     phrases = [
         f"{counts[word]} {(one if counts[word] == 1 else many)}"
@@ -93,8 +100,26 @@ def answer(document: Values) -> str:
     decided = [v for v in verdicts if v["verdict"] in ("BETTER", "WORSE")]
     if decided:
         largest = max(decided, key=lambda verdict: abs(verdict["difference"]))
-        text += f"; the largest difference is that of {largest['step']}: {_difference(largest)}"
+        text += f"; the largest difference is that of {largest['step']}: {_difference(largest, document['unit'])}"
     return f"{text}."
+
+
+def best_verdict(document: Values) -> Values | None:
+    """Return the verdict with the best word, and the lowest loss among equal words, if any."""
+    given = [v for v in _answering(document) if v["verdict"] in _FROM_BEST and v["difference"]]
+    rank = _FROM_BEST.index
+    return min(given, key=lambda v: (rank(v["verdict"]), v["difference"]), default=None)
+
+
+_FROM_BEST = ("BETTER", "EQUIVALENT", "INCONCLUSIVE", "WORSE")
+
+
+def _answering(document: Values) -> list[Values]:
+    """Return the comparisons that answer the study: with the baseline, if there are any."""
+    every = document["verdicts"]
+    roles = [verdict["role"] for verdict in every]
+    role = "baseline" if "baseline" in roles else roles[0] if roles else ""
+    return [verdict for verdict in every if verdict["role"] == role]
 
 
 def _compared(document: Values, role: str) -> tuple[str, str]:
@@ -106,27 +131,25 @@ def _compared(document: Values, role: str) -> tuple[str, str]:
     return "step", "the baseline" if role == "baseline" else "its parent"
 
 
-def _difference(verdict: Values) -> str:
-    text = f"{signed(verdict['difference'])} nats per token"
+def _difference(verdict: Values, unit: str) -> str:
+    text = f"{signed(verdict['difference'])} {unit}"
     if verdict["interval_95"]:
         low, high = map(signed, verdict["interval_95"])
         text += f" (95 % interval {low} to {high})"
     return text + ", which is rounding" * verdict["rounding_only"]
 
 
-def _of_one(verdict: Values) -> str:
+def _of_one(verdict: Values, unit: str) -> str:
     relation = _RELATIONS[verdict["verdict"]]
     subject = f"{verdict['step']} is {relation} {verdict['reference'] or '0'}"
     p = "" if verdict["p_of_word"] is None else f", {p_equation(verdict['p_of_word'])}"
-    return f"{subject}: {_difference(verdict)}, n={verdict['n']}{p}."
+    return f"{subject}: {_difference(verdict, unit)}, n={verdict['n']}{p}."
 
 
 def _losses_only(document: Values) -> str:
     done = [row for row in document["rows"] if row["val_loss"] is not None]
     if len(done) == 1:
-        return (
-            f"The validation loss is {done[0]['val_loss']:.4f} nats per token; nothing is compared."
-        )
+        return f"The validation loss is {done[0]['val_loss']:.4f} {document['unit']}; nothing is compared."
     return f"{_count(len(done), 'variant')} with a loss; nothing is compared."
 
 

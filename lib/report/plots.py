@@ -12,6 +12,7 @@ from typing import Any
 
 from lib.report.contrasts import AA_ROLE
 from lib.report.figures import Chart, Scale
+from lib.report.options import NATS, UNITS
 from lib.report.text import verdict_colour, verdict_word
 from lib.units import format_amount, signed
 
@@ -30,9 +31,10 @@ _PANEL = (176, 116)
 _CHAR, _ROW = 5.6, 15
 # Half the length of the tick of a seed.
 _SEED_TICK = 2.5
-_DIFFERENCE_AXIS = "← lower loss · nats per token · higher loss →"
 # Curves in one figure above which their bands and names are left out.
 _MANY = 6
+# Runs do not record the bytes of their training text.
+TRAINING_UNIT = UNITS[NATS]
 _DASHES = ("", "5 2", "5 2 1 2", "1 2")
 _MARKERS = {"BETTER": "down", "WORSE": "up", "EQUIVALENT": "square", "INCONCLUSIVE": "dot"}
 _FOREST_TITLES = {
@@ -61,10 +63,10 @@ def study_figures(document: Values, series: Sequence[Values]) -> list[Chart]:
     ]
     return [
         *_forests(document, rows),
-        *_losses(rows),
+        *_losses(rows, document["unit"]),
         *_difference_panels(rows),
         *_costs(rows),
-        *_documents(rows),
+        *_documents(rows, document["unit"]),
         *_statistics(rows),
     ]
 
@@ -118,16 +120,23 @@ def _forests(document: Values, rows: Sequence[Values]) -> list[Chart]:
         for number, chunk in enumerate(chunks, 1):
             part = f"-{number}" if len(chunks) > 1 else ""
             limit = _forest_limit(verdicts)
-            charts.append(_forest(f"forest-{kind}{part}", kind, chunk, limit, names))
+            charts.append(
+                _forest(f"forest-{kind}{part}", kind, chunk, limit, names, document["unit"])
+            )
     return charts
 
 
 def _forest(
-    name: str, kind: str, verdicts: Sequence[Values], limit: float, names: Mapping[str, str]
+    name: str,
+    kind: str,
+    verdicts: Sequence[Values],
+    limit: float,
+    names: Mapping[str, str],
+    unit: str,
 ) -> Chart:
     labels = [_label(names.get(v["step"], v["step"])) for v in verdicts]
     words = [_forest_text(verdict) for verdict in verdicts]
-    chart = _rows_chart(name, "forest", _FOREST_TITLES[kind], labels, words, limit)
+    chart = _rows_chart((name, "forest", _FOREST_TITLES[kind]), labels, words, limit, unit)
     band = verdicts[0]["band"]
     if band:
         (left, right), (_, _, top, bottom) = (chart.at(x, 0)[0] for x in (-band, band)), chart.box
@@ -153,17 +162,26 @@ def _forest(
 
 
 def _rows_chart(
-    name: str, group: str, title: str, labels: Sequence[str], words: Sequence[str], limit: float
+    chart_name: tuple[str, str, str],
+    labels: Sequence[str],
+    words: Sequence[str],
+    limit: float,
+    unit: str,
 ) -> Chart:
-    """Return a chart of differences with one labelled row per entry, the first one on top."""
+    """Return a chart of differences with one labelled row per entry, the first one on top.
+
+    ``chart_name`` is its file name, kind and title.
+    """
     size = _WIDTH, 62 + _ROW * len(labels)
     margins = 10 + _CHAR * max(map(len, labels)), 10 + _CHAR * max(map(len, words)), 24, 38
     chart = Chart(
-        *(name, group, title, size, margins, Scale(-limit, limit)), Scale(len(labels) - 0.4, -0.6)
+        *(*chart_name, size, margins, Scale(-limit, limit)), Scale(len(labels) - 0.4, -0.6)
     )
-    chart.heading(title)
+    chart.heading(chart.title)
     chart.x_axis("", _difference_tick)
-    chart.text(_WIDTH / 2, size[1] - 6, _DIFFERENCE_AXIS, "muted", anchor="middle")
+    chart.text(
+        _WIDTH / 2, size[1] - 6, f"← lower loss · {unit} · higher loss →", "muted", anchor="middle"
+    )
     zero, (left, _, top, bottom) = chart.at(0, 0)[0], chart.box
     chart.path([(zero, top), (zero, bottom)], stroke="muted", width=0.8)
     for y, label in enumerate(labels):
@@ -214,9 +232,14 @@ def _forest_limit(verdicts: Sequence[Values]) -> float:
 # Curves over training.
 
 
-def _losses(rows: Sequence[Values]) -> list[Chart]:
-    """Return the losses of the whole training, and those of its last half."""
+def _losses(rows: Sequence[Values], unit: str) -> list[Chart]:
+    """Return the losses of the whole training, and those of its last half.
+
+    A validation loss in another unit than the training loss is left out.
+    """
     drawn = [row for row in rows if row["series"]["training"]]
+    if unit != TRAINING_UNIT:
+        drawn = [{**row, "series": {**row["series"], "evaluation": None}} for row in drawn]
     if not drawn:
         return []
     start = min(row["series"]["training"]["at"][0] for row in drawn)
@@ -225,8 +248,8 @@ def _losses(rows: Sequence[Values]) -> list[Chart]:
     few, spikes = len(drawn) <= _MANY, any(row["series"]["spikes"] for row in drawn)
     over = f", mean{' and range' * few} over seeds" if any(row["n"] > 1 for row in drawn) else ""
     whole.caption = (
-        f"Training loss{over}, in nats per token, on logarithmic axes"
-        f"{'; dots: validation loss' * few}."
+        f"Training loss{over}, in {TRAINING_UNIT}, on logarithmic axes"
+        f"{'; dots: validation loss' * (few and unit == TRAINING_UNIT)}."
     )
     if len(drawn) > 1:
         coloured = any(row["word"] for row in drawn)
@@ -405,7 +428,7 @@ def _spaced_labels(chart: Chart, points: Sequence[tuple[float, float, str, str]]
 # Documents.
 
 
-def _documents(rows: Sequence[Values]) -> list[Chart]:
+def _documents(rows: Sequence[Values], unit: str) -> list[Chart]:
     """Return the spread of each row's differences over the evaluation documents."""
     spreads = [(row, [value for _, value in row["series"]["documents"]]) for row in rows]
     drawn = [(row, values) for row, values in spreads if len(values) > 1][:_MAX_FOREST_ROWS]
@@ -416,7 +439,9 @@ def _documents(rows: Sequence[Values]) -> list[Chart]:
     labels = [_label(row["label"]) for row, _ in drawn]
     counts = [f"{sum(v < 0 for v in values)} of {len(values)}" for _, values in drawn]
     title = "Differences of documents"
-    chart = _rows_chart("documents", "documents", title, labels, ["lower in", *counts], limit)
+    chart = _rows_chart(
+        ("documents", "documents", title), labels, ["lower in", *counts], limit, unit
+    )
     for y, ((row, _), cut, count) in enumerate(zip(drawn, cuts, counts, strict=True)):
         chart.line([cut[0], cut[-1]], [y, y], row["colour"], width=0.9)
         chart.line([cut[4], cut[14]], [y, y], row["colour"], width=3.5)

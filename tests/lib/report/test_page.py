@@ -234,6 +234,26 @@ def test_one_step_is_answered_by_its_difference(study):
     )
 
 
+def test_one_open_step_is_answered_by_its_difference(study):
+    document = judged(study, "INCONCLUSIVE", None)
+    del document["verdicts"][1]
+    document["verdicts"][0]["p_of_word"] = None
+    assert answer(document) == (
+        "step-1 is not shown to differ from baseline: +0.1000 nats per token (95 % interval +0.0000 "
+        "to +0.2000), n=3."
+    )
+
+
+def test_losses_are_in_the_unit_of_the_document(study):
+    document = judged(study, "BETTER", "WORSE", unit="bits per byte")
+    parsed = Parsed(report_page(document, study_series(study[1])))
+    assert "−0.5000 bits per byte" in parsed.answer
+    assert any("lower loss · bits per byte" in text for text in parsed.texts)
+    # Training losses remain in nats per token, and no other loss is drawn beside them.
+    (caption,) = [text for text in parsed.texts if text.startswith("Training loss, mean")]
+    assert "nats per token" in caption and "validation" not in caption
+
+
 def test_failures_are_said_before_the_words(study):
     document = judged(study, "BETTER", None, aa_failed=True)
     document["verdicts"][1]["reason"] = "the look waits"

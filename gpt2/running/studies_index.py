@@ -1,0 +1,133 @@
+"""The index page of a results folder: each study with its question, its answer and its runs.
+
+No word is taken from a stored document. The studies beside the reported one are planned again from
+the settings that their latest run recorded, and judged on their runs. A study that cannot be planned
+by this code is a row with the reason. The settings are data: they are checked as those of any
+configuration, and name no file that is read.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpt2.planning.plan import Plan, make_plan, table_plan
+from gpt2.records.report import members_set, recorded_settings, study_document_of
+from lib.config.layers import ConfigLayer
+from lib.errors import KablateError
+from lib.files import write_atomic
+from lib.report.answer import answer, best_verdict
+from lib.report.page import REPORT_FILE, render_page
+from lib.report.table import ResultTable
+from lib.report.text import verdict_colour, verdict_word
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+
+INDEX_FILE = "index.html"
+_STUDY_FILE = "ABLATION_STUDY_FILE"
+
+# Choices of the study, which a run does not record among its settings.
+_CHOICES = ("RUN_MODE", "ABLATION_STUDY")
+
+Judge = Callable[[Plan], ResultTable]
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A folder of runs: their statuses, the latest first."""
+
+    path: Path
+    runs: Sequence[tuple[RunStatus, RunDir]]
+
+    @property
+    def done(self) -> int:
+        """Return the number of finished runs."""
+        return sum(status.state is State.SUCCESS for status, _ in self.runs)
+
+
+def write_index(plan: Plan, document: Mapping[str, Any], judge: Judge) -> Path:
+    """Write the index of the folder that contains the plan's study. Return its path.
+
+    ``document`` is that of the plan; ``judge`` returns the results of a plan and writes nothing.
+    """
+    path = plan.folder.parent / INDEX_FILE
+    rows = []
+    for folder in _study_folders(plan.folder.parent):
+        if folder.path.name == plan.folder.name:
+            rows.append(_row(folder, document, ""))
+        else:
+            rows.append(_row(folder, *_judged(folder, plan, judge)))
+    rows.sort(key=lambda row: (-row["ended_at"], row["study"]))
+    write_atomic(path, render_page("index.html.jinja", title="Studies", rows=rows))
+    return path
+
+
+def _study_folders(results: Path) -> list[StudyFolder]:
+    """Return the folders that contain runs; links are not followed."""
+    folders = []
+    for path in sorted(results.iterdir()):
+        if path.is_symlink() or not path.is_dir():
+            continue
+        runs = []
+        for each in path.iterdir():
+            run = RunDir(each)
+            if not each.is_symlink() and not run.is_replaced and (status := read_status(run)):
+                runs.append((status, run))
+        if runs:
+            runs.sort(key=lambda pair: (-pair[0].written_at, pair[1].path.name))
+            folders.append(StudyFolder(path, runs))
+    return folders
+
+
+def _row(folder: StudyFolder, document: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:
+    best = best_verdict(document) if document else None
+    # Equal runs of another folder are runs of the study, too.
+    runs = [run["state"] == "done" for run in document["runs"]] if document else []
+    ended = max(status.written_at for status, _ in folder.runs)
+    report = folder.path / REPORT_FILE
+    return {
+        "study": folder.path.name,
+        "report": (
+            f"{quote(os.fsencode(folder.path.name))}/{REPORT_FILE}" if report.is_file() else ""
+        ),
+        "question": " ".join(document["question"]) if document else "",
+        "answer": answer(document) if document else reason,
+        "word": verdict_word(best) if best else "",
+        "colour": verdict_colour(best) if best else "",
+        "step": best["step"] if best else "",
+        "done": sum(runs) if document else folder.done,
+        "planned": len(runs) if document else None,
+        "ended_at": ended,
+        "date": _date(ended),
+    }
+
+
+def _judged(folder: StudyFolder, plan: Plan, judge: Judge) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the document of a study from its runs; None and the reason if it cannot be planned."""
+    try:
+        record = RunRecord(folder.runs[0][1])
+        symbols = record.symbols
+        recorded = {name: setting["value"] for name, setting in recorded_settings(record)}
+        recorded |= {name: symbols[name] for name in _CHOICES if name in symbols}
+        if recorded.get(_STUDY_FILE, "") not in ("", plan.base.values[_STUDY_FILE]):
+            return None, f"{_STUDY_FILE}={recorded[_STUDY_FILE]}: see the report of the study."
+        recorded["OUTPUT_DIR"] = plan.base.study.output_dir
+        layers = [ConfigLayer.of("config of a run", record.run.path.name, members_set(recorded))]
+        one = make_plan(layers, plan.build_dir, optional=True)
+        if one.folder != folder.path:
+            return None, "Its settings are not those of a study: see its report."
+        whole = table_plan(one, layers)
+        return study_document_of(whole, judge(whole)), ""
+    except KablateError as error:
+        return None, f"Not judged by this code: {error.problems[0].what}."
+
+
+def _date(seconds: float) -> str:
+    """Return the date in UTC; "" if the number is not a time."""
+    try:
+        return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        return ""

@@ -1,0 +1,135 @@
+"""The index of a results folder: each study judged on the runs that are there now."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.records.run_files import write_resolved_config
+from gpt2.running.launch import report
+from lib.config.dotconfig import ConfigWorkspace, explicit_settings
+from lib.project import ROOT
+from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
+from tests.integration.conftest import SMALL
+from tests.lib.fabricated import MANIFEST, seal
+from tests.lib.report.fabricated_study import write_planned
+from tests.lib.report.web_page import Parsed
+
+FIRST = {**SMALL, "RA_MLA_ABLATION_STEPS": "0,ra", "VERDICT_AA": False}
+OTHER = {**FIRST, "MAX_ITERS": 5, "ABLATION_STUDY_MECHANISMS": True, "RA_MLA_ABLATION_STEPS": "0,1"}
+
+
+def configured(build: Path, settings: dict[str, Any]) -> Plan:
+    write_build(build, settings)
+    return make_plan(config_layers(build), build, seeds="1-3")
+
+
+def trained(build: Path, settings: dict[str, Any]) -> None:
+    """Write fabricated results of all runs of the settings, and report them."""
+    plan = configured(build, settings)
+    place = ConfigWorkspace(ROOT, build)
+    for run in plan.runs:
+        if run.path.exists():
+            continue
+        write_planned(run, 12, 3, symbols=run.config.values)
+        sources = explicit_settings(place.config, run.config.values, run.label)
+        RunDir(run.path).resolved_config.unlink()
+        write_resolved_config(RunDir(run.path), run.config, sources)
+        seal(RunDir(run.path), MANIFEST)
+    report(plan, plan, selected=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build = tmp_path_factory.mktemp("build")
+    trained(build, OTHER)
+    trained(build, FIRST)
+    return build
+
+
+@pytest.fixture
+def build(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "build"))
+
+
+def index(build: Path) -> dict[str, dict[str, str]]:
+    """Report .config's study. Return the rows of the index by study."""
+    plan = configured(build, FIRST)
+    report(plan, plan, selected=False)
+    (rows,) = Parsed((build / "results/index.html").read_text()).tables.values()
+    return {row["study"]: row for row in rows}
+
+
+def test_each_study_has_the_answer_that_its_report_has(build: Path) -> None:
+    rows = index(build)
+    assert rows.keys() == {"ratio", "mechanisms"}
+    assert {row["runs done"] for row in rows.values()} == {"6 of 6"}
+    page = (build / "results/index.html").read_text()
+    for study in rows:
+        shown = Parsed((build / "results" / study / "report.html").read_text())
+        assert rows[study]["answer"].startswith(shown.answer) and "n=3" in shown.answer
+        word = rows[study]["best word"]
+        assert word.split()[0] in ("BETTER", "INCONCLUSIVE", "WORSE")
+        assert shown.words[0] in word and f'href="{study}/report.html"' in page
+
+
+def test_the_same_runs_give_the_same_bytes(build: Path) -> None:
+    index(build)
+    page = (build / "results/index.html").read_bytes()
+    index(build)
+    assert (build / "results/index.html").read_bytes() == page
+
+
+def edited(build: Path, **settings: Any) -> None:
+    """Set settings that the latest run of the other study recorded."""
+    (file,) = (build / "results/mechanisms").glob("gqa-s3-*/resolved_config.yaml")
+    record = json.loads(file.read_text())
+    for name, value in settings.items():
+        record["settings"][name] = {"value": value, "label": "config", "where": ".config:1"}
+    file.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"NO_SUCH_SYMBOL": "y"}, "Not judged by this code: "),
+        ({"MAX_ITERS": ["a list"]}, "Not judged by this code: "),
+        ({"ABLATION_STUDY_FILE": "/etc/passwd"}, "ABLATION_STUDY_FILE=/etc/passwd: see"),
+    ],
+)
+def test_a_study_that_cannot_be_planned_is_a_row_with_the_reason(
+    build: Path, settings: dict[str, Any], expected: str
+) -> None:
+    edited(build, **settings)
+    rows = index(build)
+    assert rows["mechanisms"]["answer"].startswith(expected)
+    assert rows["mechanisms"]["best word"] == ""
+    assert rows["ratio"]["runs done"] == "6 of 6"
+
+
+def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(
+    build: Path, tmp_path: Path
+) -> None:
+    results = build / "results"
+    hostile = results / "<i>a&b"
+    shutil.copytree(results / "mechanisms", hostile)
+    for run in hostile.glob("gqa-*"):
+        (run / "resolved_config.yaml").write_text("{")
+        status = json.loads((run / "status.json").read_text())
+        (run / "status.json").write_text(json.dumps({**status, "written_at": 1e300}))
+    (results / "link").symlink_to(results / "mechanisms")
+    (results / "empty").mkdir()
+    (results / "file").write_text("")
+    outside = tmp_path / "outside.html"
+    outside.write_text("kept")
+    (results / "index.html").unlink()
+    (results / "index.html").symlink_to(outside)
+    rows = index(build)
+    page = (results / "index.html").read_text()
+    assert rows.keys() == {"ratio", "mechanisms", "<i>a&b"}
+    assert "<i>" not in page and rows["<i>a&b"]["date"] == ""
+    assert outside.read_text() == "kept" and not (results / "index.html").is_symlink()
