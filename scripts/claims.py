@@ -19,6 +19,7 @@ from gpt2.planning.arguments import (
     asked_plan,
     new_parser,
 )
+from gpt2.planning.plan import table_plan
 from gpt2.records.report import study_document_of
 from gpt2.running import launch
 from lib import console
@@ -39,8 +40,10 @@ def main() -> int:
     content = claims.read_claims(Path(args.claims or args.build_dir / "claims.toml"))
     if not args.seed:
         args.seeds = args.seeds or content.get("seeds", "")
-    _, plan = asked_plan(args)
-    checked = claims.check_claims(content, study_document_of(plan, launch.result_table(plan)))
+    layers, plan = asked_plan(args)
+    shown = {run.path for run in plan.runs}
+    table = launch.result_table(table_plan(plan, layers), shown=shown)
+    checked = claims.check_claims(content, study_document_of(plan, table))
     if any(claim.problems for claim in checked):
         console.log("SKIP", f"{' and '.join(OUTPUTS)}: not every claim holds")
     else:

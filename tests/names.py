@@ -44,6 +44,7 @@ WRITTEN = {
         "table.csv",
         "table.tex",
         "verdicts.json",
+        "declarations.jsonl",
     ),
     *("report.html", "figures", "trackers", "trackio", "dataset.json", "digests.json"),
     # In the folder environment of a run.

@@ -1,19 +1,20 @@
 """The rule and the looks of a study's verdicts, and the seeds that SEEDS=auto trains next."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.config import Config
 from lib.errors import ConfigError, Problem
-from lib.plan.run import RunVariant
+from lib.plan.run import PlannedRun, RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.contrasts import contrasts_of
-from lib.report.looks import LookSchedule
+from lib.report.contrasts import contrasts_of, control_contrasts
+from lib.report.declarations import LookSchedule, configuration_digest, read_declarations
 from lib.report.options import NATS, LookPlan
-from lib.report.study_verdicts import VerdictPlan, contrast_name
-from lib.report.verdict_record import with_record
+from lib.report.replay import VerdictPlan
+from lib.report.study_verdicts import StudyVerdicts, judge_study
+from lib.report.table import judge_runs
 
 # The value of SEEDS that trains until every comparison has a word.
 AUTO_SEEDS = "auto"
@@ -22,15 +23,19 @@ AUTO_SEEDS = "auto"
 def verdict_plan(
     config: Config,
     looks: LookPlan,
-    variants: Sequence[RunVariant] = (),
+    block: Sequence[tuple[RunVariant, Config]] = (),
     *,
+    folder: Path | None = None,
+    seeds: Sequence[int] = (),
     judged: bool = True,
     unit: str = NATS,
 ) -> VerdictPlan:
-    """Return the declared rule of the verdicts on ``variants``, and the planned looks.
+    """Return the declared rule of the verdicts on the variants of ``block``, and the planned looks.
 
-    A study that is not ``judged`` declares no comparison.
+    A study that is not ``judged`` declares no comparison. Raises ConfigError if the declarations in
+    the study's ``folder`` are damaged.
     """
+    variants = [variant for variant, _ in block]
     options = config.verdicts
     rule = VerdictRule(
         options.variance,
@@ -43,15 +48,20 @@ def verdict_plan(
     is_factorial = is_matrix and config.study.design == "factorial"
     interactions = options.interactions if is_factorial else None
     declared = {"": contrasts_of(variants, options.against, interactions)} if variants else {}
-    return VerdictPlan(
+    plan = VerdictPlan(
         rule,
         options.against,
         interactions,
-        schedule=LookSchedule(looks),
+        looks=looks,
+        seeds=tuple(sorted(set(seeds))),
         declared=declared if judged else {},
+        controls=control_contrasts(variants) if judged else (),
+        configurations={v.slug: configuration_digest(c.identity()) for v, c in block},
+        folder=folder,
         judged=judged,
         unit=unit,
     )
+    return replace(plan, declarations=read_declarations(folder)) if folder else plan
 
 
 @dataclass(frozen=True)
@@ -85,59 +95,73 @@ class AutoSeeds:
 def auto_seeds(
     config: Config,
     folder: Path,
-    variants: Sequence[RunVariant],
+    block: Sequence[tuple[RunVariant, Config]],
+    runs_of: Callable[[Sequence[int]], Sequence[PlannedRun[Config]]],
     judged: bool,
     unit: str,
 ) -> AutoSeeds:
-    """Return the seeds of SEEDS=auto for the study in ``folder``, according to its record.
+    """Return the seeds of SEEDS=auto for the study in ``folder``: its looks are judged on its runs.
 
-    Raises ConfigError if there is nothing to compare, or the record cannot be read.
+    ``runs_of`` plans the runs of all variants with these seeds. Raises ConfigError if there is
+    nothing to compare, or the declarations cannot be read.
     """
-    plan = verdict_plan(config, config.verdicts.look_plan, variants, judged=judged, unit=unit)
-    plan = with_record(plan, folder)
-    schedule = plan.schedule
-    assert schedule is not None
+    looks = config.verdicts.look_plan
+    plan = verdict_plan(config, looks, block, folder=folder, judged=judged, unit=unit)
     if not any(plan.declared.values()):
         what = "nothing to compare (expected a study, a test matrix or a sweep)"
         advice = "type: make defconfig-gpt2-ratio-ablation, or make SEEDS=1,2,3"
         raise ConfigError(Problem(what, "SEEDS=auto", advice, code="config.conflict"))
-    taken, last = schedule.taken, schedule.last
-    seen = last.n if last else 0
     first = config.verdicts.looks[0]
     if first < plan.rule.min_seeds:
         what = f"VERDICT_LOOKS: first look at {first} seeds (expected FINALIST_MIN_SEEDS="
         raise ConfigError(Problem(f"{what}{plan.rule.min_seeds})", code="config.conflict"))
-    looks = _looks_left(schedule, config.verdicts.looks)
+    study = judge_study([], plan)
+    if study.looks:
+        seen = sorted({seed for look in study.looks for seed in look.seeds})
+        study = judge_runs(runs_of(seen), plan)
+    return _next_seeds(config, study, [variant for variant, _ in block])
+
+
+def _next_seeds(config: Config, study: StudyVerdicts, variants: Sequence[RunVariant]) -> AutoSeeds:
+    schedule = study.schedule
+    assert schedule is not None
     everything = frozenset(variant.slug for variant in variants)
-    trained = [everything, *(_open_variants(plan, look.closed, variants) for look in taken)]
-    if not trained[-1]:
+    trained = [everything, *(_open_variants(study, closed, variants) for closed in study.closed)]
+    looks = _looks_left(schedule, config.verdicts.looks)
+    if study.waiting:
+        # Its comparisons are judged before further seeds are trained.
+        trained.pop()
+        looks = (schedule.judged, *looks)
+    elif not trained[-1]:
         looks = ()
-    seeds = {s: trained[k] for k, look in reversed([*enumerate(taken)]) for s in look.seeds}
+    seeds = {
+        s: trained[min(k, len(trained) - 1)]
+        for k, look in reversed([*enumerate(study.looks)])
+        for s in look.seeds
+    }
     seeds = dict(sorted(seeds.items()))
     fresh = (seed for seed in itertools.count(config.seed) if seed not in seeds)
-    for _ in range((looks[0] if looks else seen) - seen):
+    for _ in range((looks[0] if looks else schedule.judged) - schedule.judged):
         seeds[next(fresh)] = trained[-1]
-    return AutoSeeds(seeds, len(taken) + 1, looks, seen, len(trained[-1]))
+    number = len(study.looks) + (not study.waiting)
+    return AutoSeeds(seeds, number, looks, schedule.judged, len(trained[-1]))
 
 
 def _looks_left(schedule: LookSchedule, configured: Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of seeds at the looks to come: planned, then configured since."""
-    judged = schedule.last.n if schedule.last else 0
-    planned = [n for n in schedule.plan.seeds if n > judged]
-    end = max(judged, schedule.plan.seeds[-1])
+    planned = [n for n in schedule.plan.seeds if n > schedule.judged]
+    end = max(schedule.judged, schedule.plan.seeds[-1])
     extended = [n for n in configured if n > end and schedule.share_at(n) > 0]
     return (*planned, *extended)
 
 
 def _open_variants(
-    plan: VerdictPlan, closed: frozenset[str], variants: Sequence[RunVariant]
+    study: StudyVerdicts, closed: frozenset[str], variants: Sequence[RunVariant]
 ) -> frozenset[str]:
     """Return the variants of the open comparisons, and their baselines and A/A steps."""
-    names: set[str] = set()
-    for prefix, contrasts in plan.declared.items():
-        waiting = [c for c in contrasts if contrast_name(prefix, c) not in closed]
-        names.update(arm for contrast in waiting for arm in contrast.weights)
-        if waiting:
-            names.update(v.slug for v in [v for v in variants if not v.parent][:1])
-            names.update(variant.slug for variant in variants if variant.is_control)
+    contrasts = study.plan.contrasts.items()
+    names = {arm for name, contrast in contrasts if name not in closed for arm in contrast.weights}
+    if names:
+        names.update(v.slug for v in [v for v in variants if not v.parent][:1])
+        names.update(variant.slug for variant in variants if variant.is_control)
     return frozenset(names)

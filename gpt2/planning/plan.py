@@ -17,7 +17,7 @@ from gpt2.memory.micro_batch import (
     largest_micro_batch,
     with_one_sequence,
 )
-from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
+from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds, verdict_plan
 from gpt2.training.budget import run_budget
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
 from lib.config.field import WHOLE_NUMBER, SymbolValue
@@ -43,6 +43,7 @@ from lib.plan.designs import (
 from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
 from lib.report.options import NATS, LookPlan
+from lib.report.replay import VerdictPlan
 
 # Require a confirmation above this number of combinations: more is usually a mistake.
 _CONFIRM_ABOVE = 500
@@ -211,6 +212,26 @@ class Plan:
         return [run for run in self.runs if any(run.matches(word) for word in words)]
 
 
+def declared_verdicts(plan: Plan) -> VerdictPlan:
+    """Return rule, looks, seeds and comparisons of the plan, and what its study declared earlier.
+
+    Raises ConfigError if the declarations in its folder are damaged.
+    """
+    configs = {variant.slug: config for variant, config in plan.resolved}
+    configs |= {run.variant.slug: run.config for run in plan.runs}
+    block = [(v, configs.get(v.slug, plan.base)) for v in plan.variants]
+    seeds = {run.seed for run in plan.runs}
+    return verdict_plan(
+        plan.base,
+        planned_looks(plan),
+        block,
+        folder=plan.folder,
+        seeds=[*seeds],
+        judged=plan.judged,
+        unit=plan.unit,
+    )
+
+
 def planned_looks(plan: Plan) -> LookPlan:
     """Return the looks at which verdicts are planned: a list of seeds has one, at its end."""
     return plan.looks or LookPlan.fixed(len({run.seed for run in plan.runs}))
@@ -249,7 +270,7 @@ def make_plan(
     "auto" are those up to the next look. Raises ConfigError with the problems of the
     selected steps; if ``optional``, steps that do not resolve are left out. Asks for confirmation of
     a large plan, unless ``yes``. Writes nothing; reads from the results only which runs are done, and
-    for "auto" the record of the verdicts.
+    for "auto" the runs of the looks.
     """
     tree = KconfigTree()
     micro_batch = known.micro_batch if known else _micro_batch(tree, layers, build_dir, sweep, yes)
@@ -270,22 +291,22 @@ def make_plan(
         first = known.resolved_seed
         name, every, left_out = known.study, known.resolved, known.left_out
     chosen = partial(_chosen, every, base, study, has_controls)
-    block = chosen(steps)
-    variants = [variant for variant, _ in chosen("")]
-    output = build_dir / base.study.output_dir
+    folder = build_dir / base.study.output_dir / name
     judged, unit = study is None or study.judge, unit_of(study, base)
-    auto = auto_seeds(base, output / name, variants, judged, unit) if automatic else None
+    whole = chosen("")
+    runs_of = partial(_runs_of, folder, whole, first)
+    auto = auto_seeds(base, folder, whole, runs_of, judged, unit) if automatic else None
     seed_list = auto.seeds if auto else seed_list
     checked = {run.seed for run in known.runs} if known else set()
     _require_seeds_in_range(tree, layers, set(seed_list) - checked)
-    planned = _with_seeds(block, seed_list, first, auto)
+    planned = _with_seeds(chosen(steps), seed_list, first, auto)
     seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
     assert study is None or all(a == b for a, b in seeds_of), "a step without the planned seed"
     refuse_unpaired_compile([config for block in planned.values() for _, config in block])
-    runs = _known_runs(known, planned) or build_runs(name, output, planned)
+    runs = _known_runs(known, planned) or build_runs(name, folder.parent, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
     return Plan(
-        *(name, output / name, build_dir, base, runs, left_out, sweep, variants, auto, looks),
+        *(name, folder, build_dir, base, runs, left_out, sweep, [v for v, _ in whole], auto, looks),
         resolved=every,
         resolved_seed=first,
         micro_batch=micro_batch,
@@ -328,6 +349,14 @@ def _with_seeds(
         ]
         for seed in seeds
     }
+
+
+def _runs_of(
+    folder: Path, block: Block, resolved_seed: int, seeds: Sequence[int]
+) -> Sequence[PlannedRun[Config]]:
+    """Return the runs of a block with each of ``seeds``."""
+    planned = _with_seeds(block, seeds, resolved_seed, None)
+    return build_runs(folder.name, folder.parent, planned)
 
 
 def _known_runs(

@@ -2,16 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpt2.planning.looks import verdict_plan
-from gpt2.planning.plan import Plan, planned_looks
+from gpt2.planning.plan import Plan, declared_verdicts, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
-from lib.report.contrasts import EFFECT
+from lib.report.contrast_tests import deviation_of
+from lib.report.contrasts import EFFECT, Contrast
 from lib.report.options import MIN_SEEDS, UNITS, short_unit
 from lib.report.power import (
     MAX_SEEDS,
@@ -23,8 +23,7 @@ from lib.report.power import (
     word_probability,
 )
 from lib.report.run_results import evaluated_loss
-from lib.report.study_verdicts import VerdictPlan
-from lib.report.verdict_record import with_record
+from lib.report.study_verdicts import judge_study
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, is_done
 
@@ -99,12 +98,11 @@ class StudyCost:
 def study_power(plan: Plan) -> StudyPower | None:
     """Return the effects that the study of ``plan`` can detect; None if it has no verdicts.
 
-    Raises ConfigError if its record of verdicts cannot be read.
+    Raises ConfigError if its declarations cannot be read.
     """
     options, looks = plan.base.verdicts, planned_looks(plan)
     planned = len({run.seed for run in plan.runs})
-    declared = verdict_plan(plan.base, looks, plan.variants, judged=plan.judged, unit=plan.unit)
-    declared = with_record(declared, plan.folder)
+    declared = declared_verdicts(plan)
     family = declared.contrasts
     n = looks.seeds[-1] if plan.auto is not None else planned
     if not family or n < MIN_SEEDS:
@@ -114,11 +112,11 @@ def study_power(plan: Plan) -> StudyPower | None:
     rule = declared.rule
     if rule.variance == "factorial" and not effects:
         rule = replace(rule, variance="shared")
-    m = len(declared.family | family.keys())
+    m = judge_study([], declared).planned
     live = len(effects) if rule.variance == "factorial" else m
     # Of a design with missing cells, the effect with the largest variance.
     scale = max(c.scale for c in effects or family.values())
-    noise = _noise(plan, declared, scale)
+    noise = _noise(plan, family.values(), scale)
     fills = partial(fillable_band, m=m, rule=rule, alpha=alpha, variances=live)
     effect = smallest = without = with_effect = fits = None
     if noise:
@@ -210,38 +208,50 @@ def _cost_text(cost: StudyCost) -> str:
     return f"{cost.runs} runs, {cost.gpu_hours:,.1f} device hours\n"
 
 
-def _noise(plan: Plan, declared: VerdictPlan, scale: float) -> NoiseEstimate | None:
-    """Return the noise from verdicts of this folder, finished baseline seeds, or VERDICT_NOISE.
+def _noise(plan: Plan, family: Collection[Contrast], scale: float) -> NoiseEstimate | None:
+    """Return the noise from finished runs of this study, from baseline seeds, or VERDICT_NOISE.
 
     It is that of a comparison with the sum of squared weights ``scale``.
     """
-    judged = [v for v in declared.recorded.values() if v["n"] >= MIN_SEEDS and v["sd"]]
-    root = math.sqrt(scale)
-    if judged:
-        scales = [math.fsum(w * w for w in v["weights"].values()) for v in judged]
-        variances = (v["sd"] ** 2 / c for v, c in zip(judged, scales, strict=True))
+    losses, root = _finished_losses(plan), math.sqrt(scale)
+    variances = []
+    for contrast in family:
+        runs = [losses.get(arm, {}) for arm in contrast.weights]
+        seeds = set.intersection(*map(set, runs))
+        if len(seeds) >= MIN_SEEDS:
+            weighted = list(zip(contrast.weights.values(), runs, strict=True))
+            differences = [math.fsum(w * run[seed] for w, run in weighted) for seed in seeds]
+            variances.append(deviation_of(differences) ** 2 / contrast.scale)
+    if any(variances):
         sd = math.sqrt(statistics.fmean(variances)) * root
-        return NoiseEstimate(sd, f"from {len(judged)} comparisons of this study")
-    losses = _baseline_losses(plan)
-    if len(losses) >= MIN_SEEDS:
-        sd = statistics.stdev(losses) * root * pilot_factor(len(losses))
-        source = f"from {len(losses)} baseline seeds (upper 80 % limit, without pairing)"
+        return NoiseEstimate(sd, f"from {len(variances)} comparisons of this study")
+    # The combinations of a sweep have no parent: the first one is their baseline.
+    baseline = next((run.variant.slug for run in plan.runs if not run.variant.parent), "")
+    pilot = list(losses.get(baseline, {}).values())
+    if len(pilot) >= MIN_SEEDS:
+        sd = statistics.stdev(pilot) * root * pilot_factor(len(pilot))
+        source = f"from {len(pilot)} baseline seeds (upper 80 % limit, without pairing)"
         return NoiseEstimate(sd, source)
     if plan.base.verdicts.noise:
         return NoiseEstimate(plan.base.verdicts.noise * root, "from VERDICT_NOISE, without pairing")
     return None
 
 
-def _baseline_losses(plan: Plan) -> list[float]:
-    """Return the losses of the finished baseline runs; a damaged run is reported by the plan."""
-    losses = []
-    # The combinations of a sweep have no parent: the first one is their baseline.
-    baselines = [run.variant.slug for run in plan.runs if not run.variant.parent][:1]
+def _finished_losses(plan: Plan) -> dict[str, dict[int, float]]:
+    """Return arm → seed → loss of the finished runs; a damaged run is reported by the plan.
+
+    A run that predicts no better than the frequencies of tokens has probably diverged, and is left
+    out.
+    """
+    losses: dict[str, dict[int, float]] = {}
     for run in plan.runs:
-        if run.variant.slug not in baselines or not is_done(RunDir(run.path)):
+        if not is_done(RunDir(run.path)):
             continue
         try:
-            losses.append(evaluated_loss(RunRecord(RunDir(run.path)), plan.unit))
+            record = RunRecord(RunDir(run.path))
+            loss = evaluated_loss(record, plan.unit)
         except RecordError:
             continue
+        if record.final.val_loss < record.final.unigram_entropy:
+            losses.setdefault(run.variant.slug, {})[run.seed] = loss
     return losses

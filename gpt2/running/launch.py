@@ -4,16 +4,16 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
-from gpt2.planning.plan import Plan, make_plan, planned_looks, table_plan
+from gpt2.planning.looks import AUTO_SEEDS
+from gpt2.planning.plan import Plan, declared_verdicts, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
 from gpt2.records.report import study_document_of, write_study_report
 from gpt2.records.run_files import write_resolved_config
@@ -40,6 +40,7 @@ from lib.files import size_bytes
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
+from lib.report.replay import declare
 from lib.report.run_results import RunResult
 from lib.report.study import study_series
 from lib.report.study_verdicts import StudyVerdicts
@@ -53,7 +54,6 @@ from lib.report.text import (
     verdict_table,
     verdicts_exit_code,
 )
-from lib.report.verdict_record import with_other_studies, with_record
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits, watchdog
 from lib.runner.local import LocalExecutor
@@ -80,12 +80,15 @@ class Gpt2Backend:
         allow_stale: bool = False,
         dirty: bool = False,
         settings: Mapping[str, ExplicitSetting] | None = None,
+        before_first: Callable[[], object] = lambda: None,
     ) -> None:
         """Create the backend of the runs of ``plan``.
 
         ``allow_stale`` allows resuming from checkpoints written by other code, ``dirty`` uncommitted
         code. ``settings`` are the recorded sources of the settings, by default those of ``.config``.
+        ``before_first`` is called before the first run starts.
         """
+        self._before_first = cache(before_first)
         self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
         self._machine = plan.base.machine
         self._executor = executor
@@ -131,6 +134,7 @@ class Gpt2Backend:
         self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor, token: int
     ) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
+        self._before_first()
         self.write_inputs(run)
         order = {**self._positions[run.path], "submitted_at": time.time()}
         return executor.submit(
@@ -292,8 +296,20 @@ def _train_runs(plan: Plan, runs: Sequence[PlannedRun[Config]], options: RunnerO
     """Train unfinished ``runs`` of ``plan`` in random order and return the exit code."""
     _log_skipped(plan)
     executor = new_executor(plan)
-    backend = Gpt2Backend(plan, executor, allow_stale=options.stale == "keep", dirty=options.dirty)
+    backend = Gpt2Backend(
+        plan,
+        executor,
+        allow_stale=options.stale == "keep",
+        dirty=options.dirty,
+        before_first=partial(_declare, plan),
+    )
     return run_all(training_order(runs), plan.folder, backend, executor, _limited(options, plan))
+
+
+def _declare(plan: Plan) -> None:
+    """Declare rule, looks, seeds and comparisons of the study beside its runs."""
+    if plan.judged:
+        declare(declared_verdicts(plan))
 
 
 def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
@@ -305,11 +321,11 @@ def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
 
 def _log_look(study: StudyVerdicts, document: Document) -> None:
     """Log the look that was taken, and each new word."""
-    look = study.taken
+    look = study.plan.taken
     if look is None:
         return
     kind = "" if look.planned else ", unplanned"
-    waiting = study.planned - len(look.closed)
+    waiting = len(set(study.family) - study.closed[-1])
     log(
         "LOOK",
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
@@ -350,7 +366,7 @@ def report(
     table, document, path = _written(plan, whole, label_by)
     log("INDEX", str(write_index(whole, document, result_table)))
     if selected:
-        table = result_table(plan, label_by)
+        table = result_table(whole, label_by, shown={run.path for run in plan.runs})
         document = study_document_of(plan, table)
     return _shown(plan, table, document, path, json)
 
@@ -409,7 +425,8 @@ def verdicts(
     _, document, path = _written(plan, whole, ())
     log("REPORT", str(path))
     if selected:
-        document = study_document_of(plan, result_table(plan))
+        table = result_table(whole, shown={run.path for run in plan.runs})
+        document = study_document_of(plan, table)
     # Such as a damaged run, whose seed then has no result.
     for note in document["notes"]:
         log("NOTE", note)
@@ -434,19 +451,23 @@ def _study(
     return table, document
 
 
-def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
-    """Return the result table of the plan's runs; writes nothing.
+def result_table(
+    plan: Plan,
+    label_by: Sequence[str] = (),
+    *,
+    looks: bool = False,
+    shown: Collection[Path] | None = None,
+) -> ResultTable:
+    """Return the result table of the plan's runs, or of the directories ``shown`` among them.
 
-    Without ``looks``, the verdicts are those of the recorded looks.
+    Without ``looks``, nothing is written, and the verdicts are those at the looks declared so far.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]
-    declared = verdict_plan(
-        plan.base, planned_looks(plan), plan.variants, judged=plan.judged, unit=plan.unit
+    declared = replace(declared_verdicts(plan), exploratory=not looks)
+    table = build_table(
+        *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, shown)
     )
-    declared = replace(with_record(declared, plan.folder), exploratory=not looks)
-    declared = with_other_studies(declared, plan.folder)
-    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
     return replace(table, sections=sections(plan, table))
 
 

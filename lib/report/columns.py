@@ -23,6 +23,7 @@ from lib.report.render import (
 )
 from lib.report.run_results import UTILISATION_COLUMNS
 from lib.report.study import SCHEMA_VERSION
+from lib.report.study_verdicts import VERDICTS_FILE
 from lib.report.text import (
     LINE_WIDTH,
     Document,
@@ -35,7 +36,6 @@ from lib.report.text import (
     verdict_word,
     warnings,
 )
-from lib.report.verdict_record import VERDICTS_FILE
 from lib.units import format_difference, format_duration, format_si
 
 Row = dict[str, Any]

@@ -26,6 +26,9 @@ _LIVE_SHARE = 1e-6
 _MAX_SEEDS = 60
 # Ratio of variances above which one is not common to the study.
 SPREAD_VARIANCES = 9
+# While comparisons wait for their runs, the mean variance changes with each that arrives: the words
+# of all stages together would be false in up to 7 % of studies (docs/verdicts.md). p is multiplied.
+PART_FACTOR = 5
 # With fewer runs there are too few others to compare with.
 _MIN_ARMS = 4
 
@@ -50,6 +53,8 @@ class ErrorLevel:
     """The part of alpha that a look spends, and the comparisons that earlier looks decided."""
 
     share: float = 1.0
+    # Whether every comparison of the look has its runs: else, none steps down (see PART_FACTOR).
+    is_complete: bool = True
     # Comparisons of the study with BETTER or WORSE, and with EQUIVALENT.
     differing: int = 0
     equivalent: int = 0
@@ -75,6 +80,8 @@ class ContrastTest:
     # Tests of the hypothesis that the difference is at or beyond the band; None without a band.
     p_equivalent: float | None
     p_equivalent_adjusted: float | None
+    # Whether the contrast's own interval, which contains 0, sets p to 1 under the shared rule.
+    is_gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,10 @@ def contrast_tests(
 
     def correct(values: Sequence[float], rejected: int) -> list[float]:
         # A comparison decided by the other family of hypotheses still counts in this one.
-        adjusted = holm(values, m - rejected) if variance == "own" else bonferroni(values, m)
-        return [min(1.0, p / level.share) for p in adjusted]
+        steps_down = variance == "own" and level.is_complete
+        adjusted = holm(values, m - rejected) if steps_down else bonferroni(values, m)
+        factor = 1 if variance == "own" or level.is_complete else PART_FACTOR
+        return [min(1.0, factor * p / level.share) for p in adjusted]
 
     differ = correct([test.p for test in raw], level.differing)
     equivalents = [test.p_equivalent for test in raw if test.p_equivalent is not None]
@@ -160,14 +169,16 @@ def _raw_test(
     gated = variance == "shared" and live > 1
     distance, margin = abs(sample.mean), band - abs(sample.mean)
     p = 2 * sample.tail(distance, sd, degrees)
-    if gated and 2 * sample.tail(distance, sample.sd, own_degrees) > INTERVAL_ERROR:
+    is_gated = gated and 2 * sample.tail(distance, sample.sd, own_degrees) > INTERVAL_ERROR
+    if is_gated:
         p = 1.0
     equivalent = sample.tail(margin, sd, degrees)
     if gated and sample.tail(margin, sample.sd, own_degrees) > INTERVAL_ERROR:
         equivalent = 1.0
     shown_sd, shown_degrees = (sd, degrees) if variance == "factorial" else (sample.sd, own_degrees)
     interval = _interval(sample, shown_sd, shown_degrees, INTERVAL_ERROR)
-    return ContrastTest(sd, degrees, interval, p, p, equivalent if band > 0 else None, None)
+    equal = equivalent if band > 0 else None
+    return ContrastTest(sd, degrees, interval, p, p, equal, None, is_gated)
 
 
 def interval_of_look(

@@ -242,6 +242,7 @@ def finished_outcome(
         items=digest,
         documents=tuple(d.nll_mean if unit == NATS else d.bits_per_byte or 0.0 for d in documents),
         started_at=_started_at(record),
+        ended_at=attempts[-1].ended_at if (attempts := record.attempts) else None,
         speed=record.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,
         unstable=bool(unstable),

@@ -35,9 +35,8 @@ from lib.report.series import (
     training_differences,
 )
 from lib.report.significance import DriftTest
-from lib.report.study_verdicts import StudyVerdicts
+from lib.report.study_verdicts import StudyVerdicts, verdicts_record
 from lib.report.table import ResultTable, TableRow, marginal_effects
-from lib.report.verdict_record import verdicts_record
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 from lib.runs.record import UNKNOWN
 

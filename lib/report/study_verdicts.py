@@ -1,88 +1,21 @@
-"""Verdicts on the runs of a study: outcomes from run directories, the planned family, its record.
-
-The record ``verdicts.json`` lies beside the runs. Its family never shrinks: comparisons made earlier
-in the folder still count. If the rule is changed after results exist, the former words stay in the
-record, and every verdict is marked.
-
-Words are given at looks only (lib/report/looks.py), which the record lists: a look needs complete
-blocks, that is seeds of which every run of an undecided comparison has ended.
-"""
+"""Verdicts on the runs of a study: a function of its runs, its rule and its declarations."""
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
-from lib.report.contrasts import (
-    AA_ROLE,
-    EFFECT,
-    REPEAT_ROLE,
-    Contrast,
-    DesignEffects,
-)
-from lib.report.looks import LASTING_WORDS, Look, LookSchedule
-from lib.report.options import NATS
+from lib.report.contrasts import REPEAT_ROLE, Contrast, DesignEffects
+from lib.report.declarations import Look, LookSchedule
+from lib.report.replay import LASTING_WORDS, Replay, StudyPart, VerdictPlan, is_failed
 from lib.report.significance import DriftTest, TimedValue, drift_test
-from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord
 
+VERDICTS_FILE = "verdicts.json"
+_METRIC = "val_loss"
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
-# Evaluation set of a study whose record cannot be read.
-UNKNOWN_SET = "unknown"
-
-# Name of a part, its planned comparisons, and the outcomes of its runs by variant.
-StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
-
-
-@dataclass(frozen=True)
-class VerdictPlan:
-    """Declarations before the first run (rule, comparisons), and the earlier judgements."""
-
-    rule: VerdictRule = field(default_factory=VerdictRule)
-    # both, baseline or parent
-    against: str = "both"
-    # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
-    # interactions are, too. None for another design.
-    interactions: bool | None = None
-    # Names of all comparisons made in this folder so far.
-    family: frozenset[str] = frozenset()
-    # Former rules with their words, the oldest first.
-    former: tuple[Mapping[str, Any], ...] = ()
-    # Looks at the study; None judges once, without looks.
-    schedule: LookSchedule | None = None
-    # Comparisons of the configured study, by arm: their runs belong to every block.
-    declared: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
-    # Verdicts of the record by name: verdicts that a report does not show remain in the record.
-    recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # True if rows are split by labels, or nothing is written: no look is taken.
-    exploratory: bool = False
-    # Whether the record has an A/A step that differs.
-    aa_failed: bool = False
-    # Looks of the record at other studies in the folder, such as another sweep.
-    other_looks: tuple[Mapping[str, Any], ...] = ()
-    # Other studies with verdicts → digest of their evaluation documents.
-    other_studies: Mapping[str, str] = field(default_factory=dict)
-    # Whether verdicts are given; a study of speed has none.
-    judged: bool = True
-    # Of losses and differences.
-    unit: str = NATS
-
-    @property
-    def rule_record(self) -> dict[str, Any]:
-        """Return the declared rule as plain JSON types."""
-        rule = {**asdict(self.rule), "against": self.against}
-        if self.interactions is not None:
-            rule |= {"interactions": self.interactions}
-        if self.unit != NATS:
-            rule |= {"unit": self.unit}
-        return rule
-
-    @property
-    def contrasts(self) -> dict[str, Contrast]:
-        """Return the declared comparisons by name, with the names of their parts."""
-        return _named_contrasts(self.declared.items())
 
 
 @dataclass(frozen=True)
@@ -92,6 +25,8 @@ class StudyVerdicts:
     plan: VerdictPlan
     verdicts: Sequence[ContrastVerdict]
     planned: int
+    # Names of the declared comparisons.
+    family: Sequence[str]
     # Share of the variance that pairing by seed removed; None without a test.
     pairing: float | None
     # Effects of a factorial design, else None.
@@ -100,36 +35,43 @@ class StudyVerdicts:
     drift: DriftTest | None = None
     # Device → whether the speed follows the time. Not part of the record, which has no clock.
     speed_drifts: Mapping[str, DriftTest] = field(default_factory=dict)
-    # The look that these verdicts took; None if none was due.
-    taken: Look | None = None
+    # The planned looks, and those that were taken; None if the study was judged without looks.
+    schedule: LookSchedule | None = None
+    # Of each look, the comparisons that need no further seeds after it.
+    closed: Sequence[frozenset[str]] = ()
+    # Comparisons of the last look whose runs have not ended.
+    waiting: frozenset[str] = frozenset()
     # Whether a seed of a baseline diverged, which ends the study.
     baseline_diverged: bool = False
     # Repeat → seed → its loss minus that of the first training, in nats per token.
     repeats: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    # Each A/A step against its parent.
+    # Each A/A step against its parent, and whether one differs at any look.
     aa_steps: Sequence[ContrastVerdict] = ()
+    aa_failed: bool = False
     # Digest of the evaluation documents; "" if unknown or not the same for all runs.
     evaluation_set: str = ""
+    # Other studies that were judged on these documents.
+    on_same_documents: Sequence[str] = ()
+    # What the declarations do not explain.
+    notes: Sequence[str] = ()
 
     @property
-    def on_same_documents(self) -> list[str]:
-        """Return the other studies with verdicts on the same evaluation documents."""
-        if not self.evaluation_set:
-            return []
-        marks = {self.evaluation_set: "", UNKNOWN_SET: " (unreadable record)"}
-        others = sorted(self.plan.other_studies.items())
-        return [f"{name}{marks[other]}" for name, other in others if other in marks]
-
-    @property
-    def aa_failed(self) -> bool:
-        """Return whether an A/A step differs from its parent, now or at an earlier look."""
-        return self.plan.aa_failed or any(map(is_failed, self.aa_steps))
+    def looks(self) -> Sequence[Look]:
+        """Return the looks that were taken, the oldest first."""
+        return self.schedule.taken if self.schedule else ()
 
     @property
     def new_words(self) -> list[ContrastVerdict]:
         """Return the verdicts with a word that the look of this study gave."""
-        words = self.taken.words if self.taken else {}
-        return [v for v in self.verdicts if v.contrast.name in words]
+        taken = self.plan.taken
+        words = [v for v in self.verdicts if v.word in LASTING_WORDS]
+        return [v for v in words if taken is not None and v.look == taken.number]
+
+    def of_arms(self, arms: Set[str]) -> "StudyVerdicts":
+        """Return the verdicts on comparisons of these arms only."""
+        verdicts = [v for v in self.verdicts if v.contrast.weights.keys() <= arms]
+        aa_steps = [v for v in self.aa_steps if v.contrast.weights.keys() <= arms]
+        return replace(self, verdicts=verdicts, aa_steps=aa_steps)
 
 
 def judge_study(
@@ -141,70 +83,35 @@ def judge_study(
     """Return the verdicts on all parts of a study, such as its arms, as one family.
 
     A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant;
-    ``control_parts`` have the comparisons of A/A steps and repeats, ``effects`` those of a factorial design.
+    ``control_parts`` have the comparisons of A/A steps and repeats, ``effects`` those of a factorial
+    design.
     """
-    compared = plan.contrasts | _named_contrasts((part, each) for part, each, _ in parts)
-    if not plan.exploratory:
-        plan = replace(plan, family=plan.family | compared.keys())
-    planned = max(len(plan.family), sum(len(contrasts) for _, contrasts, _ in parts))
-    seeds = complete_blocks(parts, plan, control_parts)
-    added = frozenset[str]()
-    if plan.schedule and not plan.exploratory:
-        added = plan.schedule.added(compared)
-    look = _look(plan, seeds, compared, added)
-    level, family = _level(plan.schedule, look), planned
-    if level and look and look.is_at_added:
-        # The comparisons judged at earlier looks are not in the family of this one. A run that
-        # arrives after the look is judged among all.
-        family, level = len(added) or planned, replace(level, differing=0, equivalent=0)
-    verdicts = []
-    for part, contrasts, outcomes in parts:
-        standing = _standing_verdicts(plan, seeds, part, contrasts, added)
-        for verdict in _judged(contrasts, outcomes, plan.rule, family, level, standing):
-            if verdict.contrast.ends not in standing:
-                verdict = _marked(verdict, plan, look)
-            verdicts.append(_named(verdict, part))
+    replay = Replay(parts, plan, control_parts)
+    verdicts, closed = replay.verdicts()
+    aa_steps, aa_failed = replay.aa_steps()
+    marks = (*replay.rule_changes(), *([AA_FAILED] if aa_failed else []))
+    verdicts = [replace(v, remarks=(*v.remarks, *marks)) for v in verdicts]
     diverged = any(_baseline_diverged(contrasts, outcomes) for _, contrasts, outcomes in parts)
-    gain = pairing_gain(verdicts)
-    drift = _drift(parts)
-    study = StudyVerdicts(plan, verdicts, planned, gain, effects, drift, baseline_diverged=diverged)
-    study = _with_look(study, look)
-    study = replace(
-        study,
-        aa_steps=_aa_steps(control_parts, plan, level),
-        repeats=_repeats(control_parts),
+    if diverged and closed:
+        closed[-1] = frozenset(replay.family)
+    return StudyVerdicts(
+        plan=plan,
+        verdicts=verdicts,
+        planned=replay.planned,
+        family=sorted(replay.family),
+        pairing=pairing_gain(verdicts),
+        effects=effects,
+        drift=_drift(parts),
         speed_drifts=_speed_drifts(parts),
+        schedule=replay.schedule,
+        closed=closed,
+        waiting=replay.waiting(),
+        baseline_diverged=diverged,
+        repeats=_repeats(control_parts),
+        aa_steps=aa_steps,
+        aa_failed=aa_failed,
+        notes=replay.notes(),
     )
-    marks = (*_changes(plan), *([AA_FAILED] if study.aa_failed else []))
-    return replace(
-        study, verdicts=[replace(v, remarks=(*v.remarks, *marks)) for v in study.verdicts]
-    )
-
-
-def _judged(
-    contrasts: Sequence[Contrast],
-    outcomes: Mapping[str, Sequence[SeedOutcome]],
-    rule: VerdictRule,
-    planned: int,
-    level: ErrorLevel | None,
-    standing: Mapping[tuple[str, str], ContrastVerdict],
-) -> list[ContrastVerdict]:
-    """Return the verdicts on one part: without effects of a design, the factorial rule is shared."""
-    if rule.variance == "factorial" and not any(c.role == EFFECT for c in contrasts):
-        rule = replace(rule, variance="shared")
-    return judge(contrasts, outcomes, rule, planned, level, standing)
-
-
-def _aa_steps(
-    parts: Sequence[StudyPart], plan: VerdictPlan, level: ErrorLevel | None
-) -> list[ContrastVerdict]:
-    return [
-        _named(verdict, part)
-        for part, contrasts, outcomes in parts
-        for verdict in judge_aa_steps(
-            [c for c in contrasts if c.role == AA_ROLE], outcomes, plan.rule, level
-        )
-    ]
 
 
 def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
@@ -255,31 +162,6 @@ def _named_runs(parts: Sequence[StudyPart]) -> Iterator[tuple[str, SeedOutcome]]
                 yield f"{part}{arm}", run
 
 
-# A/A steps.
-#
-# Such a step is the baseline with other initial weights: a step without an effect by construction. It
-# is outside the family of comparisons and outside their mean variance: a paired t-test of its own
-# variance tests it alone, at the alpha of the look. A difference shows that the study claims
-# differences where none exist, and marks every verdict.
-
-
-def judge_aa_steps(
-    contrasts: Sequence[Contrast],
-    outcomes: Mapping[str, Sequence[SeedOutcome]],
-    rule: VerdictRule,
-    level: ErrorLevel | None,
-) -> list[ContrastVerdict]:
-    """Return the verdict on each comparison, tested alone; ``level`` is that of the look."""
-    alone = replace(rule, variance="own")
-    share = level and ErrorLevel(level.share)
-    return [judge([contrast], outcomes, alone, 1, share)[0] for contrast in contrasts]
-
-
-def is_failed(verdict: ContrastVerdict) -> bool:
-    """Return whether the A/A step differs from its parent."""
-    return verdict.word in (VerdictWord.BETTER, VerdictWord.WORSE)
-
-
 def aa_word(verdict: ContrastVerdict) -> str:
     """Return the result of an A/A step as text."""
     if is_failed(verdict):
@@ -301,166 +183,6 @@ def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
     return 1 - paired / separate if separate else None
 
 
-# Looks.
-
-
-def complete_blocks(
-    parts: Sequence[StudyPart], plan: VerdictPlan, control_parts: Sequence[StudyPart] = ()
-) -> tuple[int, ...]:
-    """Return the seeds of which every run of an undecided comparison, and of a control, has ended.
-
-    A word without the A/A step of its seeds could not be marked if that step fails.
-    """
-    if plan.exploratory:
-        return ()
-    last = plan.schedule.last if plan.schedule else None
-    closed = last.closed if last else frozenset()
-    declared = plan.declared or {part: contrasts for part, contrasts, _ in parts}
-    required = {
-        f"{part}{arm}"
-        for part, contrasts in declared.items()
-        for contrast in contrasts
-        if contrast_name(part, contrast) not in closed
-        for arm in contrast.weights
-    }
-    if not required:
-        return last.seeds if last else ()
-    required |= {
-        f"{part}{arm}"
-        for part, contrasts, _ in control_parts
-        for contrast in contrasts
-        for arm in contrast.weights
-    }
-    ended: dict[str, set[int]] = {name: set() for name in required}
-    for part, _, outcomes in (*parts, *control_parts):
-        for arm, runs in outcomes.items():
-            ended.setdefault(f"{part}{arm}", set()).update(run.seed for run in runs if run.ended)
-    return tuple(sorted(set.intersection(*(ended[name] for name in required))))
-
-
-def _look(
-    plan: VerdictPlan,
-    seeds: tuple[int, ...],
-    contrasts: Mapping[str, Contrast],
-    added: frozenset[str],
-) -> Look | None:
-    """Return the look at the complete blocks ``seeds``: a new one, the last one again, or none.
-
-    A seed of an earlier look may not be omitted, whatever its outcome.
-    """
-    if plan.schedule is None or len(seeds) < plan.rule.min_seeds:
-        return None
-    last = plan.schedule.last
-    if last is not None and not set(last.seeds) <= set(seeds):
-        return None
-    due = plan.schedule.due(len(seeds))
-    if last is not None and last.n == len(seeds):
-        due = plan.schedule.look_at_added() if added else last
-    family = {name: frozenset(contrast.weights) for name, contrast in contrasts.items()}
-    return due and replace(due, seeds=seeds, family={**(last.family if last else {}), **family})
-
-
-def _level(schedule: LookSchedule | None, look: Look | None) -> ErrorLevel | None:
-    if schedule is None:
-        return WHOLE_ALPHA
-    if look is None:
-        return None
-    words = [verdict.word for verdict in schedule.words.values()]
-    equivalent = words.count(VerdictWord.EQUIVALENT)
-    after = schedule.with_look(look)
-    return ErrorLevel(look.share, len(words) - equivalent, equivalent, after.share_at)
-
-
-def _standing_verdicts(
-    plan: VerdictPlan,
-    seeds: Sequence[int],
-    part: str,
-    contrasts: Sequence[Contrast],
-    added: frozenset[str],
-) -> dict[tuple[str, str], ContrastVerdict]:
-    """Return the verdicts of earlier looks that stay: words, and all if no seed was added since."""
-    schedule = plan.schedule
-    if schedule is None or schedule.last is None:
-        return {}
-    standing = schedule.words
-    if not set(seeds) > set(schedule.last.seeds):
-        standing |= schedule.standing
-    verdicts = {}
-    for contrast in contrasts:
-        name = contrast_name(part, contrast)
-        if name in standing and name not in added:
-            verdict = standing[name]
-            # The runs that were judged: a design may have more of them since.
-            weights = verdict.contrast.weights
-            arms = {arm: arm.removeprefix(part) for arm in weights}
-            then = replace(contrast, weights={arms[arm]: weights[arm] for arm in arms})
-            values = {arms[arm]: verdict.values.get(arm, ()) for arm in arms}
-            verdicts[contrast.ends] = replace(verdict, contrast=then, values=values)
-    return verdicts
-
-
-def _marked(verdict: ContrastVerdict, plan: VerdictPlan, look: Look | None) -> ContrastVerdict:
-    """Return a new verdict with its look, or with the reason why there is none."""
-    schedule = plan.schedule
-    if schedule is None or verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED):
-        return verdict
-    if look is None:
-        if verdict.n < plan.rule.min_seeds:
-            return verdict
-        return replace(verdict, share=0.0, reason=_wait(plan, verdict.n))
-    if verdict.n < plan.rule.min_seeds:
-        return verdict
-    remarks = list(verdict.remarks)
-    if not look.planned:
-        remarks.append("unplanned look")
-    elif verdict.word in LASTING_WORDS and look.n < schedule.plan.seeds[-1]:
-        remarks.append("stopped early: the estimate is biased away from 0")
-    return replace(verdict, look=look.number, share=look.share, remarks=tuple(remarks))
-
-
-def _wait(plan: VerdictPlan, seeds: int) -> str:
-    """Return the reason of a comparison that has enough ``seeds``, but no look."""
-    if plan.exploratory:
-        return "a table of selected steps or seeds takes no look"
-    assert plan.schedule is not None
-    if n := plan.schedule.next_planned():
-        if n > seeds:
-            return f"next look at {n} seeds"
-        return (
-            f"the look at {n} seeds waits for the other runs of the study; .config can declare "
-            "fewer steps"
-        )
-    last = plan.schedule.last
-    if last is not None and not plan.schedule.share_at(last.n + 1):
-        return "no alpha is left for another look"
-    return "next look at the next complete seed"
-
-
-def _with_look(study: StudyVerdicts, look: Look | None) -> StudyVerdicts:
-    """Return ``study`` with its look in the schedule, if there is one."""
-    schedule = study.plan.schedule
-    if schedule is None or look is None:
-        return study
-    by_name = {v.contrast.name: v for v in study.verdicts}
-    judged = {name: v for name, v in by_name.items() if v.look == look.number}
-    closed = {name for name, verdict in by_name.items() if _is_closed(verdict)}
-    if study.baseline_diverged:
-        closed = set(study.plan.family)
-    look = replace(
-        look,
-        closed=frozenset(closed | (look.closed - by_name.keys())),
-        verdicts={**judged, **look.verdicts},
-    )
-    is_new = look.number > len(schedule.taken)
-    plan = replace(study.plan, schedule=schedule.with_look(look))
-    return replace(study, plan=plan, taken=look if is_new else None)
-
-
-def _is_closed(verdict: ContrastVerdict) -> bool:
-    """Return whether further seeds would not change the word."""
-    return verdict.word is not VerdictWord.INCONCLUSIVE or verdict.is_rounding
-
-
 def _baseline_diverged(
     contrasts: Sequence[Contrast], outcomes: Mapping[str, Sequence[SeedOutcome]]
 ) -> bool:
@@ -468,36 +190,33 @@ def _baseline_diverged(
     return any(run.diverged for arm in baselines for run in outcomes.get(arm, ()))
 
 
-def _named(verdict: ContrastVerdict, part: str) -> ContrastVerdict:
-    """Return the verdict with the part in the names of its runs."""
-    values = {f"{part}{arm}": losses for arm, losses in verdict.values.items()}
-    return replace(verdict, contrast=_in_part(part, verdict.contrast), values=values)
+# The document.
 
 
-# Names and changes.
+def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
+    """Return the verdicts as plain JSON types. No command reads them back."""
+    schedule = study.schedule
+    looks = zip(study.looks, study.closed, strict=True)
+    return {
+        "metric": _METRIC,
+        "rule": study.plan.rule_record,
+        "look_plan": schedule and asdict(schedule.plan),
+        "looks": [_look_record(look, closed) for look, closed in looks],
+        "alpha_spent": schedule and schedule.spent * study.plan.rule.alpha,
+        "family": list(study.family),
+        "planned_comparisons": study.planned,
+        "pairing_gain": study.pairing,
+        "not_estimable": dict(study.effects.not_estimable) if study.effects else None,
+        "inflated_variances": dict(study.effects.inflated) if study.effects else None,
+        "verdicts": [verdict.to_json() for verdict in study.verdicts],
+        "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
+        "aa_failed": study.aa_failed,
+        "evaluation_set": study.evaluation_set or None,
+        "repeats": {name: dict(seeds) for name, seeds in study.repeats.items()},
+        "drift": asdict(study.drift) if study.drift else None,
+    }
 
 
-def _changes(plan: VerdictPlan) -> list[str]:
-    """Return the remark on settings that differ from the first recorded rule."""
-    if not plan.former:
-        return []
-    first, now = plan.former[0]["rule"], plan.rule_record
-    changed = [name for name in now if first.get(name) != now[name]]
-    return [f"rule changed after results: {', '.join(changed) or 'now as before'}"]
-
-
-def _in_part(part: str, contrast: Contrast) -> Contrast:
-    """Return the contrast with the name of its part before the names of its arms."""
-    weights = {f"{part}{arm}": weight for arm, weight in contrast.weights.items()}
-    reference = contrast.reference and f"{part}{contrast.reference}"
-    return Contrast(f"{part}{contrast.step}", reference, contrast.role, weights)
-
-
-def _named_contrasts(parts: Iterable[tuple[str, Sequence[Contrast]]]) -> dict[str, Contrast]:
-    """Return the comparisons of all parts by name."""
-    return {contrast_name(part, c): _in_part(part, c) for part, each in parts for c in each}
-
-
-def contrast_name(part: str, contrast: Contrast) -> str:
-    """Return the name of a comparison of the part ``part`` of a study."""
-    return _in_part(part, contrast).name
+def _look_record(look: Look, closed: frozenset[str]) -> dict[str, Any]:
+    record = {name: value for name, value in look.to_json().items() if name not in ("kind", "at")}
+    return record | {"closed": sorted(closed), "family": sorted(look.family)}

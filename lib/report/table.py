@@ -16,13 +16,16 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
+from lib.report.declarations import configuration_digest, studies_on
 from lib.report.options import NATS
 from lib.report.render import TableSection
+from lib.report.replay import StudyPart, VerdictPlan, declare
 from lib.report.run_facts import code_digest, observed_differences
 from lib.report.run_results import (
     MissingResult,
@@ -31,7 +34,7 @@ from lib.report.run_results import (
     read_run_results,
     sparsity_by_layer,
 )
-from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
+from lib.report.study_verdicts import StudyVerdicts, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
 from lib.runs.record import UNKNOWN
 from lib.tracking.stability import instability_text
@@ -205,6 +208,7 @@ def build_table(
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
     verdict_plan: VerdictPlan | None = None,
+    shown: Collection[Path] | None = None,
 ) -> ResultTable:
     """Read the directories of ``runs`` and return the table of their results.
 
@@ -212,8 +216,9 @@ def build_table(
     combinations with reasons. A run that differs from the baseline in more than its variant's
     settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
     gets a separate row labelled with their values.
-    All comparisons of the table form one family under the rule of ``verdict_plan``. Raises
-    ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
+    All comparisons of the table form one family under the rule of ``verdict_plan``. Verdicts rest on
+    all ``runs``; if ``shown`` lists directories, the table has their rows only. Raises ConfigError if
+    ``label_by`` contains an unknown field, or no run has a result to label.
     """
     plan = verdict_plan or VerdictPlan()
     items = read_run_results(runs, plan.unit)
@@ -223,26 +228,24 @@ def build_table(
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
     kept = {result.run.label for result in finished if is_stale(result)}
     rows: list[TableRow] = []
-    judged_parts, control_parts = [], []
     variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
     baselines = {v.text: v.slug for v in reversed(variants) if not v.parent}
-    compared = variants if plan.judged else []
-    contrasts = contrasts_of(compared, plan.against, plan.interactions)
-    effects = design_effects(compared, plan.interactions)
     parts = split_comparable(items, baselines, label_by, plan.unit)
+    verdicts = _judged_parts(parts, variants, plan)
+    if shown is not None:
+        parts = [replace(p, items=[i for i in p.items if i.run.path in shown]) for p in parts]
+        variants = [v for v in variants if any(i.run.variant is v for p in parts for i in p.items)]
+        verdicts = verdicts.of_arms(
+            {f"{_prefix(p.labels)}{v.slug}" for p in parts for v in variants}
+        )
     for part in parts:
         rows += variant_rows(part, variants, baselines, kept)
-        prefix, outcomes = _prefix(part.labels), _outcomes(part)
-        judged_parts.append((prefix, contrasts, outcomes))
-        control_parts.append((prefix, control_contrasts(compared), outcomes))
     items = [item for part in parts for item in part.items]
     results = [item for item in items if isinstance(item, RunResult)]
-    verdicts = judge_study(judged_parts, plan, control_parts, effects)
-    verdicts = replace(verdicts, evaluation_set=_evaluation_set(results, plan.unit))
     rows = [_with_verdicts(row, verdicts) for row in rows]
     if plan.unit != NATS:
         rows = [replace(row, perplexity=None) for row in rows]
-    notes = [] if plan.judged else [NOT_JUDGED]
+    notes = list(verdicts.notes) if plan.judged else [NOT_JUDGED]
     notes += hole_notes([item for item in items if isinstance(item, MissingResult)])
     if stale := [result.run.label for result in results if result.run.label in kept]:
         notes.append(f"{format_runs(stale)}: stale, made by other code")
@@ -255,6 +258,42 @@ def build_table(
     known = results and plan.unit == NATS
     unigram_entropy = results[0].final.unigram_entropy if known else None
     return ResultTable(study, rows, unigram_entropy, notes, left_out, (), verdicts, parts, finished)
+
+
+def judge_runs(runs: Sequence[PlannedRun[Any]], plan: VerdictPlan) -> StudyVerdicts:
+    """Read the directories of ``runs``, and return the verdicts at the looks declared so far."""
+    variants = list({run.variant.slug: run.variant for run in runs}.values())
+    baselines = {v.text: v.slug for v in reversed(variants) if not v.parent}
+    parts = split_comparable(read_run_results(runs, plan.unit), baselines, unit=plan.unit)
+    return _judged_parts(parts, variants, replace(plan, exploratory=True))
+
+
+def _judged_parts(
+    parts: Sequence[ComparableGroup], variants: Sequence[RunVariant], plan: VerdictPlan
+) -> StudyVerdicts:
+    """Declare the look that is due, if the plan takes looks, and return the verdicts."""
+    compared = variants if plan.judged else []
+    contrasts = contrasts_of(compared, plan.against, plan.interactions)
+    effects = design_effects(compared, plan.interactions)
+    judged: list[StudyPart] = []
+    controls: list[StudyPart] = []
+    for part in parts:
+        prefix, outcomes = _prefix(part.labels), _outcomes(part)
+        judged.append((prefix, contrasts, outcomes))
+        controls.append((prefix, control_contrasts(compared), outcomes))
+    items = [item for part in parts for item in part.items]
+    results = [item for item in items if isinstance(item, RunResult)]
+    evaluation_set = _evaluation_set(results, plan.unit)
+    if plan.looks is not None:
+        configs = {item.run.variant.slug: item.run.config for item in reversed(items)}
+        digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
+        plan = replace(plan, configurations={**digests, **plan.configurations})
+    plan = declare(plan, judged, evaluation_set)
+    verdicts = judge_study(judged, plan, controls, effects)
+    others: list[str] = []
+    if plan.folder is not None:
+        others = studies_on(evaluation_set, plan.folder, plan.configurations)
+    return replace(verdicts, evaluation_set=evaluation_set, on_same_documents=others)
 
 
 def hole_notes(holes: Sequence[MissingResult]) -> list[str]:
@@ -281,7 +320,10 @@ def _prefix(labels: Mapping[str, str]) -> str:
 def _outcomes(part: ComparableGroup) -> dict[str, list[SeedOutcome]]:
     outcomes: dict[str, list[SeedOutcome]] = {}
     for item in part.items:
-        outcomes.setdefault(item.run.variant.slug, []).append(item.outcome)
+        run, outcome = item.run, item.outcome
+        if run.path.parent.name != run.study:
+            outcome = replace(outcome, reused=True)
+        outcomes.setdefault(run.variant.slug, []).append(outcome)
     return outcomes
 
 

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from lib.report.contrast_tests import (
@@ -86,6 +85,9 @@ class SeedOutcome:
     undeclared: tuple[str, ...] = ()
     # Seconds since the epoch; None if unknown.
     started_at: float | None = None
+    ended_at: float | None = None
+    # Whether the run is one of another study, reused by this one.
+    reused: bool = False
     # Tokens per second of training, and the device; None and "" if unknown.
     speed: float | None = None
     device: str = ""
@@ -183,6 +185,7 @@ class ContrastVerdict:
             "p_equivalent": test and test.p_equivalent,
             "p_equivalent_adjusted": test and test.p_equivalent_adjusted,
             "p_own": self.p_own,
+            "gated": test and test.is_gated,
             "p_sign_flip": self.p_sign_flip,
             "p_smallest_sign_flip": self.p_smallest,
             "planned_comparisons": self.planned,
@@ -204,25 +207,23 @@ def judge(
     rule: VerdictRule,
     planned: int | None = None,
     level: ErrorLevel | None = WHOLE_ALPHA,
-    former: Mapping[tuple[str, str], ContrastVerdict] = MappingProxyType({}),
+    decided: Sequence[ContrastVerdict] = (),
 ) -> list[ContrastVerdict]:
     """Return the verdict on each contrast.
 
     ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
-    the family, at least and by default that of the ``contrasts`` to judge. ``level`` is the level of
-    the look, None between looks: then there are differences and no words. The ``former`` verdicts,
-    by step and reference, stay as they are, and their variances count.
+    the family, at least and by default that of the ``contrasts``. ``level`` is the level of the look,
+    None between looks: then there are differences and no words. The variances of the verdicts that
+    earlier looks ``decided`` count.
     """
-    m = max(len(contrasts) - len(former), planned or 0)
+    m = max(len(contrasts), planned or 0)
     verdicts = [_blocks(contrast, outcomes, rule, m) for contrast in contrasts]
-    testable = [
-        i for i, v in enumerate(verdicts) if _is_testable(v) and v.contrast.ends not in former
-    ]
+    testable = [i for i, verdict in enumerate(verdicts) if _is_testable(verdict)]
     if level is None:
         verdicts = [_without_word(verdict) for verdict in verdicts]
     elif testable:
         samples = [_sample(verdicts[i]) for i in testable]
-        earlier = [_sample(verdict) for verdict in former.values() if verdict.test]
+        earlier = [_sample(verdict) for verdict in decided if verdict.test]
         tests = contrast_tests(samples, rule.variance, rule.band, m, level, earlier)
         alternative = "shared" if rule.variance == "own" else "own"
         others = contrast_tests(samples, alternative, rule.band, m, level, earlier)
@@ -232,10 +233,6 @@ def judge(
         for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
             both = test, alternative, other
             verdicts[i] = _decided(verdicts[i], sample, both, mean_sd, level, noisy)
-    verdicts = [
-        _standing(former[v.contrast.ends], v, outcomes) if v.contrast.ends in former else v
-        for v in verdicts
-    ]
     return [_with_instability(verdict, outcomes) for verdict in verdicts]
 
 
@@ -245,7 +242,6 @@ def _with_instability(
     """Return the verdict with a remark on its runs with unstable steps: by arm, or for an effect of
     a design, whose arms are those of all effects, their number.
     """
-    # A decision of an earlier look has fewer seeds than its runs.
     judged = set(verdict.seeds)
     arms = {
         arm: sorted(
@@ -272,42 +268,6 @@ def _without_word(verdict: ContrastVerdict) -> ContrastVerdict:
     if verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED) or not verdict.is_given:
         return verdict
     return replace(verdict, word=VerdictWord.INCONCLUSIVE, share=0.0)
-
-
-def _standing(
-    former: ContrastVerdict, now: ContrastVerdict, outcomes: Mapping[str, Sequence[SeedOutcome]]
-) -> ContrastVerdict:
-    """Return a verdict of an earlier look, with remarks on later changes of its runs."""
-    arms = {
-        arm: [run for run in outcomes.get(arm, ()) if run.seed in former.seeds]
-        for arm in former.contrast.weights
-    }
-    again = _blocks(former.contrast, arms, former.rule, former.planned)
-    if again.word is VerdictWord.UNFAIR:
-        return again
-    remarks = former.remarks
-    lost = [
-        f"{arm} s{run.seed} is {_absence(run)}"
-        for arm, runs in arms.items()
-        for run in runs
-        if run.loss is None and not run.diverged
-    ]
-    if lost:
-        remarks += (f"runs without a result since: {', '.join(lost)}",)
-    if _losses(again) - _losses(former):
-        remarks += ("its runs were trained again since",)
-    if now.word is VerdictWord.DIVERGED:
-        remarks += (f"diverged since: {now.reason}",)
-    return replace(former, remarks=remarks)
-
-
-def _losses(verdict: ContrastVerdict) -> set[tuple[str, int, float]]:
-    """Return arm, seed and loss of each run behind the verdict."""
-    return {
-        (arm, seed, loss)
-        for arm, losses in verdict.values.items()
-        for seed, loss in zip(verdict.seeds, losses, strict=True)
-    }
 
 
 # Complete blocks, and the words UNFAIR and DIVERGED, which need no test.

@@ -87,10 +87,11 @@ class AttemptRecord:
     """One start of the run."""
 
     state: str
-    # Seconds since the epoch: start of the worker, and its submission by the runner, which starts the
-    # runs of a study one after another; None outside of a study.
+    # Seconds since the epoch: start of the worker, its submission by the runner, which starts the runs
+    # of a study one after another, and its end; None if unknown.
     started_at: float
     submitted_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)

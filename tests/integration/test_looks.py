@@ -79,7 +79,11 @@ def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(bu
         kill_after(folder, runs)
     code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
     assert code == 0, said
-    assert record(folder.path) == whole and whole["drift"]["runs"] == 11
+    # Speeds depend on the clock.
+    again = record(folder.path)
+    for part in ("verdicts", "looks", "family", "alpha_spent", "drift"):
+        assert again[part] == whole[part]
+    assert whole["drift"]["runs"] == 11
 
 
 @pytest.mark.slow
@@ -92,14 +96,20 @@ def test_a_look_waits_for_runs_that_have_not_ended_and_strict_wants_words(build)
     assert code == 5, said
     assert len(record(folder.path)["looks"]) == 2
     assert folder.command("scripts/verdicts.py", SEEDS="auto")[0] == 0
-    # No look is taken without the runs of the last step.
-    (folder.path / "results/ratio/verdicts.json").unlink()
-    for path in (folder.path / "results/ratio").glob("golden-s*"):
-        shutil.rmtree(path)
+    # A step has its word without the runs of the others, which are judged at the same look.
+    shutil.rmtree(folder.path / "results")
     code, _, said = folder.command(TRAIN, SEEDS="1-3", STEPS="0-1")
-    assert code == 0 and record(folder.path)["looks"] == [], said
+    (first,) = record(folder.path)["looks"]
+    (pruned,) = record(folder.path)["verdicts"]
+    assert code == 0 and (pruned["verdict"], pruned["planned_comparisons"]) == ("WORSE", 2), said
+    assert (first["share"], first["judged"]) == (0.9, ["pruned-50 vs baseline"])
+    declared = (folder.path / "results/ratio/declarations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in declared] == ["plan", "look"]
     code, _, said = folder.command(TRAIN, SEEDS="1-3")
-    assert code == 0 and record(folder.path)["looks"][0]["share"] == 0.9
+    (look,) = record(folder.path)["looks"]
+    assert code == 0 and look["judged"] == ["golden vs baseline", "pruned-50 vs baseline"]
+    notes = record(folder.path)["notes"]
+    assert not any("declarations.jsonl" in note for note in notes), notes
 
 
 def test_a_diverged_baseline_ends_the_study(build):

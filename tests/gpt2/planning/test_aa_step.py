@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.planning.looks import _open_variants, verdict_plan
-from gpt2.planning.plan import Plan, config_layers, make_plan, table_plan
+from gpt2.planning.looks import _open_variants
+from gpt2.planning.plan import (
+    Plan,
+    config_layers,
+    declared_verdicts,
+    make_plan,
+    table_plan,
+)
 from gpt2.records.comparison import declared_axes, symbol_names
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.plan.run import training_order
+from lib.report.study_verdicts import judge_study
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 
@@ -100,7 +107,7 @@ def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):
     plan = planned(seeds="auto", RA_MLA_ABLATION_STEPS="0,golden,ra")
     assert slugs(plan) == ["baseline", "golden", "ra", "baseline-aa"]
     variants = plan.variants
-    declared = verdict_plan(plan.base, plan.base.verdicts.look_plan, variants)
+    declared = judge_study([], declared_verdicts(plan))
     trained = _open_variants(declared, frozenset({"golden vs baseline"}), variants)
     assert trained == {"baseline", "ra", "baseline-aa"}
     everything = frozenset({"golden vs baseline", "ra vs baseline"})

@@ -5,18 +5,17 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
 from gpt2.ablation import RATIO
 from gpt2.planning import view as planning_view
-from gpt2.planning.looks import verdict_plan
 from gpt2.planning.notes import note_lines, notes
 from gpt2.planning.plan import (
     Plan,
     Sweep,
     config_layers,
+    declared_verdicts,
     make_plan,
     step_layers,
     table_plan,
@@ -27,13 +26,12 @@ from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.contrasts import contrasts_of
-from lib.report.looks import Look, LookSchedule
 from lib.report.options import LookPlan
-from lib.report.study_verdicts import StudyVerdicts
-from lib.report.verdict_record import write_verdicts
+from lib.report.table import build_table
 from lib.runs.lease import take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.lib.fabricated import MANIFEST
+from tests.lib.report.fabricated_study import write_planned
 
 
 def finish(run, tokens_per_second: float, train_seconds: float) -> None:
@@ -190,15 +188,14 @@ def test_a_full_design_is_planned_and_gets_the_factorial_rule(planned):
     plan = planned(**matrix, ABLATION_DESIGN_FACTORIAL=True)
     assert len(plan.runs) == 8 and not plan.left_out
     assert plan.runs[0].variant.slug == "none"
-    looks = plan.base.verdicts.look_plan
-    declared = verdict_plan(plan.base, looks, plan.variants)
+    declared = declared_verdicts(plan)
     assert (declared.interactions, declared.rule.variance) == (True, "factorial")
     names = [contrast.name for contrast in declared.declared[""]]
     assert names == ["A RECIPROCAL", "B RA_CROSS_TOKEN", "C MLP_ATTN_GATE", "AB", "AC", "BC"]
-    other = verdict_plan(planned(**matrix, ABLATION_DESIGN_ADD_ONE_IN=True).base, looks)
+    other = declared_verdicts(planned(**matrix, ABLATION_DESIGN_ADD_ONE_IN=True))
     assert (other.interactions, other.rule.variance) == (None, "shared")
     own = planned(**matrix, ABLATION_DESIGN_FACTORIAL=True, VERDICT_VARIANCE_OWN=True)
-    assert verdict_plan(own.base, looks).rule.variance == "own"
+    assert declared_verdicts(own).rule.variance == "own"
 
 
 def test_a_changed_setting_gives_new_directories_and_a_changed_folder_none(planned):
@@ -442,29 +439,27 @@ def test_selected_steps_are_planned_although_others_do_not_fit(configure):
 
 # SEEDS=auto.
 
-AUTO = {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0-3", "VERDICT_AA": False}
+AUTO = {
+    "RA_MLA_ABLATION_MODE": True,
+    "RA_MLA_ABLATION_STEPS": "0-3",
+    "VERDICT_AA": False,
+    "VERDICT_VARIANCE_OWN": True,
+}
 
 
-def looked(plan: Plan, *looks: tuple[int, set[str]]) -> None:
-    """Write a record with a look at each number of seeds; the set names the open steps."""
-    contrasts = contrasts_of(plan.variants, "both")
-    taken = tuple(
-        Look(
-            number,
-            n,
-            share=0.2,
-            planned=True,
-            seeds=tuple(range(1, n + 1)),
-            closed=frozenset(c.name for c in contrasts if c.step not in waiting),
-            family={c.name: frozenset(c.weights) for c in contrasts},
-        )
-        for number, (n, waiting) in enumerate(looks, 1)
-    )
-    looks_of = plan.base.verdicts.look_plan
-    declared = verdict_plan(plan.base, looks_of, plan.variants)
-    declared = replace(declared, schedule=LookSchedule(looks_of, taken))
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    write_verdicts(StudyVerdicts(declared, [], len(contrasts), None), plan.folder)
+def looked(plan: Plan, waiting: str, effect: float = 2.5) -> None:
+    """Finish the runs of the plan, and take its look; ``waiting`` is much noisier than the others."""
+    for run in plan.runs:
+        offset = -0.5 * (run.variant.number or 0)
+        if run.variant.slug == waiting:
+            offset = effect + 0.6 * (run.seed % 3 - 1)
+        if not run.path.exists():
+            own = {**MANIFEST, "run": {"hash8": run.config.hash8}}
+            values = run.config.values
+            write_planned(
+                run, 60, 10, symbols=values, manifest=own, offset=0.05 * run.seed + offset
+            )
+    build_table(plan.study, plan.runs, verdict_plan=declared_verdicts(plan))
 
 
 def trained(plan: Plan) -> dict[int, list[str]]:
@@ -489,13 +484,13 @@ def test_auto_plans_only_the_steps_of_open_comparisons_after_a_look(planned, con
     plan = planned(seeds="auto", **AUTO)
     baseline, pruned, golden, chained = (v.slug for v in plan.variants)
     parent = next(v.parent for v in plan.variants if v.slug == chained)
-    looked(plan, (3, {chained}))
+    looked(plan, chained)
     plan = planned(seeds="auto", **AUTO)
     assert trained(plan)[3] == [baseline, pruned, golden, chained]
     expected = [v for v in (baseline, pruned, golden, chained) if v in {baseline, parent, chained}]
     assert trained(plan)[4] == trained(plan)[5] == expected and len(trained(plan)) == 5
     assert plan.auto.number == 2 and plan.auto.most_later_runs == 3 * len(expected)
-    looked(plan, (3, {chained}), (5, set()))
+    looked(plan, chained)
     plan = planned(seeds="auto", **AUTO)
     assert plan.auto.looks == () and len(trained(plan)) == 5 and trained(plan)[5] == expected
     text = planning_view.plan_text(plan, planning_view.look(plan))
@@ -505,7 +500,7 @@ def test_auto_plans_only_the_steps_of_open_comparisons_after_a_look(planned, con
 def test_auto_goes_on_after_a_fixed_list_with_the_reserve(planned):
     plan = planned(seeds="1-5", **AUTO)
     assert plan.looks == LookPlan((5,), (0.9,))
-    looked(plan, (5, {plan.variants[1].slug}))
+    looked(plan, plan.variants[1].slug, 0.0)
     plan = planned(seeds="auto", **AUTO)
     assert plan.auto.looks == (8,) and trained(plan)[8] == [v.slug for v in plan.variants[:2]]
 

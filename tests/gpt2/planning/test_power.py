@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +39,13 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def finish_baseline(plan: Plan, losses: list[float]) -> None:
-    baseline = [run for run in plan.runs if not run.variant.parent]
-    for run, loss in zip(baseline, losses, strict=False):
+    baseline = next(run.variant.slug for run in plan.runs if not run.variant.parent)
+    finish(plan, baseline, losses)
+
+
+def finish(plan: Plan, slug: str, losses: list[float]) -> None:
+    runs = [run for run in plan.runs if run.variant.slug == slug]
+    for run, loss in zip(runs, losses, strict=False):
         run.path.mkdir(parents=True)
         final = {"val_loss": loss, "unigram_entropy": 7.0, "parameters": 1, "tokens": 1}
         final |= {"iterations": 1, "sparsity": 0.0, "sparsity_by_layer": {}, "prunable_weights": {}}
@@ -84,27 +91,20 @@ def test_finished_baseline_seeds_are_a_pilot(planned):
     assert noise.sd == pytest.approx(expected) and "4 baseline seeds" in noise.source
 
 
-def test_verdicts_of_the_folder_are_the_best_estimate(planned):
+def test_finished_comparisons_are_the_best_estimate(planned):
     plan = planned()
-    finish_baseline(plan, [3.301, 3.299, 3.3005, 3.3021])
-    verdict = {"step": "golden", "reference": "baseline", "verdict": None, "n": 3}
-    rule = {"variance": "shared", "alpha": 0.05, "band": 0.0, "power": 0.8, "min_seeds": 3}
-    record = {
-        "schema_version": 1,
-        "former": [],
-        "family": ["golden vs baseline"],
-        "rule": {**rule, "against": "baseline"},
-        "verdicts": [
-            {**verdict, "sd": 0.003, "weights": {"golden": 1.0, "baseline": -1.0}},
-            {**verdict, "step": "ra", "sd": 0.004, "weights": {"ra": 1.0, "baseline": -1.0}},
-            {**verdict, "step": "full", "sd": None, "n": 0},
-        ],
-    }
-    write_json(plan.folder / "verdicts.json", record)
+    base = [3.301, 3.299, 3.3005, 3.3021]
+    gaps = {"golden": [0.003, -0.003, 0.0], "ra": [0.004, 0.0, -0.004, 0.0]}
+    finish_baseline(plan, base)
+    for slug, differences in gaps.items():
+        finish(plan, slug, [b + d for b, d in zip(base, differences, strict=False)])
+    # Two seeds say nothing, and a run that has learned nothing is no noise.
+    finish(plan, "mla", [3.2, 3.9])
+    finish(plan, "full", [3.2, 3.3, 9.0])
     noise = study_power(plan).noise
-    assert (
-        noise.sd == pytest.approx(math.sqrt((9e-6 + 16e-6) / 2)) and "2 comparisons" in noise.source
-    )
+    variances = [statistics.variance(each) for each in gaps.values()]
+    assert noise.sd == pytest.approx(math.sqrt(sum(variances) / 2))
+    assert "2 comparisons" in noise.source
 
 
 def test_without_any_noise_the_plan_names_what_to_do(planned):
@@ -166,15 +166,14 @@ def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
     unknown = planned(**matrix | {"VERDICT_NOISE": "0"})
     # STEPS= selects steps of a study.
     assert "STEPS" not in power_text(study_power(unknown), study_cost(unknown, []))
-    # The effects of the record say the same about the noise.
-    effect = {"step": "A", "reference": "", "verdict": None, "n": 5, "sd": sd}
-    effect |= {"weights": {f"r{i}": 0.25 for i in range(8)}}
-    rule = {"variance": "factorial", "alpha": 0.05, "band": 0.0, "power": 0.8, "min_seeds": 3}
-    rule |= {"against": "baseline", "interactions": True}
-    record = {"schema_version": 1, "former": [], "family": [], "rule": rule, "verdicts": [effect]}
-    plan.folder.mkdir(parents=True)
-    write_json(plan.folder / "verdicts.json", record)
-    assert study_power(plan).noise.sd == pytest.approx(sd)
+    # Finished runs say the same about the noise of the effects.
+    draw = random.Random(3)
+    for run in plan.runs[::8]:
+        for variant in plan.variants:
+            finish_one = [r for r in plan.runs if r.seed == run.seed and r.variant == variant]
+            finish(replace(plan, runs=finish_one), variant.slug, [3 + draw.gauss(0, 0.0013)])
+    assert study_power(plan).noise.sd == pytest.approx(sd, rel=0.35)
+    assert "6 comparisons" in study_power(plan).noise.source
 
 
 def test_a_sweep_states_the_power_of_its_comparisons_with_the_first_point(planned):
@@ -183,7 +182,8 @@ def test_a_sweep_states_the_power_of_its_comparisons_with_the_first_point(planne
     assert power.comparisons == 4 and power.effect > 0
     # Its combinations differ in more than their seeds.
     finished = planned(sweep=sweep)
-    finish_baseline(finished, [3.0, 3.1, 3.2, 3.3, 3.4, 3.5])
+    for run, loss in zip(finished.runs, [3.0, 3.1, 3.2, 3.3, 3.4, 3.5], strict=False):
+        finish(replace(finished, runs=[run]), run.variant.slug, [loss])
     assert study_power(finished).noise is None
 
 

@@ -58,12 +58,14 @@ def write_planned(
     statistics: bool = True,
     symbols: Mapping[str, Any] | None = None,
     manifest: Mapping[str, Any] = MANIFEST,
+    offset: float | None = None,
 ) -> None:
-    """Write the directory of a planned run as if it had finished."""
+    """Write the directory of a planned run as if it had finished, ``offset`` nats above 2.55."""
     source = random.Random(run.path.name)
     block = random.Random(run.seed).gauss(0, 0.02)
     number = run.variant.number or 0
-    offset = block + number * 0.004 * (-1) ** number + source.gauss(0, 0.01)
+    drawn = block + number * 0.004 * (-1) ** number + source.gauss(0, 0.01)
+    offset = drawn if offset is None else offset
     lengths = random.Random(1)
     rows = {}
     for i in range(documents):

@@ -8,12 +8,11 @@ import pytest
 
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrast_tests import VerdictRule
-from lib.report.looks import LookSchedule
 from lib.report.options import LookPlan
-from lib.report.study_verdicts import AA_FAILED, VerdictPlan, is_failed
+from lib.report.replay import VerdictPlan
+from lib.report.study_verdicts import AA_FAILED, VERDICTS_FILE
 from lib.report.table import build_table
 from lib.report.text import verdict_lines, verdict_table, verdicts_exit_code
-from lib.report.verdict_record import VERDICTS_FILE, with_record
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.report.documents import document_of
@@ -57,8 +56,6 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     record = json.loads((tmp_path / VERDICTS_FILE).read_text())
     assert [v["step"] for v in record["aa_steps"]] == ["base-aa"]
     assert record["family"] == ["wide vs base"]
-    # A record with an A/A step is read again.
-    assert with_record(PLAN, tmp_path).family == {"wide vs base"}
 
 
 def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
@@ -101,21 +98,27 @@ def test_a_diverged_step_is_named(study):
     assert AA_FAILED not in table.verdicts.verdicts[0].remarks
 
 
-def test_a_failure_stays(study, tmp_path):
+def test_a_failure_at_a_look_stays_at_the_next_one(study, make_run):
     """As words do: a later look at more seeds does not take it back."""
-    write_tables(
-        document_of(build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan())), tmp_path
-    )
-    plan = with_record(VerdictPlan(), tmp_path)
-    later = build_table("demo", study(), verdict_plan=plan).verdicts
-    assert not is_failed(later.aa_steps[0])
-    assert later.aa_failed and verdicts_exit_code(document_of(later)) == 4
+    looks = LookPlan((3, 5), (0.5, 0.4))
+    # A shift of 0.03 at three seeds, and none on the whole.
+    runs = study(shift=0.03)
+    plan, first = VerdictPlan(looks=looks), [run for run in runs if run.seed < 4]
+    at_three = build_table("demo", first, verdict_plan=plan).verdicts
+    assert at_three.aa_failed
+    for seed, base in enumerate(BASE[3:], 4):
+        run = make_run("base-aa", base - 0.05, seed=seed, parent="base", number=None)
+        runs[3 * seed - 1] = replace(run, variant=replace(run.variant, is_aa=True))
+    later = build_table("demo", runs, verdict_plan=at_three.plan).verdicts
+    assert [look.n for look in later.looks] == [3] and later.closed[0]
+    (aa,) = later.aa_steps
+    assert not aa.is_given and later.aa_failed and verdicts_exit_code(document_of(later)) == 4
     assert AA_FAILED in later.verdicts[0].remarks
 
 
 def test_between_looks_it_is_not_tested(study):
-    schedule = LookSchedule(LookPlan((8,), (0.9,)))
-    table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan(schedule=schedule))
+    plan = VerdictPlan(looks=LookPlan((8,), (0.9,)))
+    table = build_table("demo", study(shift=0.03), verdict_plan=plan)
     (aa,) = table.verdicts.aa_steps
     assert not aa.is_given and verdicts_exit_code(document_of(table)) == 0
     assert "passed" not in verdict_lines(document_of(table))

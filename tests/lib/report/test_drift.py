@@ -5,10 +5,10 @@ import pytest
 
 from lib.plan.run import PlannedRun, RunVariant, training_order
 from lib.report.contrasts import Contrast
+from lib.report.replay import VerdictPlan
 from lib.report.significance import TimedValue, drift_test
-from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.study_verdicts import judge_study, verdicts_record
 from lib.report.text import verdict_lines
-from lib.report.verdict_record import verdicts_record
 from lib.report.verdicts import SeedOutcome
 from tests.lib.report.documents import document_of
 from tests.lib.report.simulated import STEPS, Words

@@ -1,9 +1,9 @@
 """Effects of factorial designs: weights, missing cells, and their verdicts."""
 
 import itertools
-import json
 import random
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from lib.plan.run import RunVariant
 from lib.report.columns import to_markdown
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, design_effects
-from lib.report.looks import LookSchedule
+from lib.report.declarations import read_declarations
 from lib.report.options import LookPlan
-from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.replay import VerdictPlan, declare
+from lib.report.study_verdicts import judge_study
 from lib.report.table import build_table
 from lib.report.text import verdict_lines
-from lib.report.verdict_record import with_record, write_verdicts
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from tests.lib.report.documents import document_of
 from tests.lib.report.web_page import page_of
@@ -243,47 +243,30 @@ def outcomes_of(losses_RN, cells):
 
 
 def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_path):
-    """Open effects are estimated again from all runs; a decision stays."""
+    """Effects of other runs are other comparisons."""
     cells = sorted(full_design(3), key=lambda cell: cell == (False, True, False))
     rng = np.random.default_rng(4)
     signs = np.where(cells, 1.0, -1.0)
     mean_R = 10 - 0.5 * signs[:, 0] + 0.5 * signs[:, 0] * signs[:, 1]
     losses_RN = mean_R[:, None] + 0.05 * rng.standard_normal((8, 3))
-    schedule = LookSchedule(LookPlan.fixed(3))
 
     def report(count):
         effects = design_effects(variants(cells[:count]), True)
         rule = VerdictRule("factorial")
-        plan = VerdictPlan(
-            rule, interactions=True, schedule=schedule, declared={"": effects.contrasts}
-        )
+        declared, known = {"": effects.contrasts}, read_declarations(tmp_path)
+        plan = VerdictPlan(rule, interactions=True, looks=LookPlan.fixed(3), declared=declared)
+        plan = replace(plan, declarations=known, folder=tmp_path)
         outcomes = outcomes_of(losses_RN[:count], cells[:count])
-        study = judge_study(
-            [("", effects.contrasts, outcomes)], with_record(plan, tmp_path), effects=effects
-        )
-        write_verdicts(study, tmp_path)
-        return {v.contrast.name: v for v in study.verdicts}
+        parts = [("", effects.contrasts, outcomes)]
+        study = judge_study(parts, declare(plan, parts), effects=effects)
+        return study, {v.contrast.name: v for v in study.verdicts}
 
-    first = report(7)
+    _, first = report(7)
     assert first["AB"].word is WORSE and first["BC"].word is INCONCLUSIVE
-    whole = report(8)
-    assert whole["AB"].to_json() == first["AB"].to_json() and len(whole["AB"].values) == 4
-    assert (len(whole["BC"].values), whole["BC"].look) == (8, 2)
-    looks = json.loads((tmp_path / "verdicts.json").read_text())["looks"]
-    assert [(look["n"], look["share"]) for look in looks] == [(3, 0.9), (3, 0.05)]
-
-
-def test_the_record_of_an_earlier_version_has_the_same_rule(tmp_path, factorial):
-    plan = VerdictPlan(
-        VerdictRule("factorial"), interactions=True, schedule=LookSchedule(LookPlan.fixed(3))
-    )
-    write_verdicts(build_table("demo", factorial(), verdict_plan=plan).verdicts, tmp_path)
-    file = tmp_path / "verdicts.json"
-    record = json.loads(file.read_text())
-    for simple_effects, former in ((False, 0), (True, 1)):
-        record["rule"]["simple_effects"] = simple_effects
-        file.write_text(json.dumps(record))
-        assert len(with_record(plan, tmp_path).former) == former
+    study, whole = report(8)
+    assert all((len(v.values), v.look) == (8, 2) for v in whole.values())
+    assert [(look.n, look.share) for look in study.looks] == [(3, 0.9), (3, 0.05)]
+    assert study.planned == 12 and whole["BC"].planned == 6
 
 
 def judged(losses_RN, cells, rule):

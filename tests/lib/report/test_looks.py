@@ -1,19 +1,19 @@
-"""Looks at a study: what is judged when, what each look spends, and what its record keeps."""
+"""Looks at a study: what is judged when, what each look spends, and what is declared."""
 
-import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
 
 from lib.errors import ConfigError
-from lib.report.contrast_tests import ErrorLevel, VerdictRule
+from lib.report.contrast_tests import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast, plan_contrasts
-from lib.report.looks import Look, LookSchedule
+from lib.report.declarations import DECLARATIONS_FILE, Look, LookSchedule, read_declarations
 from lib.report.options import LookPlan
-from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.replay import VerdictPlan, declare
+from lib.report.study_verdicts import AA_FAILED, judge_study, verdicts_record
 from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
-from lib.report.verdict_record import VERDICTS_FILE, verdicts_to_json, with_record, write_verdicts
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.documents import document_of, verdict_of
 
@@ -48,13 +48,14 @@ def contrasts(arms=EFFECTS):
 def report(
     folder, seeds, changes=None, *, arms=EFFECTS, declared=EFFECTS, rule=RULE, looks=LOOKS, **plan
 ):
-    """Judge the study of the ``declared`` arms and write its record, as make report does."""
+    """Declare and judge the study of the ``declared`` arms, as make report does."""
     family = {"": contrasts(declared)}
-    declared = VerdictPlan(rule, schedule=LookSchedule(looks), declared=family, **plan)
+    known = read_declarations(folder)
+    plan = VerdictPlan(
+        rule, looks=looks, declared=family, declarations=known, folder=folder, **plan
+    )
     parts = [("", contrasts(arms), outcomes(seeds, changes, arms))]
-    study = judge_study(parts, with_record(declared, folder))
-    write_verdicts(study, folder)
-    return study
+    return judge_study(parts, declare(plan, parts))
 
 
 def words(study):
@@ -66,11 +67,11 @@ def by_step(study):
 
 
 def shares(study):
-    return [look.share for look in study.plan.schedule.taken]
+    return [look.share for look in study.looks]
 
 
-def record(folder):
-    return json.loads((folder / VERDICTS_FILE).read_text())
+def declared_lines(folder):
+    return (folder / DECLARATIONS_FILE).read_text().splitlines()
 
 
 # The plan and its spending.
@@ -102,7 +103,7 @@ def test_planned_looks_spend_their_shares_and_later_ones_half_of_the_rest():
         look = schedule.due(n)
         if look is not None:
             seen.append((look.n, look.share, look.planned))
-            schedule = schedule.with_look(look)
+            schedule = LookSchedule(LOOKS, (*schedule.taken, look))
         assert schedule.due(n) is None
     planned = [(3, 0.2, True), (5, 0.3, True), (8, 0.4, True)]
     halves = [(9, 0.05, False), (10, 0.025, False), (11, 0.0125, False), (12, 0.00625, False)]
@@ -110,15 +111,15 @@ def test_planned_looks_spend_their_shares_and_later_ones_half_of_the_rest():
     n = 13
     while look := schedule.due(n):
         assert look.share > 0
-        schedule, n = schedule.with_look(look), n + 1
-    assert n > 30 and 0.999 < schedule.spent(1.0) <= 1 and schedule.spent(0.05) <= 0.05
+        schedule, n = LookSchedule(LOOKS, (*schedule.taken, look)), n + 1
+    assert n > 30 and 0.999 < schedule.spent <= 1
 
 
 def test_a_planned_look_that_was_passed_over_is_lost():
     assert LookSchedule(LOOKS).due(6).share == 0.3
-    late = LookSchedule(LOOKS).with_look(Look(1, 8, 0.4, True))
+    late = LookSchedule(LOOKS, (Look(1, 8, 0.4, True),))
     assert late.due(9).share == pytest.approx(0.05)
-    whole = LookSchedule(LookPlan((3,), (1.0,))).with_look(Look(1, 3, 1.0, True))
+    whole = LookSchedule(LookPlan((3,), (1.0,)), (Look(1, 3, 1.0, True),))
     assert whole.due(4) is None and whole.share_at(4) == 0
 
 
@@ -131,7 +132,7 @@ def test_a_fixed_list_has_one_look_and_keeps_a_reserve(tmp_path):
     study = report(tmp_path, 8, looks=LookPlan.fixed(8))
     assert shares(study) == [0.9, 0.05]
     assert "unplanned look" in by_step(study)["none"].remarks
-    assert report(tmp_path, 2, looks=LookPlan.fixed(2)).taken is None
+    assert report(tmp_path, 2, looks=LookPlan.fixed(2)).plan.taken is None
 
 
 # Words.
@@ -167,20 +168,20 @@ def test_a_word_stays_as_it_was_given(tmp_path):
     for n in (4, 5, 8):
         later = by_step(report(tmp_path, n, worse))["large"]
         assert later.to_json() == large.to_json()
-    assert "large vs base" in record(tmp_path)["looks"][0]["verdicts"]
 
 
 def test_a_hundred_reports_cost_nothing_and_an_extra_block_half_of_the_reserve(tmp_path):
     for n in (3, 5, 8):
-        report(tmp_path, n)
-    before = (tmp_path / VERDICTS_FILE).read_bytes()
-    assert record(tmp_path)["alpha_spent"] == pytest.approx(0.045)
+        study = report(tmp_path, n)
+    before, expected = declared_lines(tmp_path), verdicts_record(study)
+    assert verdicts_record(study)["alpha_spent"] == pytest.approx(0.045)
     for _ in range(100):
-        assert report(tmp_path, 8).taken is None
-    assert (tmp_path / VERDICTS_FILE).read_bytes() == before
+        study = report(tmp_path, 8)
+        assert study.plan.taken is None and verdicts_record(study) == expected
+    assert declared_lines(tmp_path) == before
     study = report(tmp_path, 9)
-    assert study.taken is not None and not study.taken.planned
-    assert record(tmp_path)["alpha_spent"] == pytest.approx(0.0475)
+    assert study.plan.taken is not None and not study.plan.taken.planned
+    assert verdicts_record(study)["alpha_spent"] == pytest.approx(0.0475)
     open_ones = [v for v in study.verdicts if v.look == 4]
     assert open_ones and all("unplanned look" in v.remarks for v in open_ones)
 
@@ -203,25 +204,58 @@ def test_the_next_look_is_announced(tmp_path):
     study = report(tmp_path, 4)
     assert by_step(study)["small"].reason == "next look at 5 seeds"
     assert "next look at 5 seeds" in " ".join(seeds_notes(document_of(study)))
-    assert by_step(study)["large"].word is BETTER and study.taken is None
+    assert by_step(study)["large"].word is BETTER and study.plan.taken is None
 
 
-@pytest.mark.parametrize("arm", ["base", "none"])
-def test_a_block_with_an_open_run_gives_no_word(tmp_path, arm):
+@pytest.mark.parametrize(
+    "arm, judged", [("base", set()), ("none", {"large", "small"}), ("large", {"small", "none"})]
+)
+def test_a_comparison_waits_for_its_own_runs_only(tmp_path, arm, judged):
     running = {(arm, 3): SeedOutcome(3, None, reason="running", ended=False)}
     study = report(tmp_path, 3, running)
-    assert study.taken is None and set(words(study).values()) == {INCONCLUSIVE}
-    assert report(tmp_path, 3).taken is not None
+    assert {v.contrast.step for v in study.verdicts if v.look == 1} == judged
+    waiting = [v for v in study.verdicts if v.contrast.step not in judged]
+    assert all(v.n == 2 and not v.is_given for v in waiting)
+    taken = len(declared_lines(tmp_path))
+    # The others are judged at the same look.
+    study = report(tmp_path, 3)
+    assert shares(study) == [0.2] and {v.look for v in study.verdicts} == {1}
+    assert bool(study.plan.taken) is not bool(judged) and len(declared_lines(tmp_path)) > taken
+    assert not any("since" in remark for v in study.verdicts for remark in v.remarks)
+
+
+@pytest.mark.parametrize("variance", ["shared", "own"])
+def test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(tmp_path, variance):
+    rule = VerdictRule(variance)
+    for folder in ("parts", "whole"):
+        (tmp_path / folder).mkdir()
+    better = {("small", s): SeedOutcome(s, LOSSES["small"][s - 1] - 0.1) for s in (1, 2, 3)}
+    running = {("none", 3): SeedOutcome(3, None, reason="running", ended=False)}
+    part = by_step(report(tmp_path / "parts", 3, better | running, rule=rule))
+    for verdict in (part["large"], part["small"]):
+        # The mean variance of a part changes with each comparison that arrives.
+        factor = 3 * (PART_FACTOR if variance == "shared" else 1)
+        assert verdict.planned == 3
+        assert verdict.test.p_adjusted == pytest.approx(min(1, factor * verdict.test.p / 0.2))
+        assert any("wait" in remark for remark in verdict.remarks)
+    assert part["none"].reason == "waits for 1 of its 6 runs" or part["none"].n == 2
+    whole = report(tmp_path / "whole", 3, better, rule=rule)
+    later = report(tmp_path / "parts", 3, better, rule=rule)
+    assert verdicts_record(later)["verdicts"] == verdicts_record(whole)["verdicts"]
+    assert not any("wait" in remark for v in later.verdicts for remark in v.remarks)
+    step = "large" if variance == "shared" else "small"
+    assert by_step(later)[step].test.p_adjusted < part[step].test.p_adjusted
 
 
 def test_a_decided_step_needs_no_runs(tmp_path):
     report(tmp_path, 3)
     absent = {("large", s): SeedOutcome(s, None, reason="new", ended=False) for s in (4, 5)}
     study = report(tmp_path, 5, absent)
-    assert study.taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
+    assert study.plan.taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
+    assert not study.waiting
     # The large step is the only one of this study that is decided.
-    waits = {("none", 8): SeedOutcome(8, None, reason="new", ended=False)}
-    assert report(tmp_path, 8, absent | waits).taken is None
+    waits = {(arm, 8): SeedOutcome(8, None, reason="new", ended=False) for arm in ("small", "none")}
+    assert report(tmp_path, 8, absent | waits).plan.taken is None
 
 
 def test_a_decided_step_keeps_its_variance_in_the_mean(tmp_path):
@@ -267,23 +301,25 @@ def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
     assert words(study)["small"] is DIVERGED
     for seeds in ((1, 3, 4), (1, 3, 4, 5, 6)):
         later = report(tmp_path, seeds)
-        assert later.taken is None and shares(later) == [0.2]
+        assert later.plan.taken is None and shares(later) == [0.2]
         assert words(later)["small"] is INCONCLUSIVE and not by_step(later)["small"].is_given
 
 
 def test_a_missing_run_is_judged_once_when_it_arrives(tmp_path):
     lost = {("small", 2): SeedOutcome(2, None, reason="out of memory")}
     study = report(tmp_path, 3, lost)
-    assert study.taken.n == 3 and by_step(study)["small"].n == 2 and study.planned == 3
+    assert study.plan.taken.n == 3 and by_step(study)["small"].n == 2 and study.planned == 3
     large = by_step(study)["large"]
     assert large.test.p_adjusted == pytest.approx(3 * large.test.p / 0.2)
     study = report(tmp_path, 3)
     small = by_step(study)["small"]
-    assert study.taken is None and (small.n, small.look) == (3, 1) and shares(study) == [0.2]
-    # The same comparison is not tested twice at one look, whatever became of its runs.
-    changed = {("small", s): SeedOutcome(s, 2.0 + s / 100) for s in (1, 2, 3)}
+    assert study.plan.taken is None and (small.n, small.look) == (3, 1) and shares(study) == [0.2]
+    # Its word is that of the runs that are there.
+    changed = {
+        ("small", s): SeedOutcome(s, 2.0 + s / 100, started_at=time.time() + 9) for s in (1, 2, 3)
+    }
     again = by_step(report(tmp_path, 3, changed))["small"]
-    assert again.word is small.word and again.differences == small.differences
+    assert (again.word, again.look) == (BETTER, 1) and again.difference < -0.9
     assert again.remarks[-1] == "its runs were trained again since"
 
 
@@ -298,22 +334,14 @@ def test_runs_that_turn_out_unfair_lose_their_word_and_later_divergence_is_named
     assert large.word is BETTER and large.remarks[-1].startswith("diverged since: 1/4")
 
 
-def test_a_word_names_the_runs_that_were_damaged_or_trained_again_since(tmp_path):
+def test_a_run_that_was_damaged_since_gives_no_word(tmp_path):
     report(tmp_path, 3)
-    changes = {
-        ("large", 2): SeedOutcome(2, None, reason="damaged"),
-        ("base", 3): SeedOutcome(3, 3.5),
-    }
-    for seeds in (3, 5):
-        study = by_step(report(tmp_path, seeds, changes))
-        large = study["large"]
-        assert (large.word, large.n, large.look) == (BETTER, 3, 1)
-        lost, again = large.remarks[-2:]
-        assert "large s2 is damaged" in lost and again == "its runs were trained again since"
-    # The other comparisons were judged at five seeds, on the losses of now.
-    assert study["small"].n == 5
-    assert not any("since" in remark for remark in study["small"].remarks)
-    assert by_step(report(tmp_path, 5))["large"].remarks[-1].startswith("stopped early")
+    changes = {("large", 2): SeedOutcome(2, None, reason="damaged")}
+    study = report(tmp_path, 3, changes)
+    large = by_step(study)["large"]
+    assert study.plan.taken is None and (large.n, large.is_given) == (2, False)
+    assert large.excluded == ("large s2: damaged",)
+    assert words(report(tmp_path, 3))["large"] is BETTER
 
 
 def test_a_word_names_unstable_runs_of_its_own_seeds_once(tmp_path):
@@ -330,23 +358,17 @@ def test_a_diverged_baseline_ends_the_study(tmp_path):
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
     study = report(tmp_path, 5, bad)
     assert study.baseline_diverged and verdicts_exit_code(document_of(study)) == 1
-    assert study.taken.closed == study.plan.family
+    assert study.closed[-1] == set(study.family)
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
 
 
-def test_a_part_of_the_study_takes_no_look_and_keeps_the_family_and_the_record(tmp_path):
+def test_a_part_of_the_study_is_judged_among_all_comparisons(tmp_path):
     part = report(tmp_path, 3, arms=("base", "large"))
-    assert part.taken is None and part.planned == 3 and words(part) == {"large": INCONCLUSIVE}
+    assert shares(part) == [0.2] and part.planned == 3 and words(part) == {"large": BETTER}
     whole = report(tmp_path, 3)
-    assert whole.planned == 3 and words(whole)["large"] is BETTER
-    before = record(tmp_path)
-    part = report(tmp_path, 3, arms=("base", "large"))
-    assert words(part) == {"large": BETTER} and part.planned == 3
-    after = record(tmp_path)
-    assert after["looks"] == before["looks"] and len(after["verdicts"]) == 3
-    # Fewer seeds show what the last look gave.
-    few = report(tmp_path, 1)
-    assert words(few) == words(whole) and by_step(few)["none"].n == 3
+    assert whole.plan.taken is None and whole.planned == 3 and shares(whole) == [0.2]
+    again = report(tmp_path, 3, arms=("base", "large"))
+    assert words(again) == {"large": BETTER} and again.planned == 3
 
 
 def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
@@ -355,64 +377,80 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     before = report(tmp_path, 3, arms=few, declared=few)
     study = report(tmp_path, 3)
     none = by_step(study)["none"]
-    assert shares(study) == [0.2, 0.05] and (study.taken.n, study.taken.planned) == (3, False)
+    assert shares(study) == [0.2, 0.05] and (study.plan.taken.n, study.plan.taken.planned) == (
+        3,
+        False,
+    )
     assert (none.look, none.planned, study.planned) == (2, 1, 3)
     assert none.test.p_adjusted == pytest.approx(min(1, none.test.p / 0.05))
     assert none.remarks[-1] == "unplanned look"
     for step in ("large", "small"):
         assert by_step(study)[step].to_json() == by_step(before)[step].to_json()
-    written = (tmp_path / VERDICTS_FILE).read_bytes()
+    written = declared_lines(tmp_path)
     again = report(tmp_path, 3)
-    assert again.taken is None and (tmp_path / VERDICTS_FILE).read_bytes() == written
+    assert again.plan.taken is None and declared_lines(tmp_path) == written
     # Planned before a look, they take part in it.
     later = report(tmp_path, 5)
     assert shares(later) == [0.2, 0.05, 0.3] and by_step(later)["none"].planned == 3
     # The reserve left is 0.05: half of it for the next addition.
-    assert later.plan.schedule.look_at_added().share == 0.025
+    assert later.schedule.reserve_share == 0.025
 
 
-def test_a_run_that_arrives_after_a_look_at_added_comparisons_is_judged_among_all(tmp_path):
+def test_a_run_that_arrives_after_a_look_at_added_comparisons_is_judged_at_it(tmp_path):
     few = ("base", "large", "small")
     report(tmp_path, 3, arms=few, declared=few)
     lost = {("none", 2): SeedOutcome(2, None, reason="out of memory")}
     study = report(tmp_path, 3, lost)
     assert shares(study) == [0.2, 0.05] and by_step(study)["none"].n == 2
     none = by_step(report(tmp_path, 3))["none"]
-    assert (none.n, none.look, none.planned) == (3, 2, 3)
-    assert none.test.p_adjusted == pytest.approx(min(1, 3 * none.test.p / 0.05))
+    assert (none.n, none.look, none.planned) == (3, 2, 1)
+    assert none.test.p_adjusted == pytest.approx(min(1, none.test.p / 0.05))
 
 
-def test_another_rule_with_more_comparisons_is_judged_at_the_same_cost(tmp_path):
-    """Such as VERDICT_AGAINST=both: every verdict is marked, and the last look is judged again."""
+def test_another_rule_with_more_comparisons_judges_these_at_a_look_of_their_own(tmp_path):
+    """Such as VERDICT_AGAINST=both: every verdict is marked."""
     few = ("base", "large", "small")
     report(tmp_path, 3, arms=few, declared=few)
     for _ in range(2):
         study = report(tmp_path, 3, rule=VerdictRule(band=0.5))
-        assert study.taken is None and shares(study) == [0.2]
-        assert {(v.look, v.planned, v.word) for v in study.verdicts} == {(1, 3, EQUIVALENT)}
+        assert shares(study) == [0.2, 0.05]
+        assert [(v.look, v.planned) for v in study.verdicts] == [(1, 2), (1, 2), (2, 1)]
         assert all("rule changed after results: band" in v.remarks for v in study.verdicts)
+        assert words(study)["large"] is EQUIVALENT
 
 
-def test_a_study_without_common_runs_has_looks_of_its_own(tmp_path):
-    """Such as another sweep in the same folder: its comparisons count in the family only."""
+def test_a_study_without_common_runs_has_looks_and_a_family_of_its_own(tmp_path):
+    """Such as another sweep in the same folder."""
     first = report(tmp_path, 3)
-    renamed = {f"other-{arm}": LOSSES[arm] for arm in ("base", "large")}
     other = plan_contrasts({"other-base": "", "other-large": "other-base"})
-    plan = VerdictPlan(RULE, schedule=LookSchedule(LookPlan((5,), (0.9,))), declared={"": other})
     runs = {
-        arm: [SeedOutcome(s, loss) for s, loss in enumerate(losses[:5], 1)]
-        for arm, losses in renamed.items()
+        f"other-{arm}": [SeedOutcome(s, loss) for s, loss in enumerate(LOSSES[arm][:5], 1)]
+        for arm in ("base", "large")
     }
     for _ in range(2):
-        study = judge_study([("", other, runs)], with_record(plan, tmp_path))
-        write_verdicts(study, tmp_path)
-        assert shares(study) == [0.9] and study.planned == 4
-        assert by_step(study)["other-large"].planned == 4
+        known = read_declarations(tmp_path)
+        plan = VerdictPlan(
+            RULE, looks=LookPlan((5,), (0.9,)), declared={"": other}, folder=tmp_path
+        )
+        parts = [("", other, runs)]
+        study = judge_study(parts, declare(replace(plan, declarations=known), parts))
+        assert shares(study) == [0.9] and study.planned == 1
+        assert by_step(study)["other-large"].planned == 1
     # The first study still has its look, and the next one is at five seeds.
     again = report(tmp_path, 3)
-    assert again.taken is None and shares(again) == [0.2] and words(again) == words(first)
+    assert again.plan.taken is None and shares(again) == [0.2] and words(again) == words(first)
     assert shares(report(tmp_path, 5)) == [0.2, 0.3]
-    assert [len(each["looks"]) for each in record(tmp_path)["other_looks"]] == [1]
+
+
+def test_a_changed_configuration_of_one_step_is_a_comparison_of_its_own(tmp_path):
+    """The baseline is the same: the looks count, and the new comparison has one at the reserve."""
+    configurations = dict.fromkeys(EFFECTS, "a")
+    report(tmp_path, 3, configurations=configurations)
+    changed = report(tmp_path, 3, configurations={**configurations, "small": "b"})
+    assert shares(changed) == [0.2, 0.05] and changed.planned == 4
+    assert [v.look for v in changed.verdicts] == [1, 2, 1]
+    other = report(tmp_path, 3, configurations=dict.fromkeys(EFFECTS, "c"))
+    assert shares(other) == [0.2] and other.planned == 3
 
 
 def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_path):
@@ -420,7 +458,7 @@ def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_
     before = report(tmp_path, 3, arms=few, declared=few)
     waiting = {("none", 3): SeedOutcome(3, None, reason="running", ended=False)}
     study = report(tmp_path, 3, waiting)
-    assert study.taken is None and shares(study) == [0.2]
+    assert study.plan.taken is None and shares(study) == [0.2]
     assert by_step(study)["small"].to_json() == by_step(before)["small"].to_json()
     # Known since that report, but not since the look.
     assert by_step(report(tmp_path, 3))["none"].look == 2
@@ -428,62 +466,39 @@ def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_
 
 def test_a_table_with_labels_takes_no_look(tmp_path):
     study = report(tmp_path, 3, exploratory=True)
-    assert study.taken is None and not by_step(study)["large"].is_given
+    assert study.plan.taken is None and not by_step(study)["large"].is_given
 
 
 def test_a_changed_rule_is_judged_at_the_same_cost_and_marked(tmp_path):
     rule = VerdictRule(band=0.05)
     report(tmp_path, 3, rule=rule)
     study = report(tmp_path, 5, rule=rule)
-    assert words(study)["none"] is EQUIVALENT
+    assert words(study)["none"] is EQUIVALENT and words(study)["large"] is BETTER
     wider = report(tmp_path, 5, rule=replace(rule, band=1.0))
-    assert shares(wider) == [0.2, 0.3] and set(words(wider).values()) == {EQUIVALENT}
+    assert shares(wider) == [0.2] and set(words(wider).values()) == {EQUIVALENT}
     for verdict in wider.verdicts:
         assert verdict.remarks[-1] == "rule changed after results: band"
-    (former,) = record(tmp_path)["former"]
-    assert former["verdicts"]["large vs base"] == "BETTER"
     again = report(tmp_path, 5, rule=replace(rule, band=1.0))
-    assert verdicts_to_json(again) == verdicts_to_json(wider)
+    assert verdicts_record(again) == verdicts_record(wider)
+    back = report(tmp_path, 5, rule=rule)
+    assert back.verdicts[0].remarks[-1] == "rule changed after results: now as before"
+    assert words(back) == words(study)
 
 
 def test_looks_do_not_depend_on_how_often_the_study_was_reported(tmp_path):
     for folder in ("often", "seldom"):
         (tmp_path / folder).mkdir()
     for n in (1, 2, 3, 3, 4, 4, 5, 6, 7, 8):
-        report(tmp_path / "often", n)
+        often = report(tmp_path / "often", n)
     for n in (3, 5, 8):
-        report(tmp_path / "seldom", n)
-    often, seldom = (tmp_path / each / VERDICTS_FILE for each in ("often", "seldom"))
-    assert often.read_bytes() == seldom.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda looks: looks[0].update(share=1.5),
-        lambda looks: looks[0].update(share=-0.2),
-        lambda looks: looks[0].update(n="three"),
-        lambda looks: looks.append(looks[0]),
-        lambda looks: looks[0].update(family=["large vs base"]),
-        lambda looks: looks[0].update(verdicts=[1]),
-        lambda looks: looks[0]["verdicts"]["large vs base"].update(verdict="BEST"),
-        lambda looks: looks[0]["verdicts"]["large vs base"].pop("differences"),
-    ],
-)
-def test_a_damaged_record_of_looks_is_named(tmp_path, damage):
-    report(tmp_path, 3)
-    content = record(tmp_path)
-    damage(content["looks"])
-    (tmp_path / VERDICTS_FILE).write_text(json.dumps(content))
-    with pytest.raises(ConfigError) as caught:
-        report(tmp_path, 3)
-    assert caught.value.codes == ["run.damaged"]
+        seldom = report(tmp_path / "seldom", n)
+    assert verdicts_record(often) == verdicts_record(seldom)
 
 
 def test_rounding_needs_no_further_seeds(tmp_path):
     same = {("none", s): SeedOutcome(s, LOSSES["base"][s - 1] + 1e-7 * s) for s in range(1, 4)}
     study = report(tmp_path, 3, same)
-    assert "none vs base" in study.taken.closed and words(study)["none"] is INCONCLUSIVE
+    assert "none vs base" in study.closed[-1] and words(study)["none"] is INCONCLUSIVE
 
 
 def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
@@ -496,19 +511,30 @@ def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
     assert verdicts_exit_code(document_of(decided), strict=True) == 0
 
 
-def test_a_look_waits_for_the_a_a_step(tmp_path):
-    """A word without it could not be marked if it fails later."""
+def test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all():
     pair = [Contrast.pair("none", "base", "a/a")]
-    runs = outcomes(3)
-    running = {**runs, "none": runs["none"][:2]}
     arms = [arm for arm in EFFECTS if arm != "none"]
-    plan = VerdictPlan(RULE, schedule=LookSchedule(LOOKS), declared={"": contrasts(arms)})
-    for results, taken in ((running, False), (runs, True)):
-        study = judge_study([("", contrasts(arms), results)], plan, [("", pair, results)])
-        assert bool(study.plan.schedule.taken) is taken
-    failed = {**runs, "none": [*runs["none"][:2], SeedOutcome(3, None, reason="failed: disk")]}
-    study = judge_study([("", contrasts(arms), failed)], plan, [("", pair, failed)])
-    assert study.plan.schedule.last.n == 3
+    plan = VerdictPlan(RULE, looks=LOOKS, declared={"": contrasts(arms)}, controls=pair)
+    runs = outcomes(3)
+    absent = {**runs, "none": []}
+    running = {**runs, "none": runs["none"][:2]}
+    shifted = [SeedOutcome(run.seed, run.loss - 0.3) for run in runs["base"]]
+    failed = [replace(run, loss=run.loss + 1e-3 * run.seed) for run in shifted]
+    for results, remark, code in (
+        (absent, "its A/A step has not ended", 0),
+        (running, "its A/A step has not ended", 0),
+        (runs, None, 0),
+        ({**runs, "none": failed}, AA_FAILED, 4),
+    ):
+        parts = [("", contrasts(arms), results)]
+        study = judge_study(parts, declare(plan, parts), [("", pair, results)])
+        large = by_step(study)["large"]
+        assert large.word is BETTER and large.look == 1
+        seen = [r for r in ("its A/A step has not ended", AA_FAILED) if r in large.remarks]
+        assert (
+            seen == [remark] * (remark is not None)
+            and verdicts_exit_code(document_of(study)) == code
+        )
 
 
 def test_a_line_fits_the_terminal(tmp_path):

@@ -11,10 +11,11 @@ from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
 from lib.report.answer import answer, notices
 from lib.report.contrast_tests import VerdictRule
+from lib.report.options import LookPlan
 from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.render import TableSection
+from lib.report.replay import VerdictPlan
 from lib.report.study import study_document, study_series
-from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import build_table
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -375,8 +376,9 @@ def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
 
 def test_a_changed_rule_is_stated(study):
     runs, _ = study
-    former = {"rule": {"band": 1.0}, "verdicts": {}}
-    table = build_table("demo", runs, verdict_plan=VerdictPlan(former=(former,)))
+    plan = VerdictPlan(VerdictRule(band=1.0), looks=LookPlan.fixed(3))
+    known = build_table("demo", runs, verdict_plan=plan).verdicts.plan
+    table = build_table("demo", runs, verdict_plan=replace(known, rule=VerdictRule()))
     parsed = Parsed(page_of(table))
     assert "rule changed after results" in parsed.text
     assert {line["remark"][0] for line in parsed.tables["Verdicts"]} == {"a"}

@@ -5,9 +5,10 @@ import pytest
 
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast
-from lib.report.looks import Look, LookSchedule
+from lib.report.declarations import Look, LookSchedule
 from lib.report.options import LookPlan
-from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.replay import VerdictPlan, declare
+from lib.report.study_verdicts import judge_study
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, at_looks, differences
 
@@ -32,14 +33,15 @@ def outcomes(losses_AN, n):
 
 def judged_at_looks(losses_AN, rule):
     """Return word and look of each contrast from the product, after all looks."""
-    plan = VerdictPlan(rule, schedule=LookSchedule(PLAN))
+    plan = VerdictPlan(rule, looks=PLAN)
     for n, share in PLANNED + UNPLANNED:
-        study = judge_study([("", FAMILY, outcomes(losses_AN, n))], plan)
-        plan = study.plan
-        if study.taken is None:
-            assert plan.schedule.last.closed == study.plan.family
+        parts = [("", FAMILY, outcomes(losses_AN, n))]
+        plan = declare(plan, parts)
+        study = judge_study(parts, plan)
+        if plan.taken is None:
+            assert study.closed[-1] == set(study.family)
             break
-        assert study.taken.share == pytest.approx(share)
+        assert plan.taken.share == pytest.approx(share)
     words = np.array([CODES.get(verdict.word, 1) for verdict in study.verdicts])
     looks = np.array([0 if v.look is None else v.look - 1 for v in study.verdicts])
     return words, np.where(words > 0, looks, 0)

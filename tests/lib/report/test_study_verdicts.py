@@ -1,6 +1,5 @@
 """Verdicts of a study from its run directories, and their record beside the runs."""
 
-import json
 import random
 from dataclasses import replace
 
@@ -10,10 +9,12 @@ from lib.errors import ConfigError
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast, contrasts_of
-from lib.report.study_verdicts import VerdictPlan, judge_study
+from lib.report.declarations import DECLARATIONS_FILE, read_declarations
+from lib.report.options import LookPlan
+from lib.report.replay import VerdictPlan
+from lib.report.study_verdicts import VERDICTS_FILE, judge_study
 from lib.report.table import build_table
 from lib.report.text import format_p, legend, verdict_lines, verdicts_exit_code
-from lib.report.verdict_record import VERDICTS_FILE, with_other_studies, with_record
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.report.documents import document_of
@@ -81,43 +82,72 @@ def test_the_record_does_not_depend_on_the_order_of_runs(study, tmp_path):
     assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
 
 
-def test_a_changed_rule_is_marked_and_the_former_words_stay(study, tmp_path):
-    runs = study()
-    write_tables(
-        document_of(build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path))), tmp_path
-    )
-    first = (tmp_path / VERDICTS_FILE).read_bytes()
-    again = build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path))
+def declared(folder, plan=BAND):
+    """Return the plan of one look at five seeds, with the declarations of the folder."""
+    known = read_declarations(folder)
+    return replace(plan, looks=LookPlan.fixed(5), declarations=known, folder=folder)
+
+
+def test_a_changed_rule_is_marked_and_the_words_are_those_of_the_present_one(study, tmp_path):
+    runs, folder = study(), tmp_path / "here"
+    first = build_table("demo", runs, verdict_plan=declared(folder))
+    write_tables(document_of(first), tmp_path)
+    expected = (tmp_path / VERDICTS_FILE).read_bytes()
+    again = build_table("demo", runs, verdict_plan=declared(folder))
     write_tables(document_of(again), tmp_path)
-    assert (tmp_path / VERDICTS_FILE).read_bytes() == first
+    assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
     wider = replace(BAND, rule=VerdictRule(band=0.5, alpha=0.01))
-    table = build_table("demo", runs, verdict_plan=with_record(wider, tmp_path))
-    assert set(words(table).values()) == {EQUIVALENT}
-    for verdict in table.verdicts.verdicts:
-        assert verdict.remarks[-1] == "rule changed after results: alpha, band"
-    write_tables(document_of(table), tmp_path)
-    (former,) = json.loads((tmp_path / VERDICTS_FILE).read_text())["former"]
-    assert former["rule"]["band"] == 0.05 and former["verdicts"]["wide vs base"] == "BETTER"
+    # Also in a table that takes no look, and writes nothing.
+    shown = replace(declared(folder, wider), exploratory=True)
+    for plan in (shown, declared(folder, wider)):
+        table = build_table("demo", runs, verdict_plan=plan)
+        assert set(words(table).values()) == {EQUIVALENT}
+        for verdict in table.verdicts.verdicts:
+            assert verdict.remarks[-1] == "rule changed after results: alpha, band"
+    assert len(read_declarations(folder).plans) == 2
 
 
 def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     here = tmp_path / "here"
-    table = build_table("demo", study(), verdict_plan=BAND)
+    table = build_table("demo", study(), verdict_plan=declared(here))
     evaluation_set = table.verdicts.evaluation_set
     assert len(evaluation_set) == 64 and "other study" not in " ".join(
         legend(document_of(table.verdicts))
     )
+    line = (here / DECLARATIONS_FILE).read_text()
     for name, content in {
-        "same": json.dumps({"evaluation_set": evaluation_set}),
-        "damaged": "{",
-        "elsewhere": json.dumps({"evaluation_set": "0" * 64}),
-        "here": json.dumps({"evaluation_set": evaluation_set}),
+        "same": line,
+        "damaged": "{\n",
+        "elsewhere": line.replace(evaluation_set, "0" * 64),
     }.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / VERDICTS_FILE).write_text(content)
-    table = build_table("demo", study(), verdict_plan=with_other_studies(BAND, here))
-    assert table.verdicts.on_same_documents == ["damaged (unreadable record)", "same"]
+        (tmp_path / name / DECLARATIONS_FILE).write_text(content)
+    table = build_table("demo", study(), verdict_plan=declared(here))
+    others = ["damaged (unreadable declarations)", "same"]
+    assert table.verdicts.on_same_documents == others
     assert "2 other studies" in " ".join(legend(document_of(table.verdicts)))
+    # Another configuration in the same folder is another study.
+    for arms in read_declarations(here).plans[0].family.values():
+        for digest in arms.values():
+            line = line.replace(digest, "0" * 16)
+    (here / DECLARATIONS_FILE).write_text(line)
+    table = build_table("demo", study(), verdict_plan=declared(here))
+    assert table.verdicts.on_same_documents[1] == "here (another configuration)"
+
+
+def test_a_damaged_line_is_named_and_a_part_is_judged_among_all_comparisons(study, tmp_path):
+    runs, folder = study(), tmp_path / "here"
+    build_table("demo", runs, verdict_plan=declared(folder))
+    part = [run for run in runs if run.variant.slug != "gate"]
+    (verdict,) = build_table("demo", part, verdict_plan=declared(folder)).verdicts.verdicts
+    assert verdict.planned == 3
+    damaged = len((folder / DECLARATIONS_FILE).read_text().splitlines()) + 1
+    with (folder / DECLARATIONS_FILE).open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(ConfigError) as caught:
+        declared(folder)
+    assert caught.value.codes == ["run.damaged"]
+    assert caught.value.problems[0].where == f"{folder / DECLARATIONS_FILE}:{damaged}"
 
 
 def test_runs_without_a_divergence_leave_its_rate_open(study, make_run):
@@ -130,20 +160,6 @@ def test_runs_without_a_divergence_leave_its_rate_open(study, make_run):
     assert "0 of" not in " ".join(
         legend(document_of(build_table("demo", stuck, verdict_plan=BAND).verdicts))
     )
-
-
-def test_a_part_of_the_study_is_still_judged_among_all_comparisons(study, tmp_path):
-    runs = study()
-    write_tables(document_of(build_table("demo", runs, verdict_plan=BAND)), tmp_path)
-    part = [run for run in runs if run.variant.slug != "gate"]
-    (verdict,) = build_table(
-        "demo", part, verdict_plan=with_record(BAND, tmp_path)
-    ).verdicts.verdicts
-    assert verdict.planned == 3
-    (tmp_path / VERDICTS_FILE).write_text("{}")
-    with pytest.raises(ConfigError) as caught:
-        with_record(BAND, tmp_path)
-    assert caught.value.codes == ["run.damaged"]
 
 
 def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make_run):

@@ -14,8 +14,8 @@ from lib.console import shown
 from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
 from lib.report.options import BITS_PER_BYTE
+from lib.report.replay import VerdictPlan
 from lib.report.series import evaluation_curves, runs_of_rows, training_differences
-from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import NOT_JUDGED, build_table, marginal_effects
 from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

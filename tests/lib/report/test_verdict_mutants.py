@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lib.report import contrast_tests, contrasts, study_verdicts, verdict_record, verdicts
+from lib.report import contrast_tests, contrasts, replay, study_verdicts, verdicts
 from lib.report.contrast_tests import ContrastSample
 from lib.report.contrasts import Contrast
-from lib.report.looks import LookSchedule
+from lib.report.declarations import Declarations, LookSchedule
+from lib.report.replay import Replay
 from lib.report.significance import bonferroni, holm
 from lib.report.verdicts import VerdictWord
 from tests.lib.report import test_looks, test_simulated, test_verdicts
@@ -166,29 +167,19 @@ def _folder(test):
 
 
 def _judged_by_study(change):
-    """Return a plant that changes how ``judge_study`` judges; ``change`` gets its arguments."""
-    return _function(study_verdicts, "judge", lambda judge: lambda *a: judge(*change(*a)))
+    """Return a plant that changes how the looks are judged; ``change`` gets the arguments."""
+    return _function(replay, "judge", lambda judge: lambda *a: judge(*change(*a)))
 
 
-def _any_arm(blocks):
-    """Return blocks that are complete as soon as one of their runs has ended."""
+def _any_seeds(patch):
+    """Plant a look that does not require the seeds of earlier looks."""
+    due = Replay._due
 
-    def changed(parts, plan, aa_parts=()):
-        runs = [run for _, _, outcomes in parts for arm in outcomes.values() for run in arm]
-        return tuple(sorted({run.seed for run in runs if run.ended}))
+    def changed(self):
+        self.looks = [replace(look, seeds=()) for look in self.looks]
+        return due(self)
 
-    return changed
-
-
-def _any_seeds(look):
-    """Return a look that does not ask whether the seeds of earlier looks are there."""
-
-    def changed(plan, seeds, *rest):
-        schedule = plan.schedule
-        taken = tuple(replace(each, seeds=()) for each in schedule.taken)
-        return look(replace(plan, schedule=replace(schedule, taken=taken)), seeds, *rest)
-
-    return changed
+    patch.setattr(Replay, "_due", changed)
 
 
 REPORTS = _folder(
@@ -345,40 +336,42 @@ MUTANTS = [
     ),
     EngineMutant(
         "spending reset at each report",
-        _function(
-            verdict_record,
-            "_schedule_from_json",
-            lambda f: lambda record, rule, plan: LookSchedule(plan),
+        lambda patch: patch.setattr(
+            replay,
+            "append_declarations",
+            lambda folder, missing: Declarations(tuple(missing(Declarations()))),
         ),
-        REPORTS,
+        STAYS,
     ),
     EngineMutant(
         "unplanned looks for nothing",
-        lambda patch: patch.setattr(LookSchedule, "_half_of_reserve", lambda self: 1e-9),
+        lambda patch: patch.setattr(LookSchedule, "reserve_share", 1e-9),
         REPORTS,
     ),
     EngineMutant(
-        "a look as soon as one run has ended",
-        _function(study_verdicts, "complete_blocks", _any_arm),
+        "a comparison judged as soon as one run has ended",
+        lambda patch: patch.setattr(Replay, "_has_ended", lambda *a: True),
         _folder(
-            lambda folder: test_looks.test_a_block_with_an_open_run_gives_no_word(folder, "none")
+            lambda folder: test_looks.test_a_comparison_waits_for_its_own_runs_only(
+                folder, "none", {"large", "small"}
+            )
         ),
     ),
     EngineMutant(
-        "looks of each step",
-        lambda patch: patch.setattr(study_verdicts, "complete_blocks", lambda *a: (1, 2, 3, 4, 5)),
-        _folder(
-            test_looks.test_a_part_of_the_study_takes_no_look_and_keeps_the_family_and_the_record
-        ),
-    ),
-    EngineMutant(
-        "a look without the A/A step",
+        "words of a part as those of the whole",
         _function(
-            study_verdicts,
-            "complete_blocks",
-            lambda blocks: lambda parts, plan, aa: blocks(parts, plan),
+            replay, "ErrorLevel", lambda level: lambda share, _=1, *a: level(share, True, *a)
         ),
-        _folder(test_looks.test_a_look_waits_for_the_a_a_step),
+        _folder(
+            lambda folder: test_looks.test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(
+                folder, "shared"
+            )
+        ),
+    ),
+    EngineMutant(
+        "a word without the A/A step as with it",
+        lambda patch: patch.setattr(Replay, "_aa_contrasts", lambda self: []),
+        test_looks.test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all,
     ),
     EngineMutant(
         "pairing of one step as a fact",
@@ -396,20 +389,18 @@ MUTANTS = [
     ),
     EngineMutant(
         "seed replaced after a failure",
-        _function(study_verdicts, "_look", _any_seeds),
+        _any_seeds,
         _folder(test_looks.test_a_seed_that_a_look_has_seen_cannot_be_replaced),
     ),
     EngineMutant(
         "added comparisons judged at the last look",
-        lambda patch: patch.setattr(LookSchedule, "added", lambda self, family: frozenset()),
+        _function(replay, "is_declared", lambda f: lambda name, arms, family: True),
         _folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
     ),
     EngineMutant(
-        "a look at added comparisons ends the others",
-        lambda patch: patch.setattr(
-            LookSchedule, "standing", property(lambda self: self.last.verdicts)
-        ),
-        _folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
+        "a look at another configuration counts",
+        lambda patch: patch.setattr(Declarations, "concerning", lambda self, arms: self),
+        _folder(test_looks.test_a_study_without_common_runs_has_looks_and_a_family_of_its_own),
     ),
     EngineMutant(
         "m of the tested contrasts",
@@ -438,7 +429,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "words judged again",
-        lambda patch: patch.setattr(LookSchedule, "words", property(lambda self: {})),
+        lambda patch: patch.setattr(replay, "LASTING_WORDS", ()),
         STAYS,
     ),
     EngineMutant(

@@ -1,0 +1,503 @@
+"""Declarations of a study: rule, family, planned looks, and each look that was taken.
+
+The error rate rests on them: a family must not shrink after results are seen, and a look costs its
+share of alpha whatever it showed. They are the lines of one file beside the runs, appended before a
+run starts or a look is judged, and read as an input of the verdicts. A word is never among them.
+
+A folder may have several studies, such as before and after a change of MAX_ITERS. A line concerns a
+study if they have a run in common: name and configuration, without the seed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError
+from lib.files import canonical_json, file_lock, fsync_directory, naming, no_follow
+from lib.json_files import (
+    MissingRecord,
+    RecordError,
+    parse_json_line,
+    read_json_object,
+    read_record,
+)
+from lib.report.options import LookPlan, sum_of_shares
+
+DECLARATIONS_FILE = "declarations.jsonl"
+# Written by earlier versions of this program, with words; imported once, without them.
+_FORMER_FILE, _FORMER_SCHEMA = "verdicts.json", 3
+_ADVICE = "move it aside: its looks then no longer count, and the report says so"
+_DIGEST_DIGITS = 16
+_MAX_BYTES = 1 << 26
+_MAX_SEED = 2**63
+# Years of dates that are possible.
+_MAX_TIME = 1e11
+
+# Name of a comparison → arm → digest of its configuration without the seed, "" if unknown.
+Family = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class DeclaredPlan:
+    """What a study declared before its runs: rule, planned looks, seeds, and comparisons."""
+
+    rule: Mapping[str, Any]
+    looks: LookPlan
+    seeds: tuple[int, ...]
+    family: Family
+    # Seconds since the epoch.
+    at: float = 0.0
+    imported: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line of the file."""
+        line: dict[str, Any] = {"kind": "plan", "at": _date(self.at), "rule": dict(self.rule)}
+        line |= {"look_plan": asdict(self.looks), "seeds": list(self.seeds)}
+        return line | _ending(self)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look that was taken: the study judged after ``n`` complete blocks."""
+
+    number: int
+    n: int
+    share: float
+    # False if the share came out of the reserve.
+    planned: bool
+    # Seeds of the blocks.
+    seeds: tuple[int, ...] = ()
+    # Whether only comparisons were judged that were added after the look before, at the same seeds.
+    is_at_added: bool = False
+    family: Family = field(default_factory=dict)
+    # Comparisons whose runs had ended → seconds since the epoch.
+    judged: Mapping[str, float] = field(default_factory=dict)
+    # Digest of the evaluation documents; "" if unknown.
+    evaluation_set: str = ""
+    at: float = 0.0
+    imported: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line of the file."""
+        line: dict[str, Any] = {
+            "kind": "look",
+            "at": _date(self.at),
+            "number": self.number,
+            "n": self.n,
+        }
+        line |= {"share": self.share, "planned": self.planned, "added": self.is_at_added}
+        line |= {"seeds": list(self.seeds), "judged": sorted(self.judged)}
+        return line | {"evaluation_set": self.evaluation_set} | _ending(self)
+
+
+def _ending(line: DeclaredPlan | Look) -> dict[str, Any]:
+    family = {name: dict(arms) for name, arms in line.family.items()}
+    return {"family": family} | ({"imported": True} if line.imported else {})
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """The lines of a file in their order, or those that concern one study."""
+
+    lines: tuple[DeclaredPlan | Look, ...] = ()
+    # Whether a crash left a part of a line, which declares nothing.
+    incomplete: bool = False
+
+    @property
+    def plans(self) -> list[DeclaredPlan]:
+        """Return the declared plans, the oldest first."""
+        return [line for line in self.lines if isinstance(line, DeclaredPlan)]
+
+    @property
+    def looks(self) -> list[Look]:
+        """Return each look once, numbered from 1: several processes may have declared it.
+
+        A look without alpha left for it cannot give a word and is left out.
+        """
+        looks: dict[Any, Look] = {}
+        for line in self.lines:
+            if not isinstance(line, Look):
+                continue
+            key = (line.seeds, line.is_at_added and tuple(sorted(line.family)))
+            first = looks.setdefault(key, line)
+            looks[key] = replace(first, judged={**line.judged, **first.judged})
+        counted: list[Look] = []
+        for look in looks.values():
+            if sum_of_shares([*(each.share for each in counted), look.share]) <= 1:
+                counted.append(replace(look, number=len(counted) + 1))
+        return counted
+
+    def concerning(self, arms: Mapping[str, str]) -> "Declarations":
+        """Return the lines with one of ``arms`` (name → configuration)."""
+        return replace(self, lines=tuple(line for line in self.lines if _concerns(line, arms)))
+
+    def with_lines(self, lines: Iterable[DeclaredPlan | Look]) -> "Declarations":
+        """Return the declarations after further ones."""
+        return replace(self, lines=(*self.lines, *lines))
+
+
+def _concerns(line: DeclaredPlan | Look, arms: Mapping[str, str]) -> bool:
+    return any(
+        name in arms and _same_digest(digest, arms[name])
+        for each in line.family.values()
+        for name, digest in each.items()
+    )
+
+
+def _same_digest(one: str, other: str) -> bool:
+    return one == other or not one or not other
+
+
+def configuration_digest(identity: Mapping[str, Any]) -> str:
+    """Return the digest of an identity without its seed: that of every run of an arm."""
+    text = canonical_json({name: value for name, value in identity.items() if name != "seed"})
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_DIGITS]
+
+
+def is_declared(name: str, arms: Mapping[str, str], family: Family) -> bool:
+    """Return whether ``family`` has the comparison ``name`` of these arms and configurations."""
+    known = family.get(name)
+    return (
+        known is not None
+        and known.keys() == arms.keys()
+        and all(_same_digest(digest, arms[arm]) for arm, digest in known.items())
+    )
+
+
+def family_size(families: Iterable[Family]) -> int:
+    """Return the number of different comparisons: of other arms or configurations is another one."""
+    known: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for family in families:
+        for name, arms in family.items():
+            digests = known.setdefault((name, *sorted(arms)), set())
+            if all(arms.values()):
+                digests.add(tuple(arms[arm] for arm in sorted(arms)))
+    return sum(max(1, len(digests)) for digests in known.values())
+
+
+# Looks: the numbers of seeds after which a study is judged, and the part of alpha that each spends.
+#
+# Each look j tests the undecided comparisons at ``share_j * alpha``. The shares of all looks sum to
+# at most 1, so the probability of a false word stays below alpha at any number of looks (union bound;
+# the plain form of the group-sequential procedures in Tamhane et al. 2021). What the planned looks
+# leave is the reserve: each unplanned look takes half of the rest.
+
+
+@dataclass(frozen=True)
+class LookSchedule:
+    """The planned looks of a study, and those taken so far, the oldest first."""
+
+    plan: LookPlan
+    taken: tuple[Look, ...] = ()
+
+    @property
+    def last(self) -> Look | None:
+        """Return the look at most seeds, the latest of them; None before the first."""
+        return max(reversed(self.taken), key=lambda look: look.n, default=None)
+
+    @property
+    def spent(self) -> float:
+        """Return the part of alpha that the looks have spent."""
+        return float(sum_of_shares([look.share for look in self.taken]))
+
+    @property
+    def reserve_share(self) -> float:
+        """Return the share of an unplanned look: half of the rest of the reserve."""
+        unplanned = [look.share for look in self.taken if not look.planned]
+        planned = [look.share for look in self.taken if look.planned]
+        # Looks of several studies that were joined may have planned more than one plan.
+        left = min(self.plan.reserve, 1 - sum_of_shares(planned)) - sum_of_shares(unplanned)
+        return float(max(Decimal(0), left / 2))
+
+    @property
+    def judged(self) -> int:
+        """Return the largest number of seeds that was judged."""
+        return self.last.n if self.last else 0
+
+    def next_planned(self) -> int | None:
+        """Return the number of seeds of the next planned look; None if none is left."""
+        return next((n for n in self.plan.seeds if n > self.judged), None)
+
+    def due(self, n: int) -> Look | None:
+        """Return the look to take after ``n`` blocks; None if none is due, or no alpha is left."""
+        if n <= self.judged:
+            return None
+        waiting = [(s, share) for s, share in self._planned if s > self.judged]
+        number = len(self.taken) + 1
+        if not waiting:
+            share = self.reserve_share
+            return Look(number, n, share, planned=False) if share else None
+        # The share of a skipped planned look is lost.
+        shares = [share for seeds, share in waiting if seeds <= n]
+        return Look(number, n, shares[-1], planned=True) if shares else None
+
+    def share_at(self, n: int) -> float:
+        """Return the share of the look that decides about ``n`` seeds, if it is the next one."""
+        for seeds, share in self._planned:
+            if seeds > self.judged and seeds >= n:
+                return share
+        return self.reserve_share
+
+    @property
+    def _planned(self) -> list[tuple[int, float]]:
+        return list(zip(self.plan.seeds, self.plan.shares, strict=True))
+
+
+# The file.
+
+
+def read_declarations(folder: Path) -> Declarations:
+    """Return the declarations of the studies in ``folder``; those of a former record if none.
+
+    Raises ConfigError with the line that is damaged: it may be a look, which must not be forgotten.
+    """
+    path = folder / DECLARATIONS_FILE
+    try:
+        content = read_record(path, "one JSON object per line", _MAX_BYTES)
+    except MissingRecord:
+        content = b""
+    except RecordError as error:
+        raise _damaged(error) from None
+    complete, newline, rest = content.rpartition(b"\n")
+    if not content:
+        return Declarations(_former(folder / _FORMER_FILE))
+    lines = []
+    for number, text in enumerate(complete.split(b"\n") if newline else (), 1):
+        try:
+            lines.append(_line(parse_json_line(path, number, text)))
+        except RecordError as error:
+            raise _damaged(error) from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise _damaged(RecordError(path, "a plan or a look", _reason(error), number)) from None
+    return Declarations(tuple(lines), incomplete=bool(rest))
+
+
+def append_declarations(
+    folder: Path, missing: Callable[[Declarations], Sequence[DeclaredPlan | Look]]
+) -> Declarations:
+    """Append the declarations that ``missing`` returns for the present ones; return all of them.
+
+    Other processes wait meanwhile. A part of a line that a crash left is removed: nothing was judged
+    before the whole line was on the disk. Raises ConfigError if the file is damaged, RunError if it
+    is a link.
+    """
+    if not missing(read_declarations(folder)):
+        return read_declarations(folder)
+    path = folder / DECLARATIONS_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    with naming(path), file_lock(path):
+        known = read_declarations(folder)
+        new = list(missing(known))
+        # The imported ones are not in the file yet.
+        lines = [*known.lines, *new] if not path.stat().st_size else new
+        if new:
+            _append(path, "".join(canonical_json(line.to_json()) + "\n" for line in lines))
+    return replace(known.with_lines(new), incomplete=False)
+
+
+def _append(path: Path, text: str) -> None:
+    descriptor = no_follow(path, os.O_RDWR | os.O_APPEND)
+    try:
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
+        data = text.encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    fsync_directory(path.parent)
+
+
+def _damaged(error: RecordError) -> ConfigError:
+    return ConfigError(*(replace(problem, next=_ADVICE) for problem in error.problems))
+
+
+def _reason(error: Exception) -> str:
+    text = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
+    return text[:200]
+
+
+def _line(fields: Mapping[str, Any]) -> DeclaredPlan | Look:
+    """Return the declaration of a line. Raises KeyError, TypeError or ValueError if it is none."""
+    kind = _typed(fields["kind"], str)
+    family = _family(fields["family"])
+    at = datetime.fromisoformat(_typed(fields["at"], str)).timestamp()
+    seeds = _seeds(fields["seeds"])
+    imported = _typed(fields.get("imported", False), bool)
+    if not 0 <= at <= _MAX_TIME or kind not in ("plan", "look"):
+        raise ValueError(f"{kind} at {at}")
+    if kind == "plan":
+        return DeclaredPlan(
+            _rule(fields["rule"]), _look_plan(fields["look_plan"]), seeds, family, at, imported
+        )
+    names = [_typed(name, str) for name in _typed(fields["judged"], list)]
+    return _checked(
+        Look(
+            number=_typed(fields["number"], int),
+            n=_typed(fields["n"], int),
+            share=_typed(fields["share"], float, int),
+            planned=_typed(fields["planned"], bool),
+            seeds=seeds,
+            is_at_added=_typed(fields["added"], bool),
+            family=family,
+            judged=dict.fromkeys(names, at),
+            evaluation_set=_typed(fields["evaluation_set"], str),
+            at=at,
+            imported=imported,
+        )
+    )
+
+
+def _checked(look: Look) -> Look:
+    if look.n != len(look.seeds) or not look.seeds:
+        raise ValueError(f"n of {len(look.seeds)} seeds, got {look.n}")
+    if not 0 < look.share <= 1:
+        raise ValueError(f"a share above 0 and at most 1, got {look.share}")
+    return look
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    # Not isinstance: True is an integer in Python, but not in JSON.
+    if type(value) not in kinds:
+        raise TypeError(f"expected {kinds[0].__name__}, got {json.dumps(value)[:60]}")
+    return value
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    seeds = tuple(_typed(seed, int) for seed in _typed(value, list))
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < _MAX_SEED for seed in seeds):
+        raise ValueError(f"different seeds of at least 0, got {str(value)[:60]}")
+    return tuple(sorted(seeds))
+
+
+def _family(value: Any) -> Family:
+    return {
+        name: {arm: _typed(digest, str) for arm, digest in _typed(arms, dict).items()}
+        for name, arms in _typed(value, dict).items()
+    }
+
+
+def _rule(value: Any) -> dict[str, Any]:
+    return {n: _typed(v, str, float, int, bool) for n, v in _typed(value, dict).items()}
+
+
+def _look_plan(value: Any) -> LookPlan:
+    fields = _typed(value, dict)
+    shares = tuple(float(_typed(s, float, int)) for s in _typed(fields["shares"], list))
+    plan = LookPlan(tuple(_typed(n, int) for n in _typed(fields["seeds"], list)), shares)
+    if plan.problems:
+        raise ValueError(plan.problems[0].what)
+    return plan
+
+
+# The record of words of an earlier version.
+
+
+def _former(path: Path) -> tuple[DeclaredPlan | Look, ...]:
+    """Return the declarations of a former record of verdicts; () if there is none.
+
+    Raises ConfigError if it is damaged.
+    """
+    try:
+        record = read_json_object(path)
+        if record.get("schema_version") != _FORMER_SCHEMA:
+            return ()
+        return tuple(_imported(record, path.stat().st_mtime))
+    except MissingRecord:
+        return ()
+    except RecordError as error:
+        raise _damaged(error) from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        problem = RecordError(path, "a record of verdicts", _reason(error))
+        raise _damaged(problem) from None
+
+
+def _imported(record: Mapping[str, Any], at: float) -> list[DeclaredPlan | Look]:
+    """Return plan and looks of each study of the record; the looks come after the first rule."""
+    rules = [_rule(each["rule"]) for each in (*record["former"], record)]
+    for rule in rules:
+        # Every factorial design declares that it has none.
+        if rule.pop("simple_effects", True) is not True:
+            rule["simple_effects"] = False
+    shown = {
+        _name(v["step"], v["reference"]): dict.fromkeys(v["weights"], "")
+        for v in record["verdicts"]
+    }
+    evaluation_set = record.get("evaluation_set") or ""
+    lines: list[DeclaredPlan | Look] = []
+    for each in (record, *record["other_looks"]):
+        plan = each["look_plan"] and _look_plan(each["look_plan"])
+        looks = [_imported_look(look, shown, str(evaluation_set), at) for look in each["looks"]]
+        families = [shown] if each is record else []
+        family = {
+            k: v for known in (*families, *(x.family for x in looks)) for k, v in known.items()
+        }
+        if plan and family:
+            seeds = looks[-1].seeds if looks else ()
+            plans = [DeclaredPlan(rule, plan, seeds, family, at, True) for rule in rules]
+            lines += [plans[0], *looks, *plans[1:]]
+    return lines
+
+
+def _imported_look(fields: Mapping[str, Any], shown: Family, documents: str, at: float) -> Look:
+    family = {
+        _typed(name, str): {_typed(arm, str): "" for arm in arms}
+        for name, arms in _typed(fields["family"], dict).items()
+    }
+    family = family or {name: dict(arms) for name, arms in shown.items()}
+    return _checked(
+        Look(
+            number=_typed(fields["look"], int),
+            n=_typed(fields["n"], int),
+            share=_typed(fields["share"], float, int),
+            planned=_typed(fields["planned"], bool),
+            seeds=_seeds(fields["seeds"]),
+            is_at_added=_typed(fields["added"], bool),
+            family=family,
+            judged=dict.fromkeys(_typed(fields["verdicts"], dict), at),
+            evaluation_set=documents,
+            at=at,
+            imported=True,
+        )
+    )
+
+
+def _name(step: str, reference: str) -> str:
+    return f"{step} vs {reference}" if reference else step
+
+
+# Other studies.
+
+
+def studies_on(evaluation_set: str, folder: Path, arms: Mapping[str, str]) -> list[str]:
+    """Return the other studies, here and beside ``folder``, that were judged on the same documents.
+
+    One whose declarations cannot be read may be of a study on any documents.
+    """
+    if not evaluation_set:
+        return []
+    names = []
+    for other in sorted({folder, *folder.parent.glob("*/")}):
+        try:
+            known = read_declarations(other)
+        except ConfigError:
+            if other != folder:
+                names.append(f"{other.name} (unreadable declarations)")
+            continue
+        looks = [line for line in known.lines if isinstance(line, Look)]
+        if other == folder:
+            looks = [look for look in looks if not _concerns(look, arms)]
+        if any(look.evaluation_set == evaluation_set for look in looks):
+            names.append(other.name + " (another configuration)" * (other == folder))
+    return names

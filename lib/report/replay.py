@@ -1,0 +1,581 @@
+"""The looks at a study, judged anew in order on the runs that are there now.
+
+Words are given at looks (lib/report/declarations.py) and are not stored. A word of an earlier look
+stands for the later ones. A comparison is judged as soon as its own runs have ended.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lib.report.contrast_tests import PART_FACTOR, WHOLE_ALPHA, ErrorLevel, VerdictRule
+from lib.report.contrasts import AA_ROLE, EFFECT, Contrast
+from lib.report.declarations import (
+    DECLARATIONS_FILE,
+    Declarations,
+    DeclaredPlan,
+    Family,
+    Look,
+    LookSchedule,
+    append_declarations,
+    family_size,
+    is_declared,
+)
+from lib.report.options import NATS, LookPlan
+from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
+
+# Words that decide a comparison.
+LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
+
+# Name of a part, its planned comparisons, and the outcomes of its runs by variant.
+StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
+
+
+@dataclass(frozen=True)
+class VerdictPlan:
+    """Declarations before the first run (rule, looks, comparisons), and those recorded earlier."""
+
+    rule: VerdictRule = field(default_factory=VerdictRule)
+    # both, baseline or parent
+    against: str = "both"
+    # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
+    # interactions are, too. None for another design.
+    interactions: bool | None = None
+    # Planned looks; None judges once, without looks.
+    looks: LookPlan | None = None
+    # Seeds of the next look; all that have a run if empty.
+    seeds: tuple[int, ...] = ()
+    # Comparisons of the configured study, by arm, and those of its A/A steps.
+    declared: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
+    controls: Sequence[Contrast] = ()
+    # Arm → digest of its configuration without the seed.
+    configurations: Mapping[str, str] = field(default_factory=dict)
+    # All lines of the study's folder; None if nothing is written.
+    declarations: Declarations = field(default_factory=Declarations)
+    folder: Path | None = None
+    # True if rows are split by labels, or nothing is written: no look is taken.
+    exploratory: bool = False
+    # The look that was declared last, for these verdicts; None if none was due.
+    taken: Look | None = None
+    # Whether verdicts are given; a study of speed has none.
+    judged: bool = True
+    # Of losses and differences.
+    unit: str = NATS
+
+    @property
+    def rule_record(self) -> dict[str, Any]:
+        """Return the declared rule as plain JSON types."""
+        rule = {**asdict(self.rule), "against": self.against}
+        if self.interactions is not None:
+            rule |= {"interactions": self.interactions}
+        if self.unit != NATS:
+            rule |= {"unit": self.unit}
+        return rule
+
+    @property
+    def contrasts(self) -> dict[str, Contrast]:
+        """Return the declared comparisons by name, with the names of their parts."""
+        return _named_contrasts(self.declared.items())
+
+
+def declare(
+    plan: VerdictPlan,
+    parts: Sequence[StudyPart] = (),
+    evaluation_set: str = "",
+    at: float | None = None,
+) -> VerdictPlan:
+    """Return ``plan`` after it is declared, and with it the look that is due, before it is judged.
+
+    Both are appended to the file in its folder; at the time ``at``, by default now. A plan without
+    looks, or that takes none, is returned as it is.
+    """
+    if plan.looks is None or plan.exploratory:
+        return plan
+    now = time.time() if at is None else at
+
+    def missing(known: Declarations) -> list[DeclaredPlan | Look]:
+        replay = Replay(parts, replace(plan, declarations=known))
+        return [*replay.new_plan(now), *replay.new_looks(now, evaluation_set)]
+
+    before = len(Replay(parts, plan).looks)
+    if plan.folder is None:
+        known = plan.declarations.with_lines(missing(plan.declarations))
+    else:
+        known = append_declarations(plan.folder, missing)
+    plan = replace(plan, declarations=known)
+    return replace(plan, taken=next(iter(Replay(parts, plan).looks[before:]), None))
+
+
+class Replay:
+    """The looks of one study, judged in order on the runs that are there."""
+
+    def __init__(
+        self,
+        parts: Sequence[StudyPart],
+        plan: VerdictPlan,
+        control_parts: Sequence[StudyPart] = (),
+    ) -> None:
+        self.plan = plan
+        self.parts = [_named_contrasts([(part, contrasts)]) for part, contrasts, _ in parts]
+        self.controls = _named_contrasts((part, contrasts) for part, contrasts, _ in control_parts)
+        shown = {name: c for contrasts in self.parts for name, c in contrasts.items()}
+        self.family = plan.contrasts | shown
+        self.outcomes: dict[str, list[SeedOutcome]] = {}
+        for part, _, outcomes in (*parts, *control_parts):
+            for arm, runs in outcomes.items():
+                self.outcomes[f"{part}{arm}"] = list(runs)
+        self.ended = {
+            arm: {run.seed for run in runs if run.ended} for arm, runs in self.outcomes.items()
+        }
+        self.arms = {
+            arm: plan.configurations.get(arm, "") for c in self.family.values() for arm in c.weights
+        }
+        known = plan.declarations.concerning(self.arms)
+        self.known, self.looks = known, known.looks
+        self.schedule = None
+        if plan.looks is not None:
+            first = next((i for i, line in enumerate(known.lines) if isinstance(line, Look)), 0)
+            in_force = Declarations(known.lines[:first]).plans
+            looks = in_force[-1].looks if in_force else plan.looks
+            self.schedule = LookSchedule(looks, tuple(self.looks))
+        configured = plan.contrasts if plan.exploratory else self.family
+        families = [*(line.family for line in known.lines), self._declared(configured)]
+        self.planned = max(len(shown), family_size(families))
+
+    def _declared(self, contrasts: Mapping[str, Contrast]) -> Family:
+        return {name: self._arms_of(contrast) for name, contrast in contrasts.items()}
+
+    def _arms_of(self, contrast: Contrast) -> dict[str, str]:
+        return {arm: self.arms.get(arm, "") for arm in contrast.weights}
+
+    # Declaring.
+
+    def new_plan(self, at: float) -> list[DeclaredPlan]:
+        """Return the declaration of the plan, if the last one of this study is another."""
+        plan, known = self.plan, self.known.plans
+        assert plan.looks is not None
+        seeds = self.seeds
+        if not self.family or not seeds:
+            return []
+        now = DeclaredPlan(plan.rule_record, plan.looks, seeds, self._declared(self.family), at)
+        last = known[-1] if known else None
+        is_same = last is not None and (last.rule, last.looks, last.seeds, last.family) == (
+            now.rule,
+            now.looks,
+            now.seeds,
+            now.family,
+        )
+        return [] if is_same else [now]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the declared seeds."""
+        return tuple(
+            sorted(self.plan.seeds or {run.seed for runs in self.outcomes.values() for run in runs})
+        )
+
+    def new_looks(self, at: float, evaluation_set: str) -> list[Look]:
+        """Return the look that is due, or the looks with comparisons whose runs have ended since."""
+        look = self._due()
+        if look is not None:
+            family = self._declared(self.family)
+            look = replace(look, family=family, evaluation_set=evaluation_set, at=at)
+            return [replace(look, judged=dict.fromkeys(self._judged_at(look), at))]
+        later = []
+        for look in self.looks:
+            arrived = [name for name in self._judged_at(look) if name not in look.judged]
+            if arrived:
+                later.append(
+                    replace(look, judged=dict.fromkeys(arrived, at), at=at, imported=False)
+                )
+        return later
+
+    def _due(self) -> Look | None:
+        """Return the look at the declared seeds: a new one, or one at added comparisons, or none.
+
+        It is due as soon as the runs of an undecided comparison have ended. A seed of an earlier look
+        may not be omitted, whatever its outcome.
+        """
+        schedule, seeds = self.schedule, self.seeds
+        if schedule is None or len(seeds) < self.plan.rule.min_seeds:
+            return None
+        if any(not set(look.seeds) <= set(seeds) for look in self.looks):
+            return None
+        if schedule.last is None or schedule.last.n < len(seeds):
+            decided = self._replayed[1]
+            waiting = [c for name, c in self.family.items() if name not in decided]
+            look = schedule.due(len(seeds))
+        else:
+            waiting = [
+                c for name, c in self.family.items() if not self._declared_before(name, None)
+            ]
+            share, number = schedule.reserve_share, len(self.looks) + 1
+            look = Look(number, len(seeds), share, planned=False, is_at_added=True)
+            look = look if share else None
+        if look is None or not any(self._has_ended(c, seeds) for c in waiting):
+            return None
+        return replace(look, seeds=seeds)
+
+    def _declared_before(self, name: str, look: Look | None) -> bool:
+        """Return whether a look before ``look`` had the comparison in its family."""
+        earlier = self.looks if look is None else self.looks[: look.number - 1]
+        arms = self._arms_of(self.family[name])
+        return any(is_declared(name, arms, each.family) for each in earlier)
+
+    def _has_ended(self, contrast: Contrast, seeds: Iterable[int]) -> bool:
+        return all(set(seeds) <= self.ended.get(arm, set()) for arm in contrast.weights)
+
+    def _concerned(self, look: Look) -> list[str]:
+        """Return the comparisons that the look may judge."""
+        return [
+            name
+            for name, contrast in self.family.items()
+            if is_declared(name, self._arms_of(contrast), look.family)
+            and not (look.is_at_added and self._declared_before(name, look))
+        ]
+
+    def _judged_at(self, look: Look) -> list[str]:
+        concerned = self._concerned(look)
+        return [name for name in concerned if self._has_ended(self.family[name], look.seeds)]
+
+    # Judging.
+
+    def verdicts(self) -> tuple[list[ContrastVerdict], list[frozenset[str]]]:
+        """Return the verdict on each comparison, and the comparisons that each look closed."""
+        if self.schedule is None:
+            judged = [self._judged(list(part), self.outcomes, WHOLE_ALPHA) for part in self.parts]
+            return [verdict for part in judged for verdict in part], []
+        given, decided, closed = self._replayed
+        verdicts = []
+        for part in self.parts:
+            for now in self._judged(list(part), self.outcomes, None):
+                name = now.contrast.name
+                verdicts.append(self._shown(now, given.get(name), name in decided))
+        return verdicts, closed
+
+    def _judged(
+        self,
+        names: Sequence[str],
+        outcomes: Mapping[str, Sequence[SeedOutcome]],
+        level: ErrorLevel | None,
+        planned: int = 0,
+        decided: Sequence[ContrastVerdict] = (),
+    ) -> list[ContrastVerdict]:
+        contrasts = [self.family[name] for name in names]
+        rule = self.plan.rule
+        if rule.variance == "factorial" and not any(c.role == EFFECT for c in contrasts):
+            # Without effects of a design.
+            rule = replace(rule, variance="shared")
+        return judge(contrasts, outcomes, rule, planned or self.planned, level, decided)
+
+    @cached_property
+    def _replayed(
+        self,
+    ) -> tuple[dict[str, ContrastVerdict], dict[str, ContrastVerdict], list[frozenset[str]]]:
+        """Return the verdicts of the last look at each comparison, the decisions, and what each look
+        closed.
+        """
+        given: dict[str, ContrastVerdict] = {}
+        decided: dict[str, ContrastVerdict] = {}
+        closed = []
+        for look in self.looks:
+            concerned = [name for name in self._concerned(look) if name not in decided]
+            tested = [name for name in self._judged_at(look) if name not in decided]
+            outcomes = {
+                arm: [run for run in runs if run.seed in look.seeds]
+                for arm, runs in self.outcomes.items()
+            }
+            open_count = len(concerned) - len(tested)
+            level = self._level(look, decided, not open_count)
+            planned = self._planned_at(look)
+            new: dict[str, ContrastVerdict] = {}
+            for part in self.parts:
+                names = [name for name in tested if name in part]
+                standing = {k: v for k, v in decided.items() if k in part}
+                if look.is_at_added:
+                    # Those of the looks before at the same seeds.
+                    standing |= {
+                        k: v
+                        for k, v in given.items()
+                        if k in part and k not in names and len(look.seeds) == self._n(v)
+                    }
+                earlier = list(standing.values())
+                for verdict in self._judged(names, outcomes, level, planned, earlier):
+                    new[verdict.contrast.name] = self._marked(verdict, look, open_count)
+            given |= new
+            decided |= {name: v for name, v in new.items() if v.word in LASTING_WORDS}
+            closed.append(frozenset(name for name, v in given.items() if _is_closed(v)))
+        return given, decided, closed
+
+    def _n(self, verdict: ContrastVerdict) -> int:
+        """Return the number of seeds of the look that gave a verdict."""
+        return self.looks[verdict.look - 1].n if verdict.look else verdict.n
+
+    def _level(
+        self, look: Look, decided: Mapping[str, ContrastVerdict], is_complete: bool
+    ) -> ErrorLevel:
+        assert self.schedule is not None
+        after = LookSchedule(self.schedule.plan, self.schedule.taken[: look.number])
+        if look.is_at_added:
+            # The comparisons of earlier looks are not in the family of this one.
+            return ErrorLevel(look.share, is_complete, 0, 0, after.share_at)
+        equivalent = sum(v.word is VerdictWord.EQUIVALENT for v in decided.values())
+        differing = len(decided) - equivalent
+        return ErrorLevel(look.share, is_complete, differing, equivalent, after.share_at)
+
+    def _planned_at(self, look: Look) -> int:
+        """Return the number of comparisons that were declared until the look."""
+        if look.is_at_added:
+            earlier = self.looks[: look.number - 1]
+            return family_size(
+                {name: arms}
+                for name, arms in look.family.items()
+                if not any(is_declared(name, arms, each.family) for each in earlier)
+            )
+        families = []
+        for line in self.known.lines:
+            families.append(line.family)
+            if isinstance(line, Look) and line.seeds == look.seeds and not line.is_at_added:
+                break
+        return family_size(families)
+
+    def _marked(self, verdict: ContrastVerdict, look: Look, open_count: int) -> ContrastVerdict:
+        """Return the verdict with its look, and remarks on it."""
+        if (
+            verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED)
+            or verdict.n < self.plan.rule.min_seeds
+        ):
+            return verdict
+        assert self.schedule is not None
+        remarks = list(verdict.remarks)
+        has_word = verdict.word in LASTING_WORDS
+        if open_count and verdict.test is not None:
+            gain = (
+                "then it steps down"
+                if verdict.rule.variance == "own"
+                else f"then p is divided by {PART_FACTOR}"
+            )
+            waits = f"{open_count} comparisons wait" if open_count > 1 else "1 comparison waits"
+            remarks.append(f"{waits} for runs: {gain}")
+        if has_word and any(not self._has_ended(c, look.seeds) for c in self._aa_contrasts()):
+            remarks.append("its A/A step has not ended")
+        if not look.planned:
+            remarks.append("unplanned look")
+        elif has_word and look.n < self.schedule.plan.seeds[-1]:
+            remarks.append("stopped early: the estimate is biased away from 0")
+        return replace(verdict, look=look.number, share=look.share, remarks=tuple(remarks))
+
+    def _shown(
+        self, now: ContrastVerdict, given: ContrastVerdict | None, is_decided: bool
+    ) -> ContrastVerdict:
+        """Return the verdict of the last look, or what all runs show without one."""
+        if given is not None and is_decided:
+            remarks = given.remarks
+            if now.word is VerdictWord.DIVERGED:
+                remarks += (f"diverged since: {now.reason}",)
+            return self._with_trained_again(replace(given, remarks=remarks))
+        if now.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED):
+            return now
+        if given is not None and set(now.seeds) <= self._look_seeds(given):
+            return self._with_trained_again(given)
+        if now.n < self.plan.rule.min_seeds:
+            return now
+        return replace(now, share=0.0, reason=self._wait(now))
+
+    def _look_seeds(self, verdict: ContrastVerdict) -> set[int]:
+        return set(self.looks[verdict.look - 1].seeds if verdict.look else verdict.seeds)
+
+    def _with_trained_again(self, verdict: ContrastVerdict) -> ContrastVerdict:
+        """Return the verdict with a remark if its runs started after it was first given."""
+        if verdict.look is None:
+            return verdict
+        given_at = self.looks[verdict.look - 1].judged.get(verdict.contrast.name, math.inf)
+        started = (
+            run.started_at
+            for arm in verdict.contrast.weights
+            for run in self.outcomes.get(arm, ())
+            if run.seed in verdict.seeds and run.started_at is not None
+        )
+        if max(started, default=0.0) <= given_at:
+            return verdict
+        return replace(verdict, remarks=(*verdict.remarks, "its runs were trained again since"))
+
+    def _wait(self, verdict: ContrastVerdict) -> str:
+        """Return the reason of a comparison that has enough seeds, but no word."""
+        assert self.schedule is not None
+        name, contrast, last = verdict.contrast.name, verdict.contrast, self.schedule.last
+        seeds: Sequence[int] = self.seeds
+        if (
+            last is not None
+            and name in self._concerned(last)
+            and not self._has_ended(contrast, last.seeds)
+        ):
+            seeds = last.seeds
+        elif self.plan.exploratory:
+            return "a table of selected steps or seeds takes no look"
+        runs = [(arm, seed) for arm in contrast.weights for seed in seeds]
+        open_runs = sum(seed not in self.ended.get(arm, ()) for arm, seed in runs)
+        if open_runs:
+            return f"waits for {open_runs} of its {len(runs)} runs"
+        n = self.schedule.next_planned()
+        if n is not None and n > len(seeds):
+            return f"next look at {n} seeds"
+        if not self.schedule.share_at(len(seeds) + 1):
+            return "no alpha is left for another look"
+        return "next look at the next complete seed"
+
+    def waiting(self) -> frozenset[str]:
+        """Return the comparisons of the last look whose runs have not ended."""
+        if not self.looks:
+            return frozenset()
+        look, decided = self.looks[-1], self._replayed[1]
+        return frozenset(self._concerned(look)) - {*self._judged_at(look), *decided}
+
+    # A/A steps.
+    #
+    # Such a step is the baseline with other initial weights: a step without an effect by construction.
+    # It is outside the family of comparisons and outside their mean variance: a paired t-test of its
+    # own variance tests it alone, at the alpha of the look. A difference shows that the study claims
+    # differences where none exist, and marks every verdict.
+
+    def _aa_contrasts(self) -> list[Contrast]:
+        controls = {c.name: c for c in self.plan.controls} | self.controls
+        return [c for c in controls.values() if c.role == AA_ROLE]
+
+    def aa_steps(self) -> tuple[list[ContrastVerdict], bool]:
+        """Return the verdict on each A/A step, and whether one differs at any look."""
+        verdicts, failed = [], False
+        alone = replace(self.plan.rule, variance="own")
+        for contrast in self.controls.values():
+            if contrast.role != AA_ROLE:
+                continue
+            level = WHOLE_ALPHA if self.schedule is None else None
+            (shown,) = judge([contrast], self.outcomes, alone, 1, level)
+            failed |= is_failed(shown)
+            for look in self.looks if self.schedule else ():
+                if look.is_at_added or not self._has_ended(contrast, look.seeds):
+                    continue
+                outcomes = {
+                    arm: [run for run in self.outcomes[arm] if run.seed in look.seeds]
+                    for arm in contrast.weights
+                }
+                (given,) = judge([contrast], outcomes, alone, 1, ErrorLevel(look.share))
+                failed |= is_failed(given)
+                if set(shown.seeds) <= set(look.seeds) and shown.difference is not None:
+                    shown = given
+            verdicts.append(shown)
+        return verdicts, failed
+
+    # What the declarations show.
+
+    def rule_changes(self) -> list[str]:
+        """Return the remark on settings that differ from the first rule under which results existed."""
+        first: Mapping[str, Any] | None = None
+        in_force: Mapping[str, Any] | None = None
+        later: list[Mapping[str, Any]] = [self.plan.rule_record]
+        for line in self.known.lines:
+            if first is None and (isinstance(line, Look) or self._has_result_before(line.at)):
+                first = in_force
+            if isinstance(line, DeclaredPlan):
+                in_force = line.rule
+                later += [in_force] if first is not None else []
+        if first is None and self._has_result_before(math.inf):
+            first = in_force
+        now = self.plan.rule_record
+        if first is None or all(rule == first for rule in later):
+            return []
+        changed = [name for name in {**now, **first} if first.get(name) != now.get(name)]
+        return [f"rule changed after results: {', '.join(changed) or 'now as before'}"]
+
+    def _has_result_before(self, at: float) -> bool:
+        return any(
+            run.loss is not None and run.ended_at is not None and run.ended_at < at
+            for arm in self.arms
+            for run in self.outcomes.get(arm, ())
+        )
+
+    def notes(self) -> list[str]:
+        """Return what the dates of the runs show that the declarations do not: they were shortened."""
+        notes = []
+        if self.plan.declarations.incomplete:
+            notes.append(
+                f"{DECLARATIONS_FILE}: a crash left a part of a line, which declares nothing"
+            )
+        if self.schedule is None or self.plan.folder is None:
+            return notes
+        lines = self.known.lines
+        first = lines[0].at if lines else math.inf
+        early = sum(
+            run.started_at is not None and run.started_at < first - 1 and not run.reused
+            for runs in self.outcomes.values()
+            for run in runs
+        )
+        if early and not (lines and lines[0].imported):
+            notes.append(
+                f"{early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
+                "before it are unknown, and the error rate with them"
+            )
+        return notes + self._missing_looks()
+
+    def _missing_looks(self) -> list[str]:
+        """Return a note for each declared list of seeds whose runs ended without its look."""
+        notes = []
+        for plan, following in itertools.pairwise(self.known.plans):
+            seeds = set(plan.seeds)
+            related = [set(look.seeds) for look in self.looks if look.at < following.at]
+            if len(seeds) < self.plan.rule.min_seeds or plan.imported:
+                continue
+            if any(not look <= seeds or seeds <= look for look in related):
+                continue
+            arms = {
+                arm
+                for name, arms in plan.family.items()
+                if name in self.family
+                and is_declared(name, self._arms_of(self.family[name]), plan.family)
+                for arm in arms
+            }
+            ended = {
+                (arm, run.seed): run.ended_at for arm in arms for run in self.outcomes.get(arm, ())
+            }
+            times = [ended.get((arm, seed)) for arm in arms for seed in seeds]
+            if times and all(time is not None and time < following.at for time in times):
+                notes.append(
+                    f"the look at {len(seeds)} seeds, whose runs have ended, is missing in "
+                    f"{DECLARATIONS_FILE}"
+                )
+        return list(dict.fromkeys(notes))
+
+
+def is_failed(verdict: ContrastVerdict) -> bool:
+    """Return whether the A/A step differs from its parent."""
+    return verdict.word in (VerdictWord.BETTER, VerdictWord.WORSE)
+
+
+def _is_closed(verdict: ContrastVerdict) -> bool:
+    """Return whether further seeds would not change the word."""
+    return verdict.word is not VerdictWord.INCONCLUSIVE or verdict.is_rounding
+
+
+# Names.
+
+
+def _in_part(part: str, contrast: Contrast) -> Contrast:
+    """Return the contrast with the name of its part before the names of its arms."""
+    weights = {f"{part}{arm}": weight for arm, weight in contrast.weights.items()}
+    reference = contrast.reference and f"{part}{contrast.reference}"
+    return Contrast(f"{part}{contrast.step}", reference, contrast.role, weights)
+
+
+def _named_contrasts(parts: Iterable[tuple[str, Sequence[Contrast]]]) -> dict[str, Contrast]:
+    """Return the comparisons of all parts by name."""
+    return {contrast_name(part, c): _in_part(part, c) for part, each in parts for c in each}
+
+
+def contrast_name(part: str, contrast: Contrast) -> str:
+    """Return the name of a comparison of the part ``part`` of a study."""
+    return _in_part(part, contrast).name

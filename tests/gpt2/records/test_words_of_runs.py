@@ -1,0 +1,97 @@
+"""A word belongs to the runs that are there: not to another configuration, nor to former losses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2.planning.plan import Plan, config_layers, make_plan, table_plan
+from gpt2.running import launch
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.project import ROOT
+from tests.build_folder import write_build
+from tests.gpt2.planning.large_study import this_origin
+from tests.lib.fabricated import MANIFEST, changed
+from tests.lib.report.fabricated_study import write_planned
+
+STEPS, SEEDS = "0,1,2", "1-3"
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Callable[..., Plan]:
+    """Return a factory of the plan of three steps and three seeds with these settings."""
+
+    def make(seeds: str = SEEDS, **settings: SymbolValue) -> Plan:
+        settings = {"DEVICE_CPU": True, "RA_MLA_ABLATION_STEPS": STEPS, **settings}
+        layers = defconfig_layers(ROOT, "gpt2-quickstart")
+        write_build(tmp_path, {**settings, "VERDICT_AA": False}, *layers)
+        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds)
+
+    return make
+
+
+def train(plan: Plan, offset: float, *, started_at: float = 1.5) -> None:
+    """Write every run of the plan: step k is ``k * offset`` from the baseline, and noise."""
+    origin = this_origin()
+    for run in plan.runs:
+        shift = 0.05 * run.seed + offset * (run.variant.number or 0)
+        manifest = changed(MANIFEST, origin=origin)
+        manifest["volatile"]["attempts"] = [{"state": "SUCCESS", "started_at": started_at}]
+        own = {**manifest, "run": {"hash8": run.config.hash8}}
+        write_planned(run, 60, 10, symbols=run.config.values, manifest=own, offset=shift)
+
+
+def judged(plan: Plan) -> tuple[int, str]:
+    """Return exit code and text of ``make verdicts``, which writes table and report."""
+    return launch.verdicts(plan, table_plan(plan, config_layers(plan.build_dir)), selected=False)
+
+
+def words(plan: Plan) -> dict[str, str | None]:
+    """Return step → word of the comparisons with the baseline in the document."""
+    verdicts = json.loads((plan.folder / "verdicts.json").read_text())["verdicts"]
+    return {v["step"]: v["verdict"] for v in verdicts if v["role"] == "baseline"}
+
+
+def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(planned):
+    short = planned()
+    train(short, -0.3)
+    assert "BETTER" in judged(short)[1] and set(words(short).values()) == {"BETTER"}
+    long = planned(MAX_ITERS=500, LEARNING_RATE="1e-4")
+    assert long.folder == short.folder and not any(run.path.exists() for run in long.runs)
+    _, text = judged(long)
+    shown = text + "".join(
+        (long.folder / name).read_text() for name in ("table.md", "table.csv", "report.html")
+    )
+    assert "BETTER" not in shown and "-0.3" not in shown
+    assert set(words(long).values()) <= {None}
+    table = launch.result_table(long)
+    assert not any(verdict.is_given for verdict in table.verdicts.verdicts)
+    # The trained study still has its words.
+    judged(planned())
+    assert set(words(short).values()) == {"BETTER"}
+
+
+def test_runs_that_were_trained_again_have_the_word_of_their_losses(planned):
+    first = planned()
+    train(first, -0.3)
+    judged(first)
+    assert set(words(first).values()) == {"BETTER"}
+    # As far as the seeds of the baseline.
+    train(first, 0.0, started_at=4e9)
+    _, text = judged(first)
+    assert "BETTER" not in text and "BETTER" not in (first.folder / "table.md").read_text()
+    assert "trained again since" in text
+
+
+def test_another_split_of_the_data_is_another_study(planned):
+    first = planned()
+    train(first, -0.3)
+    judged(first)
+    other = planned(VAL_FRACTION="0.2")
+    assert other.folder == first.folder and other.runs[0].path != first.runs[0].path
+    assert "BETTER" not in judged(other)[1]
+    train(other, 0.3)
+    _, text = judged(other)
+    assert "WORSE" in text and "BETTER" not in text and "unplanned look" not in text

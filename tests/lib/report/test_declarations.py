@@ -1,0 +1,345 @@
+"""The file of declarations: what is appended when, what is read, and what is noticed if it is changed."""
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from lib.errors import ConfigError, RunError
+from lib.report.contrast_tests import VerdictRule
+from lib.report.contrasts import plan_contrasts
+from lib.report.declarations import (
+    DECLARATIONS_FILE,
+    Declarations,
+    DeclaredPlan,
+    Look,
+    append_declarations,
+    family_size,
+    read_declarations,
+)
+from lib.report.options import LookPlan
+from lib.report.replay import VerdictPlan, declare
+from lib.report.study_verdicts import judge_study
+from lib.report.verdicts import SeedOutcome, VerdictWord
+
+BETTER = VerdictWord.BETTER
+FAMILY = plan_contrasts({"base": "", "wide": "base", "gate": "base"})
+SHIFTS = {"base": 0.0, "wide": -1.0, "gate": 0.0}
+NOISE = (0.0, 0.011, -0.007, 0.004, -0.012, 0.009)
+
+
+def outcomes(seeds=(1, 2, 3), started_at=None, ended_at=None):
+    """Return the outcomes of three arms; those of the gate are noise."""
+    return {
+        arm: [
+            SeedOutcome(
+                seed,
+                3 + seed / 10 + shift + NOISE[(seed + 2 * number) % 6],
+                started_at=started_at,
+                ended_at=ended_at,
+            )
+            for seed in seeds
+        ]
+        for number, (arm, shift) in enumerate(SHIFTS.items())
+    }
+
+
+def plan_of(folder, n=3, **fields):
+    known = read_declarations(folder)
+    looks = LookPlan.fixed(n)
+    return VerdictPlan(looks=looks, folder=folder, declarations=known, **fields)
+
+
+def report(folder, seeds=3, at=None, runs=None, **fields):
+    runs = runs or outcomes(range(1, seeds + 1))
+    parts = [("", FAMILY, runs)]
+    return judge_study(parts, declare(plan_of(folder, seeds, **fields), parts, at=at))
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / DECLARATIONS_FILE).read_text().splitlines()]
+
+
+# What is appended.
+
+
+def test_a_plan_is_declared_before_its_runs_and_a_look_before_it_is_judged(tmp_path):
+    plan = plan_of(tmp_path, declared={"": FAMILY}, seeds=(1, 2, 3), configurations={"base": "b"})
+    declare(plan, evaluation_set="e", at=100.0)
+    (first,) = lines(tmp_path)
+    assert first == {
+        "kind": "plan",
+        "at": "1970-01-01T00:01:40.000+00:00",
+        "rule": plan.rule_record,
+        "look_plan": {"seeds": [3], "shares": [0.9]},
+        "seeds": [1, 2, 3],
+        "family": {
+            "wide vs base": {"wide": "", "base": "b"},
+            "gate vs base": {"gate": "", "base": "b"},
+        },
+    }
+    # The same plan is declared once.
+    declare(plan_of(tmp_path, declared={"": FAMILY}, seeds=(1, 2, 3)), at=200.0)
+    assert len(lines(tmp_path)) == 2
+    for _ in range(2):
+        report(tmp_path, at=300.0)
+    *_, look = lines(tmp_path)
+    assert len(lines(tmp_path)) == 3 and look["kind"] == "look"
+    assert (look["number"], look["n"], look["share"], look["planned"]) == (1, 3, 0.9, True)
+    assert (look["seeds"], look["added"]) == ([1, 2, 3], False)
+    assert look["judged"] == ["gate vs base", "wide vs base"]
+
+
+def test_a_longer_list_of_seeds_is_an_unplanned_look(tmp_path):
+    """Without the file, it would be a second look at all of alpha."""
+    first, second = report(tmp_path, 3), report(tmp_path, 5)
+    assert [look.share for look in second.looks] == [0.9, 0.05]
+    assert (first.verdicts[0].word, second.verdicts[0].look) == (BETTER, 1)
+    assert "unplanned look" in second.verdicts[1].remarks
+
+
+def test_processes_that_report_at_once_declare_one_look(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        studies = list(pool.map(lambda _: report(tmp_path), range(8)))
+    assert [line["kind"] for line in lines(tmp_path)] == ["plan", "look"]
+    assert all(len(study.looks) == 1 for study in studies)
+    # A file that was written without a lock.
+    text = (tmp_path / DECLARATIONS_FILE).read_text().splitlines()
+    (tmp_path / DECLARATIONS_FILE).write_text("\n".join([*text, text[-1], text[-1], ""]))
+    assert [look.share for look in report(tmp_path).looks] == [0.9]
+
+
+def test_a_table_that_takes_no_look_writes_nothing(tmp_path):
+    study = report(tmp_path, exploratory=True)
+    assert not study.looks and not list(tmp_path.iterdir())
+    assert study.verdicts[0].reason == "a table of selected steps or seeds takes no look"
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "victim").write_text("")
+    os.symlink(tmp_path / "victim", tmp_path / "study" / DECLARATIONS_FILE)
+    with pytest.raises(RunError) as caught:
+        report(tmp_path / "study")
+    assert caught.value.codes == ["file.symbolic-link"]
+    assert (tmp_path / "victim").read_text() == ""
+
+
+# What is read.
+
+
+def damaged(**fields):
+    return lambda line: {**line, **fields}
+
+
+@pytest.mark.parametrize("kind", ["plan", "look"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        damaged(kind="word"),
+        damaged(at="yesterday"),
+        damaged(at="9999-12-31T23:59:59+00:00"),
+        damaged(at=1.5),
+        damaged(seeds=[1, 1, 2]),
+        damaged(seeds=[1, 2, True]),
+        damaged(seeds=[-1, 2, 3]),
+        damaged(seeds="1-3"),
+        damaged(family=["wide vs base"]),
+        damaged(family={"wide vs base": ["wide"]}),
+        damaged(family={"wide vs base": {"wide": 3}}),
+        damaged(imported="yes"),
+        lambda line: {name: value for name, value in line.items() if name != "family"},
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, kind, change):
+    report(tmp_path)
+    written = [change(line) if line["kind"] == kind else line for line in lines(tmp_path)]
+    text = "".join(json.dumps(line) + "\n" for line in written)
+    (tmp_path / DECLARATIONS_FILE).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_declarations(tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.code == "run.damaged" and "move it aside" in problem.next
+    assert problem.where == f"{tmp_path / DECLARATIONS_FILE}:{['plan', 'look'].index(kind) + 1}"
+
+
+@pytest.mark.parametrize(
+    "kind, fields",
+    [
+        ("look", {"share": 1.5}),
+        ("look", {"share": 0}),
+        ("look", {"share": "all"}),
+        ("look", {"n": 4}),
+        ("look", {"judged": [1]}),
+        ("look", {"planned": 1}),
+        ("plan", {"rule": {"band": None}}),
+        ("plan", {"look_plan": {"seeds": [3, 5], "shares": [0.9]}}),
+        ("plan", {"look_plan": {"seeds": [3], "shares": [1.1]}}),
+        ("plan", {"look_plan": {"seeds": [2], "shares": [0.9]}}),
+    ],
+)
+def test_a_look_or_plan_outside_of_its_bounds_is_damage(tmp_path, kind, fields):
+    test_a_damaged_line_is_named(tmp_path, kind, damaged(**fields))
+
+
+@pytest.mark.parametrize("text", ["{\n", "[]\n", "\n", "\x00\n", '{"kind": "plan"} {}\n', "NaN\n"])
+def test_a_line_that_is_no_object_is_named(tmp_path, text):
+    (tmp_path / DECLARATIONS_FILE).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        report(tmp_path)
+    assert caught.value.codes == ["run.damaged"]
+
+
+def test_a_part_of_a_line_declares_nothing_and_is_replaced(tmp_path):
+    """Nothing was judged before the whole line was on the disk."""
+    report(tmp_path)
+    path = tmp_path / DECLARATIONS_FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    study = report(tmp_path, exploratory=True)
+    assert not study.looks and any("a part of a line" in note for note in study.notes)
+    assert [look.n for look in report(tmp_path).looks] == [3]
+    assert len(lines(tmp_path)) == 2 and len(path.read_bytes()) == len(whole)
+    assert not any("a part of a line" in note for note in report(tmp_path).notes)
+
+
+def test_looks_beyond_alpha_give_no_word():
+    """Such as those of a file that was joined from two studies, or written by a stranger."""
+    family = {"a vs b": {"a": "", "b": ""}}
+    looks = [Look(1, n, 0.6, planned=True, seeds=tuple(range(n)), family=family) for n in (3, 4, 5)]
+    assert [look.n for look in Declarations(tuple(looks)).looks] == [3]
+
+
+def test_a_comparison_of_another_configuration_is_another_one():
+    one, other = ({"a vs b": {"a": "1", "b": digest}} for digest in ("2", "3"))
+    unknown = {"a vs b": {"a": "", "b": ""}}
+    assert family_size([one, one]) == family_size([one, unknown]) == family_size([unknown]) == 1
+    assert family_size([one, other, unknown]) == 2
+    assert family_size([one, {"a vs b": {"a": "1", "c": "2"}}]) == 2
+
+
+# What is noticed.
+
+
+def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
+    runs = outcomes(started_at=1000.0)
+    declare(plan_of(tmp_path, declared={"": FAMILY}, seeds=(1, 2, 3)), at=900.0)
+    assert not report(tmp_path, runs=runs).notes
+    (tmp_path / DECLARATIONS_FILE).unlink()
+    for _ in range(2):
+        (note,) = report(tmp_path, runs=runs).notes
+        assert note.startswith("9 runs started before the first line of declarations.jsonl")
+    # A run of another study, which this one reuses, may be older.
+    reused = {arm: [replace(run, reused=True) for run in each] for arm, each in runs.items()}
+    assert not report(tmp_path, runs=reused).notes
+
+
+def test_a_look_that_was_deleted_is_seen_by_the_dates_of_its_runs(tmp_path):
+    path = tmp_path / DECLARATIONS_FILE
+    runs = outcomes((1, 2, 3), 1000.0, 2000.0)
+    report(tmp_path, at=900.0, runs=runs)
+    longer = {arm: [*runs[arm], *each] for arm, each in outcomes((4, 5), 4000.0, 5000.0).items()}
+    assert not report(tmp_path, 5, at=3000.0, runs=longer).notes
+    plan, _, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([plan, *rest, ""]))
+    (note,) = report(tmp_path, 5, runs=longer).notes
+    assert note == "the look at 3 seeds, whose runs have ended, is missing in declarations.jsonl"
+    # The study was extended before all of its runs had ended: no look was due.
+    late = {arm: [replace(run, ended_at=3500.0) for run in each] for arm, each in longer.items()}
+    assert not report(tmp_path, 5, runs=late).notes
+
+
+def test_runs_that_were_trained_after_their_look_are_named(tmp_path):
+    report(tmp_path, at=2000.0, runs=outcomes(started_at=1000.0))
+    again = outcomes(started_at=3000.0)
+    again["wide"] = again["gate"] = [replace(run, loss=run.loss + 1e-3) for run in again["base"]]
+    again["wide"] = [replace(run, loss=run.loss + run.seed / 999) for run in again["wide"]]
+    wide = report(tmp_path, runs=again).verdicts[0]
+    assert wide.word is not BETTER and wide.remarks[-1] == "its runs were trained again since"
+
+
+def test_results_under_another_rule_are_marked(tmp_path):
+    report(tmp_path, at=1000.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule(band=0.1))
+    # Nothing had ended: a declaration may change before there are results.
+    study = report(tmp_path, at=1500.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule())
+    assert not study.verdicts[0].remarks
+    study = report(tmp_path, at=3000.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule("own"))
+    assert study.verdicts[0].remarks == ("rule changed after results: variance",)
+
+
+# Import of an earlier version's record.
+
+
+def former_record(**fields):
+    """Return a record with one look, as commit 478ca248 wrote it."""
+    verdict = {"step": "wide", "reference": "base", "weights": {"wide": 1.0, "base": -1.0}}
+    look = {"look": 1, "n": 3, "share": 0.9, "planned": True, "added": False, "seeds": [1, 2, 3]}
+    look |= {"closed": ["wide vs base"], "verdicts": {"wide vs base": {"verdict": "WORSE"}}}
+    look |= {"family": {f"{c.step} vs base": ["base", c.step] for c in FAMILY}}
+    rule = VerdictPlan().rule_record
+    return {
+        "schema_version": 3,
+        "rule": rule,
+        "former": [{"rule": {**rule, "band": 0.5}, "verdicts": {}}],
+        "family": ["gate vs base", "wide vs base", "gone vs base"],
+        "look_plan": {"seeds": [3], "shares": [0.9]},
+        "looks": [look],
+        "other_looks": [],
+        "evaluation_set": "e" * 64,
+        "verdicts": [{**verdict, "verdict": "WORSE"}],
+        **fields,
+    }
+
+
+def test_looks_of_an_earlier_version_are_imported_once_and_words_are_not(tmp_path):
+    path = tmp_path / "verdicts.json"
+    path.write_text(json.dumps(former_record()))
+    os.utime(path, (5000, 5000))
+    runs = outcomes((1, 2, 3, 4, 5), started_at=1000.0)
+    study = report(tmp_path, 5, runs=runs)
+    assert [(look.n, look.share, look.imported) for look in study.looks] == [
+        (3, 0.9, True),
+        (5, 0.05, False),
+    ]
+    # The word is that of the runs, and the runs are older than the file.
+    assert study.verdicts[0].word is BETTER and not study.notes
+    assert "rule changed after results: now as before" not in study.verdicts[0].remarks
+    assert study.verdicts[0].remarks[-1] == "rule changed after results: band"
+    imported = [line for line in lines(tmp_path) if line.get("imported")]
+    assert [line["kind"] for line in imported] == ["plan", "look", "plan"]
+    assert {line["at"] for line in imported} == {"1970-01-01T01:23:20.000+00:00"}
+    assert '"WORSE"' not in (tmp_path / DECLARATIONS_FILE).read_text()
+    # Once: the record is an output.
+    path.write_text("{")
+    assert [look.n for look in report(tmp_path, 5, runs=runs).looks] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", *({"looks": [{}]}, {"look_plan": 3}, {"former": None}, {"verdicts": [1]})],
+)
+def test_a_damaged_record_of_an_earlier_version_is_named(tmp_path, content):
+    text = content if isinstance(content, str) else json.dumps(former_record(**content))
+    (tmp_path / "verdicts.json").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_declarations(tmp_path)
+    assert caught.value.codes == ["run.damaged"]
+
+
+def test_documents_of_other_versions_are_not_read(tmp_path):
+    for version in (1, 2, 4, None):
+        record = json.dumps(former_record(schema_version=version))
+        (tmp_path / "verdicts.json").write_text(record)
+        assert read_declarations(tmp_path) == Declarations()
+
+
+def test_a_line_that_is_appended_is_read_again(tmp_path):
+    family = {"a vs b": {"a": "1", "b": ""}}
+    now = round(time.time(), 3)
+    plan = DeclaredPlan({"band": 0.5}, LookPlan((3, 5), (0.4, 0.5)), (1, 7), family, now)
+    look = Look(2, 2, 0.25, False, (1, 7), True, family, {"a vs b": now}, "e", now)
+    append_declarations(tmp_path, lambda known: [] if known.lines else [plan, look])
+    assert read_declarations(tmp_path).lines == (plan, look)
