@@ -305,7 +305,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: GPUS=n  GPUs of each run
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
-##: ITERS=n  For prolong: more iterations; for bench: rounds
+##: ITERS=n  prolong: more iterations (COUNT= forks); bench: rounds
 ##: DRY_RUN=1  For make and defconfig-NAME: check, and train nothing
 ##: CHECKS=causal,data  For check: only these
 ##: JUNIT=FILE  For check: also write the results as JUnit XML

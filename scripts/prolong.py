@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Train a finished run further, as a new run that starts from its weights.
+"""Train a finished run further, as new runs that start from its weights: its forks.
 
     prolong.py ra --iters 240                     240 more iterations of a run in the plan of .config
     prolong.py results/ratio/ra-s1-1a2b3c4d --iters 240 --set "LEARNING_RATE=1e-4"
+    prolong.py ra --iters 240 --count 3           three continuations with other data orders
 
-The new run is below the folder "prolonged" of the results. Its settings are the recorded ones, except for
+The new runs are below a folder of the results named after the run, and the table compares all of its
+forks. Their settings are the recorded ones, except for
 MAX_ITERS, INIT_FROM and SEED, and for folders, commands and trackers, which are those of .config: the optimizer's state is new, and the learning rate follows a schedule of
 its own. Exit codes: 1 the run failed, 2 unknown or unfinished run, or a setting without effect.
 """
@@ -23,7 +25,7 @@ from gpt2.planning.arguments import (
     whole_number,
 )
 from gpt2.running import launch
-from gpt2.running.prolong import plan_prolonged
+from gpt2.running.prolong import plan_prolonged, with_other_forks
 from lib import console
 from lib.make_variables import require_value
 
@@ -34,6 +36,7 @@ def main() -> int:
     add_positional(parser, "run", "directory of a finished run, or a run name")
     add_variable(parser, "iters", "additional iterations")
     add_variable(parser, "seeds", "seed of the run, if the plan has several")
+    add_variable(parser, "count", "number of continuations, each with its own data order")
     add_settings(parser)
     add_running(parser)
     add_json(parser)
@@ -41,9 +44,11 @@ def main() -> int:
     example = "make prolong RUN=NAME ITERS=240"
     run = require_value(args.run, "RUN", example)
     count = whole_number(require_value(args.iters, "ITERS", example), "ITERS")
-    plan = plan_prolonged(run, args.build_dir, count, settings_layers(args), seeds=args.seeds)
+    forks = whole_number(args.count or "1", "COUNT", 1)
+    layers = settings_layers(args)
+    plan = plan_prolonged(run, args.build_dir, count, layers, seeds=args.seeds, count=forks)
     options = run_options(args, plan.base.study)
-    code, text = launch.train_plan(plan, options, plan, json=args.json)
+    code, text = launch.train_plan(plan, options, with_other_forks(plan), json=args.json)
     if text:
         console.show(text)
     return code

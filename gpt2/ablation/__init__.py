@@ -28,7 +28,7 @@ def study_of(options: StudyConfig, build_dir: Path) -> Study:
         return STUDIES[options.study]
     path = build_dir / Path(options.study_file).expanduser()
     study = read_study(path)
-    if study.name in _RESERVED:
+    if study.name in _RESERVED or study.name.startswith("prolonged-"):
         what = f"name: reserved (expected none of {', '.join(sorted(_RESERVED))})"
         raise ConfigError(Problem(what, str(path), code="study.reserved-name"))
     return study

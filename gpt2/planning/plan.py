@@ -189,6 +189,8 @@ class Plan:
     # Whether verdicts are given on the study, and the unit of its losses.
     judged: bool = True
     unit: str = NATS
+    # What the table of the study says first.
+    note: str = ""
 
     def only(self, patterns: str) -> "Plan":
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""

@@ -468,7 +468,8 @@ def result_table(
     table = build_table(
         *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, shown)
     )
-    return replace(table, sections=sections(plan, table))
+    notes = [plan.note, *table.notes] if plan.note else table.notes
+    return replace(table, sections=sections(plan, table), notes=notes)
 
 
 def train_here(plan: Plan, options: RunnerOptions) -> int:

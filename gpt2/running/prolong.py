@@ -1,68 +1,148 @@
-"""Training that continues from the weights of a finished run: the command ``make prolong``."""
+"""Trainings that continue a finished run, its forks: the command ``make prolong``.
 
+Forks of one run with equally many iterations are a study: one is the run unchanged, each of the others
+is named after the settings that it changes. What each run continues is in its INIT_FROM.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.records.run_files import RunLookup, find_finished
-from gpt2.records.trust import allowed_values, own_values
+from gpt2.records.trust import allowed_values, identity_symbols, own_values, recorded_config
 from gpt2.running.recorded_inputs import require_recorded_inputs
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
-from lib.plan.run import RunVariant, build_runs
+from lib.errors import ConfigError
+from lib.json_files import DamagedRecord, RecordError
+from lib.plan.designs import find_symbol, short_slug, slug
+from lib.plan.run import PlannedRun, RunVariant, build_runs
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 # The order of the data is drawn from the seed: the same seed would repeat the run's first batches.
 SEED_STEP = 1000
+# Beginning of the names of the studies.
 STUDY = "prolonged"
+UNCHANGED = "unchanged"
+_NOTE = (
+    "forks of one run: they differ in its continuation alone, so their noise is less than that of "
+    "seeds of a whole training, and no other run need show the same difference"
+)
 
 
 def plan_prolonged(
     named: str,
     build_dir: Path,
     iterations: int,
-    settings: list[ConfigLayer],
+    settings: Sequence[ConfigLayer],
     *,
     seeds: str = "",
+    count: int = 1,
 ) -> Plan:
-    """Plan ``iterations`` more of the finished run ``named``, as a run of its own.
+    """Plan ``iterations`` more of the finished run ``named``, as ``count`` runs of their own.
 
-    The run has the recorded settings that ``allowed_symbols`` lists, except for the budget, the
-    initial weights and the seed, the others of ``.config``, and ``settings`` on top. ``seeds`` selects among the planned runs of a name. Raises
-    ConfigError if the run is not finished or a setting has no effect.
+    The runs have the recorded settings that ``allowed_symbols`` lists, except for the budget, the
+    initial weights and the seed, the others of ``.config``, and ``settings`` on top. They have different
+    seeds. ``seeds`` selects among the planned runs of a name. Raises ConfigError if the run is not
+    finished or a setting has no effect, and RecordError if a record is damaged.
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
     record = RunRecord(run)
     values = allowed_values(record)
+    seed = values["SEED"]
+    if type(seed) is not int:
+        raise DamagedRecord(run.resolved_config, "SEED, a whole number", repr(seed)[:40])
     own = own_values(build_dir)
-    layers = [
-        ConfigLayer.of("constants", str(build_dir), own),
-        ConfigLayer.of("constants", str(run.resolved_config), values),
-    ]
     output = build_dir / str(own["OUTPUT_DIR"])
     changes: dict[str, SymbolValue] = {
         "SINGLE_TRAINING": True,
         "BUDGET_ITERATIONS": True,
         "MAX_ITERS": iterations,
         "INIT_FROM": _source(run, output),
-        "SEED": int(values["SEED"]) + SEED_STEP,
+        "SEED": seed + SEED_STEP,
     }
     if values["INIT_STREAM"]:
         changes["INIT_STREAM"] = 0
-    config = resolve_config(
-        KconfigTree(), [*layers, ConfigLayer.of("command line", "ITERS", changes), *settings]
-    )
+    layers = [
+        ConfigLayer.of("constants", str(build_dir), own),
+        ConfigLayer.of("constants", str(run.resolved_config), values),
+        ConfigLayer.of("command line", "ITERS", changes),
+    ]
+    tree = KconfigTree()
+    config = resolve_config(tree, [*layers, *settings])
     require_recorded_inputs(config, record, build_dir)
-    slug = run.path.name.rsplit("-", 2)[0]
+    changed = _changes(tree, settings, resolve_config(tree, layers), config)
+    all_seeds = [config.seed + SEED_STEP * number for number in range(count)]
+    last = ConfigLayer.of("command line", "COUNT", {"SEED": all_seeds[-1]})
+    resolve_config(tree, [*layers, *settings, last])
     done = record.summary.value(int, "final", "iterations")
-    variant = RunVariant(slug, f"{slug} after {done:,} iterations")
-    runs = build_runs(STUDY, output, {config.seed: [(variant, config)]})
+    study = f"{STUDY}-{slug(run.path.name)}-{done}-{config.train.max_iters}"
+    variant = RunVariant(_name(changed), " ".join(f"{n}={v}" for n, v in changed.items()))
+    runs = build_runs(study, output, {s: [(variant, config.with_seed(s))] for s in all_seeds})
     log("PROLONG", f"{run.path.name}: {done:,} it done; {_stated(config)}")
-    return Plan(STUDY, output / STUDY, build_dir, config, runs)
+    return Plan(study, output / study, build_dir, config, runs, note=_NOTE)
+
+
+def with_other_forks(plan: Plan) -> Plan:
+    """Return the plan with all runs in its folder: the forks of one run, the unchanged ones first."""
+    planned = {run.path.name for run in plan.runs}
+    runs = [*plan.runs, *(run for run in _recorded(plan) if run.path.name not in planned)]
+    runs.sort(key=lambda run: (run.variant.slug != UNCHANGED, run.variant.slug, run.seed))
+    first = runs[0].variant.slug
+    variants = {
+        run.variant.slug: replace(run.variant, parent="" if run.variant.slug == first else first)
+        for run in runs
+    }
+    if UNCHANGED not in variants:
+        log("NEXT", "without SET=, make prolong trains the continuation without a change")
+    runs = [replace(run, variant=variants[run.variant.slug]) for run in runs]
+    return replace(plan, runs=runs, variants=list(variants.values()))
+
+
+def _recorded(plan: Plan) -> Iterator[PlannedRun[Config]]:
+    """Yield the runs in the folder of the plan whose configurations can be read."""
+    own = own_values(plan.build_dir)
+    for path in sorted(plan.folder.iterdir()) if plan.folder.is_dir() else ():
+        run = RunDir(path)
+        if path.name.count("-") < 2 or run.is_replaced or not run.resolved_config.exists():
+            continue
+        try:
+            config = recorded_config(RunRecord(run), own)
+        except (ConfigError, RecordError) as error:
+            log("OMIT", f"{path.name}: {error.problems[0].what}")
+            continue
+        name, _, hash8 = path.name.rsplit("-", 2)
+        if config.hash8 == hash8 and config.init.init_from == plan.base.init.init_from:
+            yield PlannedRun(plan.study, RunVariant(name), config.seed, config, path)
+
+
+def _changes(
+    tree: KconfigTree, settings: Sequence[ConfigLayer], plain: Config, config: Config
+) -> dict[str, str]:
+    """Return the settings on top, except for the seed, that make another run of ``plain``."""
+    changed = {}
+    for assignment in (a for layer in settings for a in layer.assignments):
+        symbol = find_symbol(tree, assignment.name)
+        names = {symbol.name, symbol.choice} & identity_symbols() - {"SEED"}
+        value = symbol.choice or symbol.name
+        if names and plain.values[value] != config.values[value]:
+            changed[assignment.name] = assignment.value
+    return changed
+
+
+def _name(changed: Mapping[str, str]) -> str:
+    """Return the slug of a fork with these settings."""
+    words = [
+        slug(name) if value == "y" else slug(f"no-{name}" if value == "n" else f"{name}-{value}")
+        for name, value in sorted(changed.items())
+    ]
+    return short_slug("-".join(words)) or UNCHANGED
 
 
 def _source(run: RunDir, output: Path) -> str:

@@ -536,11 +536,11 @@ def _skipped(slug: str, error: ConfigError) -> Problem:
 
 def _variant(each: SweepCell, number: int) -> RunVariant:
     title = " ".join(f"{factor}={text}" for factor, text in each.texts.items())
-    slug, parent = _short(each.slug), _short(each.parent)
+    slug, parent = short_slug(each.slug), short_slug(each.parent)
     return RunVariant(slug, title, number, parent, each.delta, each.texts)
 
 
-def _short(slug: str) -> str:
+def short_slug(slug: str) -> str:
     """Return the slug, or a prefix with a digest if the slug is too long for a folder name."""
     if len(slug) <= _MAX_SLUG_LENGTH:
         return slug

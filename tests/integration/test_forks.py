@@ -1,0 +1,35 @@
+"""Forks of one run: trained, compared with each other, and judged with several seeds."""
+
+import json
+
+from tests.integration.conftest import SINGLE
+
+TRAIN = "scripts/run_test_matrix.py"
+PROLONG = ("scripts/prolong.py", "run", "--iters", "4", "--count", "3")
+
+
+def test_forks_of_one_run_are_a_study(build):
+    folder = build(**SINGLE)
+    code, _, said = folder.command(TRAIN)
+    assert code == 0, said
+    code, table, said = folder.command(*PROLONG)
+    assert code == 0 and "forks of one run" in table, said
+    code, text, said = folder.command(*PROLONG, "--set", "RECIPROCAL=y", JSON="1")
+    assert code == 0, said
+    document = json.loads(text)
+    assert [(row["slug"], row["n"]) for row in document["rows"]] == [
+        ("unchanged", 3),
+        ("reciprocal", 3),
+    ]
+    (verdict,) = document["verdicts"]
+    assert (verdict["name"], verdict["n"]) == ("reciprocal vs unchanged", 3)
+    assert verdict["verdict"] is not None
+    assert "forks of one run" in document["notes"][0]
+    # The listing has them, with the run that they continue.
+    code, text, said = folder.command("scripts/list_runs.py", "--where", "state=done", JSON="1")
+    assert code == 0, said
+    studies = [run["study"] for run in json.loads(text)["runs"]]
+    assert sum(study.startswith("prolonged-run-s1-") for study in studies) == 6
+    # The same command prints the table again, and trains nothing.
+    code, text, said = folder.command(*PROLONG)
+    assert code == 0 and "3 of 3 done" in said and "reciprocal" in text
