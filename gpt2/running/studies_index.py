@@ -107,8 +107,8 @@ def _row(folder: StudyFolder, document: Mapping[str, Any] | None, reason: str) -
 
 def _judged(folder: StudyFolder, plan: Plan, judge: Judge) -> tuple[Mapping[str, Any] | None, str]:
     """Return the document of a study from its runs; None and the reason if it cannot be planned."""
+    record = RunRecord(folder.runs[0][1])
     try:
-        record = RunRecord(folder.runs[0][1])
         symbols = record.symbols
         recorded = {name: setting["value"] for name, setting in recorded_settings(record)}
         recorded |= {name: symbols[name] for name in _CHOICES if name in symbols}
@@ -122,7 +122,8 @@ def _judged(folder: StudyFolder, plan: Plan, judge: Judge) -> tuple[Mapping[str,
         whole = table_plan(one, layers)
         return study_document_of(whole, judge(whole)), ""
     except KablateError as error:
-        return None, f"Not judged by this code: {error.problems[0].what}."
+        what = error.problems[0].what
+        return None, f"Not judged by this code, from {record.run.path.name}: {what}."
 
 
 def _date(seconds: float) -> str:

@@ -6,7 +6,7 @@ The sentences count and name values of the document; they compute none.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lib.report.text import p_equation, seeds_notes, warnings
+from lib.report.text import is_own_test, p_equation, seeds_notes, warnings
 from lib.units import signed
 
 _RELATIONS = {
@@ -142,7 +142,9 @@ def _difference(verdict: Values, unit: str) -> str:
 def _of_one(verdict: Values, unit: str) -> str:
     relation = _RELATIONS[verdict["verdict"]]
     subject = f"{verdict['step']} is {relation} {verdict['reference'] or '0'}"
-    p = "" if verdict["p_of_word"] is None else f", {p_equation(verdict['p_of_word'])}"
+    # A p of 1 that no test gave says nothing: the interval does.
+    is_tested = verdict["p_of_word"] is not None and not is_own_test(verdict)
+    p = f", {p_equation(verdict['p_of_word'])}" if is_tested else ""
     return f"{subject}: {_difference(verdict, unit)}, n={verdict['n']}{p}."
 
 

@@ -24,7 +24,15 @@ from lib.report.contrasts import AA_ROLE, EFFECT
 from lib.report.figures import svg_element, without_control_characters
 from lib.report.plots import MAX_PANELS, short_name, study_figures, total_flops
 from lib.report.run_results import UTILISATION_COLUMNS
-from lib.report.text import all_remarks, effect_notes, legend, p_cell, verdict_colour, verdict_word
+from lib.report.text import (
+    all_remarks,
+    effect_notes,
+    legend,
+    p_cell,
+    p_sentence,
+    verdict_colour,
+    verdict_word,
+)
 from lib.units import format_duration, format_si, signed
 
 REPORT_FILE = "report.html"
@@ -215,10 +223,12 @@ def _ends(interval: tuple[float, float]) -> str:
 
 
 def _remarks(verdict: Values) -> list[str]:
-    """Return reason and remarks, without the reason that the word has as a number of seeds."""
-    remarks = all_remarks(verdict)
-    counted = remarks[1:] if verdict["more_seeds"] and verdict["role"] != AA_ROLE else remarks
-    return [*counted, *(f"not counted: {e}" for e in verdict["excluded"])]
+    """Return reason and remarks, without those that the columns have: seeds to add, and the test."""
+    # Of an A/A step that passed, there is no reason.
+    counted = verdict["more_seeds"] and verdict["role"] != AA_ROLE
+    shown = {verdict["reason"] if counted else "", p_sentence(verdict)}
+    remarks = [remark for remark in all_remarks(verdict) if remark not in shown]
+    return [*remarks, *(f"not counted: {e}" for e in verdict["excluded"])]
 
 
 def _mark(number: int) -> str:
@@ -241,6 +251,7 @@ def _results(document: Values, sources: _Sources) -> dict[str, Any]:
             "val loss": _cell(row["val_loss"], _loss_with(row), runs=sources.of_row(row)),
             "perplexity": _cell(row["perplexity"], ".2f"),
             "Δ baseline": _change(row, verdicts.get(row["against"]["baseline"])),
+            "state": _cell(None if row["state"] == "done" else row["state"]),
             "parameters": _cell(row["parameters"], ",d"),
             "tokens": _cell(row["tokens"], format_si),
             "FLOPs": _cell(total_flops(row), lambda flops: f"{flops:.2e}".replace("e+", "e")),
@@ -250,7 +261,6 @@ def _results(document: Values, sources: _Sources) -> dict[str, Any]:
                 for name, (heading, form) in UTILISATION_COLUMNS.items()
             },
             "sparsity": _cell(row["sparsity"] or None, ".1%"),
-            "state": _cell(None if row["state"] == "done" else row["state"]),
         }
         for row in document["rows"]
     ]

@@ -96,8 +96,8 @@ def edited(build: Path, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"NO_SUCH_SYMBOL": "y"}, "Not judged by this code: "),
-        ({"MAX_ITERS": ["a list"]}, "Not judged by this code: "),
+        ({"NO_SUCH_SYMBOL": "y"}, "Not judged by this code, from gqa-s3-"),
+        ({"MAX_ITERS": ["a list"]}, "Not judged by this code, from gqa-s3-"),
         ({"ABLATION_STUDY_FILE": "/etc/passwd"}, "ABLATION_STUDY_FILE=/etc/passwd: see"),
     ],
 )

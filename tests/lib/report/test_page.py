@@ -238,10 +238,11 @@ def test_one_step_is_answered_by_its_difference(study):
 def test_one_open_step_is_answered_by_its_difference(study):
     document = judged(study, "INCONCLUSIVE", None)
     del document["verdicts"][1]
-    document["verdicts"][0]["p_of_word"] = None
+    # The rule shared records a p that no test gave, if the own interval contains 0.
+    document["verdicts"][0] |= {"p_of_word": 1.0, "p": 1.0, "interval_95": [-0.1, 0.3]}
     assert answer(document) == (
-        "step-1 is not shown to differ from baseline: +0.1000 nats per token (95 % interval +0.0000 "
-        "to +0.2000), n=3."
+        "step-1 is not shown to differ from baseline: +0.1000 nats per token (95 % interval −0.1000 "
+        "to +0.3000), n=3."
     )
 
 
@@ -382,6 +383,19 @@ def test_a_changed_rule_is_stated(study):
     parsed = Parsed(page_of(table))
     assert "rule changed after results" in parsed.text
     assert {line["remark"][0] for line in parsed.tables["Verdicts"]} == {"a"}
+
+
+def test_a_remark_is_listed_once_and_repeats_no_column(study):
+    document = study_document(study[1], CONTEXT)
+    for verdict in document["verdicts"]:
+        # The comparison's own interval contains 0: the column p says so.
+        verdict |= {"verdict": "INCONCLUSIVE", "interval_95": [-0.1, 0.1], "p": 1.0, "p_own": 0.4}
+        verdict |= {"reason": "needs about 7 more seeds", "more_seeds": 7, "remarks": ["<noted>"]}
+    page = report_page(document, study_series(study[1]))
+    rows = Parsed(page).tables["Verdicts"]
+    assert [row["remark"] for row in rows] == ["a", "a"]
+    assert {row["p"] for row in rows} == {"own 0.4"}
+    assert page.count("<dt>") == 1 and page.count("<dd>&lt;noted&gt;</dd>") == 1
 
 
 def test_a_study_of_19_steps_stays_small(tmp_path: Path):
