@@ -77,6 +77,33 @@ def test_each_study_has_the_answer_that_its_report_has(build: Path) -> None:
         assert shown.words[0] in word and f'href="{study}/report.html"' in page
 
 
+def test_no_word_of_a_stored_document_is_taken(build: Path) -> None:
+    assert index(build)["mechanisms"]["best word"] != ""
+    # The word follows the runs, and the report of before is no source.
+    for run in (build / "results/mechanisms").glob("*-s3-*"):
+        shutil.rmtree(run)
+    row = index(build)["mechanisms"]
+    assert row["best word"] == "" and row["runs done"].startswith("4")
+    (build / "results/mechanisms/report.html").unlink()
+    index(build)
+    assert "mechanisms/report.html" not in (build / "results/index.html").read_text()
+
+
+def test_a_study_that_is_only_listed_is_not_written(build: Path) -> None:
+    """Above all, no look is declared for it."""
+    folder = build / "results/mechanisms"
+
+    def files() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = files()
+    for run in folder.glob("*-s3-*"):
+        shutil.rmtree(run)
+    kept = files()
+    index(build)
+    assert files() == kept and kept.keys() < before.keys()
+
+
 def test_the_same_runs_give_the_same_bytes(build: Path) -> None:
     index(build)
     page = (build / "results/index.html").read_bytes()
@@ -99,6 +126,7 @@ def edited(build: Path, **settings: Any) -> None:
         ({"NO_SUCH_SYMBOL": "y"}, "Not judged by this code, from gqa-s3-"),
         ({"MAX_ITERS": ["a list"]}, "Not judged by this code, from gqa-s3-"),
         ({"ABLATION_STUDY_FILE": "/etc/passwd"}, "ABLATION_STUDY_FILE=/etc/passwd: see"),
+        ({"MAX_ITERS": "6"}, "No run has a result yet."),
     ],
 )
 def test_a_study_that_cannot_be_planned_is_a_row_with_the_reason(
