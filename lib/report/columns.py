@@ -30,6 +30,7 @@ from lib.report.text import (
     difference_cell,
     given,
     legend,
+    loss_notes,
     p_cell,
     remark_notes,
     seeds_notes,
@@ -296,12 +297,7 @@ def to_markdown(document: Document) -> str:
     shown, rows = columns(document), rows_of(document)
     header, lines, left = grid(shown, rows, keep=("#", "val loss", "state"))
     text = f"# {markdown_text(document['study'])}\n\n{markdown_table(header, lines, left=left)}\n"
-    if (entropy := document["unigram_entropy"]) is not None:
-        text += _paragraph(
-            f"Unigram entropy of the training text: {entropy:.4f} nats per token, the loss of a "
-            "model that predicts token frequencies only."
-        )
-    text += "".join(map(_paragraph, seeds_notes(document)))
+    text += "".join(map(_paragraph, [*loss_notes(document), *seeds_notes(document)]))
     if fields := [name for row in rows[:1] for name in row["labels"]]:
         text += _paragraph(
             f"Rows also differ in {', '.join(fields)}; only rows with equal values are compared."

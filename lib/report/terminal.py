@@ -15,9 +15,9 @@ from lib.report.render import fitting_columns, shorten_titles, text_lines
 from lib.report.text import (
     Document,
     given,
+    loss_notes,
     remark_notes,
     seeds_notes,
-    unigram_notes,
     verdict_colour,
     warnings,
 )
@@ -83,9 +83,12 @@ def _notes(document: Document) -> list[str]:
     notes += [note for note in remark_notes(words) if note.endswith(" (all)")]
     notes += seeds_notes(document)
     if not words:
-        notes += unigram_notes(document)
+        notes += loss_notes(document)
     if any(verdict["interval_95"] for verdict in words):
-        notes.append(f"Δ: step - baseline, {document['unit']}, ± half of its 95 % interval.")
+        terms = (
+            "step - baseline" if any(r["parent"] for r in document["rows"]) else "row - first row"
+        )
+        notes.append(f"Δ: {terms}, {document['unit']}, ± half of its 95 % interval.")
     return list(dict.fromkeys(notes))
 
 

@@ -165,6 +165,10 @@ def verdict_lines(document: Document) -> str:
     notes = [*effect_notes(document), *noise_notes(document), *repeat_notes(document)]
     for note in (*notes, *drift_notes(document)):
         lines += wrap(visible(note), LINE_WIDTH, subsequent_indent=_INDENT)
+    if lines:
+        lines.append(
+            f"Differences are A - B of A vs B, {document['unit']}, with their 95 % interval."
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -218,10 +222,12 @@ def seeds_notes(document: Document) -> list[str]:
     ]
 
 
-def unigram_notes(document: Document) -> list[str]:
-    """Return the loss of a model that predicts token frequencies only, if it is known."""
+def loss_notes(document: Document) -> list[str]:
+    """Return the loss of a model that predicts token frequencies only, or the unit of all losses."""
     entropy = document["unigram_entropy"]
-    return [] if entropy is None else [f"{entropy:.4f} nats: the loss of token frequencies alone."]
+    if entropy is None:
+        return [f"Losses are in {document['unit']}."]
+    return [f"{entropy:.4f} nats: the loss of token frequencies alone."]
 
 
 def warnings(document: Document) -> list[str]:
