@@ -27,9 +27,12 @@ from gpt2.planning.arguments import (
 )
 from gpt2.planning.plan import table_plan
 from gpt2.records.comparison import chosen_runs, declared_axes, whole_study
+from gpt2.records.report import study_document_of
 from gpt2.records.verification import tracker, verify
+from gpt2.running import launch
 from lib import console
 from lib.report.checklist import checklist_to_json, checklist_to_markdown, log_failing
+from lib.report.checklist_words import word_rows
 
 
 def main() -> int:
@@ -46,10 +49,14 @@ def main() -> int:
     layers, plan = asked_plan(args)
     ask = tracker(plan, args.source, args.folder, args.entity)
     study = whole_study(plan, layers)
-    whole = plan if selects_runs(args) else table_plan(plan, layers)
-    runs = chosen_runs(whole, study, args.runs)
+    table = table_plan(plan, layers)
+    runs = chosen_runs(plan if selects_runs(args) else table, study, args.runs)
     axes, min_seeds = declared_axes(study, runs, args.axis), plan.base.repro.finalist_min_seeds
-    checklist = verify(runs, axes, ask, args.source, min_seeds)
+    paths = {run.path.resolve() for run in runs}
+    names = {run.path.name for run in table.runs if run.path.resolve() in paths}
+    document = study_document_of(table, launch.result_table(table))
+    words = word_rows(document, names, plan.folder) if names else ()
+    checklist = verify(runs, axes, ask, args.source, min_seeds, words)
     console.show(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist))
     log_failing(checklist)
     return checklist.exit_code

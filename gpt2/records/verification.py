@@ -15,7 +15,7 @@ from gpt2.records.comparison import symbol_names
 from gpt2.records.run_files import read_resolved_config
 from lib.console import log
 from lib.errors import ConfigError, Problem
-from lib.files import canonical_json, sha256_file
+from lib.files import canonical_json
 from lib.report.checklist import (
     CheckRemark,
     CheckRow,
@@ -93,14 +93,12 @@ def stop_row(runs: Sequence[RunEvidence]) -> CheckRow:
         status, done = read_status(each.run), each.figure("final", "iterations")
         seconds, limit = each.figure("timing", "train_seconds"), _seconds(each)
         if status is None or UNKNOWN in (done, seconds, limit):
-            what = f"{each.name} has no recorded stop reason"
-            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, each.name))
+            remarks.append(each.lacks(f"{each.name} has no recorded stop reason"))
         elif status.state is not State.SUCCESS or done != (status.iterations or done):
-            what = f"{each.name}: {status.state} at {done} of {status.iterations} iterations"
-            remarks.append(CheckRemark(CheckVerdict.FAIL, what, each.name))
+            ended = f"{status.state} at {done} of {status.iterations} iterations"
+            remarks.append(each.fails(f"{each.name}: {ended}"))
         elif limit is not None and seconds < limit:
-            what = f"{each.name} stopped after {seconds:.1f} of {limit:g} s"
-            remarks.append(CheckRemark(CheckVerdict.FAIL, what, each.name))
+            remarks.append(each.fails(f"{each.name} stopped after {seconds:.1f} of {limit:g} s"))
         attempts = each.of("volatile", "attempts")
         resumed += [each.name] if isinstance(attempts, list) and len(attempts) > 1 else []
     suffix = f"; resumed: {', '.join(resumed)}" if resumed else ""
@@ -127,16 +125,14 @@ def seeds_row(runs: Sequence[RunEvidence], min_seeds: int) -> CheckRow:
 def _recorded_seed_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
     for each in runs:
         seed, tracked = each.of("seeds", "seed"), each.tracked("seed")
-        if UNKNOWN in (seed, tracked):
-            what = (
-                each.tracker_config
-                if isinstance(each.tracker_config, str)
-                else f"{each.name} has no seed"
-            )
-            yield CheckRemark(CheckVerdict.UNKNOWN, what, each.name)
+        if tracked == UNKNOWN:
+            yield each.untracked("seed")
+        elif seed == UNKNOWN:
+            yield each.lacks(f"{each.name} has no seed")
         elif seed != tracked:
-            what = f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"
-            yield CheckRemark(CheckVerdict.FAIL, what, each.name)
+            yield each.fails(
+                f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"
+            )
 
 
 def _seeds_of_variants(runs: Sequence[RunEvidence]) -> dict[str, list[int]]:
@@ -200,21 +196,15 @@ def length_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
         )
         limit = _seconds(each)
         if UNKNOWN in (tokens, seconds, step, limit, _stretch(each)):
-            yield CheckRemark(
-                CheckVerdict.UNKNOWN, f"the length of {each.name} is unknown", each.name
-            )
+            yield each.lacks(f"the length of {each.name} is unknown")
         elif limit is not None and seconds > limit + _MAX_OVERTIME_STEPS * step:
-            what = f"{each.name} trained for {seconds:.1f} s (expected {limit:g} s)"
-            yield CheckRemark(CheckVerdict.FAIL, what, each.name)
+            yield each.fails(f"{each.name} trained for {seconds:.1f} s (expected {limit:g} s)")
         elif limit is None and not _as_long(runs[0], each):
-            tokens_of_runs = values_by_run_text(
-                (one.name, one.figure("final", "tokens")) for one in runs
-            )
-            yield CheckRemark(CheckVerdict.FAIL, f"tokens: {tokens_of_runs}", each.name)
+            yield each.fails(f"tokens: {_tokens(runs)}")
 
 
 def batch_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
-    """Yield a remark for each run whose batch is inconsistent or differs from the first run's.
+    """Yield a remark for each run whose batch is inconsistent.
 
     The global batch must equal micro-batch × gradient accumulation × world size.
     """
@@ -222,18 +212,9 @@ def batch_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
         parts = [key.own(each) for key in KEYS[:3]]
         whole = each.of("batch", "global_sequences")
         if UNKNOWN in (*parts, whole):
-            yield CheckRemark(
-                CheckVerdict.UNKNOWN, f"the batch of {each.name} is unknown", each.name
-            )
+            yield each.lacks(f"the batch of {each.name} is unknown")
         elif parts[0] * parts[1] * parts[2] != whole:
-            what = f"{each.name}: {' × '.join(map(str, parts))} is not {whole}"
-            yield CheckRemark(CheckVerdict.FAIL, what, each.name)
-    global_batches = [(each.name, each.of("batch", "global_sequences")) for each in runs]
-    for name, whole in global_batches:
-        if UNKNOWN not in (whole, global_batches[0][1]) and whole != global_batches[0][1]:
-            yield CheckRemark(
-                CheckVerdict.FAIL, f"sequences: {values_by_run_text(global_batches)}", name
-            )
+            yield each.fails(f"{each.name}: {' × '.join(map(str, parts))} is not {whole}")
 
 
 def _stretch(each: RunEvidence) -> Any:
@@ -320,9 +301,12 @@ def _length(runs: Sequence[RunEvidence]) -> str:
     seconds = [each.figure("timing", "train_seconds") for each in runs]
     timed = [value for value in seconds if isinstance(value, float)]
     measured = f"{min(timed):,.1f} to {max(timed):,.1f} s of training" if timed else "not timed"
-    tokens = values_by_run_text((each.name, each.figure("final", "tokens")) for each in runs)
     limit = max_time(runs[0])
-    return f"{'' if limit is None else f'{limit} s each, '}tokens: {tokens}; {measured}"
+    return f"{'' if limit is None else f'{limit} s each, '}tokens: {_tokens(runs)}; {measured}"
+
+
+def _tokens(runs: Sequence[RunEvidence]) -> str:
+    return values_by_run_text((each.name, each.figure("final", "tokens")) for each in runs)
 
 
 def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> TrackerQuery:
@@ -349,27 +333,30 @@ def verify(
     ask: TrackerQuery,
     source: str,
     min_seeds: int,
+    words: Sequence[CheckRow] = (),
 ) -> PublicationChecklist:
     """Compare all ``runs`` with the first one and return the checklist.
 
     ``axes`` maps each run to the symbols in which it may differ; ``ask`` returns the settings stored
-    by the tracker ``source``; each variant needs ``min_seeds`` seeds. Raises ConfigError if a record cannot be read, PreflightError if the
-    tracker cannot be read.
+    by the tracker ``source``; each variant needs ``min_seeds`` seeds; ``words`` are the rows of the
+    study's document. Raises ConfigError if a record cannot be read, PreflightError if the tracker
+    cannot be read.
     """
     evidence = [read_evidence(run, ask, axes[run.path]) for run in runs]
     remarks = {
         LENGTH: [*length_remarks(evidence)],
-        SOFTWARE: package_remarks(evidence),
+        SOFTWARE: [*package_remarks(evidence)],
         "effective batch": [*batch_remarks(evidence)],
     }
     rows = [
         stop_row(evidence),
         _records_row(evidence),
-        manifest_row(evidence, lambda each: sha256_file(each.run.manifest)),
+        manifest_row(evidence),
         *(setting_row(key, evidence) for key in KEYS),
         symbols_row(evidence),
         *group_rows(evidence, _names(evidence), said(evidence), remarks),
         seeds_row(evidence, min_seeds),
+        *words,
         *commit_rows(evidence),
     ]
     names = [str(run.path) for run in runs]
@@ -389,7 +376,7 @@ def _names(runs: Sequence[RunEvidence]) -> dict[str, str]:
 
 def _records_row(runs: Sequence[RunEvidence]) -> CheckRow:
     remarks = [
-        CheckRemark(CheckVerdict.FAIL, f"{each.name}: {finding}", each.name)
+        each.fails(f"{each.name}: {finding}")
         for each in runs
         for finding in artifact_findings(RunRecord(each.run), every_byte=True)
     ]

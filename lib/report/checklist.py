@@ -5,9 +5,9 @@ checklist has a verdict; a fact that was not recorded is UNKNOWN and does not pa
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.console import log
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
@@ -20,6 +20,7 @@ from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunDirSource, RunRef, RunSource
 from lib.tracking.tracker import TrackerMetadata as TrackerFacts
 
+SCHEMA_VERSION = 1
 _MAX_NAMES_SHOWN = 3
 _MAX_REASONS_SHOWN = 8
 _MAX_VALUE_CHARS = 48
@@ -33,8 +34,7 @@ class CheckVerdict(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-@dataclass(frozen=True)
-class CheckRow:
+class CheckRow(NamedTuple):
     """One check: verdict, explanation, affected runs and a command to run."""
 
     check: str
@@ -44,9 +44,8 @@ class CheckRow:
     next: str = ""
 
 
-@dataclass(frozen=True)
-class CheckRemark:
-    """A reason for a verdict, and the run that causes it."""
+class CheckRemark(NamedTuple):
+    """A reason why a check does not pass, FAIL or UNKNOWN, and the run that causes it."""
 
     verdict: CheckVerdict
     what: str
@@ -58,12 +57,18 @@ def check_row(check: str, said: str, remarks: Iterable[CheckRemark], next: str =
     causes = list(remarks)
     if not causes:
         return CheckRow(check, CheckVerdict.PASS, said)
-    failed = any(remark.verdict is CheckVerdict.FAIL for remark in causes)
     reasons = list(dict.fromkeys(remark.what for remark in causes))
     more = len(reasons) - _MAX_REASONS_SHOWN
     what = "; ".join(reasons[:_MAX_REASONS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
     runs = [run for run in dict.fromkeys(remark.run for remark in causes) if run]
+    failed = any(remark.verdict is CheckVerdict.FAIL for remark in causes)
     return CheckRow(check, CheckVerdict.FAIL if failed else CheckVerdict.UNKNOWN, what, runs, next)
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - _MAX_NAMES_SHOWN
+    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def values_by_run_text(values: Iterable[tuple[str, Any]]) -> str:
@@ -73,23 +78,15 @@ def values_by_run_text(values: Iterable[tuple[str, Any]]) -> str:
         grouped.setdefault(value_text(value), []).append(run)
     if len(grouped) == 1:
         return next(iter(grouped))
-    return ", ".join(f"{value} ({_names(runs)})" for value, runs in grouped.items())
+    return ", ".join(f"{value} ({first_of(runs)})" for value, runs in grouped.items())
 
 
 def value_text(value: Any) -> str:
     """Return a value as text for one line."""
-    text = {None: "none", True: "yes", False: "no"}.get(value) if _is_plain(value) else None
-    text = str(value) if text is None else text
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    text = str(value)
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _names(runs: Sequence[str]) -> str:
-    more = len(runs) - _MAX_NAMES_SHOWN
-    return ", ".join(runs[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 # A run's configuration from the tracker, or the reason that there is none.
@@ -132,6 +129,20 @@ class RunEvidence:
         """Return the tracker's value of ``key``, or UNKNOWN."""
         config = self.tracker_config
         return UNKNOWN if isinstance(config, str) else config.get(key, UNKNOWN)
+
+    def fails(self, what: str) -> CheckRemark:
+        """Return the reason why this run fails a check."""
+        return CheckRemark(CheckVerdict.FAIL, what, self.name)
+
+    def lacks(self, what: str) -> CheckRemark:
+        """Return what is not known about this run."""
+        return CheckRemark(CheckVerdict.UNKNOWN, what, self.name)
+
+    def untracked(self, key: str) -> CheckRemark:
+        """Return why the tracker's value of ``key`` is not known."""
+        config = self.tracker_config
+        what = f"the tracker has no {key} for {self.name}"
+        return self.lacks(config if isinstance(config, str) else what)
 
 
 def read_evidence(run: RunDir, ask: TrackerQuery, axis: Set[str]) -> RunEvidence:
@@ -178,9 +189,6 @@ def tracker_query(source: RunSource) -> TrackerQuery:
     return query
 
 
-SCHEMA_VERSION = 1
-
-
 @dataclass(frozen=True)
 class PublicationChecklist:
     """Rows for ``runs``; ``publish`` maps name → text and is shown only if all rows pass."""
@@ -204,7 +212,7 @@ class PublicationChecklist:
 def checklist_to_markdown(checklist: PublicationChecklist) -> str:
     """Return the rows as a Markdown table; if all rows pass, also the texts to publish."""
     title = f"# Verification of {len(checklist.runs)} run(s), tracker: {checklist.source}"
-    rows = [(r.check, r.verdict, r.what) for r in checklist.rows]
+    rows = [(row.check, row.verdict, row.what) for row in checklist.rows]
     table = markdown_table(("check", "verdict", "what"), rows, left=range(3))
     if checklist.failing:
         failing = f"{len(checklist.failing)} of {len(checklist.rows)}"
@@ -218,7 +226,7 @@ def checklist_to_json(checklist: PublicationChecklist) -> str:
     document = {
         "source": checklist.source,
         "runs": list(checklist.runs),
-        "rows": [asdict(row) for row in checklist.rows],
+        "rows": [row._asdict() for row in checklist.rows],
         "publish": None if checklist.failing else dict(checklist.publish),
         "exit_code": checklist.exit_code,
     }
@@ -226,14 +234,12 @@ def checklist_to_json(checklist: PublicationChecklist) -> str:
 
 
 def log_failing(checklist: PublicationChecklist) -> None:
-    """Log the reasons of rows that do not pass on stderr, with the rows' names and a command to
-    run.
-    """
+    """Log the reason of each row that does not pass, once, with the rows and a command to run."""
     rows: dict[tuple[CheckVerdict, str], list[CheckRow]] = {}
     for row in checklist.failing:
         rows.setdefault((row.verdict, row.what), []).append(row)
     for (verdict, what), same_reason in rows.items():
-        tag = "REFUSE" if verdict is CheckVerdict.FAIL else "UNKNOWN"
         names = ", ".join(row.check for row in same_reason)
         advice = next((row.next for row in same_reason if row.next), "")
-        log(tag, f"{names}: {what}" + (f"\n        {advice}" if advice else ""))
+        advice = advice and f"\n        {advice}"
+        log("REFUSE" if verdict is CheckVerdict.FAIL else "UNKNOWN", f"{names}: {what}{advice}")

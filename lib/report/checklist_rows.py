@@ -11,16 +11,17 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from lib.files import sha256_file
 from lib.report.checklist import (
     CheckRemark,
     CheckRow,
     CheckVerdict,
     RunEvidence,
     check_row,
+    first_of,
     value_text,
     values_by_run_text,
 )
@@ -28,7 +29,6 @@ from lib.report.run_facts import FieldDifference, field_differences
 from lib.runs.code import has_commit, run_git
 from lib.runs.record import UNKNOWN
 
-_MAX_FILES_SHOWN = 3
 _SHA_CHARS = 12
 
 
@@ -37,8 +37,9 @@ def commit_rows(runs: Sequence[RunEvidence]) -> list[CheckRow]:
     shas = {run.name: run.of("code", "git_sha") for run in runs}
     recorded = [sha for sha in dict.fromkeys(shas.values()) if sha not in (UNKNOWN, None)]
     present = [sha for sha in recorded if has_commit(sha)]
+    shown = [sha[:_SHA_CHARS] for sha in present]
     return [
-        check_row("commit exists", _short(present), _missing(runs, present)),
+        check_row("commit exists", ", ".join(shown), _missing(runs, present)),
         check_row("commit is clean", "no edited files", _edited(runs)),
         _public(runs, present),
         check_row("commit holds the code", "all loaded files", _code(runs, present)),
@@ -57,10 +58,9 @@ def _missing(runs: Sequence[RunEvidence], present: Sequence[str]) -> Iterator[Ch
     for run in runs:
         sha = run.of("code", "git_sha")
         if sha in (UNKNOWN, None):
-            yield CheckRemark(CheckVerdict.UNKNOWN, f"no commit recorded for {run.name}", run.name)
+            yield run.lacks(f"no commit recorded for {run.name}")
         elif sha not in present:
-            what = f"commit {sha[:_SHA_CHARS]} of {run.name} is not in this repository"
-            yield CheckRemark(CheckVerdict.FAIL, what, run.name)
+            yield run.fails(f"commit {sha[:_SHA_CHARS]} of {run.name} is not in this repository")
 
 
 def _edited(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
@@ -68,13 +68,11 @@ def _edited(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
         dirty = run.of("code", "dirty_tree")
         edited = run.of("code", "changed_during_run")
         if dirty is True:
-            what = f"{run.name} was trained with uncommitted code"
-            yield CheckRemark(CheckVerdict.FAIL, what, run.name)
+            yield run.fails(f"{run.name} was trained with uncommitted code")
         elif dirty is not False or edited == UNKNOWN:
-            yield CheckRemark(CheckVerdict.UNKNOWN, f"git status unknown for {run.name}", run.name)
+            yield run.lacks(f"git status unknown for {run.name}")
         elif edited:
-            what = f"edited while {run.name} was running: {_files(edited)}"
-            yield CheckRemark(CheckVerdict.FAIL, what, run.name)
+            yield run.fails(f"edited while {run.name} was running: {first_of(edited)}")
 
 
 def _public(runs: Sequence[RunEvidence], present: Sequence[str]) -> CheckRow:
@@ -84,23 +82,17 @@ def _public(runs: Sequence[RunEvidence], present: Sequence[str]) -> CheckRow:
         sha = run.of("code", "git_sha")
         remote = branches.get(sha)
         if sha not in branches:
-            what = f"the commit of {run.name} is not in this repository"
-            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, run.name))
+            remarks.append(run.lacks(f"the commit of {run.name} is not in this repository"))
         elif remote is None:
-            what, advice = (
-                "no git remote configured",
-                "git remote add origin URL && git push origin HEAD",
-            )
-            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, run.name))
+            remarks.append(run.lacks("no git remote configured"))
+            advice = "type: git remote add origin URL && git push origin HEAD"
         elif not remote:
-            what = f"{sha[:_SHA_CHARS]} is not on any known remote branch"
-            advice = (
-                f"git push origin {sha[:_SHA_CHARS]}:refs/heads/BRANCH, "
-                "or git fetch if the commit is already pushed"
-            )
-            remarks.append(CheckRemark(CheckVerdict.FAIL, what, run.name))
+            short = sha[:_SHA_CHARS]
+            remarks.append(run.fails(f"{short} is not on any known remote branch"))
+            advice = f"type: git push origin {short}:refs/heads/BRANCH"
+            advice += ", or git fetch if the commit is already pushed"
     names = ", ".join(dict.fromkeys(b for remote in branches.values() for b in remote or ()))
-    return check_row("commit is public", f"on {names}", remarks, advice and f"type: {advice}")
+    return check_row("commit is public", f"on {names}", remarks, advice)
 
 
 def _code(runs: Sequence[RunEvidence], present: Sequence[str]) -> Iterator[CheckRemark]:
@@ -111,11 +103,10 @@ def _code(runs: Sequence[RunEvidence], present: Sequence[str]) -> Iterator[Check
         names = tuple(name for name in sources if not Path(name).is_absolute())
         committed = _committed(sha, names) if sha in present and names else None
         if committed is None:
-            what = f"cannot compare the code of {run.name} with its commit"
-            yield CheckRemark(CheckVerdict.UNKNOWN, what, run.name)
+            yield run.lacks(f"cannot compare the code of {run.name} with its commit")
         elif mismatches := [name for name in names if committed.get(name) != sources[name]]:
-            what = f"{run.name} loaded files that differ from its commit: {_files(mismatches)}"
-            yield CheckRemark(CheckVerdict.FAIL, what, run.name)
+            differing = first_of(mismatches)
+            yield run.fails(f"{run.name} loaded files that differ from its commit: {differing}")
 
 
 @functools.cache
@@ -132,15 +123,6 @@ def _committed(sha: str, names: Sequence[str]) -> dict[str, str] | None:
                 if (stream := archive.extractfile(name)) is not None:
                     digests[name] = hashlib.sha256(stream.read()).hexdigest()
     return digests
-
-
-def _files(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_FILES_SHOWN
-    return ", ".join(names[:_MAX_FILES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _short(shas: Sequence[str]) -> str:
-    return ", ".join(sha[:_SHA_CHARS] for sha in shas)
 
 
 LENGTH, SOFTWARE, OTHERS = "training length", "software", "other settings and kernels"
@@ -215,28 +197,21 @@ def group_rows(
     return rows
 
 
-def package_remarks(runs: Sequence[RunEvidence]) -> list[CheckRemark]:
-    """Return remarks on packages with different versions in two runs.
+def package_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+    """Yield a remark on each package with different versions in two runs.
 
     A package that only one run has is ignored.
     """
-    remarks = []
     first = runs[0].of("environment", "packages")
     for run in runs:
         packages = run.of("environment", "packages")
         if not isinstance(packages, Mapping) or not isinstance(first, Mapping):
-            what = f"no packages recorded for {run.name} or {runs[0].name}"
-            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, run.name))
+            yield run.lacks(f"no packages recorded for {run.name} or {runs[0].name}")
             continue
         for name in sorted(first.keys() & packages.keys()):
             if first[name] != packages[name]:
                 both = [(runs[0].name, first[name]), (run.name, packages[name])]
-                remarks.append(
-                    CheckRemark(
-                        CheckVerdict.FAIL, f"package {name}: {values_by_run_text(both)}", run.name
-                    )
-                )
-    return remarks
+                yield run.fails(f"package {name}: {values_by_run_text(both)}")
 
 
 def _group(field: str) -> str:
@@ -255,9 +230,8 @@ def _difference_remarks(
         text = values_by_run_text(
             (evidence.name, values.get(evidence.name, first)) for evidence in runs
         )
-        verdict = (
-            CheckVerdict.UNKNOWN if UNKNOWN in (first, *values.values()) else CheckVerdict.FAIL
-        )
+        unknown = UNKNOWN in (first, *values.values())
+        verdict = CheckVerdict.UNKNOWN if unknown else CheckVerdict.FAIL
         for run in values:
             yield CheckRemark(verdict, f"{names.get(field, field)}: {text}", run)
 
@@ -278,8 +252,7 @@ def _extra_remarks(
                 yield CheckRemark(CheckVerdict.FAIL, f"{name}: {values_by_run_text(known)}", run)
 
 
-@dataclass(frozen=True)
-class TrackedSetting:
+class TrackedSetting(NamedTuple):
     """A setting by its tracker name."""
 
     name: str
@@ -293,17 +266,44 @@ class TrackedSetting:
 
 def setting_row(key: TrackedSetting, runs: Sequence[RunEvidence]) -> CheckRow:
     """Return the row of one setting; a missing value is UNKNOWN and never equal."""
-    recorded = [(run, key.own(run)) for run in runs]
-    remarks = [
-        *_missing_settings(key, recorded),
-        *_contradictions(key, recorded),
-        *_differences(key, recorded),
-    ]
-    text = values_by_run_text((run.name, value) for run, value in recorded)
-    if different := [run for run, value in recorded if value != recorded[0][1]]:
-        reason = key.reason(runs[0], different[0]) or f"declared to differ ({key.symbol})"
+    values = [(run, key.own(run), run.tracked(key.name)) for run in runs]
+    first, recorded, _ = values[0]
+    text = values_by_run_text((run.name, value) for run, value, _ in values)
+    if different := [run for run, value, _ in values if value != recorded]:
+        reason = key.reason(first, different[0]) or f"declared to differ ({key.symbol})"
         text = f"{reason}: {text}"
-    return check_row(key.name, text, remarks)
+    manifests = [(run, value) for run, value, _ in values]
+    trackers = [(run, tracked) for run, _, tracked in values]
+    remarks = [*_differences(key, "manifests", manifests), *_differences(key, "tracker", trackers)]
+    return check_row(key.name, text, [*_contradictions(key, values), *remarks])
+
+
+def _contradictions(
+    key: TrackedSetting, values: Sequence[tuple[RunEvidence, Any, Any]]
+) -> Iterator[CheckRemark]:
+    """Yield a remark for each value that is missing, or differs between manifest and tracker."""
+    for run, value, tracked in values:
+        if tracked == UNKNOWN:
+            yield run.untracked(key.name)
+        if value == UNKNOWN:
+            yield run.lacks(f"the manifest of {run.name} has no {key.name}")
+    for run, value, tracked in values:
+        if UNKNOWN not in (tracked, value) and tracked != value:
+            both = f"tracker {value_text(tracked)}, manifest {value_text(value)}"
+            yield run.fails(f"{run.name}: {both}")
+
+
+def _differences(
+    key: TrackedSetting, side: str, values: Sequence[tuple[RunEvidence, Any]]
+) -> Iterator[CheckRemark]:
+    """Compare the manifests, or the tracker's values, of every run with the first."""
+    first, reference = values[0]
+    present = [(run, value) for run, value in values if value != UNKNOWN]
+    text = f"{side}: {values_by_run_text((run.name, value) for run, value in present)}"
+    for run, value in present if reference != UNKNOWN else ():
+        declared = key.symbol in first.axis | run.axis or key.reason(first, run)
+        if value != reference and not declared:
+            yield run.fails(text)
 
 
 def symbols_row(runs: Sequence[RunEvidence]) -> CheckRow:
@@ -313,76 +313,24 @@ def symbols_row(runs: Sequence[RunEvidence]) -> CheckRow:
         for name, value in run.facts.symbols.items():
             tracked = run.tracked(name)
             if tracked == UNKNOWN:
-                remarks.append(CheckRemark(CheckVerdict.UNKNOWN, _untracked(run, name), run.name))
+                remarks.append(run.untracked(name))
             elif tracked != value:
-                what = f"{name}: tracker {value_text(tracked)}, run {value_text(value)}"
-                remarks.append(CheckRemark(CheckVerdict.FAIL, what, run.name))
+                both = f"tracker {value_text(tracked)}, run {value_text(value)}"
+                remarks.append(run.fails(f"{name}: {both}"))
     count = len(runs[0].facts.symbols)
     return check_row("symbols", f"all {count} match the tracker", remarks)
 
 
-def manifest_row(runs: Sequence[RunEvidence], digest: Callable[[RunEvidence], str]) -> CheckRow:
+def manifest_row(runs: Sequence[RunEvidence]) -> CheckRow:
     """Return the row that compares the manifest with the digest recorded by the tracker."""
     remarks = []
     for run in runs:
         tracked = run.tracked("manifest_sha256")
         if tracked == UNKNOWN:
-            remarks.append(
-                CheckRemark(CheckVerdict.UNKNOWN, _untracked(run, "manifest_sha256"), run.name)
-            )
-        elif tracked != digest(run):
+            remarks.append(run.untracked("manifest_sha256"))
+        elif tracked != sha256_file(run.run.manifest):
             what = "manifest.json has changed since the tracker recorded its digest"
-            remarks.append(CheckRemark(CheckVerdict.FAIL, what, run.name))
+            remarks.append(run.fails(what))
     unreachable = any(isinstance(run.tracker_config, str) for run in runs)
     advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if unreachable else ""
     return check_row("manifest", "matches the tracker's digest", remarks, advice)
-
-
-def _untracked(run: RunEvidence, name: str) -> str:
-    return (
-        run.tracker_config
-        if isinstance(run.tracker_config, str)
-        else f"the tracker has no {name} for {run.name}"
-    )
-
-
-_Recorded = Sequence[tuple[RunEvidence, Any]]
-
-
-def _missing_settings(key: TrackedSetting, recorded: _Recorded) -> Iterator[CheckRemark]:
-    for run, value in recorded:
-        if run.tracked(key.name) == UNKNOWN:
-            yield CheckRemark(CheckVerdict.UNKNOWN, _untracked(run, key.name), run.name)
-        if value == UNKNOWN:
-            what = f"the manifest of {run.name} has no {key.name}"
-            yield CheckRemark(CheckVerdict.UNKNOWN, what, run.name)
-
-
-def _contradictions(key: TrackedSetting, recorded: _Recorded) -> Iterator[CheckRemark]:
-    for run, value in recorded:
-        tracked = run.tracked(key.name)
-        if UNKNOWN not in (tracked, value) and tracked != value:
-            what = f"{run.name}: tracker {value_text(tracked)}, manifest {value_text(value)}"
-            yield CheckRemark(CheckVerdict.FAIL, what, run.name)
-
-
-def _differences(key: TrackedSetting, recorded: _Recorded) -> Iterator[CheckRemark]:
-    """Compare every run with the first, in the manifests and in the tracker."""
-    first, value = recorded[0]
-    tracked = first.tracked(key.name)
-    for side, reference, values in (
-        ("manifests", value, recorded),
-        ("tracker", tracked, [(run, run.tracked(key.name)) for run, _ in recorded]),
-    ):
-        present = [(run, setting) for run, setting in values if setting != UNKNOWN]
-        different = [
-            run
-            for run, setting in present
-            if reference != UNKNOWN
-            and setting != reference
-            and key.symbol not in first.axis | run.axis
-            and not key.reason(first, run)
-        ]
-        if different:
-            what = f"{side}: {values_by_run_text((run.name, setting) for run, setting in present)}"
-            yield from (CheckRemark(CheckVerdict.FAIL, what, run.name) for run in different)
