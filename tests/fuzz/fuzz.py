@@ -15,6 +15,8 @@ from tests.fuzz import mutations
 from tests.fuzz.harness import Case, Study
 
 CASES = ROOT / "tests/fuzz/cases"
+# Share of the cases of a run that replace its whole directory.
+_WHOLE_RUNS = 0.05
 _HASH = re.compile(r"-[0-9a-f]{8}(?=/)|-[0-9a-f]{16}(?=\.json)")
 
 
@@ -33,7 +35,10 @@ def draw_cases(study: Study, count: int, seed: int) -> Iterator[Case]:
     for _ in range(count):
         file = chance.choice(kinds[chance.choice(sorted(kinds))])
         command = chance.choice(study.commands_for(file))
-        yield Case(command, file, mutations.draw(chance, study.tree / file))
+        if file.startswith("results/") and file.count("/") == 3 and chance.random() < _WHOLE_RUNS:
+            yield Case(command, str(Path(file).parent), mutations.draw_node(chance))
+        else:
+            yield Case(command, file, mutations.draw(chance, study.tree / file))
 
 
 def shrink(study: Study, case: Case, failure: str) -> Case:
@@ -58,5 +63,6 @@ def save(case: Case, failure: str) -> None:
 def load(path: Path, study: Study) -> Case:
     """Return a saved case for ``study``."""
     fields = json.loads(path.read_text())
-    (file,) = fnmatch.filter(study.files, fields["file"])
+    folders = {str(Path(name).parent) for name in study.files}
+    (file,) = fnmatch.filter([*study.files, *folders], fields["file"])
     return Case(fields["command"], file, fields["operations"])

@@ -55,6 +55,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "data": ("prepare_data",),
     "why": ("configure", "why", "N_LAYER"),
     "olddefconfig": ("configure", "olddefconfig"),
+    "claims": ("claims", *_STUDY),
+    "why-run": ("configure", "why", "DROPOUT", "--run", "A"),
+    # Plan a run from the files of another, and stop before they train.
+    "reproduce": ("reproduce", "--run", "A", "--data", "absent"),
+    "prolong": ("prolong", "A", "--iters", "4", "--set", "DEVICE_CUDA=y"),
     "telemetry": ("query_wandb_gpu", "--run-name", "NAME"),
 }
 # Commands that read the files of a place.
@@ -67,6 +72,16 @@ _RUN_COMMANDS = (
 )
 # Their output has no figure that a damaged file may change without a message.
 FIGURES = ("report-json", "verdicts-json", "compare-json")
+# Words and numbers that the claims file of the study quotes.
+CLAIMS = """
+study = "ratio"
+[[claim]]
+name = "loss"
+text = "the loss of the baseline"
+step = "baseline"
+field = "val_loss"
+value = "1"
+"""
 
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 

@@ -44,12 +44,17 @@ class Execute:
 def draw(chance: random.Random, path: Path) -> list[Operation]:
     """Return one to three operations for the file at ``path``."""
     if chance.random() < 0.12:
-        return [[chance.choice(_NODES)]]
+        return draw_node(chance)
     documents = path.suffix in (".json", ".jsonl", ".yaml")
     return [
         _draw_value(chance, path) if documents and chance.random() < 0.6 else _draw_bytes(chance)
         for _ in range(chance.choice((1, 1, 1, 2, 3)))
     ]
+
+
+def draw_node(chance: random.Random) -> list[Operation]:
+    """Return an operation that replaces a file or directory by something else."""
+    return [[chance.choice(_NODES)]]
 
 
 def _draw_bytes(chance: random.Random) -> Operation:

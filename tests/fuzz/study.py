@@ -11,6 +11,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from tests.build_folder import write_build
 from tests.fuzz.harness import (
+    CLAIMS,
     COMMANDS,
     FIGURES,
     IN_PROCESS,
@@ -45,6 +46,7 @@ def trained_study(folder: Path) -> Study:
     for i in range(12):
         (tree / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
     write_build(tree, SETTINGS)
+    (tree / "claims.toml").write_text(CLAIMS)
     plan = make_plan(config_layers(tree), tree, steps=STEPS, seeds=SEEDS)
     process = os.fork()
     if process == 0:
