@@ -12,7 +12,7 @@ from typing import Any
 from lib.json_files import RecordError, read_json_object
 from lib.report.checklist import CheckRemark, CheckRow, CheckVerdict, check_row
 from lib.report.study import SCHEMA_VERSION
-from lib.report.verdict_record import VERDICTS_FILE
+from lib.report.study_verdicts import VERDICTS_FILE
 
 Document = Mapping[str, Any]
 # A run that was trained again has another of these.

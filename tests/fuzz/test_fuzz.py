@@ -10,7 +10,7 @@ from tests.fuzz.fuzz import CASES, draw_cases, load, save, shrink, temporary_fol
 from tests.fuzz.harness import Case, Study
 from tests.fuzz.study import trained_study
 
-SHARE = 8
+SHARE = 25
 COUNT, SEED = (
     int(os.environ.get(name) or default) for name, default in (("COUNT", 500), ("SEED", 1))
 )

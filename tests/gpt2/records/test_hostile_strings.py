@@ -1,5 +1,6 @@
 """No string of a run or study folder reaches a terminal, or a table, with an escape or a line of its own."""
 
+import csv
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from gpt2.planning.plan import config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
 from lib.files import write_json
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
@@ -103,10 +105,12 @@ def path_of(run: RunDir, name: str) -> Path:
     return paths[name]
 
 
-def written_study(folder: Path, steps: str, seeds: str) -> list[RunDir]:
+def written_study(folder: Path, steps: str, seeds: str, **settings: SymbolValue) -> list[RunDir]:
     """Write a build folder with a finished study; return its runs."""
-    folder.mkdir()
-    write_build(folder, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    folder.mkdir(exist_ok=True)
+    write_build(
+        folder, {"DEVICE_CPU": True, **settings}, *defconfig_layers(ROOT, "gpt2-quickstart")
+    )
     plan = make_plan(config_layers(folder), folder, steps=steps, seeds=seeds)
     manifest = changed(MANIFEST, origin=this_origin())
     for run in plan.runs:
@@ -134,7 +138,7 @@ class Commands:
     def check(self, name: str, steps: str, seeds: str, *options: str) -> str:
         """Run a command; assert that it ends as documented and prints no control character."""
         script, *words = COMMANDS[name]
-        runs = sorted((self._folder / "results/ratio").glob("*-s1-*"))
+        runs = sorted((self._folder / "results").glob("*/*-s1-*"))
         values = {"STEPS": steps, "SEEDS": seeds, "A": str(runs[0]), "B": str(runs[-1])}
         command = [str(ROOT / f"scripts/{script}.py"), *(values.get(w, w) for w in words)]
         command += [*options, "-O", str(self._folder)]
@@ -178,3 +182,36 @@ def test_a_text_of_one_run_has_no_line_of_its_own(
     commands = Commands(server, tmp_path / "build", tmp_path)
     for name in ("status", "report", "audit", "verify-results"):
         commands.check(name, "0", "1")
+
+
+TITLES = {
+    "markup": "<script>alert(1)</script> & <b>bold</b>",
+    "latex": r"\input{/etc/passwd} $x_1$ 5% {a} #1 ~ ^",
+    "formula": '=HYPERLINK("http://x","click")',
+    "link": "[click](http://x) | `code` **bold**",
+}
+
+
+def test_titles_of_a_study_are_text_in_every_file(server: CommandServer, tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    steps = "".join(
+        f'[[step]]\nname = "{name}"\ntitle = {json.dumps(title)}\nset = {{ DROPOUT = "0.{i}" }}\n'
+        for i, (name, title) in enumerate(TITLES.items(), 1)
+    )
+    build.mkdir()
+    (build / "study.toml").write_text(f'name = "own"\n[[step]]\nname = "base"\n{steps}')
+    runs = written_study(build, "all", "1", ABLATION_STUDY_OWN=True)
+    commands = Commands(server, build, tmp_path)
+    commands.check("plan", "all", "1")
+    shown = commands.check("report", "all", "1")
+    folder = runs[0].path.parent
+    page, latex, markdown = (
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("report.html", "table.tex", "table.md")
+    )
+    assert "<script>alert" not in page and "<b>bold" not in page and "&lt;script&gt;" in page
+    assert r"\input{" not in latex
+    assert "](http" not in markdown + shown and "**bold**" not in markdown
+    with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if cell.startswith("=")] and "'=HYPER" in "".join(cells)
