@@ -185,7 +185,7 @@ class Chart:
 
     def heading(self, text: str) -> None:
         """Add the title above the axes."""
-        self.text(self.margins[0] if self.group == "panels" else 0, 11, text, bold=True)
+        self.text(0, 11, text, bold=True)
 
     def x_axis(self, label: str, form: Callable[[float], str], count: int = 4) -> None:
         """Draw the horizontal axis, with vertical lines of the grid."""

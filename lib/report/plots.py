@@ -316,7 +316,7 @@ def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
         ranges = Scale(0, band["at"][-1]), Scale(-limit, limit)
         name = f"difference-{_file(row['name'])}"
         chart = Chart(name, "panels", title, _PANEL, (38, 8, 18, 18), *ranges)
-        chart.text(0, 11, _label(row["label"]), bold=True)
+        chart.heading(_label(row["label"]))
         chart.x_axis("", format_amount, count=3)
         chart.y_axis(_difference_tick, count=3)
         left, right, _, _ = chart.box
