@@ -6,6 +6,7 @@ A column has a heading, the text of a row, and the fields of the row in CSV. The
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -71,6 +72,15 @@ def loss_cell(mean: float | None, sd: float | None, n: int) -> str:
     return known(mean, "{:.4f}".format) + ("" if sd is None else f" ± {sd:.4f} n={n}")
 
 
+def _of(name: str, form: Callable[[Any], str] = str) -> Callable[[Row], str]:
+    """Return the text of a field of a row."""
+    return lambda row: known(row[name], form)
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}" if value else "-"
+
+
 def _change(kind: str) -> Callable[[Row], str]:
     """Return the text of the paired difference to the baseline or the parent."""
 
@@ -84,12 +94,9 @@ def _change(kind: str) -> Callable[[Row], str]:
     return text
 
 
-def _compared(kind: str) -> tuple[str, ...]:
-    fields = ("verdict", "low", "high", "p", "p_own")
-    return (
-        *(f"delta_{kind}{end}" for end in ("", "_sd", "_n")),
-        *(f"{kind}_{name}" for name in fields),
-    )
+def _compared(kind: str) -> list[str]:
+    fields = [f"{kind}_{name}" for name in ("verdict", "low", "high", "p", "p_own")]
+    return [f"delta_{kind}", f"delta_{kind}_sd", f"delta_{kind}_n", *fields]
 
 
 def _number(row: Row) -> str:
@@ -110,13 +117,13 @@ def _word(row: Row) -> str:
 
 
 def _label(name: str) -> Column:
-    return Column(name, lambda row: row["labels"].get(name, ""), (name,), True, rank=2)
+    return Column(name, lambda row: row["labels"].get(name, ""), [name], True, rank=2)
 
 
 def _machine(name: str) -> Column:
     heading, form = UTILISATION_COLUMNS[name]
     return Column(
-        heading, lambda row: known(row["machine"].get(name), lambda v: format(v, form)), (name,)
+        heading, lambda row: known(row["machine"].get(name), f"{{:{form}}}".format), [name]
     )
 
 
@@ -126,89 +133,107 @@ def columns(document: Document) -> list[Column]:
     Steps of a study are compared with their parent, combinations of a sweep with the first row.
     """
     rows = document["rows"]
-    steps = any(row["parent"] for row in rows)
-    labels = list(dict.fromkeys(name for row in rows for name in row["labels"]))
+    name, reference = ("run", "first row")
+    if any(row["parent"] for row in rows):
+        name, reference = ("step", "baseline")
     return [
-        Column("#", _number, ("number",)),
-        Column(
-            "step" if steps else "run",
-            lambda row: row["slug"],
-            ("slug", "parent"),
-            True,
-            short=lambda row: f"{_number(row)} {row['slug']}".strip(),
-            rank=1,
-        ),
-        *map(_label, labels),
-        Column(
-            "val loss",
-            lambda row: loss_cell(row["val_loss"], row["val_loss_sd"], row["n"]),
-            ("n", "val_loss", "val_loss_sd"),
-            short=lambda row: known(row["val_loss"], "{:.4f}".format),
-            rank=3,
-        ),
-        Column(
-            "ppl", lambda row: known(row["perplexity"], "{:.2f}".format), ("perplexity",), rank=11
-        ),
+        Column("#", _number, ["number"]),
+        Column(name, _of("slug"), ["slug", "parent"], True, _numbered, rank=1),
+        *map(_label, dict.fromkeys(label for row in rows for label in row["labels"])),
+        Column("val loss", _loss, ["n", "val_loss", "val_loss_sd"], False, _SHORT_LOSS, rank=3),
+        Column("ppl", _of("perplexity", "{:.2f}".format), ["perplexity"], rank=11),
         Column("n", None, short=lambda row: str(row["n"] or "-"), rank=8),
         Column(
-            "Δ baseline" if steps else "Δ first row",
+            f"Δ {reference}",
             _change("baseline"),
             _compared("baseline"),
-            short=_short_change,
+            False,
+            _short_change,
             rank=4,
         ),
         Column("verdict", None, is_left=True, short=_word, rank=5),
         Column("Δ parent", _change("parent"), _compared("parent")),
-        Column("", None, ("comparisons",)),
-        Column(
-            "params", lambda row: known(row["parameters"], "{:,}".format), ("parameters",), rank=10
-        ),
-        Column("tokens", lambda row: known(row["tokens"], format_si), ("tokens",), rank=12),
-        Column(
-            "time",
-            lambda row: known(row["train_seconds"], format_duration),
-            ("train_seconds",),
-            rank=9,
-        ),
-        Column(
-            "sparsity",
-            lambda row: f"{row['sparsity']:.1%}" if row["sparsity"] else "-",
-            ("sparsity",),
-            rank=13,
-        ),
-        Column("state", lambda row: row["state"], ("state",), True, rank=6),
-        Column("title", None, ("title",), True, short=lambda row: row["title"], rank=7),
+        Column("", None, ["comparisons"]),
+        Column("params", _of("parameters", "{:,}".format), ["parameters"], rank=10),
+        Column("tokens", _of("tokens", format_si), ["tokens"], rank=12),
+        Column("time", _of("train_seconds", format_duration), ["train_seconds"], rank=9),
+        Column("sparsity", _of("sparsity", _share), ["sparsity"], rank=13),
+        Column("state", _of("state"), ["state"], True, rank=6),
+        Column("title", None, ["title"], True, short=_of("title"), rank=7),
     ]
 
 
+def _numbered(row: Row) -> str:
+    return f"{_number(row)} {row['slug']}".strip()
+
+
+def _loss(row: Row) -> str:
+    return loss_cell(row["val_loss"], row["val_loss_sd"], row["n"])
+
+
+_SHORT_LOSS = _of("val_loss", "{:.4f}".format)
 _MACHINE = [_machine(name) for name in UTILISATION_COLUMNS]
 _ORIGINS = ("runs", "run_ids", "configurations", "commits")
-_SLUG = Column("run", lambda row: row["slug"], is_left=True)
+_SLUG = Column("run", _of("slug"), is_left=True)
 _VERDICT = [
-    Column("step", lambda v: v["step"], is_left=True),
-    Column("against", lambda v: v["against"], is_left=True),
+    Column("step", _of("step"), is_left=True),
+    Column("against", _of("against"), is_left=True),
     Column("Δ ± 95 %", difference_cell),
-    Column("n", lambda v: str(v["n"] or "-")),
+    Column("n", _of("n")),
     Column("p", p_cell),
     Column("verdict", verdict_word, is_left=True),
 ]
 _MARGINAL = [
-    Column("factor", lambda m: m["factor"], is_left=True),
-    Column("level", lambda m: m["level"], is_left=True),
-    Column("cells", lambda m: str(m["cells"])),
+    Column("factor", _of("factor"), is_left=True),
+    Column("level", _of("level"), is_left=True),
+    Column("cells", _of("cells")),
+    Column("mean val loss", _of("val_loss", "{:.4f}".format)),
 ]
-_PAIRS = [
-    *_MARGINAL,
-    Column("mean val loss", lambda m: f"{m['val_loss']:.4f}"),
-    Column("Δ reference", lambda m: _pairs(m)[0]),
-    Column("pairs", lambda m: _pairs(m)[1]),
-]
-_EFFECTS = [
-    *_MARGINAL,
-    Column("val loss", lambda m: f"{m['val_loss']:.4f}"),
-    Column("Δ ± 95 %", lambda m: difference_cell(m["verdict"]) if m["verdict"] else ""),
-    Column("verdict", lambda m: _effect_word(m), is_left=True),
-]
+
+
+def _pair_difference(marginal: Row) -> str:
+    if marginal["level"] == marginal["reference"]:
+        return "reference"
+    change = marginal["difference"]
+    if change is None:
+        return "-"
+    return format_difference(change["mean"]) + (
+        "" if change["sd"] is None else f" ± {change['sd']:.4f}"
+    )
+
+
+def _pairs(marginal: Row) -> str:
+    if marginal["level"] == marginal["reference"]:
+        return "-"
+    return str(marginal["difference"]["n"]) if marginal["difference"] else "0"
+
+
+def _effect_word(marginal: Row) -> str:
+    if marginal["level"] != ON:
+        return ""
+    return verdict_word(marginal["verdict"]) if marginal["verdict"] else "not estimable"
+
+
+def _effect(marginal: Row) -> str:
+    return difference_cell(marginal["verdict"]) if marginal["verdict"] else ""
+
+
+_PAIRS = [*_MARGINAL, Column("Δ reference", _pair_difference), Column("pairs", _pairs)]
+_EFFECTS = [*_MARGINAL, Column("Δ ± 95 %", _effect), Column("verdict", _effect_word, is_left=True)]
+
+
+def grid(
+    shown: Sequence[Column], rows: Sequence[Row]
+) -> tuple[list[str], list[list[str]], list[int]]:
+    """Return header, texts of the rows, and the numbers of the left-aligned columns.
+
+    A column without any text is left out.
+    """
+    texts = [(c, [c.text(row) for row in rows]) for c in shown if c.text is not None]
+    texts = [(c, cells) for c, cells in texts if {*cells} - {"", "-"}]
+    left = [i for i, (column, _) in enumerate(texts) if column.is_left]
+    lines = [list(line) for line in zip(*(cells for _, cells in texts), strict=True)]
+    return [column.heading for column, _ in texts], lines, left
 
 
 def _origins(document: Document) -> list[str]:
@@ -219,36 +244,6 @@ def _origins(document: Document) -> list[str]:
         for row in document["rows"]
         if row["runs"]
     ]
-
-
-def _pairs(marginal: Row) -> tuple[str, str]:
-    if marginal["level"] == marginal["reference"]:
-        return "reference", "-"
-    change = marginal["difference"]
-    if change is None:
-        return "-", "0"
-    spread = "" if change["sd"] is None else f" ± {change['sd']:.4f}"
-    return f"{format_difference(change['mean'])}{spread}", str(change["n"])
-
-
-def _effect_word(marginal: Row) -> str:
-    if marginal["level"] != ON:
-        return ""
-    return verdict_word(marginal["verdict"]) if marginal["verdict"] else "not estimable"
-
-
-def grid(
-    shown: Sequence[Column], rows: Sequence[Row], *, keep: Sequence[str] = ()
-) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return header, texts of the rows, and the numbers of the left-aligned columns.
-
-    A column without any text is left out, unless its heading is in ``keep``.
-    """
-    texts = [(c, [c.text(row) for row in rows]) for c in shown if c.text is not None]
-    texts = [(c, cells) for c, cells in texts if {*cells} - {"", "-"} or c.heading in keep]
-    left = [i for i, (column, _) in enumerate(texts) if column.is_left]
-    lines = [list(line) for line in zip(*(cells for _, cells in texts), strict=True)]
-    return [column.heading for column, _ in texts], lines, left
 
 
 # Renderings.
@@ -277,26 +272,19 @@ def to_csv(document: Document) -> str:
 
     The names and digests of the runs of a row are separated by blanks.
     """
-    shown = [*columns(document), *_MACHINE]
-    names = [name for column in shown for name in column.csv]
-    rows = (
-        {
-            **row,
-            **row["labels"],
-            **row["machine"],
-            **{name: " ".join(row[name]) for name in _ORIGINS},
-        }
-        for row in document["rows"]
-    )
-    header = [*names, *_ORIGINS]
+    header = [name for column in (*columns(document), *_MACHINE) for name in column.csv]
+    rows = []
+    for row in document["rows"]:
+        origins = {name: " ".join(row[name]) for name in _ORIGINS}
+        rows.append({**row, **row["labels"], **row["machine"], **origins})
+    header += _ORIGINS
     return csv_table(header, ([row.get(name) for name in header] for row in rows))
 
 
 def to_markdown(document: Document) -> str:
     """Return the study as Markdown: heading, aligned rows, verdicts, sections and notes."""
-    shown, rows = columns(document), rows_of(document)
-    header, lines, left = grid(shown, rows, keep=("#", "val loss", "state"))
-    text = f"# {markdown_text(document['study'])}\n\n{markdown_table(header, lines, left=left)}\n"
+    rows = rows_of(document)
+    text = f"# {markdown_text(document['study'])}\n\n{_table(columns(document), rows)}\n"
     text += "".join(map(_paragraph, [*loss_notes(document), *seeds_notes(document)]))
     if fields := [name for row in rows[:1] for name in row["labels"]]:
         text += _paragraph(
@@ -307,11 +295,16 @@ def to_markdown(document: Document) -> str:
         table = markdown_table(part["header"], part["rows"])
         text += f"\n## {markdown_text(part['title'])}\n\n{table}\n{part['note']}"
     taken = {heading for part in document["sections"] for heading in part["header"]}
-    header, lines, left = grid([_SLUG, *(c for c in _MACHINE if c.heading not in taken)], rows)
-    if set(header) - {"run", "tok/s"}:
-        text += f"\n## Machine\n\n{markdown_table(header, lines, left=left)}"
+    machine = [_SLUG, *(column for column in _MACHINE if column.heading not in taken)]
+    if set(grid(machine, rows)[0]) - {"run", "tok/s"}:
+        text += f"\n## Machine\n\n{_table(machine, rows)}"
     text += _list("Left out", document["left_out"]) + _list("Notes", document["notes"])
     return text + _list("Origin", _origins(document))
+
+
+def _table(shown: Sequence[Column], rows: Sequence[Row]) -> str:
+    header, lines, left = grid(shown, rows)
+    return markdown_table(header, lines, left=left)
 
 
 def _paragraph(text: str) -> str:
@@ -338,60 +331,50 @@ def _verdicts(document: Document) -> str:
     if len(set(numbers.values())) < len(numbers):
         numbers = {}
     rows = [{**v, "against": numbers.get(v["reference"], v["reference"])} for v in verdicts]
-    header, lines, left = grid(_VERDICT, rows, keep=[column.heading for column in _VERDICT])
-    table = markdown_table(header, lines, left=left)
-    text = f"\n## Verdicts\n\n{table}\n" + "".join(map(_paragraph, legend(document)))
+    text = f"\n## Verdicts\n\n{_table(_VERDICT, rows)}\n"
+    text += "".join(map(_paragraph, legend(document)))
     notes = caution + _items(remark_notes(verdicts))
     return text + (f"\n{notes}" if notes else "")
 
 
-EFFECTS_NOTE = (
-    "val loss: mean over the cells of the level. Δ: main effect, the loss with the feature minus the "
-    "loss without it, over all settings of the others."
-)
-PAIRS_NOTE = (
-    "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; the mean "
-    "val loss is over all cells of the level, paired or not."
-)
-
-
-def marginal_grid(document: Document) -> tuple[list[str], list[list[str]], list[int], str]:
-    """Return the grid of the marginal means of a sweep's factors, and the note on its columns.
+def _marginals(document: Document) -> str:
+    """Return the marginal means of a sweep's factors; "" without them.
 
     The means of a factorial design have the verdicts on its main effects.
     """
-    rows = document["marginals"]
-    if document["not_estimable"] is None:
-        header, lines, left = grid(_PAIRS, rows, keep=[column.heading for column in _PAIRS])
-        return header, lines, left, PAIRS_NOTE
-    verdicts = {
-        v["step"].rpartition(" ")[2]: v for v in document["verdicts"] if v["role"] == EFFECT
-    }
-    rows = [m | {"verdict": m["level"] == ON and verdicts.get(m["factor"])} for m in rows]
-    header, lines, left = grid(_EFFECTS, rows, keep=[column.heading for column in _EFFECTS])
-    return header, lines, left, EFFECTS_NOTE
-
-
-def _marginals(document: Document) -> str:
-    if not document["marginals"]:
+    rows, shown = document["marginals"], _PAIRS
+    if not rows:
         return ""
-    header, lines, left, note = marginal_grid(document)
-    table = markdown_table(header, lines, left=left)
-    return f"\n## Marginal means\n\n{table}\n{_paragraph(note)}"
+    note = (
+        "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; the "
+        "mean val loss is over all cells of the level, paired or not."
+    )
+    if document["not_estimable"] is not None:
+        effects = [v for v in document["verdicts"] if v["role"] == EFFECT]
+        verdicts = {v["step"].rpartition(" ")[2]: v for v in effects}
+        rows = [m | {"verdict": m["level"] == ON and verdicts.get(m["factor"])} for m in rows]
+        shown = _EFFECTS
+        note = (
+            "mean val loss: over the cells of the level. Δ: main effect, the loss with the feature "
+            "minus the loss without it, over all settings of the others."
+        )
+    return f"\n## Marginal means\n\n{_table(shown, rows)}\n{_paragraph(note)}"
 
 
 def _layers(rows: Sequence[Row]) -> str:
     """Return the sparsity of each layer of pruned models; "" without pruned models."""
-    pruned = [row for row in rows if row["sparsity"]]
-    layers = list(dict.fromkeys(layer for row in pruned for layer in row["sparsity_by_layer"]))
-    if not layers:
-        return ""
-    lines = [
-        [row["slug"], *(known(share, "{:.1%}".format) for share in shares)]
-        for row in pruned
-        for shares in [[row["sparsity"], *map(row["sparsity_by_layer"].get, layers)]]
+    shares = [
+        {"slug": row["slug"], "all": row["sparsity"], **row["sparsity_by_layer"]}
+        for row in rows
+        if row["sparsity"] and row["sparsity_by_layer"]
     ]
-    return f"\n## Sparsity by layer\n\n{markdown_table(['run', 'all', *layers], lines)}"
+    names = dict.fromkeys(name for share in shares for name in share if name != "slug")
+    shown = [Column(name, partial(_layer, name)) for name in names]
+    return f"\n## Sparsity by layer\n\n{_table([_SLUG, *shown], shares)}" if shares else ""
+
+
+def _layer(name: str, row: Row) -> str:
+    return known(row.get(name), "{:.1%}".format)
 
 
 def to_latex(document: Document) -> str:
