@@ -11,7 +11,7 @@ SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS STRICT GPUS WHERE JUNIT
-SETTINGS += PROBE SUBMIT
+SETTINGS += PROBE SUBMIT FROM
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -306,6 +306,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
 ##: ITERS=n  prolong: more iterations (COUNT= forks); bench: rounds
+##: FROM=n  For prolong: iteration of a kept checkpoint
 ##: DRY_RUN=1  For make and defconfig-NAME: check, and train nothing
 ##: CHECKS=causal,data  For check: only these
 ##: JUNIT=FILE  For check: also write the results as JUnit XML

@@ -210,6 +210,7 @@ class TrainConfig:
     checkpoint_interval: int = kconfig_field("CHECKPOINT_INTERVAL", identity=False)
     long_run_iterations: int = kconfig_field("LONG_RUN_ITERATIONS", identity=False)
     checkpoint_keep: int = kconfig_field("CHECKPOINT_KEEP", identity=False)
+    checkpoint_keep_finished: bool = kconfig_field("CHECKPOINT_KEEP_FINISHED", identity=False)
     sample_tokens: int = kconfig_field("SAMPLE_TOKENS", identity=False)
     sample_prompt: str = kconfig_field("SAMPLE_PROMPT", identity=False)
     grad_clip: float = kconfig_field("GRAD_CLIP", low=0.0)

@@ -330,7 +330,7 @@ def _succeeded(
         f"{seconds:.1f} s   mean step {1000 * seconds / session.state.iteration:.1f} ms",
     )
     status = _write_status(session, State.SUCCESS, facts=facts)
-    if session.group.is_main:
+    if session.group.is_main and not session.config.train.checkpoint_keep_finished:
         # The final weights are written, so the run will not be resumed.
         checkpoint.delete_checkpoints(session.run.checkpoints)
     return status

@@ -14,6 +14,7 @@ from gpt2.planning.plan import Plan
 from gpt2.records.run_files import RunLookup, find_finished
 from gpt2.records.trust import allowed_values, identity_symbols, own_values, recorded_config
 from gpt2.running.recorded_inputs import require_recorded_inputs
+from gpt2.weights.source import require_kept
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -44,13 +45,15 @@ def plan_prolonged(
     *,
     seeds: str = "",
     count: int = 1,
+    at: int | None = None,
 ) -> Plan:
     """Plan ``iterations`` more of the finished run ``named``, as ``count`` runs of their own.
 
     The runs have the recorded settings that ``allowed_symbols`` lists, except for the budget, the
     initial weights and the seed, the others of ``.config``, and ``settings`` on top. They have different
-    seeds. ``seeds`` selects among the planned runs of a name. Raises ConfigError if the run is not
-    finished or a setting has no effect, and RecordError if a record is damaged.
+    seeds. ``seeds`` selects among the planned runs of a name, ``at`` an iteration whose checkpoint the
+    run kept. Raises ConfigError if the run is not finished, there is no such checkpoint or a setting has
+    no effect, and RecordError if a record is damaged.
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
     record = RunRecord(run)
@@ -58,13 +61,15 @@ def plan_prolonged(
     seed = values["SEED"]
     if type(seed) is not int:
         raise DamagedRecord(run.resolved_config, "SEED, a whole number", repr(seed)[:40])
+    if at is not None:
+        require_kept(run, at, "FROM")
     own = own_values(build_dir)
     output = build_dir / str(own["OUTPUT_DIR"])
     changes: dict[str, SymbolValue] = {
         "SINGLE_TRAINING": True,
         "BUDGET_ITERATIONS": True,
         "MAX_ITERS": iterations,
-        "INIT_FROM": _source(run, output),
+        "INIT_FROM": _source(run, output) + ("" if at is None else f"@{at}"),
         "SEED": seed + SEED_STEP,
     }
     if values["INIT_STREAM"]:
@@ -81,7 +86,7 @@ def plan_prolonged(
     all_seeds = [config.seed + SEED_STEP * number for number in range(count)]
     last = ConfigLayer.of("command line", "COUNT", {"SEED": all_seeds[-1]})
     resolve_config(tree, [*layers, *settings, last])
-    done = record.summary.value(int, "final", "iterations")
+    done = record.summary.value(int, "final", "iterations") if at is None else at
     study = f"{STUDY}-{slug(run.path.name)}-{done}-{config.train.max_iters}"
     variant = RunVariant(_name(changed), " ".join(f"{n}={v}" for n, v in changed.items()))
     runs = build_runs(study, output, {s: [(variant, config.with_seed(s))] for s in all_seeds})
@@ -156,6 +161,7 @@ def _stated(config: Config) -> str:
     schedule, count = config.schedule, config.train.max_iters
     return (
         f"{count:,} more with a schedule of their own: {schedule.warmup_steps:,} it warm-up, "
-        f"{schedule.kind} from {schedule.learning_rate:g}; new optimizer state, "
+        f"{schedule.kind} from {schedule.learning_rate:g}; "
+        f"{'new optimizer state, ' if config.init.iteration is None else ''}"
         f"data order of SEED={config.seed}"
     )

@@ -19,12 +19,14 @@ from gpt2.data import store, tokenizer
 from gpt2.data.store import open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
+from gpt2.records.run_files import read_resolved_config
 from gpt2.training.budget import TrainingClock, run_budget
 from gpt2.training.records import Heartbeat, RecordWriter
 from gpt2.training.session import TrainingSession
 from gpt2.training.state import DataOrder, RankGenerators, TrainState
 from gpt2.training.step import StepOutOfMemory, optimizer_step
 from gpt2.weights.convert import load_initial_weights
+from gpt2.weights.source import run_of, weights_folder
 from lib.env.machine import grad_scaler, set_up
 from lib.env.observe import (
     device_name,
@@ -38,6 +40,7 @@ from lib.pruning.pruners import build_pruner
 from lib.runs.checkpoint import (
     Checkpoint,
     load_latest_checkpoint,
+    read_checkpoint,
     set_checkpoint_aside,
     weights_digest,
 )
@@ -122,6 +125,8 @@ def open_session(
     forward, blank = place_model(config, model, group, device)
     state = build_state(config, model, clock, group, device)
     state.blank = blank
+    if config.init.iteration is not None:
+        _continue_optimizer(state, config, build_dir, records.line)
     # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
     return TrainingSession(
@@ -139,6 +144,24 @@ def open_session(
         origin=_origin(device, initial),
         init_digests=init_digests,
     )
+
+
+def _continue_optimizer(
+    state: TrainState, config: Config, build_dir: Path, line: Callable[[str, str], None]
+) -> None:
+    """Give the optimizer its state in the checkpoint of ``INIT_FROM``, unless it is another one."""
+    folder = weights_folder(config, build_dir)
+    theirs, ours = read_resolved_config(run_of(folder)).optimizer.name, config.optimizer.name
+    if theirs != ours:
+        line("INIT", f"new optimizer state: the run has {theirs}, this one {ours}")
+        return
+    try:
+        new = state.take_moments(read_checkpoint(folder).state["session"]["optimizer"])
+    except _WRONG_CONTENT as error:
+        what = f"no state of {ours} ({type(error).__name__})"
+        raise RunError(Problem(what, str(folder), code="checkpoint.damaged")) from error
+    rest = f", new for {len(new)} tensors" if new else ""
+    line("INIT", f"{ours} continues with its state{rest}")
 
 
 def place_model(

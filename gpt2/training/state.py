@@ -192,6 +192,28 @@ class TrainState:
         if self.nondeterministic_ops:
             self.nondeterministic_ops.add(state["warned"])
 
+    def take_moments(self, saved: dict[str, Any]) -> list[str]:
+        """Take the moments of an optimizer of the same kind, by the names of the parameters.
+
+        ``saved`` is its state. The options remain those of this optimizer. Return the names of the
+        parameters without moments.
+        """
+        moments = {
+            name: saved["state"][index]
+            for group in saved["param_groups"]
+            for index, name in zip(group["params"], group["param_names"], strict=True)
+            if index in saved["state"]
+        }
+        own = self.optimizer.state_dict()
+        names = {
+            index: name
+            for group in own["param_groups"]
+            for index, name in zip(group["params"], group["param_names"], strict=True)
+        }
+        state = {index: moments[name] for index, name in names.items() if name in moments}
+        self.optimizer.load_state_dict(self._placed({**own, "state": state}))
+        return [name for name in names.values() if name not in moments]
+
     def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of the optimizer with each moment placed like its parameter."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

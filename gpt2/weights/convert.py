@@ -14,6 +14,7 @@ from gpt2.model import GPT
 from gpt2.weights import hf, source
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
+from lib.runs.checkpoint import STATE, read_checkpoint
 from lib.runs.run_dir import RunDir
 
 # The mechanism of a parameter, or else its last module.
@@ -36,9 +37,14 @@ def load_initial_weights(
     folder = source.weights_folder(config, build_dir)
     if problems := source.weight_mismatches(folder, config.model):
         raise ConfigError(*problems)
-    if config.init.is_run:
+    if config.init.is_run and config.init.iteration is None:
         source.require_recorded_weights(RunDir(folder))
-    digests = {str(path.absolute()): sha256_file(path) for path in source.weight_files(folder)}
+    files = source.weight_files(folder)
+    if config.init.iteration is not None:
+        # Verified with the weights; the optimizer continues from it.
+        read_checkpoint(folder)
+        files.append(folder / STATE)
+    digests = {str(path.absolute()): sha256_file(path) for path in files}
     missing = copy_weights(model, read_tensors(folder), native=source.is_native(folder))
     names = sorted({a or b for a, b in _PART.findall("\n".join(missing))})
     rest = f"; randomly initialized: {len(missing)} tensors of {', '.join(names)}" if names else ""

@@ -12,13 +12,16 @@ _NAMES = {
     "hf": re.compile(r"[a-z0-9][\w.-]*(/[a-z0-9][\w.-]*)?", re.ASCII | re.IGNORECASE),
     "run": re.compile(r"[a-z0-9][\w.-]*", re.ASCII | re.IGNORECASE),
 }
+# Iteration of a kept checkpoint, behind the name of a run.
+_ITERATION = re.compile(r"@([0-9]{1,9})$", re.ASCII)
 
 
 @dataclass(frozen=True)
 class InitialWeightsOptions:
     """Options of the initial weights: "" for random initialization, or the source.
 
-    ``hf:…`` is a folder or a model of the hub, ``run:…`` a finished run.
+    ``hf:…`` is a folder or a model of the hub, ``run:…`` a finished run, ``run:…@240`` the checkpoint that
+    it kept of an iteration.
     """
 
     init_from: str = kconfig_field("INIT_FROM")
@@ -46,8 +49,15 @@ class InitialWeightsOptions:
 
     @property
     def name(self) -> str:
-        """Return the path or name behind the prefix."""
-        return self.init_from.partition(":")[2]
+        """Return the path or name behind the prefix, without the iteration of a run."""
+        name = self.init_from.partition(":")[2]
+        return _ITERATION.sub("", name) if self.is_run else name
+
+    @property
+    def iteration(self) -> int | None:
+        """Return the iteration of the run's checkpoint; None for the final weights."""
+        match = _ITERATION.search(self.init_from) if self.is_run else None
+        return int(match[1]) if match else None
 
     @property
     def is_run(self) -> bool:

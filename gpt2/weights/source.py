@@ -15,7 +15,7 @@ from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights import hf
 from lib.console import log
-from lib.errors import PreflightError, Problem
+from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.json_files import RecordError, read_json_object
 from lib.runs.record import read_manifest
@@ -36,13 +36,37 @@ _MAX_NAMES_SHOWN = 4
 def weights_folder(config: Config, build_dir: Path) -> Path:
     """Return the folder of the ``INIT_FROM`` weights; a hub download may not exist yet.
 
-    Raises PreflightError unless exactly one finished run has the name.
+    Of a run with an iteration, it is the folder of the checkpoint. Raises PreflightError unless exactly
+    one finished run has the name, and ConfigError unless it kept the checkpoint.
     """
-    if config.init.is_path:
-        return build_dir / Path(config.init.name).expanduser()
-    if config.init.is_run:
-        return _run_folder(config.init.name, build_dir / config.study.output_dir)
-    return downloads_folder(config.data, build_dir) / "hub" / config.init.name.replace("/", "--")
+    init = config.init
+    if not init.is_path and not init.is_run:
+        return downloads_folder(config.data, build_dir) / "hub" / init.name.replace("/", "--")
+    if init.is_path:
+        folder = build_dir / Path(init.name).expanduser()
+    else:
+        folder = _run_folder(init.name, build_dir / config.study.output_dir)
+    if init.iteration is None:
+        return folder
+    require_kept(RunDir(folder), init.iteration, "INIT_FROM")
+    return RunDir(folder).checkpoint(init.iteration)
+
+
+def require_kept(run: RunDir, iteration: int, where: str) -> None:
+    """Raise ConfigError, located at the variable ``where``, unless the run kept the checkpoint."""
+    steps = run.checkpoint_steps
+    if iteration in steps:
+        return
+    kept = f"expected one of {', '.join(map(str, steps))}" if steps else "it kept none"
+    what = f"{run.path.name} has no checkpoint of iteration {iteration} ({kept})"
+    advice = "make SET=CHECKPOINT_KEEP_FINISHED=y keeps those of further runs"
+    raise ConfigError(Problem(what, where, advice, code="run.no-checkpoint"))
+
+
+def run_of(folder: Path) -> RunDir:
+    """Return the run whose weights are in a folder: its own directory, or that of a checkpoint."""
+    is_checkpoint = folder.parent.name == RunDir(folder).checkpoints.name
+    return RunDir(folder.parent.parent if is_checkpoint else folder)
 
 
 def download_weights(config: Config, build_dir: Path) -> Path:
@@ -81,15 +105,15 @@ def is_native(folder: Path) -> bool:
     """Return whether a folder has native weights: a run, or an export with its own code."""
     path = folder / CONFIG_FILE
     if not path.exists():
-        return RunDir(folder).resolved_config.exists()
+        return run_of(folder).resolved_config.exists()
     return _read_json(path).get("model_type") == NATIVE_TYPE
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the configuration and the weight files. Raises PreflightError if one is missing."""
-    run = RunDir(folder)
+    run = run_of(folder)
     if not (folder / CONFIG_FILE).exists() and run.resolved_config.exists():
-        return [run.resolved_config, run.weights]
+        return [run.resolved_config, folder / run.weights.name]
     index = folder / _INDEX
     names = [WEIGHTS_FILE]
     if index.exists():
@@ -113,7 +137,7 @@ def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
     """
     _, *weights = weight_files(folder)
     if is_native(folder):
-        texts = _native_mismatches(model, read_resolved_config(RunDir(folder)).model)
+        texts = _native_mismatches(model, read_resolved_config(run_of(folder)).model)
     else:
         theirs = hf.with_defaults(_read_json(folder / CONFIG_FILE))
         texts = hf.config_mismatches(model, theirs)

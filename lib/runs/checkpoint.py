@@ -25,13 +25,13 @@ from lib.files import fsync_directory, link_error, sha256_file, temporary_path, 
 from lib.json_files import RecordError, read_json_object
 from lib.runs.lease import no_guard
 from lib.runs.record import JsonRecord
+from lib.runs.run_dir import CHECKPOINT_NAME
 from lib.units import format_size
 
 SCHEMA_VERSION = 1
 _WEIGHTS = "model.safetensors"
-_STATE = "state.pt"
+STATE = "state.pt"
 _DIGESTS = "digests.json"
-_NAME = "step-{:08d}"
 _TEMPORARY = ".tmp-"
 # Errors of torch.load and safetensors for files of another content.
 _UNREADABLE = (
@@ -73,7 +73,7 @@ def save_checkpoint(
     checkpoints are deleted only after the new one has been read back and matches its digests. Raises
     RunError if the disk is full or not writable; older checkpoints are then unchanged.
     """
-    final = folder / _NAME.format(step)
+    final = folder / CHECKPOINT_NAME.format(step)
     # The name of the process: another one may have taken over the run.
     temporary = folder / f"{_TEMPORARY}{temporary_path(final).name[1:]}"
     try:
@@ -128,6 +128,15 @@ def load_latest_checkpoint(
     return None
 
 
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint of a folder. Raises RunError if it does not match its digests."""
+    loaded = _intact(path)
+    if isinstance(loaded, str):
+        advice = "type: make prolong with another FROM="
+        raise RunError(Problem(loaded, str(path), advice, code="checkpoint.damaged"))
+    return loaded
+
+
 def _intact(path: Path) -> Checkpoint | str:
     """Return the checkpoint of a folder, or a description of its damage."""
     if damage := _damage(path):
@@ -148,7 +157,7 @@ def set_checkpoint_aside(folder: Path, step: int) -> Path:
 
     Returns the new path.
     """
-    return _set_aside(folder / _NAME.format(step))
+    return _set_aside(folder / CHECKPOINT_NAME.format(step))
 
 
 def _set_aside(path: Path) -> Path:
@@ -193,8 +202,8 @@ def _write(
             folder / _WEIGHTS, lambda out: out.write(safetensors.torch.save(contiguous))
         ),
         # torch.save needs only the methods write and flush.
-        _STATE: _write_file(
-            folder / _STATE,
+        STATE: _write_file(
+            folder / STATE,
             lambda out: torch.save(dict(state), out),  # type: ignore[arg-type]
         ),
     }
@@ -213,14 +222,14 @@ def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str
 
 def _load(path: Path) -> Checkpoint:
     record = _read_record(path)
-    state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+    state = torch.load(path / STATE, map_location="cpu", weights_only=True)
     return Checkpoint(record.step, safetensors.torch.load_file(path / _WEIGHTS), state)
 
 
 def _read_record(path: Path) -> CheckpointRecord:
     file = path / _DIGESTS
     record = JsonRecord(file, read_json_object(file))
-    digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, _STATE)}
+    digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, STATE)}
     return CheckpointRecord(record.value(int, "step"), digests)
 
 

@@ -21,6 +21,8 @@ _HEARTBEAT = re.compile(r"heartbeat_rank(0|[1-9][0-9]{0,5})\.jsonl")
 
 # Part of the name of a directory whose run was trained again: NAME.old-TIME.
 _REPLACED = ".old-"
+# Name of a checkpoint in the folder of checkpoints.
+CHECKPOINT_NAME = "step-{:08d}"
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,16 @@ class RunDir:
     def tracker_log(self, name: str) -> Path:
         """Return the output of a tracker's process."""
         return self.trackers / f"{name}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of the checkpoint of ``step``."""
+        return self.checkpoints / CHECKPOINT_NAME.format(step)
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """Return the steps of the checkpoints, ascending."""
+        names = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     @cached_property
     def checkpoints(self) -> Path:

@@ -33,3 +33,18 @@ def test_forks_of_one_run_are_a_study(build):
     # The same command prints the table again, and trains nothing.
     code, text, said = folder.command(*PROLONG)
     assert code == 0 and "3 of 3 done" in said and "reciprocal" in text
+
+
+def test_forks_of_a_kept_checkpoint_are_audited_and_reproduced(build):
+    kept = {"CHECKPOINT_KEEP_FINISHED": True, "CHECKPOINT_INTERVAL": 2}
+    folder = build(**SINGLE, **kept)
+    assert folder.command(TRAIN)[0] == 0
+    code, _, said = folder.command("scripts/prolong.py", "run", "--iters", "4", "--from", "2")
+    assert code == 0 and "continues with its state" in said, said
+    (fork,) = folder.path.glob("results/prolonged-run-s1-*-2-4/unchanged-s1001-*")
+    assert json.loads((fork / "status.json").read_text())["iteration"] == 4
+    for command in (("scripts/audit_run.py", "--runs"), ("scripts/reproduce.py", "--run")):
+        code, text, said = folder.command(*command, str(fork))
+        assert code == 0, text + said
+    code, _, said = folder.command("scripts/prolong.py", "run", "--iters", "4", "--from", "3")
+    assert code == 2 and "[run.no-checkpoint]" in said and "2, 4" in said
