@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "why-run": ("configure", "why", "DROPOUT", "--run", "A"),
     # Plan a run from the files of another, and stop before they train.
     "reproduce": ("reproduce", "--run", "A", "--data", "absent"),
-    "prolong": ("prolong", "A", "--iters", "4", "--set", "DEVICE_CUDA=y"),
+    "prolong": ("prolong", "A", "--iters", "4", "--jobs", "x"),
     "telemetry": ("query_wandb_gpu", "--run-name", "NAME"),
 }
 # Commands that read the files of a place.
