@@ -69,6 +69,13 @@ def same_code(first: RunEvidence, each: RunEvidence) -> str:
     return "" if any(code_differences(first.facts, each.facts)) else "the code is the same"
 
 
+def same_text(first: RunEvidence, each: RunEvidence) -> str:
+    """Return a note if a step declares other training data, and the evaluated text is equal, else ""."""
+    declared = first.axis | each.axis
+    is_same = declared & {"CUSTOM_PATH", "TOKENIZER"} and first.facts.text == each.facts.text
+    return "the evaluated text is the same" if is_same else ""
+
+
 KEYS = (
     TrackedSetting("batch_size", "BATCH_SIZE", lambda e: e.of("batch", "micro_batch")),
     TrackedSetting(
@@ -81,7 +88,7 @@ KEYS = (
     TrackedSetting("compile_model", "COMPILE", is_compiled),
     TrackedSetting("optimizer", "OPTIMIZER", lambda e: e.setting("optimizer")),
     TrackedSetting("dataset", "DATASET", lambda e: e.of("data", "dataset")),
-    TrackedSetting("data_digest", "", lambda e: e.of("data", "digest")),
+    TrackedSetting("data_digest", "", lambda e: e.of("data", "digest"), same_text),
     TrackedSetting("git_commit", "", lambda e: e.of("code", "git_sha"), same_code),
 )
 

@@ -157,6 +157,8 @@ _FOLLOWS = {
     "torch_compile_enabled": ("machine.compile",),
     "tokens_per_iteration": ("train.global_batch", "model.shape.block_size"),
     "eval_batch": ("train.batch_size",),
+    "eval_tokens": ("data.tokenizer",),
+    "splits": ("data.custom_path", "data.tokenizer"),
     **dict.fromkeys(_HARDWARE, ("machine.device",)),
 }
 # Reported in a separate row, and allowed to differ.
@@ -181,7 +183,7 @@ def group_rows(
             symbol = names.get(difference.field, difference.field)
             if symbol in runs[0].axis | run.axis:
                 declared[difference.field] = symbol
-            elif difference.field != _SEED:
+            elif difference.field != _SEED and not _is_tokenizers(difference.field, runs[0], run):
                 undeclared.append((run.name, difference))
     rows = []
     for group in _FIELDS:
@@ -195,6 +197,12 @@ def group_rows(
         ]
         rows.append(check_row(group, text, [*reasons, *remarks.get(group, ())]))
     return rows
+
+
+def _is_tokenizers(field: str, first: RunEvidence, run: RunEvidence) -> bool:
+    """Return whether the field differs because a step declares another tokenizer for the same text."""
+    declared = "TOKENIZER" in first.axis | run.axis and first.facts.text == run.facts.text
+    return declared and field in ("documents", "tokenizer")
 
 
 def package_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
