@@ -198,14 +198,14 @@ def _report(error: KablateError) -> int:
     return error.exit_code
 
 
-def confirm(question: str, yes: bool) -> None:
-    """Prompt on the terminal, unless ``yes``.
+def confirm(question: str, yes: bool | None) -> None:
+    """Prompt on the terminal, unless ``yes``; None is a refusal without a question.
 
     Raises ConfigError without a terminal, or if the answer is not yes.
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    if yes is None or not sys.stdin.isatty():
         advice = "no terminal to confirm on: add YES=1"
         raise ConfigError(Problem(question, next=advice, code="usage.no-terminal"))
     sys.stderr.write(f"{question} [y/N] ")

@@ -85,7 +85,7 @@ def plan_sweep(
     base: Config,
     asked: Sweep,
     *,
-    yes: bool = False,
+    yes: bool | None = False,
 ) -> ResolvedSweep[Config]:
     """Return the cells of a sweep over ``base``, one single training per cell."""
     axes = parse_axes(tree, asked.axes, "SWEEP")
@@ -101,7 +101,7 @@ def plan_sweep(
 
 
 def matrix(
-    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, *, yes: bool = False
+    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, *, yes: bool | None = False
 ) -> ResolvedSweep[Config]:
     """Return the cells of the configured test matrix: a grid of axes, or a design over features."""
     design = base.study.design
@@ -123,12 +123,12 @@ def matrix(
     return resolved
 
 
-def _all(axes: Sequence[SweepAxis], where: str, yes: bool) -> list[SweepCell]:
+def _all(axes: Sequence[SweepAxis], where: str, yes: bool | None) -> list[SweepCell]:
     _confirm(grid_size(axes), yes)
     return grid(axes, where)
 
 
-def _confirm(count: int, yes: bool) -> None:
+def _confirm(count: int, yes: bool | None) -> None:
     """Require a confirmation of many combinations before planning resolves them."""
     if count > _CONFIRM_ABOVE:
         confirm(f"plan {count:,} combinations?", yes)
@@ -262,7 +262,7 @@ def make_plan(
     steps: str = "",
     seeds: str = "",
     sweep: Sweep | None = None,
-    yes: bool = False,
+    yes: bool | None = False,
     optional: bool = False,
     known: Plan | None = None,
 ) -> Plan:
@@ -271,7 +271,7 @@ def make_plan(
     ``known`` is a plan of the same layers and sweep, whose configurations are used again. The seeds
     "auto" are those up to the next look. Raises ConfigError with the problems of the
     selected steps; if ``optional``, steps that do not resolve are left out. Asks for confirmation of
-    a large plan, unless ``yes``. Writes nothing; reads from the results only which runs are done, and
+    a large plan, unless ``yes``; refuses it if ``yes`` is None. Writes nothing; reads from the results only which runs are done, and
     for "auto" the runs of the looks.
     """
     tree = KconfigTree()
@@ -322,7 +322,7 @@ def _micro_batch(
     layers: Sequence[ConfigLayer],
     build_dir: Path,
     sweep: Sweep | None,
-    yes: bool,
+    yes: bool | None,
 ) -> MicroBatch | None:
     """Return the micro-batch of all runs of the configuration, if it is automatic.
 
@@ -395,7 +395,7 @@ def _first_block(
     base: Config,
     study: Study | None,
     sweep: Sweep | None,
-    yes: bool,
+    yes: bool | None,
     required: str,
 ) -> tuple[str, Block, Sequence[Problem]]:
     """Return the study's name, its variants with one seed, and those left out.

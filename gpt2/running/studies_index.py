@@ -111,12 +111,14 @@ def _judged(folder: StudyFolder, plan: Plan, judge: Judge) -> tuple[Mapping[str,
     try:
         symbols = record.symbols
         recorded = {name: setting["value"] for name, setting in recorded_settings(record)}
-        recorded |= {name: symbols[name] for name in _CHOICES if name in symbols}
+        recorded |= {name: symbols[name] for name in _CHOICES if symbols.get(name)}
         if recorded.get(_STUDY_FILE, "") not in ("", plan.base.values[_STUDY_FILE]):
             return None, f"{_STUDY_FILE}={recorded[_STUDY_FILE]}: see the report of the study."
         recorded["OUTPUT_DIR"] = plan.base.study.output_dir
+        # The seeds are those of the runs that were started.
+        recorded.pop("SEED_LIST", None)
         layers = [ConfigLayer.of("config of a run", record.run.path.name, members_set(recorded))]
-        one = make_plan(layers, plan.build_dir, optional=True)
+        one = make_plan(layers, plan.build_dir, optional=True, yes=None)
         if one.folder != folder.path:
             return None, "Its settings are not those of a study: see its report."
         whole = table_plan(one, layers)

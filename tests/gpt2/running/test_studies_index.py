@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,18 @@ def test_no_word_of_a_stored_document_is_taken(build: Path) -> None:
     assert "mechanisms/report.html" not in (build / "results/index.html").read_text()
 
 
+def test_a_matrix_and_a_single_training_are_judged_too(build: Path) -> None:
+    modes = ("RA_MLA_ABLATION_MODE", "RA_MLA_ABLATION_STEPS", "VERDICT_AA")
+    alone = {name: value for name, value in FIRST.items() if name not in modes}
+    trained(build, {**alone, "TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "DROPOUT=0.0,0.2"})
+    trained(build, {**alone, "SINGLE_TRAINING": True, "MAX_ITERS": 3})
+    rows = index(build)
+    assert rows["matrix"]["answer"].startswith("dropout-0.2 is ")
+    assert rows["matrix"]["runs done"] == "6 of 6" and rows["matrix"]["best word"]
+    assert "nothing is compared" in rows["single"]["answer"]
+    assert rows["single"]["runs done"] == "3 of 3" and rows["single"]["best word"] == ""
+
+
 def test_a_study_that_is_only_listed_is_not_written(build: Path) -> None:
     """Above all, no look is declared for it."""
     folder = build / "results/mechanisms"
@@ -138,6 +151,27 @@ def test_a_study_that_cannot_be_planned_is_a_row_with_the_reason(
     assert rows["mechanisms"]["answer"].startswith(expected)
     assert rows["mechanisms"]["best word"] == ""
     assert rows["ratio"]["runs done"] == "6 of 6"
+
+
+def test_the_settings_of_a_folder_ask_nothing_and_plan_no_more_than_its_runs(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(build, SEED_LIST=",".join(map(str, range(1, 50_000))))
+    # The edited run is damaged.
+    assert index(build)["mechanisms"]["runs done"] == "5 of 6"
+    values = ",".join(map(str, range(1, 90)))
+    axes = f"N_LAYER={values} MAX_ITERS={values}"
+    (file,) = (build / "results/mechanisms").glob("gqa-s3-*/resolved_config.yaml")
+    record = json.loads(file.read_text())
+    record["symbols"] |= {"RUN_MODE": "test_matrix_mode", "ABLATION_STUDY": ""}
+    settings = {"MAX_ITERS", "ABLATION_STUDY", "RA_MLA_ABLATION_STEPS", "SEED_LIST"}
+    record["settings"] = {k: v for k, v in record["settings"].items() if k not in settings}
+    source = {"value": axes, "label": "config", "where": ".config:1"}
+    record["settings"]["TEST_MATRIX_AXES"] = source
+    file.write_text(json.dumps(record))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    answer = index(build)["mechanisms"]["answer"]
+    assert "plan 7,921 combinations?" in answer
 
 
 def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(
