@@ -132,10 +132,12 @@ def columns(document: Document) -> list[Column]:
 
     Steps of a study are compared with their parent, combinations of a sweep with the first row.
     """
-    rows = document["rows"]
-    name, reference = ("run", "first row")
+    rows, name, reference = document["rows"], "run", "first row"
     if any(row["parent"] for row in rows):
-        name, reference = ("step", "baseline")
+        name, reference = "step", "baseline"
+    # Combinations that are evaluated on different texts have a first row each.
+    elif len({v["reference"] for v in document["verdicts"]}) > 1:
+        reference = "reference"
     return [
         Column("#", _number, ["number"]),
         Column(name, _of("slug"), ["slug", "parent"], True, _numbered, rank=1),

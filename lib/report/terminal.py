@@ -85,9 +85,8 @@ def _notes(document: Document) -> list[str]:
     if not words:
         notes += loss_notes(document)
     if any(verdict["interval_95"] for verdict in words):
-        terms = (
-            "step - baseline" if any(r["parent"] for r in document["rows"]) else "row - first row"
-        )
+        head = next(c.heading for c in columns(document) if c.heading.startswith("Δ "))
+        terms = f"{'step' if head == 'Δ baseline' else 'row'} - {head.removeprefix('Δ ')}"
         notes.append(f"Δ: {terms}, {document['unit']}, ± half of its 95 % interval.")
     return list(dict.fromkeys(notes))
 

@@ -391,6 +391,9 @@ def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(ma
     assert differences == [None, pytest.approx(-0.098), None, pytest.approx(0.202)]
     names = [verdict.contrast.name for verdict in table.verdicts.verdicts]
     assert names == ["512-b vs 512-a", "1024-b vs 1024-a"]
+    # No row is the first one of all the others.
+    assert "Δ reference" in to_markdown(document_of(table))
+    assert "Δ: row - reference" in to_terminal(document_of(table), 80)
     assert [len(row.pairs) for row in runs_of_rows(table)] == [0, 3, 0, 3]
     marginals = {(m.factor, m.level): m.difference for m in marginal_effects(table.rows)}
     assert marginals["BLOCK_SIZE", "1024"] is None
