@@ -34,7 +34,8 @@ def main() -> int:
     shown = (plan if selected else whole).only(args.runs)
     # A selection does not replace the figures of all runs.
     folder = SELECTION_FOLDER if selected or args.runs else FIGURES_FOLDER
-    paths = draw_figures(shown, launch.result_table(shown), folder)
+    table = launch.result_table(whole, shown={run.path for run in shown.runs})
+    paths = draw_figures(shown, table, folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     if args.json:
         console.show(json_document(SCHEMA_VERSION, {"files": [str(path) for path in paths]}))

@@ -341,30 +341,22 @@ def _line(fields: Mapping[str, Any]) -> DeclaredPlan | Look:
         return DeclaredPlan(
             _rule(fields["rule"]), _look_plan(fields["look_plan"]), seeds, family, at, imported
         )
-    names = [_typed(name, str) for name in _typed(fields["judged"], list)]
-    return _checked(
-        Look(
-            number=_typed(fields["number"], int),
-            n=_typed(fields["n"], int),
-            share=_typed(fields["share"], float, int),
-            planned=_typed(fields["planned"], bool),
-            seeds=seeds,
-            is_at_added=_typed(fields["added"], bool),
-            family=family,
-            judged=dict.fromkeys(names, at),
-            evaluation_set=_typed(fields["evaluation_set"], str),
-            at=at,
-            imported=imported,
-        )
+    n, share = _typed(fields["n"], int), _typed(fields["share"], float, int)
+    if n != len(seeds) or not seeds or not 0 < share <= 1:
+        raise ValueError(f"a look at its seeds with a share of at most 1, got {n} and {share}")
+    return Look(
+        number=_typed(fields["number"], int),
+        n=n,
+        share=share,
+        planned=_typed(fields["planned"], bool),
+        seeds=seeds,
+        is_at_added=_typed(fields["added"], bool),
+        family=family,
+        judged={_typed(name, str): at for name in _typed(fields["judged"], list)},
+        evaluation_set=_typed(fields["evaluation_set"], str),
+        at=at,
+        imported=imported,
     )
-
-
-def _checked(look: Look) -> Look:
-    if look.n != len(look.seeds) or not look.seeds:
-        raise ValueError(f"n of {len(look.seeds)} seeds, got {look.n}")
-    if not 0 < look.share <= 1:
-        raise ValueError(f"a share above 0 and at most 1, got {look.share}")
-    return look
 
 
 def _typed(value: Any, *kinds: type) -> Any:
@@ -425,52 +417,33 @@ def _former(path: Path) -> tuple[DeclaredPlan | Look, ...]:
 
 def _imported(record: Mapping[str, Any], at: float) -> list[DeclaredPlan | Look]:
     """Return plan and looks of each study of the record; the looks come after the first rule."""
-    rules = [_rule(each["rule"]) for each in (*record["former"], record)]
+    common = {"at": _date(at), "imported": True}
+    rules = [_typed(each["rule"], dict) for each in (*record["former"], record)]
     for rule in rules:
-        # Every factorial design declares that it has none.
-        if rule.pop("simple_effects", True) is not True:
-            rule["simple_effects"] = False
-    shown = {
+        if not rule.get("simple_effects", True):
+            # Every factorial design has none.
+            del rule["simple_effects"]
+    judged = {
         _name(v["step"], v["reference"]): dict.fromkeys(v["weights"], "")
         for v in record["verdicts"]
     }
-    evaluation_set = record.get("evaluation_set") or ""
-    lines: list[DeclaredPlan | Look] = []
+    lines: list[dict[str, Any]] = []
     for each in (record, *record["other_looks"]):
-        plan = each["look_plan"] and _look_plan(each["look_plan"])
-        looks = [_imported_look(look, shown, str(evaluation_set), at) for look in each["looks"]]
-        families = [shown] if each is record else []
-        family = {
-            k: v for known in (*families, *(x.family for x in looks)) for k, v in known.items()
-        }
-        if plan and family:
-            seeds = looks[-1].seeds if looks else ()
-            plans = [DeclaredPlan(rule, plan, seeds, family, at, True) for rule in rules]
-            lines += [plans[0], *looks, *plans[1:]]
-    return lines
-
-
-def _imported_look(fields: Mapping[str, Any], shown: Family, documents: str, at: float) -> Look:
-    family = {
-        _typed(name, str): {_typed(arm, str): "" for arm in arms}
-        for name, arms in _typed(fields["family"], dict).items()
-    }
-    family = family or {name: dict(arms) for name, arms in shown.items()}
-    return _checked(
-        Look(
-            number=_typed(fields["look"], int),
-            n=_typed(fields["n"], int),
-            share=_typed(fields["share"], float, int),
-            planned=_typed(fields["planned"], bool),
-            seeds=_seeds(fields["seeds"]),
-            is_at_added=_typed(fields["added"], bool),
-            family=family,
-            judged=dict.fromkeys(_typed(fields["verdicts"], dict), at),
-            evaluation_set=documents,
-            at=at,
-            imported=True,
-        )
-    )
+        looks = []
+        for look in each["looks"]:
+            planned = _typed(look["family"], dict).items()
+            family = {name: dict.fromkeys(arms, "") for name, arms in planned} or judged
+            looks.append({**look, **common, "kind": "look", "family": family})
+            looks[-1] |= {"number": look["look"], "judged": list(look["verdicts"])}
+            looks[-1] |= {"evaluation_set": record.get("evaluation_set") or ""}
+        family = {**(judged if each is record else {})}
+        for look in looks:
+            family |= look["family"]
+        seeds = looks[-1]["seeds"] if looks else []
+        plan = {**common, "kind": "plan", "look_plan": each["look_plan"], "seeds": seeds}
+        plans = [{**plan, "family": family, "rule": rule} for rule in rules]
+        lines += [plans[0], *looks, *plans[1:]] if each["look_plan"] and family else []
+    return [_line(line) for line in lines]
 
 
 def _name(step: str, reference: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from lib.report.contrasts import REPEAT_ROLE, Contrast, DesignEffects
 from lib.report.declarations import Look, LookSchedule
-from lib.report.replay import LASTING_WORDS, Replay, StudyPart, VerdictPlan, is_failed
+from lib.report.replay import LASTING_WORDS, Replay, StudyPart, VerdictPlan
 from lib.report.significance import DriftTest, TimedValue, drift_test
-from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord
+from lib.report.verdicts import ContrastVerdict, SeedOutcome
 
 VERDICTS_FILE = "verdicts.json"
 _METRIC = "val_loss"
@@ -160,14 +160,6 @@ def _named_runs(parts: Sequence[StudyPart]) -> Iterator[tuple[str, SeedOutcome]]
         for arm, runs in outcomes.items():
             for run in runs:
                 yield f"{part}{arm}", run
-
-
-def aa_word(verdict: ContrastVerdict) -> str:
-    """Return the result of an A/A step as text."""
-    if is_failed(verdict):
-        return AA_FAILED
-    unknown = verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED)
-    return f"A/A step {verdict.word if unknown else 'passed'}"
 
 
 def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpt2.planning.plan import Plan, config_layers, make_plan, table_plan
+from gpt2.records.report import study_document_of
 from gpt2.running import launch
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.project import ROOT
+from lib.report.claims import check_claims, claims_exit_code
 from tests.build_folder import write_build
 from tests.gpt2.planning.large_study import this_origin
 from tests.lib.fabricated import MANIFEST, changed
@@ -23,11 +25,11 @@ STEPS, SEEDS = "0,1,2", "1-3"
 def planned(tmp_path: Path) -> Callable[..., Plan]:
     """Return a factory of the plan of three steps and three seeds with these settings."""
 
-    def make(seeds: str = SEEDS, **settings: SymbolValue) -> Plan:
+    def make(seeds: str = SEEDS, steps: str = "", **settings: SymbolValue) -> Plan:
         settings = {"DEVICE_CPU": True, "RA_MLA_ABLATION_STEPS": STEPS, **settings}
         layers = defconfig_layers(ROOT, "gpt2-quickstart")
         write_build(tmp_path, {**settings, "VERDICT_AA": False}, *layers)
-        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds)
+        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps)
 
     return make
 
@@ -54,7 +56,7 @@ def words(plan: Plan) -> dict[str, str | None]:
     return {v["step"]: v["verdict"] for v in verdicts if v["role"] == "baseline"}
 
 
-def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(planned):
+def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(planned, tmp_path):
     short = planned()
     train(short, -0.3)
     assert "BETTER" in judged(short)[1] and set(words(short).values()) == {"BETTER"}
@@ -68,6 +70,15 @@ def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(plann
     assert set(words(long).values()) <= {None}
     table = launch.result_table(long)
     assert not any(verdict.is_given for verdict in table.verdicts.verdicts)
+    claim = {"name": "it", "text": "it helps", "verdict": "BETTER"}
+    for plan, holds in ((short, True), (long, False)):
+        document = study_document_of(plan, launch.result_table(plan))
+        contrast = document["verdicts"][0]["name"]
+        (checked,) = check_claims(
+            {"claims": [{**claim, "contrast": contrast}], "path": tmp_path / "claims.toml"},
+            document,
+        )
+        assert (not checked.problems) is holds and (claims_exit_code([checked]) == 0) is holds
     # The trained study still has its words.
     judged(planned())
     assert set(words(short).values()) == {"BETTER"}
@@ -83,6 +94,20 @@ def test_runs_that_were_trained_again_have_the_word_of_their_losses(planned):
     _, text = judged(first)
     assert "BETTER" not in text and "BETTER" not in (first.folder / "table.md").read_text()
     assert "trained again since" in text
+
+
+def test_a_selection_shows_the_words_of_the_whole_study(planned):
+    whole = planned()
+    train(whole, -0.3)
+    judged(whole)
+    for part in (planned(seeds="1"), planned(steps="0,1")):
+        shown = table_plan(part, config_layers(part.build_dir))
+        _, text = launch.verdicts(part, shown, selected=True)
+        assert "BETTER" in text and "n=3" in text
+    # The word of a step that is not selected is not shown.
+    assert text.count("BETTER") == 1
+    lines = (whole.folder / "declarations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["plan", "look"]
 
 
 def test_another_split_of_the_data_is_another_study(planned):

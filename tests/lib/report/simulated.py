@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lib.report.contrast_tests import PART_FACTOR
 from lib.report.significance import t_isf
 
 STEPS = 18
@@ -150,31 +151,61 @@ class Words:
         band: float = 0.0,
         alpha: float = 0.05,
         rounding: float = 1e-5,
+        arrived_SC: np.ndarray | None = None,
     ) -> None:
         _, m, n = d_SCN.shape
+        if arrived_SC is None:
+            arrived_SC = np.ones(d_SCN.shape[:2], bool)
+        is_complete = arrived_SC.all()
         self.mean = d_SCN.mean(axis=2)
         self.sd = d_SCN.std(axis=2, ddof=1)
         distance, margin = np.abs(self.mean), band - np.abs(self.mean)
-        judged = np.abs(d_SCN).max(axis=2) >= rounding
+        judged = (np.abs(d_SCN).max(axis=2) >= rounding) & arrived_SC
         variances = np.where(judged, self.sd**2, np.nan)
-        live = judged & (variances > 1e-6 * np.nanmedian(variances, axis=1, keepdims=True))
+        # Without any judged contrast there is no median.
+        known = np.where(judged.any(axis=1, keepdims=True), variances, 0)
+        live = judged & (variances > 1e-6 * np.nanmedian(known, axis=1, keepdims=True))
         if variance == "own":
             t = np.where(judged, distance / (self.sd / np.sqrt(n)), 0)
             q = np.where(judged, margin / (self.sd / np.sqrt(n)), 0)
-            self.differs = step_down(t, 2 * m, n - 1, alpha)
-            self.equal = step_down(q, m, n - 1, alpha) & (band > 0)
+            correct = step_down if is_complete else at_once
+            self.differs = correct(t, 2 * m, n - 1, alpha)
+            self.equal = correct(q, m, n - 1, alpha) & (band > 0)
         else:
+            alpha /= 1 if is_complete else PART_FACTOR
             count = live.sum(axis=1, keepdims=True)
-            mean_variance = np.where(live, variances, 0).sum(axis=1, keepdims=True) / count
+            mean_variance = np.where(live, variances, 0).sum(axis=1, keepdims=True)
+            mean_variance = mean_variance / np.maximum(count, 1)
             sd = np.sqrt(np.where(live, np.maximum(variances, mean_variance), self.sd**2))
             degrees = np.where(live, (n - 1) * 3 * count / (count + 2), n - 1)
             own_se, se = self.sd / np.sqrt(n), sd / np.sqrt(n)
             gate = t_isf(0.025, n - 1), t_isf(0.05, n - 1)
             self.differs = judged & (distance >= critical(alpha / (2 * m), degrees) * se)
-            self.differs &= distance >= gate[0] * own_se
+            self.differs &= (distance >= gate[0] * own_se) | (count == 1)
             self.equal = judged & (margin >= critical(alpha / m, degrees) * se) & (band > 0)
-            self.equal &= margin >= gate[1] * own_se
+            self.equal &= (margin >= gate[1] * own_se) | (count == 1)
         self.half_width = t_isf(0.025, n - 1) * self.sd / np.sqrt(n)
+
+
+def at_once(t_SC: np.ndarray, tests: int, degrees: int, alpha: float) -> np.ndarray:
+    """Return the rejections of Bonferroni's correction; ``tests`` as in ``step_down``."""
+    return t_SC >= t_isf(alpha / tests, degrees)
+
+
+def arrivals(rng, studies: int, order: str, chain: bool) -> np.ndarray:
+    """Return when each contrast SC has its runs, if one step of each study is trained after another.
+
+    ``order`` is random, forward or reverse. A contrast of two steps waits for both.
+    """
+    steps_SA = np.arange(STEPS)[None].repeat(studies, axis=0)
+    if order == "random":
+        steps_SA = rng.permuted(steps_SA, axis=1)
+    elif order == "reverse":
+        steps_SA = steps_SA[:, ::-1]
+    if chain:
+        both_SA = np.maximum(steps_SA[:, 1:], steps_SA[:, :-1])
+        return np.concatenate([steps_SA, both_SA], axis=1)
+    return steps_SA
 
 
 def critical(p: float, degrees: np.ndarray) -> np.ndarray:

@@ -103,6 +103,29 @@ def test_looks_without_a_share_break_the_promise():
     assert percent((word_SC == 1).any(axis=1)) > 10
 
 
+def shares_of_lists(memory: bool) -> list[tuple[int, float]]:
+    """Return the looks of the lists SEEDS=1-3, then 1-5, then 1-8, with or without declarations."""
+    looks = []
+    losses_AN = NOISE["equal, r 0.5"][0](np.random.default_rng(3), 1, 8)[0]
+    known = VerdictPlan().declarations
+    for n in (3, 5, 8):
+        parts = [("", FAMILY, outcomes(losses_AN, n))]
+        plan = VerdictPlan(looks=LookPlan.fixed(n), declarations=known)
+        plan = declare(plan, parts)
+        known = plan.declarations if memory else known
+        looks.append((n, plan.taken.share))
+    return looks
+
+
+@pytest.mark.parametrize("memory, studies", [(True, 1000), (False, 1000)])
+def test_three_lists_of_seeds_need_the_declarations(memory, studies):
+    """Without them, a longer list would be judged as if it were the first."""
+    d_SCN, _ = differences(NOISE["equal, r 0.5"][0](np.random.default_rng(3), studies, 8), 0, False)
+    word_SC, _ = at_looks(d_SCN, shares_of_lists(memory), "own")
+    rate = percent((word_SC == 1).any(axis=1))
+    assert rate <= 5.6 if memory else rate > 9
+
+
 @pytest.mark.long
 def test_no_false_equivalence_at_the_band_at_looks():
     band = 4.0
