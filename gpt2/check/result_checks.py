@@ -411,27 +411,22 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
     if next(iter(subject.study_cases), subject.case.slug) != subject.case.slug:
         return []
     # Imported here: only the first step needs them.
-    from lib.plan.run import PlannedRun, RunVariant
+    from lib.plan.run import RunVariant
     from lib.report.columns import to_csv
-    from lib.report.run_facts import RunFacts
-    from lib.report.study import row_document
-    from lib.report.table import ComparableGroup, RunResult, variant_rows
-    from lib.report.verdicts import SeedOutcome
+    from lib.report.table import RowRuns, row_document
 
     # Rows of a table name the origin of their runs, which training alone records.
     write_json(record.run.manifest, {})
-    facts = RunFacts(record, {}, {}, {}, {}, {})
-    variants, results = [], []
+    record = RunRecord(record.run)
+    rows: dict[str, RowRuns] = {}
     for slug, (parent, figures) in _VARIANTS.items():
-        variants.append(RunVariant(slug, parent=parent))
         losses = dict(enumerate(figures["val_loss"], 1))
         # Seeds in another order than those of the other variants.
-        for seed in sorted(losses, reverse=slug == "parent"):
-            run = PlannedRun("check", variants[-1], seed, subject.config, record.run.path)
-            outcome = SeedOutcome(seed, losses[seed])
-            results.append(RunResult(run, facts, record.final, record.timing, {}, outcome))
-    rows = variant_rows(ComparableGroup({}, results), variants, {"": "baseline"}, ())
-    document = {"rows": [row_document(row, None) for row in rows]}
+        ordered = {seed: losses[seed] for seed in sorted(losses, reverse=slug == "parent")}
+        others = rows.get("baseline"), rows.get(parent)
+        variant = RunVariant(slug, parent=parent)
+        rows[slug] = RowRuns(variant, {}, [record], [], ordered, False, *others)
+    document = {"rows": [row_document(row) for row in rows.values()]}
     for row in csv.DictReader(to_csv(document).splitlines()):
         for column, values in _VARIANTS[row["slug"]][1].items():
             numbers = (statistics.fmean(values), statistics.stdev(values)) if values else ("", "")

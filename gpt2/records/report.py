@@ -22,7 +22,7 @@ from lib.plan.run import PlannedRun
 from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.page import write_report
 from lib.report.plots import study_figures
-from lib.report.run_results import RunResult
+from lib.report.run_results import run_origin
 from lib.report.study import study_document, study_series
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
@@ -55,7 +55,7 @@ def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
 def study_document_of(plan: Plan, table: ResultTable) -> dict[str, Any]:
     """Return the document of the plan's study; see ``lib.report.study``."""
     first = next(iter(table.results), None)
-    settings = recorded_settings(first.facts.record) if first else []
+    settings = recorded_settings(first) if first else []
     runs = {run.variant.slug: run for run in plan.runs}
     context = {
         "title": _TITLES.get(plan.study, f"Study {plan.study}"),
@@ -151,10 +151,10 @@ def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _commands(
-    plan: Plan, results: Sequence[RunResult], settings: Sequence[tuple[str, Mapping[str, Any]]]
+    plan: Plan, results: Sequence[RunRecord], settings: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[tuple[str, str]]:
     """Return the commands that repeat the study, and a single run bit by bit."""
-    commits = dict.fromkeys(r.origin.commit for r in results)
+    commits = dict.fromkeys(run_origin(record)["commit"] for record in results)
     commands = [(f"git checkout {commit}", "the code") for commit in commits if commit]
     files = [str(s["where"]).partition(":")[0] for _, s in settings if s["label"] in _SHIPPED]
     names = "+".join(dict.fromkeys(file.rpartition("/")[2] for file in files))

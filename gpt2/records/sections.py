@@ -4,15 +4,15 @@ Declared figures come from configurations, all other figures from the directorie
 Does not import torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from gpt2.config import Config
 from gpt2.planning.plan import Plan
-from lib.plan.run import PlannedRun
 from lib.report.columns import loss_cell
 from lib.report.render import TableSection
-from lib.report.run_results import RunResult
-from lib.report.table import ResultTable, TableRow
+from lib.report.run_curves import read_curves
+from lib.report.run_results import planned_run
+from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
 from lib.tracking.reader import reduce_over_layers
 from lib.units import format_difference
@@ -46,42 +46,38 @@ _RANKING_NOTE = (
 )
 
 
-def ranking(rows: Sequence[TableRow]) -> TableSection | None:
+def ranking(rows: Sequence[Mapping[str, Any]]) -> TableSection | None:
     """Return the points of a sweep by their loss; None if fewer than two can be compared.
 
     A point with a diverged seed has no loss. Rows with labels are not comparable.
     """
-    losses = [(row.val_loss, row) for row in rows if row.val_loss is not None]
-    if len(losses) < 2 or any(row.labels for row in rows):
+    points = sorted((r for r in rows if r["val_loss"] is not None), key=lambda r: r["val_loss"])
+    if len(points) < 2 or any(row["labels"] for row in points):
         return None
-    losses.sort(key=lambda pair: pair[0].mean)
-    lowest = losses[0][0].mean
-    factors = list(dict.fromkeys(name for _, row in losses for name in row.variant.levels or {}))
+    lowest = points[0]["val_loss"]
+    factors = list(dict.fromkeys(name for row in points for name in row["levels"]))
     lines = []
-    for rank, (loss, row) in enumerate(losses, 1):
-        levels = row.variant.levels or {}
-        difference = format_difference(loss.mean - lowest) if rank > 1 else "lowest"
-        values = [levels.get(name, "-") for name in factors]
-        lines.append(
-            [str(rank), *values, loss_cell(loss.mean, loss.sd, loss.n), difference, row.state]
-        )
+    for rank, row in enumerate(points, 1):
+        loss = row["val_loss"]
+        difference = format_difference(loss - lowest) if rank > 1 else "lowest"
+        values = [row["levels"].get(name, "-") for name in factors]
+        cell = loss_cell(loss, row["val_loss_sd"], row["n"])
+        lines.append([str(rank), *values, cell, difference, row["state"]])
     header = ["rank", *factors, "val loss", "Δ lowest", "state"]
     return TableSection("Ranking", header, lines, _RANKING_NOTE, is_short=True)
 
 
-def _attention(results: Sequence[RunResult]) -> TableSection | None:
+def _attention(records: Sequence[RunRecord]) -> TableSection | None:
     """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
-    if len({result.run.config.model.pairs_per_token() for result in results}) < 2:
+    if len({planned_run(r).config.model.pairs_per_token() for r in records}) < 2:
         return None
-    statistics = [reduce_over_layers(result.curves.last_statistics) for result in results]
+    statistics = [reduce_over_layers(read_curves(r).last_statistics) for r in records]
     names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
     rows = []
-    for result, values in zip(results, statistics, strict=True):
-        model = result.run.config.model
+    for record, values in zip(records, statistics, strict=True):
+        model = planned_run(record).config.model
         cells = [f"{values[name]:.3f}" if name in values else "-" for name in names]
-        rows.append(
-            (_name(result.run), f"{model.pairs_per_token():.1f}", str(model.reads()), *cells)
-        )
+        rows.append((_name(record), f"{model.pairs_per_token():.1f}", str(model.reads()), *cells))
     note = "Pairs: mean query-key pairs per token and head; reads: keys read by the last token.\n"
     if names:
         note += (
@@ -93,18 +89,17 @@ def _attention(results: Sequence[RunResult]) -> TableSection | None:
     return TableSection("Keys read", header, rows, note)
 
 
-def _speed(results: Sequence[RunResult]) -> TableSection | None:
+def _speed(records: Sequence[RunRecord]) -> TableSection | None:
     """Return step time, speed, backend, peak memory, code and device of each run."""
-    if not results:
+    if not records:
         return None
     rows = []
-    for result in results:
-        record, timing = result.facts.record, result.timing
-        code, hardware = record.code, record.hardware
+    for record in records:
+        timing, code, hardware = record.timing, record.code, record.hardware
         commit = (code.git_sha or "unknown")[:12] + " edited" * (code.dirty_tree is True)
         rows.append(
             (
-                _name(result.run),
+                _name(record),
                 f"{1000 * timing.mean_step_seconds:.1f}",
                 f"{timing.tokens_per_second:,.0f}",
                 f"{_peak_reserved_mib(record):,.0f}",
@@ -123,5 +118,6 @@ def _peak_reserved_mib(record: RunRecord) -> float:
     return max((beat.mem_reserved_mib for beat in beats), default=0.0)
 
 
-def _name(run: PlannedRun[Config]) -> str:
+def _name(record: RunRecord) -> str:
+    run = planned_run(record)
     return f"{run.variant.slug} s{run.seed}"

@@ -41,7 +41,6 @@ from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_orde
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.replay import declare
-from lib.report.run_results import RunResult
 from lib.report.study import study_series
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
@@ -122,9 +121,9 @@ class Gpt2Backend:
         """Return the source files, torch version and device model changed since ``run``."""
         return run_drift(RunRecord(run), self._device, self._comparison)
 
-    def is_stale(self, result: RunResult) -> bool:
+    def is_stale(self, record: RunRecord) -> bool:
         """Return whether other code, torch or device made a result."""
-        return bool(run_drift(result.facts.record, self._device, self._comparison))
+        return bool(run_drift(record, self._device, self._comparison))
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
@@ -342,7 +341,7 @@ def _saving(plan: Plan, table: ResultTable) -> str:
     seeds = max(*planned_looks(plan).seeds, len({run.seed for run in plan.runs}))
     trained = Counter(run.variant.slug for run in plan.runs)
     spare = {v.slug: seeds - trained[v.slug] for v in plan.variants}
-    seconds = {row.variant.slug: row.train_seconds or 0.0 for row in table.rows}
+    seconds = {row["slug"]: row["train_seconds"] or 0.0 for row in table.rows}
     hours = format_duration(sum(n * seconds.get(slug, 0.0) for slug, n in spare.items()))
     total = seeds * len(plan.variants)
     return (

@@ -18,7 +18,7 @@ from lib.json_files import DamagedRecord
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.runs.code import makes_results, same_syntax
 from lib.runs.documents import DocumentResult
-from lib.runs.record import UNKNOWN, JsonRecord, RunRecord
+from lib.runs.record import UNKNOWN, JsonRecord, RunRecord, derived
 from lib.runs.run_dir import RunDir
 
 # Value of a setting of a component that the run does not have.
@@ -121,6 +121,7 @@ def read_run_facts(run: RunDir) -> RunFacts:
     return recorded_facts(RunRecord(run))
 
 
+@derived
 def recorded_facts(record: RunRecord) -> RunFacts:
     """Return the facts of a run. Raises ConfigError if a record is missing or unreadable."""
     manifest = record.manifest

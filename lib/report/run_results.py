@@ -6,29 +6,28 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.plan.run import PlannedRun
 from lib.report.options import NATS
-from lib.report.run_curves import RunCurves, read_curves
-from lib.report.run_facts import RunFacts, recorded_facts
+from lib.report.run_curves import read_curves
+from lib.report.run_facts import recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.documents import bits_per_byte
 from lib.runs.record import (
     FinalResults,
     RunRecord,
-    RunTiming,
     TelemetrySample,
     derived,
 )
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
-from lib.tracking.stability import UnstableStep, unstable_steps
+from lib.tracking.stability import unstable_steps
 
 T = TypeVar("T")
 
@@ -52,147 +51,83 @@ UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class RunOrigin:
-    """Origin of the figures of a run, as a report shows it; "unknown" if it was not recorded."""
+class Absence(NamedTuple):
+    """Why a planned run has no result, or none that can be compared."""
 
-    run_id: str
-    # First digits of the digest of the configuration.
-    configuration: str
-    # None outside of a repository.
-    commit: str | None
-    edited: bool | str
-    # Digests of data set and final weights.
-    data: str
-    weights: str
-    torch: str
-    device: str
-
-
-@derived
-def run_origin(record: RunRecord) -> RunOrigin:
-    """Return the origin of a run. Raises RecordError if a file of the run cannot be read."""
-    manifest = record.manifest
-    commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
-    return RunOrigin(
-        run_id=str(manifest.find("run", "run_id")),
-        configuration=str(record.config.find("hash8")),
-        commit=commit if isinstance(commit, str) else None,
-        edited=edited if isinstance(edited, bool) else str(edited),
-        data=str(manifest.find("data", "digest")),
-        weights=str(manifest.find("final_weights_digest")),
-        torch=str(manifest.find("origin", "torch")),
-        device=str(manifest.find("origin", "device")),
-    )
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run whose records can be read."""
-
-    run: PlannedRun[Any]
-    # Facts that two runs must share to be compared.
-    facts: RunFacts
-    final: FinalResults
-    timing: RunTiming
-    # Speed, memory and utilisation by name.
-    machine: Mapping[str, float]
-    outcome: SeedOutcome
-    unstable: Sequence[UnstableStep] = ()
-    # Problem of a file from which figures of the machine are missing; "" if there is none.
-    damage: str = ""
-
-    @property
-    def loss(self) -> float:
-        """Return the loss in the unit of the study."""
-        assert self.outcome.loss is not None
-        return self.outcome.loss
-
-    @property
-    def scale(self) -> float:
-        """Return the factor from nats per token of the evaluation to the unit of the study."""
-        return self.loss / self.final.val_loss
-
-    @property
-    def origin(self) -> RunOrigin:
-        """Return the origin of the figures. Raises RecordError if a file cannot be read."""
-        return run_origin(self.facts.record)
-
-    @property
-    def curves(self) -> RunCurves:
-        """Return the curves. Raises RecordError if a file cannot be read."""
-        return read_curves(self.facts.record)
-
-
-@dataclass(frozen=True)
-class MissingResult:
-    """A planned run without a result, and the reason."""
-
-    run: PlannedRun[Any]
     state: str
     reason: str = ""
     # Fields in which a finished run differs from the baseline without a declaration.
     undeclared: tuple[str, ...] = ()
 
-    @property
-    def outcome(self) -> SeedOutcome:
-        """Return the outcome for the verdicts."""
-        directory = RunDir(self.run.path)
-        return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
 
-
-def read_run_results(
-    runs: Sequence[PlannedRun[Any]], unit: str = NATS
-) -> list[RunResult | MissingResult]:
-    """Return the results of ``runs``, in order, with losses in ``unit``."""
-    results = []
+def read_records(runs: Sequence[PlannedRun[Any]], unit: str = NATS) -> list[RunRecord]:
+    """Return the records of ``runs``, in order; what a study asks of them has been derived."""
+    records = [RunRecord(RunDir(run.path), planned=run) for run in runs]
     try:
-        for run in runs:
-            results.append(read_run_result(run, unit))
-            # What the results keep is no garbage: to look for garbage in it takes a third of the time.
+        for record in records:
+            absence(record, unit)
+            # What the records keep is no garbage: to look for garbage in it takes a third of the time.
             gc.freeze()
     finally:
         gc.unfreeze()
-    return results
+    return records
 
 
-def read_run_result(run: PlannedRun[Any], unit: str = NATS) -> RunResult | MissingResult:
-    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged files."""
-    record = RunRecord(RunDir(run.path))
-    status = record.status
-    if status is None:
-        return MissingResult(run, "new")
-    if status.state is not State.SUCCESS:
-        return MissingResult(run, status.state.word, status.message.split("\n")[0])
+def planned_run(record: RunRecord) -> PlannedRun[Any]:
+    """Return the run that the directory was planned for."""
+    assert record.planned is not None
+    return record.planned
+
+
+@derived
+def absence(record: RunRecord, unit: str) -> Absence | None:
+    """Return why a planned run has no result; None if its loss in ``unit`` and its figures can be read.
+
+    They are derived from the rows now: the rows of all runs would fill the memory.
+    """
+    if record.state != State.SUCCESS.word:
+        message = record.status.message if record.status else ""
+        return Absence(record.state, message.split("\n")[0])
     if findings := artifact_findings(record, every_byte=False):
-        return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
+        return Absence(State.DAMAGED.word, str(findings[0]))
     try:
         identity = canonical_json(record.identity)
-        if hashlib.sha256(identity.encode()).hexdigest() != run.config.digest:
+        if hashlib.sha256(identity.encode()).hexdigest() != planned_run(record).config.digest:
             reason = "identity differs from the planned run"
-            return MissingResult(run, "not comparable", reason, ("identity",))
+            return Absence("not comparable", reason, ("identity",))
         final = record.final
         if any(final.prunable_weights.get(name, 0) < 1 for name in final.sparsity_by_layer):
             expected = "final.prunable_weights with the names of final.sparsity_by_layer"
             raise DamagedRecord(record.run.summary, expected, "other names, or no weights")
-        unstable = unstable_steps(record)
-        machine, damage = run_utilisation(record)
-        result = RunResult(
-            run=run,
-            facts=recorded_facts(record),
-            final=final,
-            timing=record.timing,
-            machine=machine,
-            outcome=finished_outcome(run.seed, record, unstable, unit),
-            unstable=unstable,
-            damage=damage,
-        )
-        # Derived from the rows now: the rows of all runs would fill the memory.
-        run_origin(record), read_curves(record)
-        record.forget_rows()
-        return result
+        finished_outcome(record, unit)
+        for derive in (unstable_steps, recorded_facts, run_origin, run_utilisation, read_curves):
+            derive(record)
     except RecordError as error:
-        return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
+        return Absence(State.DAMAGED.word, error.problems[0].what)
+    finally:
+        record.forget_rows()
+    return None
+
+
+@derived
+def run_origin(record: RunRecord) -> dict[str, Any]:
+    """Return the origin of the figures of a run; "unknown" if it was not recorded.
+
+    ``configuration`` is the beginning of its digest; ``commit`` is None outside of a repository;
+    ``data`` and ``weights`` are digests. Raises RecordError if a file cannot be read.
+    """
+    manifest = record.manifest
+    commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
+    return {
+        "run_id": str(manifest.find("run", "run_id")),
+        "configuration": str(record.config.find("hash8")),
+        "commit": commit if isinstance(commit, str) else None,
+        "edited": edited if isinstance(edited, bool) else str(edited),
+        "data": str(manifest.find("data", "digest")),
+        "weights": str(manifest.find("final_weights_digest")),
+        "torch": str(manifest.find("origin", "torch")),
+        "device": str(manifest.find("origin", "device")),
+    }
 
 
 def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
@@ -227,17 +162,16 @@ def evaluated_loss(record: RunRecord, unit: str) -> float:
     return bits
 
 
-def finished_outcome(
-    seed: int, record: RunRecord, unstable: Sequence[UnstableStep], unit: str = NATS
-) -> SeedOutcome:
-    """Return the outcome of a finished run with these steps: its loss, or that it diverged."""
+@derived
+def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
+    """Return the outcome of a finished run: its loss in ``unit``, or that it diverged."""
     final = record.final
     documents = record.documents
     items = canonical_json([document.nll_sum for document in documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
     hardware = record.hardware
     outcome = SeedOutcome(
-        seed,
+        planned_run(record).seed,
         evaluated_loss(record, unit),
         items=digest,
         documents=tuple(d.nll_mean if unit == NATS else d.bits_per_byte or 0.0 for d in documents),
@@ -245,7 +179,7 @@ def finished_outcome(
         ended_at=attempts[-1].ended_at if (attempts := record.attempts) else None,
         speed=record.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,
-        unstable=bool(unstable),
+        unstable=bool(unstable_steps(record)),
     )
     first = next((row.loss for row in record.train_rows), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.
@@ -271,25 +205,23 @@ def _started_at(record: RunRecord) -> float | None:
     return first.started_at if first.submitted_at is None else first.submitted_at
 
 
-def missing_outcome(
-    seed: int, run: RunDir, reason: str, message: str, undeclared: Sequence[str] = ()
-) -> SeedOutcome:
+def absent_outcome(record: RunRecord, absent: Absence) -> SeedOutcome:
     """Return the outcome of a run without a result: diverged, not comparable, or missing."""
-    diverged = run.numerics_failure.exists() or bool(_NON_FINITE.search(message))
-    failed = reason.startswith("failed")
+    non_finite = _NON_FINITE.search(absent.reason) or record.run.numerics_failure.exists()
     return SeedOutcome(
-        seed,
+        planned_run(record).seed,
         None,
-        failed and diverged,
-        reason,
-        undeclared=tuple(undeclared),
-        ended=reason not in _OPEN_STATES,
+        absent.state.startswith(State.FAILED.word) and bool(non_finite),
+        absent.state,
+        undeclared=absent.undeclared,
+        ended=absent.state not in _OPEN_STATES,
     )
 
 
 # Speed, memory and utilisation.
 
 
+@derived
 def run_utilisation(record: RunRecord) -> tuple[dict[str, float], str]:
     """Return the known figures of ``UTILISATION_COLUMNS`` by name, over all GPUs of the run.
 

@@ -20,25 +20,23 @@ from typing import Any
 from lib.json_files import MissingRecord, RecordError
 from lib.report.contrast_tests import INTERVAL_ERROR, SPREAD_VARIANCES, mean_of
 from lib.report.options import UNITS
-from lib.report.run_facts import code_digest
-from lib.report.run_results import MissingResult, RunResult
+from lib.report.run_curves import read_curves
+from lib.report.run_facts import code_digest, recorded_facts
+from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
 from lib.report.series import (
-    RowRuns,
-    SeedBand,
     document_differences,
     evaluation_curves,
     evaluation_differences,
     final_statistics,
-    runs_of_rows,
     statistics_curves,
     training_curves,
     training_differences,
 )
 from lib.report.significance import DriftTest
 from lib.report.study_verdicts import StudyVerdicts, verdicts_record
-from lib.report.table import ResultTable, TableRow, marginal_effects
+from lib.report.table import ResultTable, RowRuns, marginal_effects
 from lib.report.verdicts import ContrastVerdict, VerdictWord
-from lib.runs.record import UNKNOWN
+from lib.runs.record import UNKNOWN, RunRecord
 
 SCHEMA_VERSION = 4
 # With fewer other comparisons, a mean variance says little.
@@ -63,7 +61,6 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
     source), ``commands`` (command, purpose), and ``other_folders`` (name, state).
     """
     study, flops = table.verdicts, context["flops"]
-    rows = [row_document(row, flops.get(row.variant.slug)) for row in table.rows]
     return {
         **verdicts_record(study),
         "study": table.study,
@@ -79,76 +76,16 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "same_documents": study.on_same_documents,
         "drift": study.drift and _drift(study.drift),
         "speed_drifts": {device: _drift(test) for device, test in study.speed_drifts.items()},
-        "rows": rows,
+        "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in table.rows],
         "runs": _runs(table),
-        "conditions": [_conditions(row) for row in runs_of_rows(table) if row.results],
-        "marginals": [asdict(marginal) for marginal in marginal_effects(table.rows)],
+        "conditions": [_conditions(row) for row in table.runs if row.records],
+        "marginals": marginal_effects(table),
         "sections": [asdict(section) for section in table.sections],
         "left_out": list(table.left_out),
         "notes": list(table.notes),
         "settings": [list(setting) for setting in context["settings"]],
         "commands": [list(command) for command in context["commands"]],
         "other_folders": [list(folder) for folder in context["other_folders"]],
-    }
-
-
-def row_document(row: TableRow, flops_per_token: float | None) -> dict[str, Any]:
-    """Return one row of the table: name, losses, differences, costs, and the runs behind them."""
-    variant = row.variant
-    verdicts = {"baseline": row.verdict_baseline, "parent": row.verdict_parent}
-    return {
-        **row_figures(row),
-        "name": row.name,
-        "title": variant.title,
-        "control": "a/a" if variant.is_aa else "repeat" if variant.is_repeat else None,
-        "changes": dict(variant.delta or {}),
-        "levels": dict(variant.levels or {}),
-        "labels": dict(row.labels),
-        "against": {kind: v and v.contrast.name for kind, v in verdicts.items()},
-        "flops_per_token": flops_per_token,
-        **{name: list(values) for name, values in row.origins.items()},
-        "sparsity_by_layer": dict(row.sparsity_by_layer),
-        "machine": dict(row.machine),
-    }
-
-
-def row_figures(row: TableRow) -> dict[str, Any]:
-    loss, baseline, parent = row.val_loss, row.delta_baseline, row.delta_parent
-    return {
-        "number": row.variant.number,
-        "slug": row.variant.slug,
-        "parent": row.variant.parent or None,
-        "n": loss.n if loss else 0,
-        "val_loss": loss and loss.mean,
-        "val_loss_sd": loss and loss.sd,
-        "perplexity": row.perplexity,
-        "delta_baseline": baseline and baseline.mean,
-        "delta_baseline_sd": baseline and baseline.sd,
-        "delta_baseline_n": baseline.n if baseline else 0,
-        **_verdict_figures("baseline", row.verdict_baseline),
-        "delta_parent": parent and parent.mean,
-        "delta_parent_sd": parent and parent.sd,
-        "delta_parent_n": parent.n if parent else 0,
-        **_verdict_figures("parent", row.verdict_parent),
-        "comparisons": row.verdict_baseline and row.verdict_baseline.planned,
-        "parameters": row.parameters,
-        "tokens": row.tokens,
-        "train_seconds": row.train_seconds,
-        "sparsity": row.sparsity,
-        "state": row.state,
-    }
-
-
-def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, Any]:
-    """Return word, 95 % interval, corrected p and p of the own test; no test gives none of these."""
-    test = verdict and verdict.test
-    low, high = test.interval if test else (None, None)
-    return {
-        f"{name}_verdict": verdict.word.value if verdict and verdict.is_given else None,
-        f"{name}_low": low,
-        f"{name}_high": high,
-        f"{name}_p": verdict and verdict.p_of_word,
-        f"{name}_p_own": verdict and verdict.p_own,
     }
 
 
@@ -199,44 +136,35 @@ def _divergence_limit(study: StudyVerdicts) -> dict[str, Any] | None:
 
 
 def _runs(table: ResultTable) -> list[dict[str, Any]]:
-    items = [(part.labels, item) for part in table.parts for item in part.items]
-    items.sort(key=lambda pair: (pair[1].run.variant.number or 0, pair[1].run.label))
-    return [_run(item, labels) for labels, item in items]
+    records = [(row.labels, r) for row in table.runs for r in (*row.records, *row.absent)]
+    runs = [_run(record, labels, table) for labels, record in records]
+    numbers = {row.variant.slug: row.variant.number or 0 for row in table.runs}
+    return sorted(runs, key=lambda run: (numbers[run["variant"]], run["label"]))
 
 
-def _run(item: RunResult | MissingResult, labels: Mapping[str, str]) -> dict[str, Any]:
-    run = item.run
-    document = {
+def _run(record: RunRecord, labels: Mapping[str, str], table: ResultTable) -> dict[str, Any]:
+    run, why = planned_run(record), table.absences.get(record.run.path)
+    unit = table.verdicts.plan.unit
+    outcome = absent_outcome(record, why) if why else finished_outcome(record, unit)
+    return {
         "label": run.label,
         "folder": run.path.name,
         "variant": run.variant.slug,
         "labels": dict(labels),
         "seed": run.seed,
+        "state": why.state if why else "done",
+        "reason": why.reason if why else "",
+        "diverged": outcome.diverged,
+        "unstable": outcome.unstable,
+        "val_loss": outcome.loss,
+        **({} if why else run_origin(record)),
         "configuration": run.config.hash8,
-        "state": item.state if isinstance(item, MissingResult) else "done",
-        "reason": item.reason if isinstance(item, MissingResult) else "",
-        "diverged": item.outcome.diverged,
-        "unstable": item.outcome.unstable,
-        "val_loss": None,
-    }
-    if isinstance(item, MissingResult):
-        return document
-    origin = item.origin
-    return document | {
-        "val_loss": item.loss,
-        "run_id": origin.run_id,
-        "commit": origin.commit,
-        "edited": origin.edited,
-        "data": origin.data,
-        "weights": origin.weights,
-        "torch": origin.torch,
-        "device": origin.device,
     }
 
 
 def _conditions(row: RowRuns) -> dict[str, Any]:
     """Return the distinct values, over the seeds of a row, of what must not differ in silence."""
-    facts = [result.facts for result in row.results]
+    facts = [recorded_facts(record) for record in row.records]
     values = {
         name: list(dict.fromkeys(str(each.observed.get(field, UNKNOWN)) for each in facts))
         for name, field in _CONDITIONS.items()
@@ -244,10 +172,10 @@ def _conditions(row: RowRuns) -> dict[str, Any]:
     sources = {id(each.sources): each.sources for each in facts}.values()
     code = dict.fromkeys(code_digest(each, each)[:_DIGEST_CHARS] for each in sources)
     return {
-        "name": row.row.name,
+        "name": row.name,
         **values,
         "code": list(code),
-        "seeds": sorted(result.run.seed for result in row.results),
+        "seeds": [planned_run(record).seed for record in row.records],
     }
 
 
@@ -258,44 +186,40 @@ def study_series(table: ResultTable) -> list[dict[str, Any]]:
     null. ``documents`` are the name of each evaluation document and its difference to
     the baseline, in the order of per_query.csv: names may be equal.
     """
-    rows = runs_of_rows(table)
+    rows, unit = table.runs, table.verdicts.plan.unit
     columns = zip(
         rows,
         training_curves(rows),
-        evaluation_curves(rows),
-        training_differences(rows),
-        evaluation_differences(rows),
+        evaluation_curves(rows, unit),
+        training_differences(rows, unit),
+        evaluation_differences(rows, unit),
         strict=True,
     )
     return [
         {
-            "name": row.row.name,
-            "training": _band(training),
-            "evaluation": _band(evaluation),
-            "training_difference": _band(training_gap),
-            "evaluation_difference": _band(evaluation_gap),
-            "statistics": {name: _band(band) for name, band in statistics_curves(row).items()},
+            "name": row.name,
+            "training": training,
+            "evaluation": evaluation,
+            "training_difference": training_gap,
+            "evaluation_difference": evaluation_gap,
+            "statistics": statistics_curves(row),
             "final_statistics": final_statistics(row),
-            "documents": [list(document) for document in document_differences(row)],
-            "spikes": [list(point) for r in row.results for point in r.curves.spikes],
-            "sample": _sample(row.results),
+            "documents": document_differences(row, unit),
+            "spikes": [list(point) for r in row.records for point in read_curves(r).spikes],
+            "sample": _sample(row.records),
         }
         for row, training, evaluation, training_gap, evaluation_gap in columns
     ]
 
 
-def _band(band: SeedBand | None) -> dict[str, list[float]] | None:
-    return None if band is None else {name: list(v) for name, v in vars(band).items()}
-
-
-def _sample(results: Sequence[RunResult]) -> dict[str, Any] | None:
+def _sample(records: Sequence[RunRecord]) -> dict[str, Any] | None:
     """Return the text sample of the first seed; None if the run wrote none."""
-    if not results:
+    if not records:
         return None
     try:
-        text = results[0].facts.record.sample
+        text = records[0].sample
     except MissingRecord:
         return None
     except RecordError as error:
         text = f"({error.problems[0].what})"
-    return {"seed": results[0].run.seed, "text": text}
+    return {"seed": planned_run(records[0]).seed, "text": text}

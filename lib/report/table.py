@@ -1,8 +1,8 @@
-"""The result table: one row per variant over its seeds, with paired differences.
+"""The results of a study: one row per variant over its seeds, with paired differences.
 
 A result is comparable with the baseline if the two runs differ only in planned settings. Any other
-result is reported as a hole, or put into a separate part if the user names the differing fields as
-labels. Runs with the same seed see the same data in the same order, so differences are taken
+result is listed with the reason, or put into a separate part if the user names the differing fields
+as labels. Runs with the same seed see the same data in the same order, so differences are taken
 between runs of the same seed, and their spread is the spread of these paired differences. One seed
 gives neither a spread nor a verdict. Verdicts on the differences: lib/report/study_verdicts.py.
 
@@ -14,7 +14,7 @@ level without any such pair has no difference.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,154 +26,65 @@ from lib.report.declarations import configuration_digest, studies_on
 from lib.report.options import NATS
 from lib.report.render import TableSection
 from lib.report.replay import StudyPart, VerdictPlan, declare
-from lib.report.run_facts import code_digest, observed_differences
+from lib.report.run_facts import code_digest, observed_differences, recorded_facts
 from lib.report.run_results import (
-    MissingResult,
-    RunResult,
+    Absence,
+    absence,
+    absent_outcome,
+    finished_outcome,
     mean_over_seeds,
-    read_run_results,
+    planned_run,
+    read_records,
+    run_origin,
+    run_utilisation,
     sparsity_by_layer,
 )
 from lib.report.study_verdicts import StudyVerdicts, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
-from lib.runs.record import UNKNOWN
-from lib.tracking.stability import instability_text
+from lib.runs.record import UNKNOWN, RunRecord
+from lib.tracking.stability import instability_text, unstable_steps
 from lib.units import format_runs
 
 # Note on a table without verdicts.
 NOT_JUDGED = "no verdicts: the file of the study has judge = false"
 
-
-@dataclass(frozen=True)
-class ComparableGroup:
-    """Results that can be compared with each other, and the holes listed beside them."""
-
-    # Field → value shared by all results of the part; empty without labels.
-    labels: Mapping[str, str]
-    items: Sequence[RunResult | MissingResult]
-
-
-def split_comparable(
-    items: Sequence[RunResult | MissingResult],
-    baselines: Mapping[str, str],
-    label_by: Sequence[str] = (),
-    unit: str = NATS,
-) -> list[ComparableGroup]:
-    """Return one part, or one part per combination of label values.
-
-    A result that differs in an observed fact or in code from its part's first result of its variant in
-    ``baselines`` becomes a hole with the reason. Runs without a result are listed in the first part.
-    Raises ConfigError if ``label_by`` contains an unknown field.
-    """
-    results = [item for item in items if isinstance(item, RunResult)]
-    grouped: dict[tuple[str, ...], list[RunResult]] = {}
-    for item, label in zip(results, _labels(results, label_by), strict=True):
-        grouped.setdefault(label, []).append(item)
-    holes = [item for item in items if isinstance(item, MissingResult)]
-    if not grouped:
-        return [ComparableGroup({}, holes)]
-    return [
-        ComparableGroup(
-            dict(zip(label_by, label, strict=True)),
-            [*_checked(items, baselines, unit), *(holes if number == 0 else [])],
-        )
-        for number, (label, items) in enumerate(grouped.items())
-    ]
-
-
-def _checked(
-    results: Sequence[RunResult], baselines: Mapping[str, str], unit: str
-) -> list[RunResult | MissingResult]:
-    references: dict[str, RunResult] = {r.run.variant.text: r for r in reversed(results)}
-    for result in reversed(results):
-        if result.run.variant.slug == baselines.get(result.run.variant.text):
-            references[result.run.variant.text] = result
-    return [_against(references[result.run.variant.text], result, unit) for result in results]
-
-
-def _against(reference: RunResult, result: RunResult, unit: str) -> RunResult | MissingResult:
-    mismatches = observed_differences(reference.facts, result.facts, unit)
-    if not mismatches:
-        return result
-    fields = tuple(difference.field for difference in mismatches)
-    reason = f"against {reference.run.label}: " + "; ".join(map(str, mismatches))
-    return MissingResult(result.run, f"not comparable: {', '.join(fields)}", reason, fields)
-
-
-def _labels(results: Sequence[RunResult], label_by: Sequence[str]) -> list[tuple[str, ...]]:
-    if not results or not label_by:
-        return [()] * len(results)
-    shared = set.intersection(*(set(r.facts.sources) for r in results))
-    labels: list[tuple[str, ...]] = []
-    for result in results:
-        try:
-            labels.append(
-                tuple(
-                    (
-                        code_digest(result.facts.sources, sorted(shared))
-                        if field == "code"
-                        else str(result.facts.value(field))
-                    )
-                    for field in label_by
-                )
-            )
-        except KeyError as error:
-            known = f"a symbol or field of {result.run.label}"
-            what = f"unknown field {error.args[0]!r} (expected {known})"
-            raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
-    return labels
+# Field → value shared by the results of a part of the study; empty without labels. Parts are not
+# compared with each other, and each has its own baselines.
+Labels = Mapping[str, str]
+Parts = Sequence[tuple[Labels, Sequence[RunRecord]]]
+# Directory → why its run has no comparable result.
+Absences = Mapping[Path, Absence]
 
 
 @dataclass(frozen=True)
-class SampleStats:
-    """Mean and sample standard deviation of ``n`` values; ``sd`` is None for one value."""
-
-    mean: float
-    sd: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "SampleStats | None":
-        """Return the statistics of ``values``; None if there are none."""
-        if not values:
-            return None
-        sd = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values), sd, len(values))
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """One variant over its seeds; figures are None if no run has a result."""
+class RowRuns:
+    """The runs of one variant in one part of a study."""
 
     variant: RunVariant
-    val_loss: SampleStats | None
-    # exp(mean loss): the geometric mean of the seeds' perplexities; None in bits per byte.
-    perplexity: float | None
-    # Paired by seed; None if a seed of either side diverged.
-    delta_baseline: SampleStats | None
-    delta_parent: SampleStats | None
-    parameters: int | None
-    # Means over the seeds.
-    tokens: float | None
-    train_seconds: float | None
-    sparsity: float | None
-    # Sparsity of the prunable weights of each layer; empty without pruning.
-    sparsity_by_layer: Mapping[str, float]
-    # Known figures of speed, memory and utilisation; means over the seeds.
-    machine: Mapping[str, float]
-    # "done", the states of unfinished runs, "stale" if a run was made by other code.
-    state: str
-    # Directories, run ids and configuration hashes of the finished runs, by seed; their commits.
-    origins: Mapping[str, Sequence[str]]
-    # Field → value in a labelled table; rows with different labels are not compared.
-    labels: Mapping[str, str] = field(default_factory=dict)
-    verdict_baseline: ContrastVerdict | None = None
-    verdict_parent: ContrastVerdict | None = None
+    labels: Labels
+    # With comparable results, by seed; the other planned runs.
+    records: Sequence[RunRecord]
+    absent: Sequence[RunRecord]
+    # Seed → loss of ``records``, in the unit of the study.
+    losses: Mapping[int, float]
+    # The finished seeds of a variant with a diverged seed are a biased sample.
+    diverged: bool = False
+    # None for the baseline itself.
+    baseline: "RowRuns | None" = None
+    parent: "RowRuns | None" = None
 
     @property
     def name(self) -> str:
         """Return the name of the row in verdicts: its labels and its variant."""
         return f"{_prefix(self.labels)}{self.variant.slug}"
+
+    @property
+    def pairs(self) -> list[tuple[RunRecord, RunRecord]]:
+        """Return the runs of the row, each with the baseline's run of the same seed."""
+        others = self.baseline.records if self.baseline else ()
+        by_seed = {planned_run(record).seed: record for record in others}
+        seeds = [(planned_run(record).seed, record) for record in self.records]
+        return [(record, by_seed[seed]) for seed, record in seeds if seed in by_seed]
 
 
 @dataclass(frozen=True)
@@ -181,30 +92,33 @@ class ResultTable:
     """The rows of a study with shared notes."""
 
     study: str
-    rows: Sequence[TableRow]
+    # As in the document of the study; see ``lib.report.study``.
+    rows: Sequence[Mapping[str, Any]] = ()
     # Nats per token: the loss of a model that predicts token frequencies only; None in another unit.
-    unigram_entropy: float | None
+    unigram_entropy: float | None = None
     # Remarks on single runs, such as failures and runs made by different code.
-    notes: Sequence[str]
+    notes: Sequence[str] = ()
     # Combinations that the configuration rules out, each with its reason.
     left_out: Sequence[str] = ()
     sections: Sequence[TableSection] = ()
     verdicts: StudyVerdicts = field(default_factory=lambda: judge_study([], VerdictPlan()))
-    # The runs behind the rows; each part has its own baseline.
-    parts: Sequence[ComparableGroup] = ()
+    # The runs behind the rows, in the same order, and why some have no result.
+    runs: Sequence[RowRuns] = ()
+    absences: Absences = field(default_factory=dict)
     # All finished runs, in the order of the plan: also those that are not comparable.
-    finished: Sequence[RunResult] = ()
+    finished: Sequence[RunRecord] = ()
 
     @property
-    def results(self) -> list[RunResult]:
-        """Return the finished and comparable runs."""
-        return [r for part in self.parts for r in part.items if isinstance(r, RunResult)]
+    def results(self) -> list[RunRecord]:
+        """Return the finished and comparable runs of the rows, in the order of the plan."""
+        listed = {record.run.path for row in self.runs for record in row.records}
+        return [record for record in self.finished if record.run.path in listed]
 
 
 def build_table(
     study: str,
     runs: Sequence[PlannedRun[Any]],
-    is_stale: Callable[[RunResult], bool] = lambda result: False,
+    is_stale: Callable[[RunRecord], bool] = lambda record: False,
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
     verdict_plan: VerdictPlan | None = None,
@@ -221,55 +135,131 @@ def build_table(
     ``label_by`` contains an unknown field, or no run has a result to label.
     """
     plan = verdict_plan or VerdictPlan()
-    items = read_run_results(runs, plan.unit)
-    finished = [item for item in items if isinstance(item, RunResult)]
+    records = read_records(runs, plan.unit)
+    finished = [record for record in records if absence(record, plan.unit) is None]
     if label_by and not finished:
         what = f"no run has a result to label by {', '.join(label_by)}"
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
-    kept = {result.run.label for result in finished if is_stale(result)}
-    rows: list[TableRow] = []
-    variants = list({item.run.variant.slug: item.run.variant for item in items}.values())
-    baselines = {v.text: v.slug for v in reversed(variants) if not v.parent}
-    parts = split_comparable(items, baselines, label_by, plan.unit)
-    verdicts = _judged_parts(parts, variants, plan)
+    variants = list({run.variant.slug: run.variant for run in runs}.values())
+    parts, absences = split_comparable(records, _baselines(variants), label_by, plan.unit)
+    verdicts = _judged_parts(parts, absences, variants, plan)
     if shown is not None:
-        parts = [replace(p, items=[i for i in p.items if i.run.path in shown]) for p in parts]
-        variants = [v for v in variants if any(i.run.variant is v for p in parts for i in p.items)]
-        verdicts = verdicts.of_arms(
-            {f"{_prefix(p.labels)}{v.slug}" for p in parts for v in variants}
-        )
-    for part in parts:
-        rows += variant_rows(part, variants, baselines, kept)
-    items = [item for part in parts for item in part.items]
-    results = [item for item in items if isinstance(item, RunResult)]
-    rows = [_with_verdicts(row, verdicts) for row in rows]
-    if plan.unit != NATS:
-        rows = [replace(row, perplexity=None) for row in rows]
-    notes = list(verdicts.notes) if plan.judged else [NOT_JUDGED]
-    notes += hole_notes([item for item in items if isinstance(item, MissingResult)])
-    if stale := [result.run.label for result in results if result.run.label in kept]:
-        notes.append(f"{format_runs(stale)}: stale, made by other code")
-    if unstable := [result for result in results if result.unstable]:
-        labels = format_runs([result.run.label for result in unstable])
-        notes.append(f"{labels}: {instability_text(unstable[0].unstable)}")
-    notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
-    reused = [r.run for r in results if r.run.path.parts[-2:] != (study, run_name(r.run))]
-    notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
+        parts = [(labels, [r for r in part if r.run.path in shown]) for labels, part in parts]
+    rows = row_runs(parts, absences, variants, plan.unit)
+    if shown is not None:
+        prefixes, slugs = [_prefix(labels) for labels, _ in parts], {r.variant.slug for r in rows}
+        verdicts = verdicts.of_arms({f"{prefix}{slug}" for prefix in prefixes for slug in slugs})
+    listed = [record for _, part in parts for record in part]
+    results = [record for record in listed if record.run.path not in absences]
+    stale = {record.run.path for record in finished if is_stale(record)}
     known = results and plan.unit == NATS
-    unigram_entropy = results[0].final.unigram_entropy if known else None
-    return ResultTable(study, rows, unigram_entropy, notes, left_out, (), verdicts, parts, finished)
+    return ResultTable(
+        study,
+        [row_document(row, verdicts, absences, stale) for row in rows],
+        results[0].final.unigram_entropy if known else None,
+        [
+            *(verdicts.notes if plan.judged else [NOT_JUDGED]),
+            *_notes(study, listed, absences, stale),
+        ],
+        left_out,
+        verdicts=verdicts,
+        runs=rows,
+        absences=absences,
+        finished=finished,
+    )
 
 
 def judge_runs(runs: Sequence[PlannedRun[Any]], plan: VerdictPlan) -> StudyVerdicts:
     """Read the directories of ``runs``, and return the verdicts at the looks declared so far."""
     variants = list({run.variant.slug: run.variant for run in runs}.values())
-    baselines = {v.text: v.slug for v in reversed(variants) if not v.parent}
-    parts = split_comparable(read_run_results(runs, plan.unit), baselines, unit=plan.unit)
-    return _judged_parts(parts, variants, replace(plan, exploratory=True))
+    records = read_records(runs, plan.unit)
+    parts, absences = split_comparable(records, _baselines(variants), unit=plan.unit)
+    return _judged_parts(parts, absences, variants, replace(plan, exploratory=True))
+
+
+def _baselines(variants: Sequence[RunVariant]) -> dict[str, str]:
+    """Return the text that an evaluation predicts → slug of its first variant without a parent."""
+    return {v.text: v.slug for v in reversed(variants) if not v.parent}
+
+
+# Which runs can be compared.
+
+
+def split_comparable(
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, str],
+    label_by: Sequence[str] = (),
+    unit: str = NATS,
+) -> tuple[Parts, Absences]:
+    """Return one part, or one part per combination of label values, and the runs without a result.
+
+    A run is absent if it has no result, or if it differs in an observed fact or in code from its
+    part's first run of its variant in ``baselines``. Runs without a result are listed in the first
+    part. Raises ConfigError if ``label_by`` contains an unknown field.
+    """
+    absences = {r.run.path: why for r in records if (why := absence(r, unit)) is not None}
+    finished = [record for record in records if record.run.path not in absences]
+    grouped: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record, label in zip(finished, _labels(finished, label_by), strict=True):
+        grouped.setdefault(label, []).append(record)
+    unfinished = [record for record in records if record.run.path in absences]
+    parts: list[tuple[Labels, list[RunRecord]]] = []
+    for values, group in grouped.items():
+        absences |= _incomparable(group, baselines, unit)
+        parts.append((dict(zip(label_by, values, strict=True)), group))
+    if not parts:
+        return [({}, unfinished)], absences
+    parts[0][1].extend(unfinished)
+    return parts, absences
+
+
+def _incomparable(
+    records: Sequence[RunRecord], baselines: Mapping[str, str], unit: str
+) -> dict[Path, Absence]:
+    references: dict[str, RunRecord] = {}
+    for record in reversed(records):
+        references[planned_run(record).variant.text] = record
+    for record in reversed(records):
+        variant = planned_run(record).variant
+        if variant.slug == baselines.get(variant.text):
+            references[variant.text] = record
+    absences = {}
+    for record in records:
+        reference = references[planned_run(record).variant.text]
+        facts = recorded_facts(reference), recorded_facts(record)
+        if mismatches := observed_differences(*facts, unit):
+            fields = tuple(difference.field for difference in mismatches)
+            label = planned_run(reference).label
+            reason = f"against {label}: " + "; ".join(map(str, mismatches))
+            why = Absence(f"not comparable: {', '.join(fields)}", reason, fields)
+            absences[record.run.path] = why
+    return absences
+
+
+def _labels(records: Sequence[RunRecord], label_by: Sequence[str]) -> list[tuple[str, ...]]:
+    if not records or not label_by:
+        return [()] * len(records)
+    shared = sorted(set.intersection(*(set(record.sources) for record in records)))
+    labels: list[tuple[str, ...]] = []
+    for record in records:
+        facts = recorded_facts(record)
+        try:
+            values = {name: facts.value(name) for name in label_by}
+        except KeyError as error:
+            known = f"a symbol or field of {planned_run(record).label}"
+            what = f"unknown field {error.args[0]!r} (expected {known})"
+            raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
+        if "code" in values:
+            values["code"] = code_digest(facts.sources, shared)
+        labels.append(tuple(map(str, values.values())))
+    return labels
+
+
+# Verdicts.
 
 
 def _judged_parts(
-    parts: Sequence[ComparableGroup], variants: Sequence[RunVariant], plan: VerdictPlan
+    parts: Parts, absences: Absences, variants: Sequence[RunVariant], plan: VerdictPlan
 ) -> StudyVerdicts:
     """Declare the look that is due, if the plan takes looks, and return the verdicts."""
     compared = variants if plan.judged else []
@@ -277,15 +267,16 @@ def _judged_parts(
     effects = design_effects(compared, plan.interactions)
     judged: list[StudyPart] = []
     controls: list[StudyPart] = []
-    for part in parts:
-        prefix, outcomes = _prefix(part.labels), _outcomes(part)
+    for labels, records in parts:
+        prefix, outcomes = _prefix(labels), _outcomes(records, absences, plan.unit)
         judged.append((prefix, contrasts, outcomes))
         controls.append((prefix, control_contrasts(compared), outcomes))
-    items = [item for part in parts for item in part.items]
-    results = [item for item in items if isinstance(item, RunResult)]
+    records = [record for _, part in parts for record in part]
+    results = [record for record in records if record.run.path not in absences]
     evaluation_set = _evaluation_set(results, plan.unit)
     if plan.looks is not None:
-        configs = {item.run.variant.slug: item.run.config for item in reversed(items)}
+        runs = [planned_run(record) for record in reversed(records)]
+        configs = {run.variant.slug: run.config for run in runs}
         digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
         plan = replace(plan, configurations={**digests, **plan.configurations})
     plan = declare(plan, judged, evaluation_set)
@@ -296,161 +287,216 @@ def _judged_parts(
     return replace(verdicts, evaluation_set=evaluation_set, on_same_documents=others)
 
 
-def hole_notes(holes: Sequence[MissingResult]) -> list[str]:
-    """Return a note for each reason why runs have no result, with these runs."""
-    runs: dict[str, list[str]] = {}
-    for hole in holes:
-        if hole.reason:
-            runs.setdefault(f"{hole.state}: {hole.reason}", []).append(hole.run.label)
-    return [f"{format_runs(labels)}: {reason}" for reason, labels in runs.items()]
+def _outcome(record: RunRecord, absences: Absences, unit: str) -> SeedOutcome:
+    why = absences.get(record.run.path)
+    return finished_outcome(record, unit) if why is None else absent_outcome(record, why)
 
 
-def _evaluation_set(results: Sequence[RunResult], unit: str) -> str:
-    """Return the digest of the evaluation documents of the runs; "" if they differ."""
-    facts = [result.facts for result in results]
-    digests = {str(f.observed["documents"]) if unit == NATS else f.text for f in facts}
-    return digests.pop() if len(digests) == 1 else ""
-
-
-def _prefix(labels: Mapping[str, str]) -> str:
-    """Return the beginning of the names of a labelled part in verdicts."""
-    return "".join(f"{value}:" for value in labels.values())
-
-
-def _outcomes(part: ComparableGroup) -> dict[str, list[SeedOutcome]]:
+def _outcomes(
+    records: Sequence[RunRecord], absences: Absences, unit: str
+) -> dict[str, list[SeedOutcome]]:
     outcomes: dict[str, list[SeedOutcome]] = {}
-    for item in part.items:
-        run, outcome = item.run, item.outcome
+    for record in records:
+        run, outcome = planned_run(record), _outcome(record, absences, unit)
         if run.path.parent.name != run.study:
             outcome = replace(outcome, reused=True)
         outcomes.setdefault(run.variant.slug, []).append(outcome)
     return outcomes
 
 
-def _with_verdicts(row: TableRow, study: StudyVerdicts) -> TableRow:
-    prefix, variant = _prefix(row.labels), row.variant
-    step = f"{prefix}{variant.slug}"
-    verdicts = [v for v in (*study.verdicts, *study.aa_steps) if v.contrast.step == step]
-    by_reference = {v.contrast.reference: v for v in verdicts}
-    baseline = next((v for v in verdicts if v.contrast.role in ("baseline", AA_ROLE)), None)
-    return replace(
-        row,
-        verdict_baseline=baseline,
-        verdict_parent=by_reference.get(f"{prefix}{variant.parent}"),
-    )
+def _evaluation_set(results: Sequence[RunRecord], unit: str) -> str:
+    """Return the digest of the evaluation documents of the runs; "" if they differ."""
+    facts = map(recorded_facts, results)
+    digests = {str(f.observed["documents"]) if unit == NATS else f.text for f in facts}
+    return digests.pop() if len(digests) == 1 else ""
 
 
-def variant_rows(
-    part: ComparableGroup,
-    variants: Sequence[RunVariant],
-    baselines: Mapping[str, str],
-    kept: Collection[str],
-) -> list[TableRow]:
-    """Return a row for each variant that has a planned run in ``part``.
-
-    ``baselines`` are names of variants by the text that an evaluation predicts.
-    """
-    results: dict[str, list[RunResult]] = {}
-    holes: dict[str, list[MissingResult]] = {}
-    for item in part.items:
-        slug = item.run.variant.slug
-        if isinstance(item, RunResult):
-            results.setdefault(slug, []).append(item)
-        else:
-            holes.setdefault(slug, []).append(item)
-    # The finished seeds of a variant with a diverged seed are a biased sample.
-    diverged = {item.run.variant.slug for item in part.items if item.outcome.diverged}
-    compared = {slug: runs for slug, runs in results.items() if slug not in diverged}
-    rows = []
-    for variant in variants:
-        baseline = baselines.get(variant.text, "")
-        if variant.slug in {*results, *holes}:
-            rows.append(
-                _row(
-                    variant,
-                    sorted(results.get(variant.slug, []), key=lambda result: result.run.seed),
-                    holes.get(variant.slug, []),
-                    compared.get(baseline, []) if baseline != variant.slug else [],
-                    compared.get(variant.parent, []),
-                    kept,
-                    part.labels,
-                )
-            )
-    return rows
+def _prefix(labels: Labels) -> str:
+    """Return the beginning of the names of a labelled part in verdicts."""
+    return "".join(f"{value}:" for value in labels.values())
 
 
-def _remarks(result: RunResult) -> list[str]:
+# Notes.
+
+
+def _notes(
+    study: str, records: Sequence[RunRecord], absences: Absences, stale: Collection[Path]
+) -> list[str]:
+    results = [record for record in records if record.run.path not in absences]
+    absent = [record for record in records if record.run.path in absences]
+    notes = absence_notes((planned_run(r).label, absences[r.run.path]) for r in absent)
+    if other := [planned_run(r).label for r in results if r.run.path in stale]:
+        notes.append(f"{format_runs(other)}: stale, made by other code")
+    if unstable := [record for record in results if unstable_steps(record)]:
+        labels = format_runs([planned_run(record).label for record in unstable])
+        notes.append(f"{labels}: {instability_text(unstable_steps(unstable[0]))}")
+    notes += [f"{planned_run(r).label}: {note}" for r in results for note in _remarks(r)]
+    runs = [planned_run(record) for record in results]
+    reused = [run for run in runs if run.path.parts[-2:] != (study, run_name(run))]
+    return notes + [f"{r.label}: reuses run {r.path.parent.name}/{r.path.name}" for r in reused]
+
+
+def absence_notes(absent: Iterable[tuple[str, Absence]]) -> list[str]:
+    """Return a note for each reason why runs, given by their labels, have no result."""
+    runs: dict[str, list[str]] = {}
+    for label, why in absent:
+        if why.reason:
+            runs.setdefault(f"{why.state}: {why.reason}", []).append(label)
+    return [f"{format_runs(labels)}: {reason}" for reason, labels in runs.items()]
+
+
+def _remarks(record: RunRecord) -> list[str]:
     """Return remarks on the run that hold even if every run of the table shares them."""
-    edited, fallbacks = (
-        result.facts.observed[name] for name in ("changed_during_run", "oom_fallbacks")
-    )
+    observed, (_, damage) = recorded_facts(record).observed, run_utilisation(record)
+    edited, fallbacks = observed["changed_during_run"], observed["oom_fallbacks"]
     notes = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
     notes += [f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else []
-    return notes + [f"{result.damage}; figures of the machine are missing"] * bool(result.damage)
+    return notes + [f"{damage}; figures of the machine are missing"] * bool(damage)
+
+
+# Rows.
+
+
+def row_runs(
+    parts: Parts, absences: Absences, variants: Sequence[RunVariant], unit: str
+) -> list[RowRuns]:
+    """Return the runs of each variant that has a planned run in a part, part by part."""
+    baselines = _baselines(variants)
+    rows: list[RowRuns] = []
+    for labels, records in parts:
+        of_part = {
+            variant.slug: _row(variant, labels, own, absences, unit)
+            for variant in variants
+            if (own := [r for r in records if planned_run(r).variant.slug == variant.slug])
+        }
+        for slug, row in of_part.items():
+            baseline = baselines.get(row.variant.text, "")
+            other = of_part.get(baseline) if baseline != slug else None
+            rows.append(replace(row, baseline=other, parent=of_part.get(row.variant.parent)))
+    return rows
 
 
 def _row(
     variant: RunVariant,
-    results: Sequence[RunResult],
-    holes: Sequence[MissingResult],
-    baseline: Sequence[RunResult],
-    parent: Sequence[RunResult],
-    kept: Collection[str],
-    labels: Mapping[str, str],
-) -> TableRow:
-    diverged = any(r.outcome.diverged for r in results) or any(h.outcome.diverged for h in holes)
-    loss = None if diverged else SampleStats.of([r.loss for r in results])
-    return TableRow(
-        variant=variant,
-        val_loss=loss,
-        perplexity=_perplexity(loss),
-        delta_baseline=None if diverged else _difference(results, baseline),
-        delta_parent=None if diverged else _difference(results, parent),
-        parameters=results[0].final.parameters if results else None,
-        tokens=_mean([r.final.tokens for r in results]),
-        train_seconds=_mean([r.timing.train_seconds for r in results]),
-        sparsity=_mean([r.final.sparsity for r in results]),
-        sparsity_by_layer=mean_over_seeds([sparsity_by_layer(r.final) for r in results]),
-        machine=mean_over_seeds([r.machine for r in results]),
-        state=_state(results, holes, kept),
-        origins=_origins(results),
-        labels=labels,
+    labels: Labels,
+    records: Sequence[RunRecord],
+    absences: Absences,
+    unit: str,
+) -> RowRuns:
+    ordered = sorted(records, key=lambda record: planned_run(record).seed)
+    outcomes = [(record, _outcome(record, absences, unit)) for record in ordered]
+    return RowRuns(
+        variant,
+        labels,
+        [record for record in ordered if record.run.path not in absences],
+        [record for record in records if record.run.path in absences],
+        {outcome.seed: outcome.loss for _, outcome in outcomes if outcome.loss is not None},
+        any(outcome.diverged for _, outcome in outcomes),
     )
 
 
-def _origins(results: Sequence[RunResult]) -> dict[str, Sequence[str]]:
-    origins = [result.origin for result in results]
+def row_document(
+    row: RowRuns,
+    study: StudyVerdicts | None = None,
+    absences: Absences | None = None,
+    stale: Collection[Path] = (),
+) -> dict[str, Any]:
+    """Return one row of the table: name, losses, differences, costs, and the runs behind them."""
+    variant, records = row.variant, row.records
+    loss, loss_sd, n = (None, None, 0) if row.diverged else sample(list(row.losses.values()))
+    verdicts = _verdicts(row, study) if study else {"baseline": None, "parent": None}
+    origins = [run_origin(record) for record in records]
+    in_nats = study is None or study.plan.unit == NATS
     return {
-        "runs": [result.run.path.name for result in results],
-        "run_ids": [origin.run_id for origin in origins],
-        "configurations": [origin.configuration for origin in origins],
-        "commits": list(dict.fromkeys(origin.commit or UNKNOWN for origin in origins)),
+        "number": variant.number,
+        "slug": variant.slug,
+        "parent": variant.parent or None,
+        "name": row.name,
+        "title": variant.title,
+        "control": "a/a" if variant.is_aa else "repeat" if variant.is_repeat else None,
+        "changes": dict(variant.delta or {}),
+        "levels": dict(variant.levels or {}),
+        "labels": dict(row.labels),
+        "n": n,
+        "val_loss": loss,
+        "val_loss_sd": loss_sd,
+        # exp(mean loss): the geometric mean of the seeds' perplexities.
+        "perplexity": _perplexity(loss) if in_nats else None,
+        **_difference("baseline", row, row.baseline),
+        **_verdict_figures("baseline", verdicts["baseline"]),
+        **_difference("parent", row, row.parent),
+        **_verdict_figures("parent", verdicts["parent"]),
+        "comparisons": verdicts["baseline"] and verdicts["baseline"].planned,
+        "against": {kind: v and v.contrast.name for kind, v in verdicts.items()},
+        "parameters": records[0].final.parameters if records else None,
+        "tokens": _mean([record.final.tokens for record in records]),
+        "train_seconds": _mean([record.timing.train_seconds for record in records]),
+        "sparsity": _mean([record.final.sparsity for record in records]),
+        "sparsity_by_layer": mean_over_seeds([sparsity_by_layer(r.final) for r in records]),
+        "machine": mean_over_seeds([run_utilisation(record)[0] for record in records]),
+        "state": _state(row, absences or {}, stale),
+        "runs": [record.run.path.name for record in records],
+        "run_ids": [origin["run_id"] for origin in origins],
+        "configurations": [origin["configuration"] for origin in origins],
+        "commits": list(dict.fromkeys(origin["commit"] or UNKNOWN for origin in origins)),
     }
 
 
-def _difference(results: Sequence[RunResult], others: Sequence[RunResult]) -> SampleStats | None:
-    """Return the difference from ``others`` over the seeds that both have."""
-    by_seed = {other.run.seed: other.loss for other in others}
-    return SampleStats.of([r.loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed])
+def sample(values: Sequence[float]) -> tuple[float | None, float | None, int]:
+    """Return mean, sample standard deviation (None of one value) and number of the values."""
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return _mean(values), sd, len(values)
 
 
-def _state(
-    results: Sequence[RunResult], holes: Sequence[MissingResult], kept: Collection[str]
-) -> str:
-    done, total = len(results), len(results) + len(holes)
-    word = "stale" if any(result.run.label in kept for result in results) else "done"
+def _difference(kind: str, row: RowRuns, other: RowRuns | None) -> dict[str, Any]:
+    """Return the difference from the other row over the seeds of both; none if a seed diverged."""
+    gaps: list[float] = []
+    if other is not None and not (row.diverged or other.diverged):
+        losses = row.losses.items()
+        gaps = [loss - other.losses[seed] for seed, loss in losses if seed in other.losses]
+    names = (f"delta_{kind}", f"delta_{kind}_sd", f"delta_{kind}_n")
+    return dict(zip(names, sample(gaps), strict=True))
+
+
+def _verdicts(row: RowRuns, study: StudyVerdicts) -> dict[str, ContrastVerdict | None]:
+    verdicts = [v for v in (*study.verdicts, *study.aa_steps) if v.contrast.step == row.name]
+    parent = f"{_prefix(row.labels)}{row.variant.parent}"
+    roles = ("baseline", AA_ROLE)
+    return {
+        "baseline": next((v for v in verdicts if v.contrast.role in roles), None),
+        "parent": next((v for v in reversed(verdicts) if v.contrast.reference == parent), None),
+    }
+
+
+def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, Any]:
+    """Return word, 95 % interval, corrected p and p of the own test; no test gives none of these."""
+    test = verdict and verdict.test
+    low, high = test.interval if test else (None, None)
+    return {
+        f"{name}_verdict": verdict.word.value if verdict and verdict.is_given else None,
+        f"{name}_low": low,
+        f"{name}_high": high,
+        f"{name}_p": verdict and verdict.p_of_word,
+        f"{name}_p_own": verdict and verdict.p_own,
+    }
+
+
+def _state(row: RowRuns, absences: Absences, stale: Collection[Path]) -> str:
+    """Return "done", the states of unfinished runs, and "stale" if a run was made by other code."""
+    done, total = len(row.records), len(row.records) + len(row.absent)
+    word = "stale" if any(record.run.path in stale for record in row.records) else "done"
     parts = [word if done == total else f"{done} of {total} {word}"] if done else []
-    if unstable := sum(bool(result.unstable) for result in results):
+    if unstable := sum(bool(unstable_steps(record)) for record in row.records):
         # Only finished runs are counted, and a narrow terminal has no columns for two words.
         parts = [part for part in parts if part != "done"]
         parts.append("UNSTABLE" if unstable == done else f"UNSTABLE {unstable}/{done}")
-    return ", ".join([*parts, *sorted({hole.state for hole in holes})])
+    return ", ".join([*parts, *sorted({absences[r.run.path].state for r in row.absent})])
 
 
-def _perplexity(loss: SampleStats | None) -> float | None:
+def _perplexity(loss: float | None) -> float | None:
     """Return exp(loss); None if there is no loss or the result overflows."""
     try:
-        return None if loss is None else math.exp(loss.mean)
+        return None if loss is None else math.exp(loss)
     except OverflowError:
         return None
 
@@ -459,33 +505,28 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-@dataclass(frozen=True)
-class MarginalEffect:
-    """One level of one factor. Losses are in nats per token."""
+# Marginal effects.
 
-    factor: str
-    level: str
-    # Mean over all cells of the level.
-    val_loss: float
-    cells: int
-    # The reference level; equal to ``level`` for the reference itself.
-    reference: str
-    # Loss minus reference loss over the pairs; None without pairs and for the reference.
-    difference: SampleStats | None
+# Levels by factor, the predicted text, and the loss of one point of a sweep.
+_Cell = tuple[Mapping[str, str], str, float]
 
 
-def marginal_effects(rows: Sequence[TableRow]) -> list[MarginalEffect]:
-    """Return every level of every factor with more than one level, in the order of the rows."""
-    cells = [
-        (row.variant.levels, row.variant.text, row.val_loss.mean)
-        for row in rows
-        if row.variant.levels is not None and row.val_loss is not None
+def marginal_effects(table: ResultTable) -> list[dict[str, Any]]:
+    """Return every level of every factor with more than one level, in the order of the rows.
+
+    Of each level the mean loss over its ``cells``, and the ``difference`` to the ``reference`` level
+    over the pairs (mean, sd, n); None without pairs, and for the reference.
+    """
+    cells: list[_Cell] = [
+        (runs.variant.levels, runs.variant.text, row["val_loss"])
+        for runs, row in zip(table.runs, table.rows, strict=True)
+        if runs.variant.levels is not None and row["val_loss"] is not None
     ]
     factors: dict[str, dict[str, None]] = {}
     for levels, _, _ in cells:
         for factor, level in levels.items():
             factors.setdefault(factor, {})[level] = None
-    effects: list[MarginalEffect] = []
+    effects: list[dict[str, Any]] = []
     for factor, levels_of in factors.items():
         if len(levels_of) > 1:
             effects += _factor_marginals(factor, list(levels_of), cells)
@@ -493,8 +534,8 @@ def marginal_effects(rows: Sequence[TableRow]) -> list[MarginalEffect]:
 
 
 def _factor_marginals(
-    factor: str, names: Sequence[str], cells: Sequence[tuple[Mapping[str, str], str, float]]
-) -> list[MarginalEffect]:
+    factor: str, names: Sequence[str], cells: Sequence[_Cell]
+) -> list[dict[str, Any]]:
     # Predicted text and settings of the other factors → level of this factor → loss.
     by_rest: dict[tuple, dict[str, float]] = {}
     for levels, text, loss in cells:
@@ -504,11 +545,20 @@ def _factor_marginals(
     groups = list(by_rest.values())
     # The level paired with the most other levels; the first one on a tie.
     reference = max(names, key=lambda name: len({n for g in groups if name in g for n in g}))
-    marginal = []
+    effects = []
     for name in names:
         losses = [group[name] for group in groups if name in group]
         pairs = [g[name] - g[reference] for g in groups if {name, reference} <= g.keys()]
-        difference = SampleStats.of(pairs) if name != reference else None
-        mean = statistics.fmean(losses)
-        marginal.append(MarginalEffect(factor, name, mean, len(losses), reference, difference))
-    return marginal
+        mean, sd, n = sample(pairs)
+        compared = pairs and name != reference
+        effects.append(
+            {
+                "factor": factor,
+                "level": name,
+                "val_loss": statistics.fmean(losses),
+                "cells": len(losses),
+                "reference": reference,
+                "difference": {"mean": mean, "sd": sd, "n": n} if compared else None,
+            }
+        )
+    return effects

@@ -64,8 +64,8 @@ class DocumentResult(DocumentInfo):
     def cells(self) -> dict[str, str]:
         """Return column → exact content of the cell; floats in their shortest exact form."""
         derived = {"nll_mean": self.nll_mean, "bits_per_byte": self.bits_per_byte}
-        values = {**vars(self), **derived}
-        return {name: "" if (v := values[name]) is None else str(v) for name in COLUMNS}
+        values = vars(self) | derived
+        return {name: "" if values[name] is None else str(values[name]) for name in COLUMNS}
 
 
 # Derived columns are placed next to the columns they are computed from.

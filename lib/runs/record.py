@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lib.files import regular_file, sha256_file
 from lib.json_files import (
@@ -29,6 +29,7 @@ from lib.json_files import (
     typed,
     unreadable,
 )
+from lib.plan.run import PlannedRun
 from lib.runs.documents import DocumentResult, InvalidRow, parse_document_results
 from lib.runs.lease import current_holder
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -39,6 +40,7 @@ _MAX_SAMPLE_BYTES = 1 << 20
 # Value of a fact that was not recorded.
 UNKNOWN = "unknown"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -244,6 +246,8 @@ class RunRecord:
     run: RunDir
     # Whether the run may still append to metrics.jsonl; else an incomplete last line is damage.
     growing: bool = True
+    # The run whose directory this is; None if no plan has it.
+    planned: PlannedRun[Any] | None = field(default=None, compare=False)
     # By name: content of files that were read for their digests and are not parsed yet; the digests.
     _contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     _digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -466,15 +470,17 @@ _ROWS = (
 )
 
 
-def derived(compute: Callable[[RunRecord], T]) -> Callable[[RunRecord], T]:
-    """Decorate a function of a run's record: the record keeps its value."""
+def derived(
+    compute: Callable[Concatenate[RunRecord, P], T],
+) -> Callable[Concatenate[RunRecord, P], T]:
+    """Decorate a function of a run's record: the record keeps its value for the same arguments."""
 
     @functools.wraps(compute)
-    def value(record: RunRecord) -> T:
-        kept = record._derived
-        if compute not in kept:
-            kept[compute] = compute(record)
-        return kept[compute]
+    def value(record: RunRecord, *args: P.args, **options: P.kwargs) -> T:
+        key = compute, args, *options.items()
+        if key not in record._derived:
+            record._derived[key] = compute(record, *args, **options)
+        return record._derived[key]
 
     return value
 

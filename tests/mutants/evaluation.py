@@ -310,7 +310,7 @@ MUTANTS = (
         "a document is duplicated",
         "the first row is written twice",
         "added",
-        "run.damaged",
+        _ROWS,
         then(finish, "items_of", lambda out, *given: [out[0], *out]),
     ),
     _evaluated(
@@ -440,7 +440,7 @@ MUTANTS = (
         "a column of the table repeats another",
         "swapped",
         ("table-figures", "delta_parent of "),
-        edited(table, "variant_rows", "compared.get(variant.parent", "compared.get(baseline"),
+        edited(table, "row_document", '"parent", row, row.parent', '"parent", row, row.baseline'),
     ),
     _evaluated(
         "summary.json has another version",

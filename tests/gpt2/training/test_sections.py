@@ -110,7 +110,7 @@ def test_speed_is_shown_of_runs_of_other_documents(
         path = train(config, f"of-{length}").files.path
         runs.append(PlannedRun("matrix", RunVariant(f"of-{length}"), 1, config, path))
     table = result_table(Plan("matrix", tmp_path, tmp_path, runs[0].config, runs))
-    assert [row.state for row in table.rows] == ["done", "not comparable: documents"]
+    assert [row["state"] for row in table.rows] == ["done", "not comparable: documents"]
     speed = table.sections[-1]
     assert [row[0] for row in speed.rows] == ["of-16 s1", "of-8 s1"]
 

@@ -47,8 +47,9 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     (aa,) = table.verdicts.aa_steps
     assert (aa.planned, aa.rule.variance, aa.n) == (1, "own", 5)
     # It stands in the table, with its verdict.
-    assert table.rows[2].variant.slug == "base-aa"
-    assert table.rows[2].verdict_baseline is aa
+    assert table.rows[2]["slug"] == "base-aa"
+    assert table.rows[2]["against"]["baseline"] == aa.contrast.name
+    assert table.rows[2]["baseline_p_own"] == aa.p_own is not None
     assert "A/A step passed" in verdict_lines(document_of(table))
     assert "A/A step passed" in to_markdown(document_of(table))
     assert verdicts_exit_code(document_of(table)) == 0

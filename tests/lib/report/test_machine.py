@@ -93,7 +93,7 @@ def test_seeds_are_taken_together(make_run):
     for run, memory in zip(runs, (1.0, 3.0), strict=True):
         beside(run, sample(0.0, 1.0), sample(9.0, memory * GIB))
     (row,) = build_table("demo", runs).rows
-    assert row.machine["process/rss_peak_gb"] == 2.0
+    assert row["machine"]["process/rss_peak_gb"] == 2.0
 
 
 def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run):
@@ -105,7 +105,7 @@ def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run)
     figures, damage = run_utilisation(RunRecord(files))
     assert figures == {"tokens_per_second": 33.6} and damage.startswith("telemetry.jsonl:1: ")
     table = build_table("demo", [run])
-    assert table.rows[0].state == "done" and table.notes[-1].startswith(f"{run.label}: {damage}")
+    assert table.rows[0]["state"] == "done" and table.notes[-1].startswith(f"{run.label}: {damage}")
 
 
 def test_damaged_telemetry_costs_no_figure_of_another_file(make_run):

@@ -36,10 +36,10 @@ def subsets():
 def effects(table):
     """Return the difference of "on" to "off" by factor, whichever is the reference."""
     found = {}
-    for m in marginal_effects(table.rows):
-        if m.difference is not None:
-            sign = 1 if m.level == "on" else -1
-            found[m.factor] = (sign * m.difference.mean, m.difference.n)
+    for m in marginal_effects(table):
+        if m["difference"] is not None:
+            sign = 1 if m["level"] == "on" else -1
+            found[m["factor"]] = (sign * m["difference"]["mean"], m["difference"]["n"])
     return found
 
 
@@ -78,14 +78,25 @@ def test_levels_that_stand_nowhere_beside_each_other_have_no_difference(make_run
         for i, (o, p, loss) in enumerate(cells)
     ]
     table = build_table("demo", runs)
-    found = {m.level: m for m in marginal_effects(table.rows)}
+    found = {m["level"]: m for m in marginal_effects(table)}
     # The first row's levels are no reference: they stand beside none.
-    assert {m.reference for m in found.values()} == {"sgd", "none"}
-    assert found["adam"].difference.mean == pytest.approx(-0.9) and found["adam"].difference.n == 3
-    assert found["mag"].difference.mean == pytest.approx(0.01) and found["mag"].difference.n == 2
-    assert found["move"].difference.mean == pytest.approx(0.04)
-    assert found["own"].difference is found["state"].difference is found["sgd"].difference is None
-    assert found["none"].val_loss == pytest.approx(2.95) and found["none"].cells == 2
+    assert {m["reference"] for m in found.values()} == {"sgd", "none"}
+    assert (
+        found["adam"]["difference"]["mean"] == pytest.approx(-0.9)
+        and found["adam"]["difference"]["n"] == 3
+    )
+    assert (
+        found["mag"]["difference"]["mean"] == pytest.approx(0.01)
+        and found["mag"]["difference"]["n"] == 2
+    )
+    assert found["move"]["difference"]["mean"] == pytest.approx(0.04)
+    assert (
+        found["own"]["difference"]
+        is found["state"]["difference"]
+        is found["sgd"]["difference"]
+        is None
+    )
+    assert found["none"]["val_loss"] == pytest.approx(2.95) and found["none"]["cells"] == 2
     lines = [line.split() for line in to_markdown(document_of(table)).splitlines()]
     assert ["|", "OPTIMIZER", "|", "own", "|", "1", "|", "2.4000", "|", "-", "|", "0", "|"] in lines
     assert [
@@ -128,10 +139,10 @@ def test_a_factor_that_part_of_the_cells_lacks(make_run):
         make_run("m3", 3.1, number=1, levels={"PRUNING": "magnitude", "SPARSITY": "0.3"}),
         make_run("m9", 3.4, number=2, levels={"PRUNING": "magnitude", "SPARSITY": "0.9"}),
     ]
-    none, magnitude, low, high = marginal_effects(build_table("demo", runs).rows)
-    assert none.difference is magnitude.difference is low.difference is None
-    assert magnitude.val_loss == pytest.approx(3.25)
-    assert (high.difference.mean, high.difference.n) == (pytest.approx(0.3), 1)
+    none, magnitude, low, high = marginal_effects(build_table("demo", runs))
+    assert none["difference"] is magnitude["difference"] is low["difference"] is None
+    assert magnitude["val_loss"] == pytest.approx(3.25)
+    assert (high["difference"]["mean"], high["difference"]["n"]) == (pytest.approx(0.3), 1)
 
 
 def test_a_study_of_steps_has_no_marginal_means(make_run):

@@ -57,6 +57,6 @@ def test_a_point_that_diverged_has_no_rank_and_one_point_no_ranking(make_run):
     assert len(ranking(build_table("sweep", runs).rows).rows) == 2
     # It ends at the loss of an untrained model.
     diverged = [*runs[:1], make_run("c", 20.0, levels={"A": "c"}, number=2)]
-    assert build_table("sweep", diverged).rows[1].val_loss is None
+    assert build_table("sweep", diverged).rows[1]["val_loss"] is None
     assert ranking(build_table("sweep", diverged).rows) is None
     assert ranking(build_table("sweep", runs, label_by=["data"]).rows) is None

@@ -91,13 +91,13 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
         for run, slug, parent in zip(forged(name), ("base", "wide"), ("", "base"), strict=True)
     ]
     base, wide = build_table("demo", runs).rows
-    assert (base.state, wide.state) == ("done", f"not comparable: {field}")
-    assert wide.val_loss is None and wide.delta_baseline is None
+    assert (base["state"], wide["state"]) == ("done", f"not comparable: {field}")
+    assert wide["val_loss"] is None and wide["delta_baseline"] is None
     table = build_table("demo", runs, label_by=[field])
-    assert [row.state for row in table.rows] == ["done", "done"]
-    values = [row.labels[field] for row in table.rows]
+    assert [row["state"] for row in table.rows] == ["done", "done"]
+    values = [row["labels"][field] for row in table.rows]
     # Side by side, and never subtracted.
-    assert values[0] != values[1] and table.rows[1].delta_baseline is None
+    assert values[0] != values[1] and table.rows[1]["delta_baseline"] is None
     head = next(
         line for line in to_markdown(document_of(table)).splitlines() if line.startswith("|")
     )

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from lib.report.options import NATS
 from lib.report.series import (
     document_differences,
     evaluation_differences,
     final_statistics,
-    runs_of_rows,
     statistics_curves,
     training_curves,
     training_differences,
@@ -51,43 +51,48 @@ def rows(make_run):
         other = changed(MANIFEST, origin__torch="2.12.0")
         return [*runs, write(make_run("base", 4.0, seed=3, **size), [2.0, 2.0], manifest=other)]
 
-    return runs_of_rows(build_table("demo", planned(), label_by=["torch"]))
+    return build_table("demo", planned(), label_by=["torch"]).runs
 
 
 def test_rows_have_the_baseline_of_their_own_part(rows):
-    assert [row.row.name for row in rows] == ["2.13.0:base", "2.13.0:wide", "2.12.0:base"]
-    assert [[r.run.seed for r in row.results] for row in rows] == [[1, 2], [2, 3], [3]]
-    assert [len(row.baseline) for row in rows] == [0, 2, 0]
-    assert [(a.run.seed, b.run.seed) for a, b in rows[1].pairs] == [(2, 2)]
+    assert [row.name for row in rows] == ["2.13.0:base", "2.13.0:wide", "2.12.0:base"]
+    assert [list(row.losses) for row in rows] == [[1, 2], [2, 3], [3]]
+    assert [row.baseline and len(row.baseline.records) for row in rows] == [None, 2, None]
+    assert [(a.planned.seed, b.planned.seed) for a, b in rows[1].pairs] == [(2, 2)]
 
 
 def test_curves_are_means_and_ranges_over_seeds(rows):
     base, wide, apart = training_curves(rows)
-    assert (base.at, base.mean, base.low, base.high) == ([60, 120], [8.5, 6.5], [8, 6], [9, 7])
-    assert (wide.low, wide.high) == ([5, 4], [7, 5]) and apart.mean == [2, 2]
+    assert (base["at"], base["mean"], base["low"], base["high"]) == (
+        [60, 120],
+        [8.5, 6.5],
+        [8, 6],
+        [9, 7],
+    )
+    assert (wide["low"], wide["high"]) == ([5, 4], [7, 5]) and apart["mean"] == [2, 2]
 
 
 def test_differences_are_those_of_equal_seeds(rows):
-    none, wide, lone = training_differences(rows)
+    none, wide, lone = training_differences(rows, NATS)
     assert none is None and lone is None
-    assert (wide.at, wide.mean) == ([60, 120], [-1.0, -2.0])
-    assert evaluation_differences(rows)[1].mean == [-1.0, -2.0]
+    assert (wide["at"], wide["mean"]) == ([60, 120], [-1.0, -2.0])
+    assert evaluation_differences(rows, NATS)[1]["mean"] == [-1.0, -2.0]
 
 
 def test_statistics_are_reduced_over_layers_and_seeds(rows):
     assert final_statistics(rows[1]) == {"gate": [0.5, 1.0, None], "top_max": [2.0, 4.0]}
     curves = statistics_curves(rows[1])
     # Both seeds have the first iteration only.
-    assert curves["gate"].at == [1] and curves["gate"].mean == [pytest.approx(0.625)]
-    assert curves["top_max"].mean == [2.5] and curves["top_max"].high == [4.0]
+    assert curves["gate"]["at"] == [1] and curves["gate"]["mean"] == [pytest.approx(0.625)]
+    assert curves["top_max"]["mean"] == [2.5] and curves["top_max"]["high"] == [4.0]
     assert final_statistics(rows[0]) == statistics_curves(rows[0]) == {}
 
 
 def test_documents_are_compared_by_name(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    rows = runs_of_rows(build_table("demo", runs))
-    assert document_differences(rows[0]) == []
-    assert document_differences(rows[1]) == [("x", 0.0), ("y", 0.0)]
+    rows = build_table("demo", runs).runs
+    assert document_differences(rows[0], NATS) == []
+    assert document_differences(rows[1], NATS) == [["x", 0.0], ["y", 0.0]]
 
 
 def test_documents_of_one_name_are_compared_by_their_place(make_run):
@@ -98,7 +103,7 @@ def test_documents_of_one_name_are_compared_by_their_place(make_run):
         rows = [replace(first, nll_sum=losses[0]), replace(second, item_id="x", nll_sum=losses[1])]
         directory.per_query.write_text(to_csv(rows))
         seal(directory, MANIFEST)
-    _, wide = runs_of_rows(build_table("demo", runs))
+    _, wide = build_table("demo", runs).runs
     first, second = RunRecord(RunDir(runs[0].path)).documents
     gaps = [("x", 1.0 / first.n_tokens), ("x", -2.0 / second.n_tokens)]
-    assert document_differences(wide) == [(n, pytest.approx(gap)) for n, gap in gaps]
+    assert document_differences(wide, NATS) == [[n, pytest.approx(gap)] for n, gap in gaps]

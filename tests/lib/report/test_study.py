@@ -79,7 +79,7 @@ def test_a_run_without_a_result_has_a_reason_and_no_loss(
 
 def test_series_have_one_entry_per_row_and_the_points_of_all_seeds(table: ResultTable) -> None:
     series = study_series(table)
-    assert [each["name"] for each in series] == [row.name for row in table.rows]
+    assert [each["name"] for each in series] == [row["name"] for row in table.rows]
     band = series[1]["training"]
     assert len(band["at"]) == len(band["mean"]) > 10
     assert all(

@@ -53,7 +53,7 @@ def test_every_comparison_has_a_verdict(study):
         ("gate", "wide"): WORSE,
     }
     gate = table.rows[2]
-    assert (gate.verdict_baseline.word, gate.verdict_parent.word) == (EQUIVALENT, WORSE)
+    assert (gate["baseline_verdict"], gate["parent_verdict"]) == (EQUIVALENT, WORSE)
     section = to_markdown(document_of(table)).partition("## Verdicts")[2]
     assert "3 comparisons" in section.replace("\n", " ") and "BETTER" in section
     assert all(len(line) <= 80 for line in section.splitlines() if line.startswith("|"))
@@ -170,7 +170,7 @@ def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make
     assert words(table)[("wide", "base")] is BETTER
     gate = table.rows[2]
     # The other four seeds say nothing about the step.
-    assert gate.val_loss is gate.delta_baseline is gate.delta_parent is None
+    assert gate["val_loss"] is gate["delta_baseline"] is gate["delta_parent"] is None
     assert verdicts_exit_code(document_of(table)) == 1
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "out of memory"))
     (lost,) = (
@@ -200,7 +200,7 @@ def test_a_finished_run_that_did_not_learn_has_diverged(make_run):
         make_run(v, 3.0 + x, seed=1, losses=(3.1, 3.0), number=0)
         for v, x in (("a", 0), ("b", 0.05))
     ]
-    assert [item.val_loss.n for item in build_table("demo", tuned).rows] == [1, 1]
+    assert [row["n"] for row in build_table("demo", tuned).rows] == [1, 1]
 
 
 def test_the_parts_of_a_labelled_table_are_one_family(study, make_run):

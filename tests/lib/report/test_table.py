@@ -15,7 +15,8 @@ from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
 from lib.report.options import BITS_PER_BYTE
 from lib.report.replay import VerdictPlan
-from lib.report.series import evaluation_curves, runs_of_rows, training_differences
+from lib.report.run_results import finished_outcome
+from lib.report.series import evaluation_curves, training_differences
 from lib.report.table import NOT_JUDGED, build_table, marginal_effects
 from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -24,7 +25,7 @@ from tests.lib.report.documents import document_of
 
 
 def _row(table, slug):
-    return next(row for row in table.rows if row.variant.slug == slug)
+    return next(row for row in table.rows if row["slug"] == slug)
 
 
 def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
@@ -35,10 +36,10 @@ def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
     ]
     table = build_table("demo", runs)
     base, gate = _row(table, "base"), _row(table, "wide-gate")
-    assert base.delta_baseline is None and base.delta_parent is None
-    assert gate.delta_baseline.mean == pytest.approx(-0.05)
-    assert gate.delta_parent.mean == pytest.approx(0.05)
-    assert gate.perplexity == pytest.approx(math.exp(2.95))
+    assert base["delta_baseline"] is None and base["delta_parent"] is None
+    assert gate["delta_baseline"] == pytest.approx(-0.05)
+    assert gate["delta_parent"] == pytest.approx(0.05)
+    assert gate["perplexity"] == pytest.approx(math.exp(2.95))
     assert table.unigram_entropy == 3.145
 
 
@@ -54,9 +55,11 @@ def test_layers_that_a_run_lacks_have_no_mean_sparsity(make_run):
     pruned["prunable_weights"] = dict.fromkeys(pruned["sparsity_by_layer"], 10)
     other = {"sparsity_by_layer": {"h.1.w": 0.5}, "prunable_weights": {"h.1.w": 10}}
     runs = [make_run("base", 3.0, **pruned), make_run("base", 3.1, seed=2, **other)]
-    assert _row(build_table("demo", runs), "base").sparsity_by_layer == {"h.1": pytest.approx(0.4)}
+    assert _row(build_table("demo", runs), "base")["sparsity_by_layer"] == {
+        "h.1": pytest.approx(0.4)
+    }
     runs = [make_run("base", 3.0, **pruned), make_run("base", 3.1, seed=2)]
-    assert _row(build_table("demo", runs), "base").sparsity_by_layer == {}
+    assert _row(build_table("demo", runs), "base")["sparsity_by_layer"] == {}
 
 
 def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_run):
@@ -65,10 +68,10 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
     runs += [make_run("wide", wide, seed=s, parent="base") for s, (_, wide) in losses.items()]
     table = build_table("demo", runs)
     wide = _row(table, "wide")
-    assert wide.val_loss.mean == pytest.approx(8.6 / 3)
+    assert wide["val_loss"] == pytest.approx(8.6 / 3)
     # Differences -0.2, -0.1, -0.4: the spread of the differences, not of the losses.
-    assert wide.delta_baseline.mean == pytest.approx(-0.7 / 3)
-    assert wide.delta_baseline.sd == pytest.approx(0.152753, abs=1e-6)
+    assert wide["delta_baseline"] == pytest.approx(-0.7 / 3)
+    assert wide["delta_baseline_sd"] == pytest.approx(0.152753, abs=1e-6)
     text = to_markdown(document_of(table))
     assert "-0.2333 ± 0.1528 n=3" in text and "n=1" not in text
     # Student's t with 2 degrees of freedom at -0.2333 / (0.1528 / √3) = -2.6458.
@@ -86,17 +89,17 @@ def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
     runs = [make_run("base", 3.0), make_run("base", seed=2)]
     runs += [make_run("wide", 2.9, parent="base"), make_run("wide", 2.0, seed=2, parent="base")]
     table = build_table("demo", runs)
-    assert _row(table, "wide").delta_baseline.n == 1
-    assert _row(table, "wide").delta_baseline.mean == pytest.approx(-0.1)
-    assert _row(table, "base").state == "1 of 2 done, new"
+    assert _row(table, "wide")["delta_baseline_n"] == 1
+    assert _row(table, "wide")["delta_baseline"] == pytest.approx(-0.1)
+    assert _row(table, "base")["state"] == "1 of 2 done, new"
 
 
 def test_holes_are_rows_with_their_reason(make_run):
     failed = make_run("wide", 2.9, parent="base")
     write_status(RunDir(failed.path), RunStatus(State.FAILED, 1, "loss is NaN at it 7\nmore"))
     table = build_table("demo", [make_run("base", 3.0), failed, make_run("late", parent="base")])
-    assert _row(table, "wide").state == "failed" and _row(table, "wide").val_loss is None
-    assert _row(table, "late").state == "new"
+    assert _row(table, "wide")["state"] == "failed" and _row(table, "wide")["val_loss"] is None
+    assert _row(table, "late")["state"] == "new"
     assert table.notes == ["demo/00-wide s1: failed: loss is NaN at it 7"]
 
 
@@ -118,7 +121,7 @@ def test_a_run_that_differs_in_more_than_its_step_is_not_compared(make_run, othe
     runs = [make_run("base", 3.0), make_run("wide", 2.0, parent="base", **other)]
     table = build_table("demo", runs)
     wide = _row(table, "wide")
-    assert wide.state == f"not comparable: {field}" and wide.val_loss is None
+    assert wide["state"] == f"not comparable: {field}" and wide["val_loss"] is None
     assert table.notes[0].startswith(f"demo/00-wide s1: not comparable: {field}: against demo/00-b")
 
 
@@ -136,7 +139,7 @@ def test_code_that_writes_text_may_differ(make_run):
         sources = {"gpt2/train.py": "a" * 64, "lib/errors.py": digit * 64}
         runs.append(make_run(name, 3.0, manifest={"origin__sources": sources}))
     table = build_table("demo", runs)
-    assert [row.state for row in table.rows] == ["done", "done"]
+    assert [row["state"] for row in table.rows] == ["done", "done"]
 
 
 def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
@@ -145,7 +148,7 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     runs += [make_run("base", 3.5, seed=2, **other)]
     runs += [make_run("wide", 3.3, seed=2, parent="base", **other)]
     table = build_table("demo", runs, label_by=["torch"])
-    found = [(r.variant.slug, r.labels["torch"], r.val_loss.mean) for r in table.rows]
+    found = [(r["slug"], r["labels"]["torch"], r["val_loss"]) for r in table.rows]
     assert found == [
         ("base", "2.13.0", 3.0),
         ("wide", "2.13.0", 2.9),
@@ -153,7 +156,7 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
         ("wide", "2.12.0", 3.3),
     ]
     # Each against the baseline of its own torch, never over both.
-    assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
+    assert [r["delta_baseline"] for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
     assert re.search(r"\| step +\| torch +\|", to_markdown(document_of(table)))
     assert [row["torch"] for row in csv.DictReader(io.StringIO(to_csv(document_of(table))))][
         ::2
@@ -170,15 +173,15 @@ def test_compiled_and_eager_runs_are_compared_only_as_declared(make_run):
     axis = compiled | {"knobs__torch_compile_enabled__requested": True}
     eager = make_run("compile-n", 3.0)
     table = build_table("demo", [eager, make_run("compile-y", 2.9, manifest=axis)])
-    assert [row.state for row in table.rows] == ["done", "done"]
-    assert table.rows[1].delta_baseline.mean == pytest.approx(-0.1)
+    assert [row["state"] for row in table.rows] == ["done", "done"]
+    assert table.rows[1]["delta_baseline"] == pytest.approx(-0.1)
     runs = [eager, make_run("other", 2.8, manifest=compiled)]
     table = build_table("demo", runs)
-    assert table.rows[1].state == "not comparable: knobs.torch_compile_enabled"
-    assert table.rows[1].val_loss is None
+    assert table.rows[1]["state"] == "not comparable: knobs.torch_compile_enabled"
+    assert table.rows[1]["val_loss"] is None
     table = build_table("demo", runs, label_by=["knobs.torch_compile_enabled"])
-    assert [[*row.labels.values()] for row in table.rows] == [["False"], ["True"]]
-    assert table.rows[1].val_loss.mean == 2.8 and table.rows[1].delta_baseline is None
+    assert [[*row["labels"].values()] for row in table.rows] == [["False"], ["True"]]
+    assert table.rows[1]["val_loss"] == 2.8 and table.rows[1]["delta_baseline"] is None
 
 
 def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
@@ -186,7 +189,7 @@ def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base", manifest=other)]
     runs += [make_run("base", 3.0, seed=2, manifest={"origin__torch": "2.12.0"})]
     table = build_table("demo", runs, label_by=["torch"])
-    assert table.rows[-1].state == "not comparable: device"
+    assert table.rows[-1]["state"] == "not comparable: device"
     with pytest.raises(ConfigError) as caught:
         build_table("demo", runs, label_by=["weather"])
     assert caught.value.codes == ["usage.unknown-field"]
@@ -195,7 +198,7 @@ def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
 
 def test_labels_without_a_result_are_refused(make_run):
     runs = [make_run("base"), make_run("wide", parent="base")]
-    assert [row.state for row in build_table("demo", runs).rows] == ["new", "new"]
+    assert [row["state"] for row in build_table("demo", runs).rows] == ["new", "new"]
     with pytest.raises(ConfigError) as caught:
         build_table("demo", runs, label_by=["torch"])
     assert caught.value.codes == ["run.not-found"]
@@ -207,9 +210,9 @@ def test_runs_of_several_codes_stand_under_the_digest_of_what_they_share(make_ru
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
     runs += [make_run("base", 3.1, seed=2, manifest={"origin__sources": old})]
     table = build_table("demo", runs, label_by=["code"])
-    codes = [row.labels["code"] for row in table.rows]
+    codes = [row["labels"]["code"] for row in table.rows]
     assert codes[0] == codes[1] != codes[2] and len(codes[0]) == 12
-    assert [row.state for row in table.rows] == ["done"] * 3
+    assert [row["state"] for row in table.rows] == ["done"] * 3
 
 
 def test_remarks_are_listed_even_if_all_runs_share_them(make_run):
@@ -219,7 +222,7 @@ def test_remarks_are_listed_even_if_all_runs_share_them(make_run):
         make_run("w", 2.9, parent="base", manifest=facts),
     ]
     table = build_table("demo", runs)
-    assert [row.state for row in table.rows] == ["done", "done"]
+    assert [row["state"] for row in table.rows] == ["done", "done"]
     notes = [note for note in table.notes if note.startswith("demo/00-w s1: ")]
     assert len(notes) == 2
     assert notes[0].endswith(": gpt2/train.py") and "[{'action': 'halve'}]" in notes[1]
@@ -230,7 +233,7 @@ def test_a_directory_of_another_configuration_is_not_compared(make_run):
     RunDir(run.path).resolved_config.write_text('{"identity": {"name": "other"}}')
     seal(RunDir(run.path), MANIFEST)
     wide = _row(build_table("demo", [make_run("base", 3.0), run]), "wide")
-    assert wide.state == "not comparable"
+    assert wide["state"] == "not comparable"
 
 
 @pytest.mark.parametrize("file", ["summary", "per_query", "metrics", "logs", "manifest"])
@@ -240,7 +243,7 @@ def test_a_run_that_breaks_its_contract_is_no_result(make_run, file):
     text = path.read_text()
     path.write_text({"logs": "", "manifest": text.replace("d1", "d2")}.get(file, text + "\n"))
     table = build_table("demo", [run])
-    assert table.rows[0].state == "damaged" and table.unigram_entropy is None
+    assert table.rows[0]["state"] == "damaged" and table.unigram_entropy is None
     assert path.name in table.notes[0]
 
 
@@ -248,13 +251,15 @@ def test_a_summary_of_other_fields_is_no_result(make_run):
     run = make_run("base", 3.0)
     RunDir(run.path).summary.write_text('{"final": {}, "timing": {}}')
     seal(RunDir(run.path), MANIFEST)
-    assert build_table("demo", [run]).rows[0].state == "damaged"
+    assert build_table("demo", [run]).rows[0]["state"] == "damaged"
 
 
 def test_runs_of_other_code_are_marked(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    table = build_table("demo", runs, is_stale=lambda result: result.run.label == "demo/00-wide s1")
-    assert _row(table, "wide").state == "stale" and _row(table, "base").state == "done"
+    table = build_table(
+        "demo", runs, is_stale=lambda record: record.planned.label == "demo/00-wide s1"
+    )
+    assert _row(table, "wide")["state"] == "stale" and _row(table, "base")["state"] == "done"
     (note,) = table.notes
     assert note.startswith("demo/00-wide s1: ")
 
@@ -267,7 +272,7 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
         for seed in (1, 2)
     ]
     table = build_table("demo", runs)
-    assert [_row(table, slug).state for slug in ("base", "wide")] == ["done", "UNSTABLE"]
+    assert [_row(table, slug)["state"] for slug in ("base", "wide")] == ["done", "UNSTABLE"]
     (note,) = table.notes
     assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
     (verdict,) = table.verdicts.verdicts
@@ -291,7 +296,7 @@ def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
     table = build_table("demo", runs)
     # (90 + 90) of 400.
     layers = pytest.approx({"h.0": 0.45, "h.10": 0.25, "wte": 0.1})
-    assert _row(table, "pruned").sparsity_by_layer == layers
+    assert _row(table, "pruned")["sparsity_by_layer"] == layers
     assert document_of(table)["rows"][1]["sparsity_by_layer"] == layers
     lines = [line.split() for line in to_markdown(document_of(table)).splitlines()]
     assert ["|", "run", "|", "all", "|", "h.0", "|", "h.10", "|", "wte", "|"] in lines
@@ -362,7 +367,7 @@ def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run):
         for judged in (True, False)
     )
     assert len(judged.verdicts.verdicts) == 1 and not speed.verdicts.verdicts
-    assert _row(speed, "wide").delta_baseline == _row(judged, "wide").delta_baseline
+    assert _row(speed, "wide")["delta_baseline"] == _row(judged, "wide")["delta_baseline"]
     assert not judged.notes and speed.notes == [NOT_JUDGED]
     assert "## Verdicts" in to_markdown(document_of(judged))
     assert "## Verdicts" not in to_markdown(document_of(speed))
@@ -386,18 +391,18 @@ def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(ma
         for seed in (1, 2, 3)
     ]
     table = build_table("demo", runs)
-    assert table.notes == [] and [row.state for row in table.rows] == ["done"] * 4
-    differences = [row.delta_baseline and row.delta_baseline.mean for row in table.rows]
+    assert table.notes == [] and [row["state"] for row in table.rows] == ["done"] * 4
+    differences = [row["delta_baseline"] for row in table.rows]
     assert differences == [None, pytest.approx(-0.098), None, pytest.approx(0.202)]
     names = [verdict.contrast.name for verdict in table.verdicts.verdicts]
     assert names == ["512-b vs 512-a", "1024-b vs 1024-a"]
     # No row is the first one of all the others.
     assert "Δ reference" in to_markdown(document_of(table))
     assert "Δ: row - reference" in to_terminal(document_of(table), 80)
-    assert [len(row.pairs) for row in runs_of_rows(table)] == [0, 3, 0, 3]
-    marginals = {(m.factor, m.level): m.difference for m in marginal_effects(table.rows)}
+    assert [len(row.pairs) for row in table.runs] == [0, 3, 0, 3]
+    marginals = {(m["factor"], m["level"]): m["difference"] for m in marginal_effects(table)}
     assert marginals["BLOCK_SIZE", "1024"] is None
-    assert marginals["FORM", "b"].mean == pytest.approx(0.052)
+    assert marginals["FORM", "b"]["mean"] == pytest.approx(0.052)
 
 
 @pytest.mark.parametrize("reference", ["base", "wide"])
@@ -430,11 +435,13 @@ def test_a_table_in_bits_per_byte(make_run):
     table = build_table("demo", runs, verdict_plan=VerdictPlan(unit=BITS_PER_BYTE))
     base, wide = table.rows
     bits = 31.4 / 40 / math.log(2)
-    assert base.val_loss.mean == wide.val_loss.mean == pytest.approx(bits, rel=1e-12)
-    assert wide.delta_baseline.mean == 0 and base.perplexity is None
+    assert base["val_loss"] == wide["val_loss"] == pytest.approx(bits, rel=1e-12)
+    assert wide["delta_baseline"] == 0 and base["perplexity"] is None
     assert table.unigram_entropy is None
-    rows = runs_of_rows(table)
+    rows = table.runs
     # The last evaluation is the loss of the run, in the same unit; training texts are not compared.
-    assert evaluation_curves(rows)[1].mean == [pytest.approx(3.14 * bits / 2.9)]
-    assert training_differences(rows)[1] is None
-    assert [row.results[0].outcome.documents for row in rows] == [(pytest.approx(bits),) * 2] * 2
+    assert evaluation_curves(rows, BITS_PER_BYTE)[1]["mean"] == [pytest.approx(3.14 * bits / 2.9)]
+    assert training_differences(rows, BITS_PER_BYTE)[1] is None
+    assert [finished_outcome(row.records[0], BITS_PER_BYTE).documents for row in rows] == [
+        (pytest.approx(bits),) * 2
+    ] * 2

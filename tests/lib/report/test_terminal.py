@@ -25,7 +25,10 @@ def table(make_run) -> ResultTable:
             )
     runs.append(make_run("later", parent="base", number=3))
     return build_table(
-        "demo", runs, lambda result: result.run in (runs[1], runs[4]), ["x" * 40 + " is impossible"]
+        "demo",
+        runs,
+        lambda record: record.planned in (runs[1], runs[4]),
+        ["x" * 40 + " is impossible"],
     )
 
 
