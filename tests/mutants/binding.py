@@ -244,7 +244,7 @@ MUTANTS = (
         replaced(
             evaluate,
             "evaluation_windows",
-            lambda right: lambda split, size, tokens: right(split, size, 2 * tokens),
+            lambda right: lambda split, size, tokens, *rest: right(split, size, 2 * tokens, *rest),
         ),
         "trained-value",
         "^EVAL_TOKENS=137 ",

@@ -73,7 +73,7 @@ def _summary(change: Callable[[dict[str, Any], Any], Any]) -> Plant:
 
 def _budget(change: Callable[[int], int]) -> Plant:
     def make(right: Any) -> Any:
-        return lambda split, size, budget: right(split, size, change(budget))
+        return lambda split, size, budget, *rest: right(split, size, change(budget), *rest)
 
     return replaced(evaluate, "evaluation_windows", make)
 
@@ -160,8 +160,8 @@ def _best(final: dict[str, Any], session: Any) -> float:
     return min(row.val_loss for row in rows if isinstance(row, EvalRow))
 
 
-def _in_order(document: Any, window: Any) -> tuple[bytes, int]:
-    return b"", window.offset
+def _in_order(document: Any, offset: int) -> tuple[bytes, int]:
+    return b"", offset
 
 
 def _as_one_text(out: Any, *given: Any) -> Any:
@@ -209,7 +209,9 @@ MUTANTS = (
         "unless it is whole",
         "dropped",
         _WINDOWS,
-        then(store, "_cut", lambda out, document, size: [w for w in out if w.length > size]),
+        then(
+            store, "_cut", lambda out, number, document, size: [w for w in out if w.length > size]
+        ),
     ),
     _evaluated(
         "a last window of one token is dropped",

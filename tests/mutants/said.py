@@ -51,7 +51,9 @@ MUTANTS = (
         "baseline",
         {"repeat": _blames_the_product("config.out-of-range", "EVAL_TOKENS: smaller than")},
         replaced(
-            evaluate, "evaluation_windows", lambda right: lambda *given: right(*given[:-1], 0)
+            evaluate,
+            "evaluation_windows",
+            lambda right: lambda split, size, tokens, documents: right(split, size, 0, documents),
         ),
         quick=True,
     ),

@@ -13,6 +13,7 @@ from gpt2.check.cases import CheckPlan, plan_cases
 from gpt2.check.report import CaseReport
 from gpt2.check.worker import run_in_process
 from gpt2.data.prepare import prepare_dataset
+from lib import console
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -55,7 +56,7 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
     shown = CheckPlan(cases.study, cases.every, [case])
     arguments = shown, checks, found, "make check", 0.0
     (step,) = report.to_json(*arguments)["steps"]
-    return step, report.to_text(*arguments)
+    return step, console.shown(report.to_text(*arguments), colour=False)
 
 
 def matches(finding: dict[str, str], expected: Expected) -> bool:
