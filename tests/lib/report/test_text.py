@@ -1,0 +1,90 @@
+"""The words of verdicts: p of the test that was made, and what the terminal must not hide."""
+
+import math
+import random
+import statistics
+from typing import Any
+
+import pytest
+
+from lib.report.columns import to_markdown
+from lib.report.contrast_tests import VerdictRule
+from lib.report.study_verdicts import VerdictPlan
+from lib.report.table import build_table
+from lib.report.terminal import to_terminal
+from lib.report.text import all_remarks, p_cell, verdict_lines, verdict_table
+from tests.lib.report.documents import document_of
+from tests.lib.report.test_columns import t_tail
+
+BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
+NOISE = {"none": (0.004, -0.003, 0.005, -0.001, 0.002), "wide": (0.003, -0.002, 0.001, 0.0, -0.001)}
+
+
+@pytest.fixture
+def document(make_run) -> dict[str, Any]:
+    """Return a study of a step that is 0.1 nats better, and one without an effect."""
+    runs = []
+    for i, base in enumerate(BASE):
+        runs.append(make_run("base", base, seed=i + 1, number=0))
+        for number, (slug, gain) in enumerate((("wide", 0.1), ("none", 0.0)), 1):
+            loss = base - gain + NOISE[slug][i]
+            runs.append(make_run(slug, loss, seed=i + 1, parent="base", number=number))
+    return document_of(build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule("shared"))))
+
+
+def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(document) -> None:
+    wide, none = document["verdicts"]
+    low, high = none["interval_95"]
+    assert low < 0 < high and none["p_adjusted"] == 1.0
+    noise = NOISE["none"]
+    t = statistics.fmean(noise) / statistics.stdev(noise) * math.sqrt(5)
+    p = 2 * t_tail(t, 4)
+    assert 0.05 < p < 0.9 and none["p_own"] == pytest.approx(p)
+    assert p_cell(none) == f"own {p:.2g}" and p_cell(wide) == f"{wide['p_adjusted']:.2g}"
+    sentence = f"own interval contains 0 (p={p:.2g} alone)"
+    lines = " ".join(verdict_lines(document).split())
+    assert sentence in lines and "p=1 " not in lines
+    assert f"p={wide['p_adjusted']:.2g} (of 2)" in lines
+    assert sentence in all_remarks(none) and sentence not in all_remarks(wide)
+    assert any(sentence in str(row) for row in verdict_table(document).rows)
+    text = to_markdown(document)
+    assert f"| own {p:.2g} |" in text and "own: the comparison's own" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("change", [{"variance": "own"}, {"p": 0.5}, {"verdict": "EQUIVALENT"}])
+def test_a_p_that_a_test_gave_is_shown_as_it_is(document, change) -> None:
+    """Also a corrected p of 1, and the p of the band."""
+    none = document["verdicts"][1] | change
+    assert p_cell(none) == "1"
+
+
+def test_the_terminal_says_what_no_word_can_be_read_without(document) -> None:
+    assert "NOISE" not in to_terminal(document, 80)
+    draw = random.Random(1)
+    alarms = {"p": 0.001, "trend": 0.02 + draw.random() / 1000, "alarms": True}
+    failed = document["verdicts"][0] | {"role": "a/a", "step": "base-aa", "name": "base-aa vs base"}
+    changed = document | {
+        "noise": [{"comparison": "wide vs base", "factor": 31.0}],
+        "drift": alarms,
+        "speed_drifts": {"a cpu": alarms},
+        "aa_steps": [failed],
+        "repeats": {"base-again": {"1": 0.004}},
+        "left_out": ["a: b"],
+        "notes": ["demo/00-base s1: stale"],
+    }
+    for verdict in changed["verdicts"]:
+        verdict["remarks"] = ["rule changed after results: alpha", *verdict["remarks"]]
+    text = " ".join(to_terminal(changed, 80).split())
+    for part in (
+        "NOISE wide vs base: 31 times",
+        "DRIFT p=0.001: +0.02",
+        "(a cpu)",
+        "A/A step failed: base-aa",
+        "REPEAT base-again differs by up to 4.0e-03",
+        "left out: a: b",
+        "s1: stale",
+        "rule changed after results: alpha (all)",
+    ):
+        assert part in text, part
+    quiet = changed | {"aa_steps": [], "aa_failed": True}
+    assert "A/A step failed at an earlier look" in to_terminal(quiet, 80)
