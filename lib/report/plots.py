@@ -287,8 +287,8 @@ def _loss_chart(
         curve, colour = row["series"]["training"], row["colour"]
         width = 1.8 if not row["parent"] and len(rows) > 1 else 1
         dash = _DASHES[i % len(_DASHES)] if named else ""
-        style = {"width": width, "dash": dash, "hint": row["label"]}
-        chart.line(curve["at"], curve["mean"], colour, **style)
+        hint = "" if named else row["label"]
+        chart.line(curve["at"], curve["mean"], colour, width=width, dash=dash, hint=hint)
         points = [("cross", point) for point in row["series"]["spikes"]]
         if len(rows) <= _MANY:
             chart.band(curve, colour, 0.15)
@@ -297,11 +297,12 @@ def _loss_chart(
         for kind, (at, loss) in points:
             if at >= start and low <= loss <= high:
                 chart.marker(at, loss, kind, colour)
-        if named:
-            right, top = chart.box[1], chart.box[2] + 12 * i + 8
-            ends = [(right - 24, top - 3), (right, top - 3)]
-            chart.path(ends, clip=False, stroke=colour, width=width, dash=dash)
-            chart.text(right - 28, top, _label(row["label"]), anchor="end")
+    for i, row in enumerate(rows if named else ()):
+        right, top = chart.box[1], chart.box[2] + 12 * i + 8
+        line = {"stroke": row["colour"], "dash": _DASHES[i % len(_DASHES)]}
+        width = 1 if row["parent"] else 1.8
+        chart.path([(right - 24, top - 3), (right, top - 3)], clip=False, width=width, **line)
+        chart.text(right - 28, top, _label(row["label"]), anchor="end")
     return chart
 
 
