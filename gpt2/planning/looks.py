@@ -110,6 +110,8 @@ def auto_seeds(
     if not any(plan.declared.values()):
         what = "nothing to compare (expected a study, a test matrix or a sweep)"
         advice = "type: make defconfig-gpt2-ratio-ablation, or make SEEDS=1,2,3"
+        if not judged:
+            what, advice = "the file of the study has judge = false", "type: make SEEDS=1,2,3"
         raise ConfigError(Problem(what, "SEEDS=auto", advice, code="config.conflict"))
     first = config.verdicts.looks[0]
     if first < plan.rule.min_seeds:

@@ -13,7 +13,8 @@ import pytest
 from lib.console import shown
 from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
-from lib.report.options import BITS_PER_BYTE
+from lib.report.declarations import DECLARATIONS_FILE
+from lib.report.options import BITS_PER_BYTE, LookPlan
 from lib.report.replay import VerdictPlan
 from lib.report.run_results import finished_outcome
 from lib.report.series import evaluation_curves, training_differences
@@ -359,16 +360,24 @@ def test_a_reused_run_with_another_name_in_its_study_is_noted(make_run):
     assert note.startswith("demo/00-base-n s1: ") and note.endswith(" demo/base-s1-base1")
 
 
-def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run):
+def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run, tmp_path):
     runs = [make_run("base", 3.0 + seed / 100, seed=seed) for seed in (1, 2, 3)]
     runs += [make_run("wide", 2.9 + seed / 90, seed=seed, parent="base") for seed in (1, 2, 3)]
     judged, speed = (
-        build_table("demo", runs, verdict_plan=VerdictPlan(judged=judged))
+        build_table(
+            "demo",
+            runs,
+            verdict_plan=VerdictPlan(
+                judged=judged, looks=LookPlan.fixed(3), folder=tmp_path / str(judged)
+            ),
+        )
         for judged in (True, False)
     )
+    assert (tmp_path / "True" / DECLARATIONS_FILE).exists()
+    assert not (tmp_path / "False").exists()
     assert len(judged.verdicts.verdicts) == 1 and not speed.verdicts.verdicts
     assert _row(speed, "wide")["delta_baseline"] == _row(judged, "wide")["delta_baseline"]
-    assert not judged.notes and speed.notes == [NOT_JUDGED]
+    assert NOT_JUDGED not in judged.notes and speed.notes == [NOT_JUDGED]
     assert "## Verdicts" in to_markdown(document_of(judged))
     assert "## Verdicts" not in to_markdown(document_of(speed))
     assert NOT_JUDGED in to_markdown(document_of(speed))
