@@ -128,3 +128,26 @@ def test_every_line_is_one_object(tmp_path: Path, content: str, line: int) -> No
         assert raised.value.line == line
     else:
         assert read_json_lines(path) == [json.loads(text) for text in content.strip().split("\n")]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row with a default."""
+
+    count: int
+    share: float = 0.5
+
+
+def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one() -> None:
+    file, row = Path("rows.jsonl"), {"count": 1, "share": 0.25, "more": None}
+    for _ in range(2):
+        assert typed(Pair, row, file, ()) == Pair(1, 0.25)
+        assert typed(Pair, {"count": 2}, file, ()) == Pair(2)
+        for changed in ({"count": True}, {"share": "0.25"}, {"count": None}):
+            with pytest.raises(DamagedRecord):
+                typed(Pair, row | changed, file, ())
+        for damaged in ({"share": 0.25}, ["count", "share"], "count"):
+            with pytest.raises(DamagedRecord):
+                typed(Pair, damaged, file, ())
+        with pytest.raises(DamagedRecord, match="no field more"):
+            typed(Pair, row, file, (), exact=True)

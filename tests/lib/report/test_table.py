@@ -454,3 +454,10 @@ def test_a_table_in_bits_per_byte(make_run):
     assert [finished_outcome(row.records[0], BITS_PER_BYTE).documents for row in rows] == [
         (pytest.approx(bits),) * 2
     ] * 2
+
+
+def test_a_run_that_no_process_trains_is_interrupted(make_run):
+    runs = [make_run("base", 3.0), make_run("wide", parent="base")]
+    runs[1].path.mkdir()
+    write_status(RunDir(runs[1].path), RunStatus(State.RUNNING))
+    assert _row(build_table("demo", runs), "wide")["state"] == "interrupted"

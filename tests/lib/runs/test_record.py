@@ -7,6 +7,7 @@ import pytest
 
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord, MissingRecord
+from lib.runs.lease import take_lease
 from lib.runs.record import (
     UNKNOWN,
     EvalRow,
@@ -17,7 +18,7 @@ from lib.runs.record import (
     derived,
     read_manifest,
 )
-from lib.runs.run_dir import RunDir, State
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
 TRAIN = {"kind": "train", "iteration": 1, "tokens": 8, "loss": 2, "lr": 0.1, "grad_norm": None}
@@ -197,3 +198,41 @@ def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> N
     assert "metrics_fields" not in vars(record) and "train_rows" not in vars(record)
     run.metrics.write_text("")
     assert count(record) == before > 0
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (State.SUCCESS, "done"),
+        (State.FAILED, "failed"),
+        (State.INTERRUPTED, "interrupted"),
+        # No process trains it.
+        (State.RUNNING, "interrupted"),
+        (State.INVALID, "failed"),
+    ],
+)
+def test_the_state_of_a_run_is_one_word(tmp_path: Path, state: State, word: str) -> None:
+    run = RunDir(tmp_path)
+    write_status(run, RunStatus(state, 1, "loss is nan\nat step 3"))
+    assert RunRecord(run).state == word
+    assert RunRecord(run).problem == ("loss is nan" if word == "failed" else "")
+
+
+def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a-s1-00000000")
+    assert (RunRecord(run).state, RunRecord(run).problem) == ("new", "")
+    run.path.mkdir()
+    with take_lease(run, 60):
+        write_status(run, RunStatus(State.RUNNING))
+        assert RunRecord(run).state == "running"
+    aside = RunDir(run.replaced("20260101-000000"))
+    run.path.rename(aside.path)
+    assert RunRecord(aside).state == "replaced"
+
+
+def test_a_missing_or_unreadable_status_beside_results_is_damage(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for damage in ("{", None):
+        run.status.unlink() if damage is None else run.status.write_text(damage)
+        record = RunRecord(run)
+        assert record.state == "damaged" and record.problem.startswith("status.json: ")
