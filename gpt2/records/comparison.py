@@ -91,13 +91,13 @@ def words(text: str) -> list[str]:
 
 
 def names_of(runs: Sequence[RunDir]) -> dict[str, str]:
-    """Return {setting path: symbol}; empty if this code cannot read one of the runs."""
+    """Return {setting path: symbol}; settings of runs made by other code keep their paths."""
     names: dict[str, str] = {}
-    try:
-        for run in runs:
+    for run in runs:
+        try:
             names |= symbol_names(read_resolved_config(run))
-    except ConfigError:
-        return {}
+        except ConfigError as error:
+            log("WARN", f"{run.path.name}: {error.problems[0].what}")
     return names
 
 

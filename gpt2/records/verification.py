@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.planning.plan import Plan
-from gpt2.records.comparison import symbol_names
-from gpt2.records.run_files import read_resolved_config
-from lib.console import log
+from gpt2.records.comparison import names_of
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.report.checklist import (
@@ -361,24 +359,13 @@ def verify(
         manifest_row(evidence),
         *(setting_row(key, evidence) for key in KEYS),
         symbols_row(evidence),
-        *group_rows(evidence, _names(evidence), said(evidence), remarks),
+        *group_rows(evidence, names_of(runs), said(evidence), remarks),
         seeds_row(evidence, min_seeds),
         *words,
         *commit_rows(evidence),
     ]
     names = [str(run.path) for run in runs]
     return PublicationChecklist(source, names, rows, to_publish(evidence, rows))
-
-
-def _names(runs: Sequence[RunEvidence]) -> dict[str, str]:
-    """Return {setting path: symbol}; settings of runs made by other code keep their paths."""
-    names: dict[str, str] = {}
-    for each in runs:
-        try:
-            names |= symbol_names(read_resolved_config(each.run))
-        except ConfigError as error:
-            log("WARN", f"{each.name}: {error.problems[0].what}")
-    return names
 
 
 def _records_row(runs: Sequence[RunEvidence]) -> CheckRow:
