@@ -44,6 +44,7 @@ from lib.report.render import (
     text_lines,
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
+from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import current_holder
 from lib.runs.record import UNKNOWN, RunRecord, RunTiming, TimingRow
@@ -433,6 +434,8 @@ def _state(
     if record.state != State.SUCCESS.word:
         damaged = record.state == State.DAMAGED.word
         return record.state, record.problem if damaged else "", ()
+    if damage := damage_of(record):
+        return State.DAMAGED.word, damage, ()
     configuration = UNKNOWN
     with contextlib.suppress(RecordError):
         configuration = str(record.manifest.find("run", "hash8"))

@@ -25,6 +25,7 @@ from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
+from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State
@@ -167,6 +168,8 @@ def _row(record: RunRecord, comparison: SourceComparison) -> Row:
     }
     if status is None or record.state in ("damaged", "replaced"):
         return row
+    if record.state == State.SUCCESS.word and (damage := damage_of(record)):
+        row |= {"state": State.DAMAGED.word, "problem": damage}
     try:
         return row | _recorded(record, status, comparison)
     except RecordError as error:

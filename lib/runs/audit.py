@@ -81,6 +81,33 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
     return findings
 
 
+def damage_of(record: RunRecord) -> str:
+    """Return which file of a finished run is missing, or has not the recorded length; else "".
+
+    Only the manifest is read: a change of the same length is found by ``artifact_findings``.
+    """
+    findings = [*_missing_files(record, required_files(record.run))]
+    if not findings:
+        findings = [*_other_lengths(record)]
+    return str(findings[0]) if findings else ""
+
+
+def _other_lengths(record: RunRecord) -> Iterator[AuditFinding]:
+    try:
+        manifest = record.manifest.fields
+        for name, artifact in (manifest["artifacts"] | manifest["volatile"]["artifacts"]).items():
+            size, recorded = record.sizes.get(name), artifact["bytes"]
+            # Trackers may append to the log after the end of the run.
+            whole = name == record.run.logs.name and size is not None and size >= recorded
+            if size is not None and not whole:
+                yield from mismatch(name, "bytes", recorded, size)
+    except RecordError as error:
+        yield _finding(error)
+    except (KeyError, TypeError, AttributeError) as error:
+        error_text = f"{type(error).__name__}: {error}"
+        yield AuditFinding(record.run.manifest.name, "the fields of a finished run", error_text)
+
+
 def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[AuditFinding]:
     run, status = record.run, record.status
     if status is None or status.state is not State.SUCCESS:

@@ -30,17 +30,19 @@ from lib.report.options import LookPlan
 from lib.report.table import build_table
 from lib.runs.lease import take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.lib.fabricated import MANIFEST
+from tests.gpt2.planning.large_study import this_origin
+from tests.lib.fabricated import MANIFEST, changed, seal, write_run
 from tests.lib.report.fabricated_study import write_planned
 
 
 def finish(run, tokens_per_second: float, train_seconds: float) -> None:
     """Write the files of a finished run."""
-    run.path.mkdir(parents=True)
+    directory = write_run(run.path)
     timing = {"tokens_per_second": tokens_per_second, "train_seconds": train_seconds}
     timing["mean_step_seconds"] = 1.0
-    write_json(RunDir(run.path).summary, {"timing": timing})
-    write_status(RunDir(run.path), RunStatus(State.SUCCESS, iteration=100, iterations=100))
+    write_json(directory.summary, {"timing": timing})
+    seal(directory, changed(MANIFEST, origin=this_origin()))
+    write_status(directory, RunStatus(State.SUCCESS, iteration=100, iterations=100))
 
 
 def test_a_study_is_its_steps_and_seeds(planned):

@@ -11,7 +11,7 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.runs.code import installed_torch
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
+from tests.lib.fabricated import IDENTITY, MANIFEST, changed, seal, write_run
 
 CURRENT = changed(
     MANIFEST,
@@ -29,6 +29,7 @@ def add(folder, name, manifest=CURRENT, loss=2.0, **symbols):
         "symbols": {"SEED": int(name.split("-s")[1][0]), "DEVICE": "cpu", **symbols},
     }
     write_json(run.resolved_config, record)
+    seal(run, manifest)
     return run
 
 

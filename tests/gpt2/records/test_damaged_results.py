@@ -1,0 +1,50 @@
+"""A finished run without one of its files is damaged in every command, not done."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lib.project import ROOT
+from lib.runs.audit import required_files
+from lib.runs.run_dir import RunDir
+from tests.command_server import CommandServer
+from tests.gpt2.records.test_hostile_strings import written_study
+
+DAMAGES = {
+    "absent": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "shorter": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_finished_run_without_a_file_is_not_done(
+    damage: str, server: CommandServer, tmp_path: Path
+) -> None:
+    """Each run of the study lacks another file."""
+    build = tmp_path / "build"
+    runs = written_study(build, "0", "1-9")
+    intact, *damaged = runs
+    files = [RunDir(intact.path).status, *required_files(RunDir(intact.path))][1:]
+    for run, file in zip(damaged, files, strict=True):
+        DAMAGES[damage](run.path / file.name)
+    selected = ("--steps", "0", "--seeds", "1-9", "--json")
+    for script, words in (
+        ("status", selected),
+        ("plan", selected),
+        ("list_runs", ("--json",)),
+        ("report", selected),
+    ):
+        command = [str(ROOT / f"scripts/{script}.py"), *words, "-O", str(build)]
+        code, out, err = server.run(command, os.environ, tmp_path, build)
+        assert code == 0 and "Traceback" not in err, err
+        shown = {
+            Path(r["run"]).name if "seed" not in r else r["seed"]: r
+            for r in json.loads(out)["runs"]
+        }
+        states = [run["state"] for run in sorted(shown.values(), key=lambda run: run["seed"])]
+        assert states == ["done", *["damaged"] * len(damaged)], (script, states)
