@@ -9,6 +9,7 @@ from lib.console import log
 from lib.errors import KablateError
 from lib.report.render import json_document
 from lib.report.study import SCHEMA_VERSION
+from lib.report.study_verdicts import VERDICTS_FILE
 from lib.runner.hooks import feed_command
 from lib.runner.queue import file_version
 from lib.runs.run_dir import RunDir
@@ -20,19 +21,23 @@ def command_at_end(
 ) -> Iterator[None]:
     """Start a command with the study's document after the body, also if the body raises an error.
 
-    Nothing is started without ``words``, or if the state of no run in ``folder`` has changed. A failure
-    is logged, and nothing else.
+    The document is the one that the body has written, or else ``document``. Nothing is started without
+    ``words``, or if the state of no run in ``folder`` has changed. A failure is logged, and nothing else.
     """
     if not words:
         yield
         return
-    states = _states(folder)
+    file = folder / VERDICTS_FILE
+    states, written = _states(folder), file_version(file)
     try:
         yield
     finally:
         if _states(folder) != states:
             try:
-                text = json_document(SCHEMA_VERSION, document())
+                if file_version(file) != written:
+                    text = file.read_text(encoding="utf-8")
+                else:
+                    text = json_document(SCHEMA_VERSION, document())
             # Such as a damaged record, which the study's own report names too.
             except (KablateError, OSError) as error:
                 log("WARN", f"{folder.name}   {words[0]} not started: {error}")

@@ -65,3 +65,17 @@ def test_a_failed_study_starts_it(build, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 1 and states(file) == [["failed"]], said
+
+
+def test_looks_start_it_once_with_their_words(build, tmp_path):
+    file = tmp_path / "read"
+    looks = {"VERDICT_LOOKS": "3,4", "VERDICT_SPEND": ".4,.5", "VERDICT_AA": False}
+    folder = build(ON_STUDY_DONE_CMD=hook(file), RA_MLA_ABLATION_STEPS="0-1", **looks)
+    code, _, said = folder.command(TRAIN, "--strict", SEEDS="auto")
+    assert code in (0, 5), said
+    (document,) = map(json.loads, file.read_text().splitlines())
+    (verdict,) = document["verdicts"]
+    assert verdict["verdict"] is not None and verdict["n"] >= 3
+    assert {run["state"] for run in document["runs"]} == {"done"}
+    written = json.loads((folder.path / "results/ratio/verdicts.json").read_text())
+    assert written == document

@@ -9,6 +9,7 @@ import pytest
 
 from gpt2.running.study_end import command_at_end
 from lib.errors import PreflightError, Problem, RunError
+from lib.report.study_verdicts import VERDICTS_FILE
 from lib.runner.hooks import command_words
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -43,6 +44,24 @@ def test_it_is_started_once_whatever_the_runs_became(tmp_path, words, state):
         end(folder, state)
     (document,) = read(tmp_path)
     assert document.items() >= DOCUMENT.items() and not list(tmp_path.rglob("pwned"))
+
+
+def test_it_reads_the_document_that_was_written(tmp_path, words):
+    folder = tmp_path / "demo"
+    with command_at_end(words, folder, lambda: pytest.fail("computed again")):
+        end(folder, State.SUCCESS)
+        (folder / VERDICTS_FILE).write_text('{"study": "written"}\n')
+    assert read(tmp_path) == [{"study": "written"}]
+
+
+def test_a_document_of_an_earlier_make_is_not_read(tmp_path, words):
+    """As after Ctrl-C, with which nothing is written."""
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / VERDICTS_FILE).write_text('{"study": "earlier"}\n')
+    with command_at_end(words, folder, lambda: DOCUMENT):
+        end(folder, State.INTERRUPTED)
+    assert [document["study"] for document in read(tmp_path)] == ["demo"]
 
 
 @pytest.mark.parametrize(("error", "times"), [(PreflightError, 0), (RunError, 1)])
