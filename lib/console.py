@@ -188,7 +188,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
 def _report(error: KablateError) -> int:
     """Write the problems of an error; return its exit code."""
     if is_verbose():
-        traceback.print_exc()
+        sys.stderr.write(escaped(traceback.format_exc()))
     for problem in error.problems:
         log("ERROR", str(problem))
     if _wants_json():
@@ -208,7 +208,7 @@ def confirm(question: str, yes: bool | None) -> None:
     if yes is None or not sys.stdin.isatty():
         advice = "no terminal to confirm on: add YES=1"
         raise ConfigError(Problem(question, next=advice, code="usage.no-terminal"))
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(f"{escaped(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise ConfigError(Problem("cancelled, nothing was changed", code="usage.cancelled"))

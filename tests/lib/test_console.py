@@ -1,5 +1,6 @@
 """Lines on a terminal, and the exit of a command."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lib import console
-from lib.errors import EXIT_PREFLIGHT, ConfigError
+from lib.errors import EXIT_PREFLIGHT, ConfigError, Problem
 
 LONG = f"ratio/00-baseline s1   {'word ' * 20}/a/path/{'x' * 80}"
 
@@ -66,3 +67,21 @@ def test_only_colours_of_this_process_reach_the_terminal() -> None:
     assert console.shown(text, colour=True) == f"a\tb\n\x1b[1;32mBETTER\x1b[0m {escaped}"
     assert console.shown(text, colour=False) == f"a\tb\nBETTER {escaped}"
     assert console.painted("", "1") == "" and console.painted("plain") == "plain"
+
+
+def test_questions_and_tracebacks_are_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    console.confirm("apply \x1b[2J\u202e?", yes=False)
+    monkeypatch.setenv("V", "1")
+    with pytest.raises(SystemExit):
+        console.run_main(fail)
+    shown = capsys.readouterr().err
+    assert "apply \\x1b[2J\\u202e?" in shown and "\x1b" not in shown and "Traceback" in shown
+
+
+def fail() -> int:
+    """Raise the error of a file whose name moves the cursor."""
+    raise ConfigError(Problem("damaged", "a", "type: \x1b[2J", code="run.damaged"))
