@@ -147,6 +147,14 @@ class Replay:
         families = [*(line.family for line in known.lines), self._declared(configured)]
         self.planned = max(len(shown), family_size(families))
 
+    @property
+    def baseline_diverged(self) -> bool:
+        """Return whether a seed of a baseline diverged, which ends the study."""
+        baselines = {
+            c.reference for part in self.parts for c in part.values() if c.role == "baseline"
+        }
+        return any(run.diverged for arm in baselines for run in self.outcomes.get(arm, ()))
+
     def _declared(self, contrasts: Mapping[str, Contrast]) -> Family:
         return {name: self._arms_of(contrast) for name, contrast in contrasts.items()}
 
@@ -207,8 +215,7 @@ class Replay:
         if any(not set(look.seeds) <= set(seeds) for look in self.looks):
             return None
         if schedule.last is None or schedule.last.n < len(seeds):
-            decided = self._replayed[1]
-            waiting = [c for name, c in self.family.items() if name not in decided]
+            waiting = [c for name, c in self.family.items() if name not in self._closed()]
             look = schedule.due(len(seeds))
         else:
             waiting = [
@@ -282,15 +289,16 @@ class Replay:
         """
         given: dict[str, ContrastVerdict] = {}
         decided: dict[str, ContrastVerdict] = {}
-        closed = []
+        closed: list[frozenset[str]] = []
         for look in self.looks:
-            concerned = [name for name in self._concerned(look) if name not in decided]
             tested = [name for name in self._judged_at(look) if name not in decided]
+            # A comparison that is closed without a decision, such as DIVERGED, needs no further runs.
+            done = {*tested, *(closed[-1] if closed else ())}
+            open_count = sum(name not in done for name in self._concerned(look))
             outcomes = {
                 arm: [run for run in runs if run.seed in look.seeds]
                 for arm, runs in self.outcomes.items()
             }
-            open_count = len(concerned) - len(tested)
             level = self._level(look, decided, not open_count)
             planned = self._planned_at(look)
             new: dict[str, ContrastVerdict] = {}
@@ -310,7 +318,14 @@ class Replay:
             given |= new
             decided |= {name: v for name, v in new.items() if v.word in LASTING_WORDS}
             closed.append(frozenset(name for name, v in given.items() if _is_closed(v)))
+        if closed and self.baseline_diverged:
+            closed[-1] = frozenset(self.family)
         return given, decided, closed
+
+    def _closed(self, looks: int | None = None) -> frozenset[str]:
+        """Return the comparisons that need no further seeds after that many looks, by default all."""
+        closed = self._replayed[2][:looks]
+        return closed[-1] if closed else frozenset()
 
     def _n(self, verdict: ContrastVerdict) -> int:
         """Return the number of seeds of the look that gave a verdict."""
@@ -355,13 +370,10 @@ class Replay:
         remarks = list(verdict.remarks)
         has_word = verdict.word in LASTING_WORDS
         if open_count and verdict.test is not None:
-            gain = (
-                "then it steps down"
-                if verdict.rule.variance == "own"
-                else f"then p is divided by {PART_FACTOR}"
-            )
-            waits = f"{open_count} comparisons wait" if open_count > 1 else "1 comparison waits"
-            remarks.append(f"{waits} for runs: {gain}")
+            own = verdict.rule.variance == "own"
+            cost = "nothing steps down" if own else f"p is {PART_FACTOR} times larger"
+            count = f"{open_count} comparison{'s have' if open_count > 1 else ' has'}"
+            remarks.append(f"until {count} all runs, {cost}")
         if has_word and any(not self._has_ended(c, look.seeds) for c in self._aa_contrasts()):
             remarks.append("its A/A step has not ended")
         if not look.planned:
@@ -433,8 +445,8 @@ class Replay:
         """Return the comparisons of the last look whose runs have not ended."""
         if not self.looks:
             return frozenset()
-        look, decided = self.looks[-1], self._replayed[1]
-        return frozenset(self._concerned(look)) - {*self._judged_at(look), *decided}
+        look, earlier = self.looks[-1], self._closed(len(self.looks) - 1)
+        return frozenset(self._concerned(look)) - {*self._judged_at(look), *earlier}
 
     # A/A steps.
     #

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lib.report.contrasts import REPEAT_ROLE, Contrast, DesignEffects
+from lib.report.contrasts import REPEAT_ROLE, DesignEffects
 from lib.report.declarations import Look, LookSchedule
 from lib.report.replay import LASTING_WORDS, Replay, StudyPart, VerdictPlan
 from lib.report.significance import DriftTest, TimedValue, drift_test
@@ -91,9 +91,6 @@ def judge_study(
     aa_steps, aa_failed = replay.aa_steps()
     marks = (*replay.rule_changes(), *([AA_FAILED] if aa_failed else []))
     verdicts = [replace(v, remarks=(*v.remarks, *marks)) for v in verdicts]
-    diverged = any(_baseline_diverged(contrasts, outcomes) for _, contrasts, outcomes in parts)
-    if diverged and closed:
-        closed[-1] = frozenset(replay.family)
     return StudyVerdicts(
         plan=plan,
         verdicts=verdicts,
@@ -106,7 +103,7 @@ def judge_study(
         schedule=replay.schedule,
         closed=closed,
         waiting=replay.waiting(),
-        baseline_diverged=diverged,
+        baseline_diverged=replay.baseline_diverged,
         repeats=_repeats(control_parts),
         aa_steps=aa_steps,
         aa_failed=aa_failed,
@@ -173,13 +170,6 @@ def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
             paired += verdict.sd**2
             separate += sum(statistics.stdev(losses) ** 2 for losses in verdict.values.values())
     return 1 - paired / separate if separate else None
-
-
-def _baseline_diverged(
-    contrasts: Sequence[Contrast], outcomes: Mapping[str, Sequence[SeedOutcome]]
-) -> bool:
-    baselines = {contrast.reference for contrast in contrasts if contrast.role == "baseline"}
-    return any(run.diverged for arm in baselines for run in outcomes.get(arm, ()))
 
 
 # The document.

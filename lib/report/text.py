@@ -77,14 +77,7 @@ def is_own_test(verdict: Verdict) -> bool:
 
     The rule shared then records p = 1, which no test gave.
     """
-    interval = verdict["interval_95"]
-    return (
-        interval is not None
-        and verdict["variance"] == "shared"
-        and verdict["p"] == 1.0
-        and interval[0] <= 0.0 <= interval[1]
-        and verdict["verdict"] != "EQUIVALENT"
-    )
+    return bool(verdict["gated"]) and verdict["verdict"] != "EQUIVALENT"
 
 
 def p_cell(verdict: Verdict) -> str:

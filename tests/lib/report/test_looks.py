@@ -237,12 +237,12 @@ def test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(tm
         factor = 3 * (PART_FACTOR if variance == "shared" else 1)
         assert verdict.planned == 3
         assert verdict.test.p_adjusted == pytest.approx(min(1, factor * verdict.test.p / 0.2))
-        assert any("wait" in remark for remark in verdict.remarks)
+        assert any("until 1 comparison has" in remark for remark in verdict.remarks)
     assert part["none"].reason == "waits for 1 of its 6 runs" or part["none"].n == 2
     whole = report(tmp_path / "whole", 3, better, rule=rule)
     later = report(tmp_path / "parts", 3, better, rule=rule)
     assert verdicts_record(later)["verdicts"] == verdicts_record(whole)["verdicts"]
-    assert not any("wait" in remark for v in later.verdicts for remark in v.remarks)
+    assert not any("until" in remark for v in later.verdicts for remark in v.remarks)
     step = "large" if variance == "shared" else "small"
     assert by_step(later)[step].test.p_adjusted < part[step].test.p_adjusted
 
@@ -256,6 +256,23 @@ def test_a_decided_step_needs_no_runs(tmp_path):
     # The large step is the only one of this study that is decided.
     waits = {(arm, 8): SeedOutcome(8, None, reason="new", ended=False) for arm in ("small", "none")}
     assert report(tmp_path, 8, absent | waits).plan.taken is None
+
+
+@pytest.mark.parametrize("arm", ["small", "base"])
+def test_a_diverged_step_needs_no_further_runs_and_no_look(tmp_path, arm):
+    bad = {(arm, 2): SeedOutcome(2, None, diverged=True, reason="failed")}
+    report(tmp_path, 3, bad)
+    steps = ("small",) if arm == "small" else ("large", "small", "none")
+    absent = {
+        (step, s): SeedOutcome(s, None, reason="new", ended=False) for step in steps for s in (4, 5)
+    }
+    study = report(tmp_path, 5, bad | absent)
+    assert not study.waiting and shares(study) == ([0.2, 0.3] if arm == "small" else [0.2])
+    assert words(study)["small"] is DIVERGED
+    # The others are judged as a whole.
+    assert not any("until" in remark for v in study.verdicts for remark in v.remarks)
+    # More seeds of nothing but diverged steps need no look.
+    assert shares(report(tmp_path, 8, bad)) == ([0.2, 0.3, 0.4] if arm == "small" else [0.2])
 
 
 def test_a_decided_step_keeps_its_variance_in_the_mean(tmp_path):

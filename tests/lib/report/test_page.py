@@ -228,7 +228,7 @@ def test_the_answer_is_one_sentence(study, words, expected):
 def test_one_step_is_answered_by_its_difference(study):
     document = judged(study, "BETTER", None)
     del document["verdicts"][1]
-    document["verdicts"][0]["p_of_word"] = 0.004
+    document["verdicts"][0] |= {"p_of_word": 0.004, "gated": False}
     assert answer(document) == (
         "step-1 is better than baseline: −0.5000 nats per token (95 % interval −0.6000 to −0.4000), "
         "n=3, p=0.004."
