@@ -6,7 +6,7 @@ import torch
 from gpt2.running.prolong import plan_prolonged
 from lib.errors import ConfigError, RunError
 from lib.runs.checkpoint import read_checkpoint
-from lib.runs.run_dir import RunDir
+from lib.runs.run_dir import RunDir, State
 from tests.gpt2.training.conftest import ITERATIONS
 
 KEPT = {"CHECKPOINT_KEEP_FINISHED": True, "CHECKPOINT_KEEP": 5, "SAMPLE_TOKENS": 0}
@@ -94,3 +94,13 @@ def test_an_iteration_is_a_whole_number_of_a_run(configure, value):
     with pytest.raises(ConfigError) as caught:
         configure(INIT_FROM=value)
     assert caught.value.codes == ["config.invalid-value"]
+
+
+def test_an_interrupted_fork_ends_with_the_bytes_of_an_uninterrupted_one(parent, train, configure):
+    config = configure(INIT_FROM=f"run:{parent.path.absolute()}@4", MAX_ITERS=6)
+    whole = train(config, "whole").core()
+    assert train(config, "stopped", stop_at=3).status.state is State.INTERRUPTED
+    assert train(config, "stopped").core() == whole
+    # The moments count: without them, the losses are others.
+    anew = configure(INIT_FROM=f"run:{parent.path.absolute()}", MAX_ITERS=6)
+    assert train(anew, "anew").core()["metrics.jsonl"] != whole["metrics.jsonl"]
