@@ -13,6 +13,7 @@ from lib.report.answer import answer, notices
 from lib.report.contrast_tests import VerdictRule
 from lib.report.options import LookPlan
 from lib.report.page import REPORT_FILE, report_page, write_report
+from lib.report.plots import study_figures
 from lib.report.render import TableSection
 from lib.report.replay import VerdictPlan
 from lib.report.study import study_document, study_series
@@ -252,6 +253,10 @@ def test_losses_are_in_the_unit_of_the_document(study):
     assert "−0.5000 bits per byte" in parsed.answer
     assert any("lower loss · bits per byte" in text for text in parsed.texts)
     # Training losses remain in nats per token, and no other loss is drawn beside them.
+    for unit, dots in (("bits per byte", False), ("nats per token", True)):
+        charts = study_figures({**document, "unit": unit}, study_series(study[1]))
+        (losses,) = [chart for chart in charts if chart.name == "losses"]
+        assert any("closed" in shape for shape in losses.shapes) == dots
     (caption,) = [text for text in parsed.texts if text.startswith("Training loss, mean")]
     assert "nats per token" in caption and "validation" not in caption
 
