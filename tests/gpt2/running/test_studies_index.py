@@ -184,6 +184,9 @@ def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(
         (run / "resolved_config.yaml").write_text("{")
         status = json.loads((run / "status.json").read_text())
         (run / "status.json").write_text(json.dumps({**status, "written_at": 1e300}))
+    # Without a report, the name is no link.
+    shutil.copytree(hostile, results / "<i>c")
+    (results / "<i>c/report.html").unlink()
     (results / "link").symlink_to(results / "mechanisms")
     (results / "empty").mkdir()
     (results / "file").write_text("")
@@ -193,6 +196,6 @@ def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(
     (results / "index.html").symlink_to(outside)
     rows = index(build)
     page = (results / "index.html").read_text()
-    assert rows.keys() == {"ratio", "mechanisms", "<i>a&b"}
+    assert rows.keys() == {"ratio", "mechanisms", "<i>a&b", "<i>c"}
     assert "<i>" not in page and rows["<i>a&b"]["date"] == ""
     assert outside.read_text() == "kept" and not (results / "index.html").is_symlink()
