@@ -357,13 +357,12 @@ def report(
     json: bool = False,
     label_by: Sequence[str] = (),
 ) -> str:
-    """Write table, report and index of the runs of ``whole``. Return the table as text.
+    """Write table and report of the runs of ``whole``. Return the table as text.
 
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
     field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
     table, document, path = _written(plan, whole, label_by)
-    log("INDEX", str(write_index(whole, document, result_table)))
     if selected:
         table = result_table(whole, label_by, shown={run.path for run in plan.runs})
         document = study_document_of(plan, table)
@@ -388,8 +387,9 @@ def _reported(plan: Plan, table: ResultTable, document: Document, json: bool) ->
 
 
 def _published(plan: Plan, table: ResultTable, document: Document) -> Path:
-    """Write the report and return its path; send the verdicts of the document to the trackers."""
+    """Write report and index and return the path of the report; send the verdicts to the trackers."""
     path = write_study_report(plan, table, document)
+    log("INDEX", str(write_index(plan, document, result_table)))
     if not document["exploratory"]:
         shown, base = verdict_table(document), plan.base
         send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))

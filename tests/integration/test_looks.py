@@ -50,6 +50,7 @@ def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(bu
     assert code == 0, said
     # The pruned step has a word after three seeds, the other comparison after four.
     whole = record(folder.path)
+    assert (folder.path / "results/index.html").exists()
     assert [(look["n"], look["share"]) for look in whole["looks"]] == [(3, 0.2), (4, 0.7)]
     assert {v["step"]: (v["verdict"], v["look"], v["n"]) for v in whole["verdicts"]} == {
         "pruned-50": ("WORSE", 1, 3),
