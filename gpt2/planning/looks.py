@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt2.config import Config
 from lib.errors import ConfigError, Problem
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import contrasts_of, control_contrasts
 from lib.report.declarations import LookSchedule, configuration_digest, read_declarations
@@ -96,7 +96,7 @@ def auto_seeds(
     config: Config,
     folder: Path,
     block: Sequence[tuple[RunVariant, Config]],
-    runs_of: Callable[[Sequence[int]], Sequence[PlannedRun[Config]]],
+    runs_of: Callable[[Sequence[int]], Sequence[Run[Config]]],
     judged: bool,
     unit: str,
 ) -> AutoSeeds:

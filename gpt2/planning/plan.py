@@ -40,7 +40,7 @@ from lib.plan.designs import (
     resolve_grid,
     sample_cells,
 )
-from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds, run_path
+from lib.plan.run import Run, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
 from lib.report.options import NATS, LookPlan
 from lib.report.replay import VerdictPlan
@@ -170,7 +170,7 @@ class Plan:
     build_dir: Path
     # The configuration without the changes of any step.
     base: Config
-    runs: Sequence[PlannedRun[Config]]
+    runs: Sequence[Run[Config]]
     # Combinations of a matrix or sweep that break a rule of the configuration.
     left_out: Sequence[Problem] = ()
     # The sweep that replaces the configured runs.
@@ -196,7 +196,7 @@ class Plan:
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
         return replace(self, runs=self.matching(patterns)) if patterns else self
 
-    def matching(self, patterns: str) -> list[PlannedRun[Config]]:
+    def matching(self, patterns: str) -> list[Run[Config]]:
         """Return the runs that match comma-separated shell patterns.
 
         Raises ConfigError if a pattern matches no run, or there is no pattern.
@@ -355,7 +355,7 @@ def _with_seeds(
 
 def _runs_of(
     folder: Path, block: Block, resolved_seed: int, seeds: Sequence[int]
-) -> Sequence[PlannedRun[Config]]:
+) -> Sequence[Run[Config]]:
     """Return the runs of a block with each of ``seeds``."""
     planned = _with_seeds(block, seeds, resolved_seed, None)
     return build_runs(folder.name, folder.parent, planned)
@@ -363,7 +363,7 @@ def _runs_of(
 
 def _known_runs(
     known: Plan | None, planned: Mapping[int, Sequence[tuple[RunVariant, Config]]]
-) -> Sequence[PlannedRun[Config]]:
+) -> Sequence[Run[Config]]:
     """Return the runs of ``known`` if they are those of the ``planned`` blocks, else none."""
     items = [(seed, *item) for seed, block in planned.items() for item in block]
     runs = known.runs if known else ()

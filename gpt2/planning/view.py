@@ -36,7 +36,7 @@ from lib.console import folded
 from lib.env.gpu import cpu_model, find_gpu, usable_cores
 from lib.errors import visible
 from lib.json_files import RecordError
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.report.render import (
     fitting_columns,
     json_document,
@@ -379,7 +379,7 @@ def _model_sizes(model: ModelConfig) -> ModelSizes:
 
 
 def _view(
-    run: PlannedRun[Config],
+    run: Run[Config],
     sizes: ModelSizes,
     record: RunRecord,
     state_and_reason: tuple[str, str, Sequence[str]],
@@ -428,7 +428,7 @@ def _view(
 
 
 def _state(
-    run: PlannedRun[Config], record: RunRecord, comparison: SourceComparison
+    run: Run[Config], record: RunRecord, comparison: SourceComparison
 ) -> tuple[str, str, Sequence[str]]:
     """Return the state of a run, the cause if it is damaged, and what changed if it is stale."""
     if record.state != State.SUCCESS.word:

@@ -19,7 +19,7 @@ from lib.config.layers import ConfigLayer
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
@@ -193,7 +193,7 @@ def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path,
     }
 
 
-def _axis(run: PlannedRun[Any] | None, variants: Mapping[str, RunVariant]) -> set[str]:
+def _axis(run: Run[Any] | None, variants: Mapping[str, RunVariant]) -> set[str]:
     if run is None:
         return set()
     symbols: set[str] = set()

@@ -18,7 +18,7 @@ from lib.config.private import PRIVATE_SYMBOLS
 from lib.config.tree import KconfigTree, describe_symbol
 from lib.errors import ConfigError, Problem
 from lib.json_files import RecordError
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.page import write_report
 from lib.report.plots import study_figures
@@ -108,7 +108,7 @@ def _question(plan: Plan) -> list[str]:
     return sentences
 
 
-def _model(run: PlannedRun[Config]) -> str:
+def _model(run: Run[Config]) -> str:
     config, shape, budget = run.config, run.config.model.shape, run_budget(run.config)
     length = (
         f"{budget.seconds} seconds"

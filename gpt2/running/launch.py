@@ -37,7 +37,7 @@ from lib.env.ranks import current_process
 from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import size_bytes
-from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
+from lib.plan.run import Run, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.replay import declare
@@ -96,7 +96,7 @@ class Gpt2Backend:
         self._plan = plan
         self._comparison = SourceComparison()
 
-    def preflight(self, runs: Sequence[PlannedRun[Config]], jobs: int) -> Sequence[DeviceSlot]:
+    def preflight(self, runs: Sequence[Run[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then weights and data; return the slots for runs.
 
         The machine is checked first, so that nothing is downloaded to an unsuitable machine.
@@ -129,9 +129,7 @@ class Gpt2Backend:
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
         return _positions(self._plan)
 
-    def submit(
-        self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor, token: int
-    ) -> Job:
+    def submit(self, run: Run[Config], slot: DeviceSlot, executor: Executor, token: int) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
         self._before_first()
         self.write_inputs(run)
@@ -146,7 +144,7 @@ class Gpt2Backend:
             environment={**worker_environment(run.config.machine), **slot},
         )
 
-    def write_inputs(self, run: PlannedRun[Config]) -> None:
+    def write_inputs(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, the worker's input, and the environment snapshot.
 
         The request that stopped an earlier process is deleted; a later one stops the run, also while
@@ -291,7 +289,7 @@ def _document(plan: Plan) -> dict[str, Any]:
     return study_document_of(plan, result_table(plan))
 
 
-def _train_runs(plan: Plan, runs: Sequence[PlannedRun[Config]], options: RunnerOptions) -> int:
+def _train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
     """Train unfinished ``runs`` of ``plan`` in random order and return the exit code."""
     _log_skipped(plan)
     executor = new_executor(plan)
@@ -555,7 +553,7 @@ def _log_skipped(plan: Plan) -> None:
         log("OMIT", f"{plan.study}/{problem}")
 
 
-def _log_event(run: PlannedRun[Config], event: dict[str, Any]) -> None:
+def _log_event(run: Run[Config], event: dict[str, Any]) -> None:
     """Log one line per event, without a label: only one run is trained."""
     if event["kind"] == "line":
         log(event["tag"], event["text"])
@@ -571,8 +569,7 @@ def _log_event(run: PlannedRun[Config], event: dict[str, Any]) -> None:
 def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: Path) -> Plan:
     """Return a plan that trains ``config`` once for each of ``names``, below ``folder``."""
     runs = [
-        PlannedRun(folder.name, RunVariant(name), config.seed, config, folder / name)
-        for name in names
+        Run(folder.name, RunVariant(name), config.seed, config, folder / name) for name in names
     ]
     return Plan(folder.name, folder, build_dir, config, runs)
 

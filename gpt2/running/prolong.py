@@ -22,7 +22,7 @@ from lib.console import log
 from lib.errors import ConfigError
 from lib.json_files import DamagedRecord, RecordError
 from lib.plan.designs import find_symbol, short_slug, slug
-from lib.plan.run import PlannedRun, RunVariant, build_runs
+from lib.plan.run import Run, RunVariant, build_runs
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -110,7 +110,7 @@ def with_other_forks(plan: Plan) -> Plan:
     return replace(plan, runs=runs, variants=list(variants.values()))
 
 
-def _recorded(plan: Plan) -> Iterator[PlannedRun[Config]]:
+def _recorded(plan: Plan) -> Iterator[Run[Config]]:
     """Yield the runs in the folder of the plan whose configurations can be read."""
     own = own_values(plan.build_dir)
     for path in sorted(plan.folder.iterdir()) if plan.folder.is_dir() else ():
@@ -124,7 +124,7 @@ def _recorded(plan: Plan) -> Iterator[PlannedRun[Config]]:
             continue
         name, _, hash8 = path.name.rsplit("-", 2)
         if config.hash8 == hash8 and config.init.init_from == plan.base.init.init_from:
-            yield PlannedRun(plan.study, RunVariant(name), config.seed, config, path)
+            yield Run(plan.study, RunVariant(name), config.seed, config, path)
 
 
 def _changes(

@@ -71,7 +71,7 @@ class RunVariant:
 
 
 @dataclass(frozen=True)
-class PlannedRun(Generic[C]):
+class Run(Generic[C]):
     """One training run: variant, seed, configuration and run directory."""
 
     study: str
@@ -100,7 +100,7 @@ class PlannedRun(Generic[C]):
 
 def build_runs(
     study: str, folder: Path, blocks: Mapping[int, Sequence[tuple[RunVariant, C]]]
-) -> list[PlannedRun[C]]:
+) -> list[Run[C]]:
     """Return one run per variant of each seed's block, in that order, below ``folder / study``.
 
     If a finished run below ``folder`` has the same configuration and seed, its directory is reused,
@@ -119,11 +119,11 @@ def build_runs(
     finished = _finished(folder, set(absent.values()), {home / name for name in repeats})
     reused = {name: finished[key] for name, key in absent.items() if key in finished}
     runs = [
-        PlannedRun(study, variant, seed, config, reused.get(name) or home / name)
+        Run(study, variant, seed, config, reused.get(name) or home / name)
         for name, seed, variant, config in items
     ]
     problems = []
-    first: dict[tuple[str, bool], PlannedRun[C]] = {}
+    first: dict[tuple[str, bool], Run[C]] = {}
     for run, (name, *_) in zip(runs, items, strict=True):
         other = first.setdefault((_key(name), run.variant.is_repeat), run)
         if other is not run:
@@ -139,7 +139,7 @@ def build_runs(
     return runs
 
 
-def training_order(runs: Sequence[PlannedRun[C]]) -> list[PlannedRun[C]]:
+def training_order(runs: Sequence[Run[C]]) -> list[Run[C]]:
     """Return ``runs`` in the order in which they are trained: blocks in order, shuffled inside.
 
     The order depends on study, seed and slugs only: it is the same on every machine, after an
@@ -158,12 +158,12 @@ def training_order(runs: Sequence[PlannedRun[C]]) -> list[PlannedRun[C]]:
     )
 
 
-def default_run_path(run: PlannedRun[Any], folder: Path) -> Path:
+def default_run_path(run: Run[Any], folder: Path) -> Path:
     """Return the path of ``run`` in its study's ``folder``, even if another directory is reused."""
     return folder / run_name(run)
 
 
-def run_name(run: PlannedRun[Any]) -> str:
+def run_name(run: Run[Any]) -> str:
     """Return the name of the directory of ``run``, even if another directory is reused."""
     return _name(run.variant.slug, run.seed, run.config)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.report.options import NATS
 from lib.report.run_curves import read_curves
 from lib.report.run_facts import recorded_facts
@@ -60,7 +60,7 @@ class Absence(NamedTuple):
     undeclared: tuple[str, ...] = ()
 
 
-def read_records(runs: Sequence[PlannedRun[Any]], unit: str = NATS) -> list[RunRecord]:
+def read_records(runs: Sequence[Run[Any]], unit: str = NATS) -> list[RunRecord]:
     """Return the records of ``runs``, in order; what a study asks of them has been derived."""
     records = [RunRecord(RunDir(run.path), planned=run) for run in runs]
     try:
@@ -73,7 +73,7 @@ def read_records(runs: Sequence[PlannedRun[Any]], unit: str = NATS) -> list[RunR
     return records
 
 
-def planned_run(record: RunRecord) -> PlannedRun[Any]:
+def planned_run(record: RunRecord) -> Run[Any]:
     """Return the run that the directory was planned for."""
     assert record.planned is not None
     return record.planned

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.plan.run import PlannedRun, RunVariant, run_name
+from lib.plan.run import Run, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
 from lib.report.declarations import configuration_digest, studies_on
 from lib.report.options import NATS
@@ -117,7 +117,7 @@ class ResultTable:
 
 def build_table(
     study: str,
-    runs: Sequence[PlannedRun[Any]],
+    runs: Sequence[Run[Any]],
     is_stale: Callable[[RunRecord], bool] = lambda record: False,
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
@@ -169,7 +169,7 @@ def build_table(
     )
 
 
-def judge_runs(runs: Sequence[PlannedRun[Any]], plan: VerdictPlan) -> StudyVerdicts:
+def judge_runs(runs: Sequence[Run[Any]], plan: VerdictPlan) -> StudyVerdicts:
     """Read the directories of ``runs``, and return the verdicts at the looks declared so far."""
     variants = list({run.variant.slug: run.variant for run in runs}.values())
     records = read_records(runs, plan.unit)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lib.console import is_ascii_only, log
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.runs.run_dir import RunStatus, State
 from lib.units import format_duration, format_si
 
@@ -21,7 +21,7 @@ from lib.units import format_duration, format_si
 class RunProgress:
     """Latest progress of one run; ``fraction`` is the used part of its budget."""
 
-    run: PlannedRun[Any]
+    run: Run[Any]
     fraction: float = 0.0
     # Fraction at the first event of this session; above 0 for a resumed run.
     first_fraction: float | None = None
@@ -62,9 +62,7 @@ class RunProgress:
 class SessionProgress:
     """Progress of all runs of a session: active runs, finished runs and time left."""
 
-    def __init__(
-        self, runs: Sequence[PlannedRun[Any]], now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, runs: Sequence[Run[Any]], now: Callable[[], float] = time.monotonic) -> None:
         self.total = len(runs)
         self.states: dict[State, int] = dict.fromkeys(State, 0)
         self.active: dict[str, RunProgress] = {}
@@ -78,17 +76,17 @@ class SessionProgress:
         """Return the number of runs that have ended, successful or not."""
         return sum(self.states.values())
 
-    def begin(self, run: PlannedRun[Any]) -> None:
+    def begin(self, run: Run[Any]) -> None:
         """Record that a worker has started ``run``."""
         self.active[run.label] = RunProgress(run)
 
-    def end(self, run: PlannedRun[Any], status: RunStatus) -> None:
+    def end(self, run: Run[Any], status: RunStatus) -> None:
         """Record that the worker of ``run`` has ended."""
         ended = self.active.pop(run.label)
         self._worked += 1.0 - (ended.first_fraction or 0.0)
         self.states[status.state] += 1
 
-    def drop(self, run: PlannedRun[Any]) -> None:
+    def drop(self, run: Run[Any]) -> None:
         """Record that ``run`` is trained by another process."""
         del self.active[run.label]
 
@@ -139,7 +137,7 @@ class ProgressDisplay(Protocol):
     ) -> None:
         """Restore the terminal."""
 
-    def news(self, run: PlannedRun[Any]) -> None:
+    def news(self, run: Run[Any]) -> None:
         """Report that ``run`` has made progress."""
 
 
@@ -159,7 +157,7 @@ class PlainDisplay:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def news(self, run: PlannedRun[Any]) -> None:
+    def news(self, run: Run[Any]) -> None:
         """Print the progress of ``run`` unless a line was printed less than 30 seconds ago."""
         last = self._printed_at.get(run.label)
         if last is not None and self._now() - last < _PLAIN_INTERVAL_SECONDS:
@@ -202,7 +200,7 @@ class LiveDisplay:
     ) -> None:
         self._live.stop()
 
-    def news(self, run: PlannedRun[Any]) -> None:
+    def news(self, run: Run[Any]) -> None:
         """Do nothing: the next refresh reads the progress."""
 
     def _table(self) -> Any:
@@ -237,7 +235,7 @@ def choose_display(progress: SessionProgress) -> ProgressDisplay:
 
 
 def print_outcome(
-    run: PlannedRun[Any], status: RunStatus, message: str, progress: SessionProgress, log_path: Path
+    run: Run[Any], status: RunStatus, message: str, progress: SessionProgress, log_path: Path
 ) -> None:
     """Print one line with the outcome of a run.
 

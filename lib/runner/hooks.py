@@ -9,7 +9,7 @@ from typing import Any
 
 from lib.console import log
 from lib.errors import ConfigError, Problem
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.runs.run_dir import RunStatus
 
 SCHEMA_VERSION = 1
@@ -34,7 +34,7 @@ def command_words(text: str, symbol: str) -> list[str]:
     return words
 
 
-def start_command(words: Sequence[str], run: PlannedRun[Any], status: RunStatus) -> None:
+def start_command(words: Sequence[str], run: Run[Any], status: RunStatus) -> None:
     """Start a command with the run as JSON on its standard input, and wait for it."""
     record = {
         "schema_version": SCHEMA_VERSION,

@@ -17,7 +17,7 @@ from lib.console import log
 from lib.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigError, Problem
 from lib.files import canonical_json
 from lib.json_files import RecordError
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -49,16 +49,14 @@ class RunAction(StrEnum):
 class RunDecision:
     """A run, the action to take, and the changes since the run was made."""
 
-    run: PlannedRun[Any]
+    run: Run[Any]
     action: RunAction
     changes: Sequence[str] = ()
     # The status on which the decision is based.
     status: RunStatus | None = None
 
 
-def decide(
-    run: PlannedRun[Any], drift: Callable[[RunDir], Sequence[str]], stale: str
-) -> RunDecision:
+def decide(run: Run[Any], drift: Callable[[RunDir], Sequence[str]], stale: str) -> RunDecision:
     """Return the action for ``run``, based on its directory.
 
     ``drift`` returns what changed since a run was made, such as source files or the torch version.
@@ -82,7 +80,7 @@ def decide(
     return RunDecision(run, action, changes, status)
 
 
-def require_matching_directories(runs: Sequence[PlannedRun[Any]]) -> None:
+def require_matching_directories(runs: Sequence[Run[Any]]) -> None:
     """Raise ConfigError listing the run directories with a damaged status or another run."""
     problems = [
         Problem(
@@ -136,7 +134,7 @@ def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
     return text + (f" and {hidden} more" if hidden else "")
 
 
-def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
+def belongs_to_different_run(run: Run[Any]) -> bool:
     """Return whether the run directory was made with a different configuration."""
     try:
         identity = RunRecord(RunDir(run.path)).identity
@@ -175,7 +173,7 @@ class TakenRun:
     lease: Lease
 
     @property
-    def run(self) -> PlannedRun[Any]:
+    def run(self) -> Run[Any]:
         """Return the run."""
         return self.decision.run
 
@@ -186,7 +184,7 @@ class RunQueue:
     def __init__(
         self,
         todo: Sequence[RunDecision],
-        decide_again: Callable[[PlannedRun[Any]], RunDecision],
+        decide_again: Callable[[Run[Any]], RunDecision],
         lease_seconds: int,
     ) -> None:
         """Create a queue of ``todo``; ``lease_seconds`` is LEASE_SECONDS."""
@@ -201,7 +199,7 @@ class RunQueue:
         # Runs in the queue that were not free at the last search, and their leases.
         self._held: list[tuple[LeaseRecord | None, Observed]] = []
         # Runs that ended here without training, and those that another process ended.
-        self._ended: list[tuple[PlannedRun[Any], RunStatus]] = []
+        self._ended: list[tuple[Run[Any], RunStatus]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -239,7 +237,7 @@ class RunQueue:
         """Return a run whose lease was lost to the queue."""
         self._waiting[decision.run.path] = decision
 
-    def ended(self) -> list[tuple[PlannedRun[Any], RunStatus]]:
+    def ended(self) -> list[tuple[Run[Any], RunStatus]]:
         """Return the runs that left the queue without being taken, each once."""
         ended, self._ended = self._ended, []
         return ended

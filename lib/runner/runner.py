@@ -24,7 +24,7 @@ from lib.errors import (
     RunError,
 )
 from lib.files import no_follow, remove_leftovers
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.runner import slurm
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
 from lib.runner.hooks import start_command
@@ -97,7 +97,7 @@ class RunnerOptions:
 class TrainingBackend(Protocol):
     """Interface of the training program, as the runner requires it."""
 
-    def preflight(self, runs: Sequence[PlannedRun[Any]], jobs: int) -> Sequence[DeviceSlot]:
+    def preflight(self, runs: Sequence[Run[Any]], jobs: int) -> Sequence[DeviceSlot]:
         """Check that ``runs`` can be trained here; return one slot per run that fits at a time.
 
         ``jobs`` is the requested number of concurrent runs, 0 for every slot. Raises PreflightError
@@ -107,7 +107,7 @@ class TrainingBackend(Protocol):
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return what changed since ``run`` was made: code, library versions, device."""
 
-    def submit(self, run: PlannedRun[Any], slot: DeviceSlot, executor: Executor, token: int) -> Job:
+    def submit(self, run: Run[Any], slot: DeviceSlot, executor: Executor, token: int) -> Job:
         """Write the inputs of a run to its existing directory, and start the run on ``slot``.
 
         ``token`` is the number of the run's lease, which the process adopts that trains.
@@ -115,7 +115,7 @@ class TrainingBackend(Protocol):
 
 
 def run_all(
-    runs: Sequence[PlannedRun[Any]],
+    runs: Sequence[Run[Any]],
     folder: Path,
     backend: TrainingBackend,
     executor: Executor,
@@ -151,7 +151,7 @@ def run_all(
 
 
 def _decide(
-    runs: Sequence[PlannedRun[Any]], backend: TrainingBackend, options: RunnerOptions
+    runs: Sequence[Run[Any]], backend: TrainingBackend, options: RunnerOptions
 ) -> list[RunDecision]:
     """Return the decisions that require work; print the skipped runs."""
     require_matching_directories(runs)
@@ -339,9 +339,7 @@ class RunScheduler:
         log("RETRY", f"{taken.run.label}   {cause}; continued from its last checkpoint")
         self._submit(taken)
 
-    def _record_end(
-        self, run: PlannedRun[Any], status: RunStatus, *, elsewhere: bool = False
-    ) -> None:
+    def _record_end(self, run: Run[Any], status: RunStatus, *, elsewhere: bool = False) -> None:
         """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
         self._results[run.label] = status
         self._progress.end(run, status)
@@ -403,7 +401,7 @@ class RunScheduler:
 # Stopping active runs from another process; the runs save a checkpoint first.
 
 
-def request_stop(runs: Sequence[PlannedRun[Any]]) -> int:
+def request_stop(runs: Sequence[Run[Any]]) -> int:
     """Create a stop request in the directory of each active run.
 
     Raises ConfigError if none of ``runs`` is active.
@@ -417,7 +415,7 @@ def request_stop(runs: Sequence[PlannedRun[Any]]) -> int:
     return EXIT_DONE
 
 
-def stop_study(runs: Sequence[PlannedRun[Any]], folder: Path) -> int:
+def stop_study(runs: Sequence[Run[Any]], folder: Path) -> int:
     """Request a stop of every process, on any machine, that trains in the study folder ``folder``.
 
     Cancels its waiting SLURM jobs. Raises ConfigError if none of ``runs`` is active and no job waits.
@@ -434,7 +432,7 @@ def stop_study(runs: Sequence[PlannedRun[Any]], folder: Path) -> int:
     return EXIT_DONE
 
 
-def _active(runs: Sequence[PlannedRun[Any]]) -> list[tuple[PlannedRun[Any], LeaseRecord]]:
+def _active(runs: Sequence[Run[Any]]) -> list[tuple[Run[Any], LeaseRecord]]:
     """Return the runs that are being trained, and their leases."""
     return [(run, lease) for run in runs if (lease := current_holder(RunDir(run.path)))]
 

@@ -29,7 +29,7 @@ from lib.json_files import (
     typed,
     unreadable,
 )
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.runs.documents import DocumentResult, InvalidRow, parse_document_results
 from lib.runs.lease import current_holder
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -247,7 +247,7 @@ class RunRecord:
     # Whether the run may still append to metrics.jsonl; else an incomplete last line is damage.
     growing: bool = True
     # The run whose directory this is; None if no plan has it.
-    planned: PlannedRun[Any] | None = field(default=None, compare=False)
+    planned: Run[Any] | None = field(default=None, compare=False)
     # By name: content of files that were read for their digests and are not parsed yet; the digests.
     _contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     _digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)

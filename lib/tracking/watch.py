@@ -18,7 +18,7 @@ from typing import Any, Literal
 from lib.console import is_ascii_only
 from lib.errors import visible
 from lib.json_files import RecordError
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.report.render import json_document, text_lines
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -240,7 +240,7 @@ class RunLine:
 class WatchedRuns:
     """Planned runs whose lines are read repeatedly; the files of a run that has ended, once."""
 
-    def __init__(self, runs: Sequence[PlannedRun[Any]], options: WatchOptions) -> None:
+    def __init__(self, runs: Sequence[Run[Any]], options: WatchOptions) -> None:
         self._runs = runs
         self._options = options
         # Of the runs that have ended, by directory: a run that goes on has another status.

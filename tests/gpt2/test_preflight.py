@@ -32,7 +32,7 @@ from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter
 from lib.env.snapshot import observed_environment
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.project import ROOT
 from lib.runner.runner import RunnerOptions
 from lib.runs.run_dir import RunDir
@@ -195,7 +195,7 @@ def test_every_way_to_train_is_checked(
     ):
         monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
     config = configured(ENV_PYTHON="2.7")
-    run = PlannedRun("single", RunVariant("run"), 1, config, place.results / "run")
+    run = Run("single", RunVariant("run"), 1, config, place.results / "run")
     plan = Plan("single", place.results, place.build_dir, config, [run])
     executor: Any = SimpleNamespace(call=lambda function, *arguments: function(*arguments))
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):

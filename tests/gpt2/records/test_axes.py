@@ -10,7 +10,7 @@ from gpt2.records.comparison import chosen_runs, declared_axes, symbol_names, wh
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.project import ROOT
 from lib.report.run_facts import RunFacts, field_differences, flatten_identity
 from lib.runs.record import RunRecord
@@ -19,7 +19,7 @@ from lib.runs.run_dir import RunDir
 STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
 
 
-def facts(run: PlannedRun[Config]) -> RunFacts:
+def facts(run: Run[Config]) -> RunFacts:
     """The settings of a run that has not been trained."""
     settings = flatten_identity(run.config.identity())
     return RunFacts(RunRecord(RunDir(run.path)), settings, {}, {}, {"code": "c"}, {})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gpt2.config import Config
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.report.study_verdicts import is_failed
 from lib.report.table import build_table
 
@@ -35,7 +35,7 @@ def test_three_renamed_baselines_over_three_seeds(configure: Callable[..., Confi
                 name = f"study{study}/arm{arm}-s{seed}-{config.hash8}"
                 path = train(config, name).files.path
                 variant = RunVariant(f"arm{arm}", number=arm, parent="arm0" if arm else "")
-                runs.append(PlannedRun(f"study{study}", variant, seed, config, path))
+                runs.append(Run(f"study{study}", variant, seed, config, path))
         verdicts = build_table(f"study{study}", runs).verdicts.verdicts
         assert [(v.n, v.planned) for v in verdicts] == [(SEEDS, ARMS - 1)] * (ARMS - 1), verdicts
         claims.append(sum(map(is_failed, verdicts)))

@@ -13,7 +13,7 @@ from gpt2.planning.plan import Plan, Sweep
 from gpt2.records.sections import sections
 from gpt2.running.launch import result_table
 from lib.files import canonical_json
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.report.columns import to_markdown
 from lib.report.render import TableSection
 from lib.report.table import ResultTable, build_table
@@ -42,7 +42,7 @@ def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[.
         for slug, given in (("full", {}), ("sparse", NSA)):
             config = configure(**{"MAX_ITERS": 1, **given, **settings})
             path = train(config, slug).files.path
-            runs.append(PlannedRun("nsa", RunVariant(slug), 1, config, path))
+            runs.append(Run("nsa", RunVariant(slug), 1, config, path))
         return Plan("nsa", tmp_path, tmp_path, runs[0].config, runs)
 
     return plan
@@ -108,7 +108,7 @@ def test_speed_is_shown_of_runs_of_other_documents(
         chosen = {"TEST_MATRIX_MODE": True, "SINGLE_TRAINING": None, "BLOCK_SIZE": length}
         config = configure(**chosen, MAX_ITERS=1)
         path = train(config, f"of-{length}").files.path
-        runs.append(PlannedRun("matrix", RunVariant(f"of-{length}"), 1, config, path))
+        runs.append(Run("matrix", RunVariant(f"of-{length}"), 1, config, path))
     table = result_table(Plan("matrix", tmp_path, tmp_path, runs[0].config, runs))
     assert [row["state"] for row in table.rows] == ["done", "not comparable: documents"]
     speed = table.sections[-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan.run import PlannedRun, RunVariant, run_path
+from lib.plan.run import Run, RunVariant, run_path
 from tests.lib.fabricated import MANIFEST, WARMUP, changed, digest_of, write_run
 
 
@@ -27,7 +27,7 @@ class Named:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
+def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
     """Return a factory of planned runs; with a loss, the run's finished directory is written too."""
 
     def make(
@@ -46,10 +46,10 @@ def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
         # The first is the loss of the untrained model.
         losses: tuple[float, ...] = (20.0, 3.2),
         **final: Any,
-    ) -> PlannedRun[Named]:
+    ) -> Run[Named]:
         config = Named(f"{slug}{seed}")
         path = run_path(tmp_path / study, slug, seed, config)
-        run = PlannedRun(
+        run = Run(
             "demo",
             RunVariant(slug, number=number, parent=parent, levels=levels, text=text),
             seed,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lib.plan.run import PlannedRun, RunVariant, run_path
+from lib.plan.run import Run, RunVariant, run_path
 from tests.lib.fabricated import MANIFEST, changed, seal, write_run
 from tests.lib.report.conftest import Named
 
@@ -35,7 +35,7 @@ def write_study(
     documents: int = 25,
     study: str = "demo",
     statistics: bool = True,
-) -> list[PlannedRun[Named]]:
+) -> list[Run[Named]]:
     """Write finished runs of every variant and seed. Return them in the order of a plan.
 
     Every second step is about 0.02 nats better per number, the others worse; seeds add 0.01.
@@ -45,13 +45,13 @@ def write_study(
         for variant in variants:
             config = Named(f"{variant.slug}{seed}")
             path = run_path(folder / study, variant.slug, seed, config)
-            runs.append(PlannedRun(study, variant, seed, config, path))
+            runs.append(Run(study, variant, seed, config, path))
             write_planned(runs[-1], iterations, documents, statistics=statistics)
     return runs
 
 
 def write_planned(
-    run: PlannedRun[Any],
+    run: Run[Any],
     iterations: int,
     documents: int,
     *,
@@ -119,6 +119,6 @@ def _metrics(iterations: int, final: float, source: random.Random, statistics: b
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def renamed(run: PlannedRun[Named], **fields: Any) -> PlannedRun[Named]:
+def renamed(run: Run[Named], **fields: Any) -> Run[Named]:
     """Return the run with other fields of its variant."""
     return replace(run, variant=replace(run.variant, **fields))

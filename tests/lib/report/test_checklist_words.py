@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lib.files import write_json
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.report.checklist_words import word_rows
 from lib.report.columns import write_tables
 from lib.report.table import build_table
@@ -21,7 +21,7 @@ Rows = Callable[..., dict[str, tuple[str, str]]]
 
 
 @pytest.fixture
-def runs(make_run: Any) -> list[PlannedRun[Any]]:
+def runs(make_run: Any) -> list[Run[Any]]:
     """Return two steps with four seeds, of which the second is better by 0.1."""
     return [
         make_run(slug, base + s / 100 + s % 2 * base / 1e4, seed=s, parent=parent, number=number)
@@ -35,7 +35,7 @@ def rows(tmp_path: Path) -> Rows:
     """Return a function that returns the rows by name: verdict and reason."""
 
     def found(
-        runs: list[PlannedRun[Any]], *, written: bool = True, **changes: Any
+        runs: list[Run[Any]], *, written: bool = True, **changes: Any
     ) -> dict[str, tuple[str, str]]:
         document = {**document_of(build_table("demo", runs)), **changes}
         if written:
@@ -46,7 +46,7 @@ def rows(tmp_path: Path) -> Rows:
     return found
 
 
-def test_a_study_with_words_passes(runs: list[PlannedRun[Any]], rows: Rows) -> None:
+def test_a_study_with_words_passes(runs: list[Run[Any]], rows: Rows) -> None:
     assert rows(runs) == {
         "stability": ("PASS", "no jump of loss or gradient"),
         "divergence": ("PASS", "no seed diverged"),
@@ -57,7 +57,7 @@ def test_a_study_with_words_passes(runs: list[PlannedRun[Any]], rows: Rows) -> N
 
 
 def test_unstable_and_diverged_runs_are_named(
-    runs: list[PlannedRun[Any]], rows: Rows, make_run: Any
+    runs: list[Run[Any]], rows: Rows, make_run: Any
 ) -> None:
     for i in (0, 2):
         make_run("base", 3.0, seed=i + 1, losses=SPIKED)
@@ -69,7 +69,7 @@ def test_unstable_and_diverged_runs_are_named(
 
 
 def test_a_comparison_without_a_word_does_not_pass(
-    runs: list[PlannedRun[Any]], rows: Rows, make_run: Any
+    runs: list[Run[Any]], rows: Rows, make_run: Any
 ) -> None:
     few = [run for run in runs if run.seed < 3]
     assert rows(few)["verdicts"] == ("UNKNOWN", "wide vs base: no word, 2 of at least 3 seeds")
@@ -82,7 +82,7 @@ def test_a_comparison_without_a_word_does_not_pass(
     assert (verdict, what) == ("FAIL", "wide vs base: UNFAIR, torch")
 
 
-def test_a_failed_aa_step_says_what_to_do(runs: list[PlannedRun[Any]], tmp_path: Path) -> None:
+def test_a_failed_aa_step_says_what_to_do(runs: list[Run[Any]], tmp_path: Path) -> None:
     document = document_of(build_table("demo", runs))
     step = {**document["verdicts"][0], "name": "base-aa vs base"}
     for word, failed in (("BETTER", True), ("WORSE", True), ("INCONCLUSIVE", False)):
@@ -107,7 +107,7 @@ def trained_again(run: RunDir) -> None:
 
 
 def test_a_document_about_other_runs_does_not_pass(
-    runs: list[PlannedRun[Any]], rows: Rows, tmp_path: Path, make_run: Any
+    runs: list[Run[Any]], rows: Rows, tmp_path: Path, make_run: Any
 ) -> None:
     verdict, what = rows(runs, written=False)["document"]
     assert verdict == "UNKNOWN" and "verdicts.json: " in what
@@ -135,7 +135,7 @@ def test_a_document_about_other_runs_does_not_pass(
     ],
 )
 def test_a_damaged_or_older_document_does_not_pass(
-    damage: Callable[[Any], Any], runs: list[PlannedRun[Any]], rows: Rows, tmp_path: Path
+    damage: Callable[[Any], Any], runs: list[Run[Any]], rows: Rows, tmp_path: Path
 ) -> None:
     rows(runs)
     file = tmp_path / "verdicts.json"

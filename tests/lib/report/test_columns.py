@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lib.console import shown
-from lib.plan.run import PlannedRun, RunVariant, run_path
+from lib.plan.run import Run, RunVariant, run_path
 from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.contrast_tests import VerdictRule
 from lib.report.options import BITS_PER_BYTE
@@ -67,7 +67,7 @@ def made() -> dict[tuple[str, int], dict[str, Any]]:
     return figures
 
 
-def write(folder: Path) -> list[PlannedRun[Named]]:
+def write(folder: Path) -> list[Run[Named]]:
     """Write the runs; the seeds of a plan need not ascend."""
     runs = []
     for step, parent in PARENTS.items():
@@ -75,7 +75,7 @@ def write(folder: Path) -> list[PlannedRun[Named]]:
             figures, config = made()[step, seed], Named(f"{step}x{seed:02d}")
             path = run_path(folder / "demo", step, seed, config)
             variant = RunVariant(step, TITLES[step], list(PARENTS).index(step), parent)
-            runs.append(PlannedRun("demo", variant, seed, config, path))
+            runs.append(Run("demo", variant, seed, config, path))
             names = ("val_loss", "parameters", "tokens", "sparsity")
             rows = {n: (figures["val_loss"] * t, t // 3, t) for n, (t, _) in DOCUMENTS.items()}
             run = write_run(

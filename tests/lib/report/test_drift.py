@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lib.plan.run import PlannedRun, RunVariant, training_order
+from lib.plan.run import Run, RunVariant, training_order
 from lib.report.contrasts import Contrast
 from lib.report.replay import VerdictPlan
 from lib.report.significance import TimedValue, drift_test
@@ -20,7 +20,7 @@ RUNS = (STEPS + 1) * SEEDS
 def times(study: int) -> np.ndarray:
     """Return when each run of a study starts, as arms by seeds, from the planned order."""
     runs = [
-        PlannedRun(f"study{study}", RunVariant(f"a{arm}", number=arm), seed, None, None)
+        Run(f"study{study}", RunVariant(f"a{arm}", number=arm), seed, None, None)
         for seed in range(SEEDS)
         for arm in range(STEPS + 1)
     ]

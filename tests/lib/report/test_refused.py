@@ -5,7 +5,7 @@ One run is a copy of the other that differs in one fact.
 
 import pytest
 
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.report.columns import to_markdown
 from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE
@@ -87,7 +87,7 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
             return IDENTITY
 
     runs = [
-        PlannedRun("demo", RunVariant(slug, parent=parent), 1, Planned(), run.path)
+        Run("demo", RunVariant(slug, parent=parent), 1, Planned(), run.path)
         for run, slug, parent in zip(forged(name), ("base", "wide"), ("", "base"), strict=True)
     ]
     base, wide = build_table("demo", runs).rows

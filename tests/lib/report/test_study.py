@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan.run import PlannedRun
+from lib.plan.run import Run
 from lib.report.study import study_document, study_series
 from lib.report.table import ResultTable, build_table
 from tests.lib.report.fabricated_study import steps, write_study
@@ -25,16 +25,16 @@ SEEDS = 3
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[PlannedRun[Any]]:
+def runs(tmp_path: Path) -> list[Run[Any]]:
     return write_study(tmp_path, steps(4), SEEDS)
 
 
 @pytest.fixture
-def table(runs: list[PlannedRun[Any]]) -> ResultTable:
+def table(runs: list[Run[Any]]) -> ResultTable:
     return build_table("demo", runs)
 
 
-def recorded_loss(run: PlannedRun[Any]) -> float:
+def recorded_loss(run: Run[Any]) -> float:
     return json.loads((run.path / "summary.json").read_text())["final"]["val_loss"]
 
 
@@ -51,7 +51,7 @@ def test_the_document_is_json_and_its_references_resolve(table: ResultTable) -> 
 
 
 def test_losses_and_differences_of_rows_are_those_of_their_runs(
-    table: ResultTable, runs: list[PlannedRun[Any]]
+    table: ResultTable, runs: list[Run[Any]]
 ) -> None:
     document = study_document(table, CONTEXT)
     by_name = {(run.variant.slug, run.seed): recorded_loss(run) for run in runs}
@@ -67,7 +67,7 @@ def test_losses_and_differences_of_rows_are_those_of_their_runs(
 
 
 def test_a_run_without_a_result_has_a_reason_and_no_loss(
-    runs: list[PlannedRun[Any]],
+    runs: list[Run[Any]],
 ) -> None:
     (runs[-1].path / "summary.json").write_text("{")
     document = study_document(build_table("demo", runs), CONTEXT)

@@ -9,7 +9,7 @@ from typing import Any
 import fake_train
 
 from lib import console
-from lib.plan.run import PlannedRun, RunVariant, build_runs
+from lib.plan.run import Run, RunVariant, build_runs
 from lib.runner import local
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
@@ -40,7 +40,7 @@ class FakeBackend:
         self._executor = executor
         self._options = options
 
-    def preflight(self, runs: list[PlannedRun[FakeConfig]], jobs: int) -> Any:
+    def preflight(self, runs: list[Run[FakeConfig]], jobs: int) -> Any:
         return self._executor.call(
             fake_train.check,
             self._options.get("device", True),
@@ -52,9 +52,7 @@ class FakeBackend:
     def drift(self, run: RunDir) -> list[str]:
         return list(self._options.get("changed", []))
 
-    def submit(
-        self, run: PlannedRun[FakeConfig], slot: DeviceSlot, executor: Executor, token: int
-    ) -> Job:
+    def submit(self, run: Run[FakeConfig], slot: DeviceSlot, executor: Executor, token: int) -> Job:
         behaviour = {
             "steps": 3,
             "step_seconds": 0.01,

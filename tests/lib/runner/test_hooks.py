@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.runner.hooks import command_words, start_command
 from lib.runs.run_dir import RunStatus, State
 
@@ -16,12 +16,12 @@ SAVE = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> PlannedRun[None]:
-    return PlannedRun("demo", RunVariant("ra", number=5), 1, None, tmp_path / "ra")
+def run(tmp_path: Path) -> Run[None]:
+    return Run("demo", RunVariant("ra", number=5), 1, None, tmp_path / "ra")
 
 
 def test_a_command_reads_the_run_and_no_shell_expands_it(
-    tmp_path: Path, run: PlannedRun[None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Run[None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = "$(touch pwned) `touch pwned` '; touch pwned"
     file = tmp_path / "a $HOME; b"
@@ -34,7 +34,7 @@ def test_a_command_reads_the_run_and_no_shell_expands_it(
 
 
 def test_a_command_that_fails_is_a_warning(
-    run: PlannedRun[None], capsys: pytest.CaptureFixture[str]
+    run: Run[None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start_command(["false"], run, RunStatus(State.SUCCESS))
     start_command(["/nonesuch"], run, RunStatus(State.SUCCESS))
@@ -43,7 +43,7 @@ def test_a_command_that_fails_is_a_warning(
 
 
 def test_a_warning_does_not_show_the_arguments(
-    run: PlannedRun[None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run[None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lib.runner.hooks._LIMIT_SECONDS", 0.2)
     start_command(["sh", "-c", "sleep 9 # a token"], run, RunStatus(State.SUCCESS))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.runner.display import LiveDisplay, PlainDisplay, SessionProgress
 from lib.runs.run_dir import RunStatus, State
 
@@ -28,8 +28,7 @@ def now() -> Clock:
 def _runs(count):
     config = SimpleNamespace(hash8="f")
     return [
-        PlannedRun("demo", RunVariant(f"r{i}", number=i), 1, config, Path(f"r{i}"))
-        for i in range(count)
+        Run("demo", RunVariant(f"r{i}", number=i), 1, config, Path(f"r{i}")) for i in range(count)
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lib.plan.run import PlannedRun, RunVariant
+from lib.plan.run import Run, RunVariant
 from lib.runs.record import HeartbeatRow, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from lib.tracking.options import WatchOptions
@@ -152,8 +152,8 @@ def test_the_end_of_a_run_that_is_over_is_not_judged_by_its_speed() -> None:
     assert raised_alarms(WatchedRecords(**(vars(build()) | {"status": over})), OPTIONS) == {}
 
 
-def planned(path: Path) -> PlannedRun[Any]:
-    return PlannedRun("demo", RunVariant("base"), 1, None, path)
+def planned(path: Path) -> Run[Any]:
+    return Run("demo", RunVariant("base"), 1, None, path)
 
 
 def test_the_files_of_a_run_that_has_ended_are_read_once(
