@@ -198,7 +198,7 @@ class Study:
         """Return the first figure that changed if no message names the file or its run."""
         path = Path(case.file)
         if "results" not in path.parts or any(
-            name in outcome.stderr + outcome.stdout for name in (path.name, path.parts[2])
+            name in outcome.stderr + outcome.stdout for name in (path.name, *path.parts[2:3])
         ):
             return ""
         try:
