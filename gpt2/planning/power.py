@@ -112,7 +112,7 @@ def study_power(plan: Plan) -> StudyPower | None:
     rule = declared.rule
     if rule.variance == "factorial" and not effects:
         rule = replace(rule, variance="shared")
-    m = judge_study([], declared).planned
+    m = judge_study([], declared).document["planned_comparisons"]
     live = len(effects) if rule.variance == "factorial" else m
     # Of a design with missing cells, the effect with the largest variance.
     scale = max(c.scale for c in effects or family.values())

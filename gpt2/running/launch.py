@@ -322,7 +322,7 @@ def _log_look(study: StudyVerdicts, document: Document) -> None:
     if look is None:
         return
     kind = "" if look.planned else ", unplanned"
-    waiting = len(set(study.family) - study.closed[-1])
+    waiting = len(set(study.document["family"]) - study.closed[-1])
     log(
         "LOOK",
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import mul
+from typing import Any
 
 # Limit of the sign-flip test: more seeds give too many sign patterns to enumerate.
 _MAX_PAIRS = 20
@@ -162,26 +163,12 @@ class TimedValue:
     value: float
 
 
-@dataclass(frozen=True)
-class DriftTest:
-    """Result of the drift test."""
-
-    p: float
-    degrees: int
-    # In units of the values, over the whole study.
-    trend: float
-    runs: int
-
-    @property
-    def alarms(self) -> bool:
-        """Return whether the drift is reported."""
-        return self.p < _ALARM
-
-
-def drift_test(runs: Sequence[TimedValue]) -> DriftTest | None:
+def drift_test(runs: Sequence[TimedValue]) -> dict[str, Any] | None:
     """Return the test of a linear drift of the values.
 
-    Returns None if the order of the runs follows from steps and seeds, or if too few runs are left.
+    ``trend`` is in units of the values, over the whole study; ``alarms`` is whether the drift is
+    reported. Returns None if the order of the runs follows from steps and seeds, or if too few runs
+    are left.
     """
     ordered = sorted(runs, key=lambda run: (run.started_at, run.step, run.seed))
     degrees = len(ordered) - _means(ordered) - 1
@@ -197,7 +184,9 @@ def drift_test(runs: Sequence[TimedValue]) -> DriftTest | None:
     if rest == 0:
         return None
     t = slope / math.sqrt(rest / degrees / spread)
-    return DriftTest(2 * t_sf(abs(t), degrees), degrees, slope * (len(ordered) - 1), len(ordered))
+    p, count = 2 * t_sf(abs(t), degrees), len(ordered)
+    trend = slope * (count - 1)
+    return {"p": p, "degrees": degrees, "trend": trend, "runs": count, "alarms": p < _ALARM}
 
 
 def _means(runs: Sequence[TimedValue]) -> int:

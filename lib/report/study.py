@@ -32,10 +32,9 @@ from lib.report.series import (
     training_curves,
     training_differences,
 )
-from lib.report.significance import DriftTest
-from lib.report.study_verdicts import StudyVerdicts, verdicts_record
+from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, RowRuns, marginal_effects
-from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.report.verdicts import VerdictWord
 from lib.runs.record import UNKNOWN, RunRecord
 
 SCHEMA_VERSION = 4
@@ -62,20 +61,17 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
     """
     study, flops = table.verdicts, context["flops"]
     return {
-        **verdicts_record(study),
+        **study.document,
         "study": table.study,
         "title": context["title"],
         "question": list(context["question"]),
         "unit": UNITS[study.plan.unit],
         "unigram_entropy": table.unigram_entropy,
-        "verdicts": [_verdict(verdict) for verdict in study.verdicts],
-        "aa_steps": [_verdict(verdict) for verdict in study.aa_steps],
+        "verdicts": [verdict.to_json() for verdict in study.verdicts],
+        "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
         "exploratory": study.plan.exploratory,
         "noise": _noise(study),
         "divergence_limit": _divergence_limit(study),
-        "same_documents": study.on_same_documents,
-        "drift": study.drift and _drift(study.drift),
-        "speed_drifts": {device: _drift(test) for device, test in study.speed_drifts.items()},
         "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in table.rows],
         "runs": _runs(table),
         "conditions": [_conditions(row) for row in table.runs if row.records],
@@ -87,19 +83,6 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "commands": [list(command) for command in context["commands"]],
         "other_folders": [list(folder) for folder in context["other_folders"]],
     }
-
-
-def _verdict(verdict: ContrastVerdict) -> dict[str, Any]:
-    return {
-        **verdict.to_json(),
-        "name": verdict.contrast.name,
-        "p_of_word": verdict.p_of_word,
-        "rounding_only": verdict.is_rounding,
-    }
-
-
-def _drift(test: DriftTest) -> dict[str, Any]:
-    return asdict(test) | {"alarms": test.alarms}
 
 
 def _noise(study: StudyVerdicts) -> list[dict[str, Any]]:

@@ -3,17 +3,16 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lib.report.contrasts import REPEAT_ROLE, DesignEffects
 from lib.report.declarations import Look, LookSchedule
 from lib.report.replay import LASTING_WORDS, Replay, StudyPart, VerdictPlan
-from lib.report.significance import DriftTest, TimedValue, drift_test
+from lib.report.significance import TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
 
 VERDICTS_FILE = "verdicts.json"
-_METRIC = "val_loss"
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
 
@@ -24,36 +23,20 @@ class StudyVerdicts:
 
     plan: VerdictPlan
     verdicts: Sequence[ContrastVerdict]
-    planned: int
-    # Names of the declared comparisons.
-    family: Sequence[str]
-    # Share of the variance that pairing by seed removed; None without a test.
-    pairing: float | None
-    # Effects of a factorial design, else None.
-    effects: DesignEffects | None = None
-    # Drift of the losses over time; None if the order of the runs does not allow the test.
-    drift: DriftTest | None = None
-    # Device → whether the speed follows the time. Not part of the record, which has no clock.
-    speed_drifts: Mapping[str, DriftTest] = field(default_factory=dict)
+    # Each A/A step against its parent.
+    aa_steps: Sequence[ContrastVerdict]
     # The planned looks, and those that were taken; None if the study was judged without looks.
-    schedule: LookSchedule | None = None
+    schedule: LookSchedule | None
     # Of each look, the comparisons that need no further seeds after it.
-    closed: Sequence[frozenset[str]] = ()
+    closed: Sequence[frozenset[str]]
     # Comparisons of the last look whose runs have not ended.
-    waiting: frozenset[str] = frozenset()
+    waiting: frozenset[str]
     # Whether a seed of a baseline diverged, which ends the study.
-    baseline_diverged: bool = False
-    # Repeat → seed → its loss minus that of the first training, in nats per token.
-    repeats: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    # Each A/A step against its parent, and whether one differs at any look.
-    aa_steps: Sequence[ContrastVerdict] = ()
-    aa_failed: bool = False
-    # Digest of the evaluation documents; "" if unknown or not the same for all runs.
-    evaluation_set: str = ""
-    # Other studies that were judged on these documents.
-    on_same_documents: Sequence[str] = ()
+    baseline_diverged: bool
     # What the declarations do not explain.
-    notes: Sequence[str] = ()
+    notes: Sequence[str]
+    # The fields of the study's document that do not follow from the shown comparisons alone.
+    document: Mapping[str, Any]
 
     @property
     def looks(self) -> Sequence[Look]:
@@ -79,6 +62,8 @@ def judge_study(
     plan: VerdictPlan,
     control_parts: Sequence[StudyPart] = (),
     effects: DesignEffects | None = None,
+    evaluation_set: str = "",
+    same_documents: Sequence[str] = (),
 ) -> StudyVerdicts:
     """Return the verdicts on all parts of a study, such as its arms, as one family.
 
@@ -91,24 +76,41 @@ def judge_study(
     aa_steps, aa_failed = replay.aa_steps()
     marks = (*replay.rule_changes(), *([AA_FAILED] if aa_failed else []))
     verdicts = [replace(v, remarks=(*v.remarks, *marks)) for v in verdicts]
+    schedule, looks = replay.schedule, replay.looks if replay.schedule else []
+    document = {
+        "metric": "val_loss",
+        "rule": plan.rule_record,
+        "look_plan": schedule and asdict(schedule.plan),
+        "looks": [_look_record(look, names) for look, names in zip(looks, closed, strict=True)],
+        "alpha_spent": schedule and schedule.spent * plan.rule.alpha,
+        "family": sorted(replay.family),
+        "planned_comparisons": replay.planned,
+        "pairing_gain": pairing_gain(verdicts),
+        "not_estimable": effects and effects.not_estimable,
+        "inflated_variances": effects and effects.inflated,
+        "aa_failed": aa_failed,
+        "evaluation_set": evaluation_set or None,
+        "same_documents": same_documents,
+        "repeats": _repeats(control_parts),
+        "drift": _drift(parts),
+        "speed_drifts": _speed_drifts(parts),
+    }
     return StudyVerdicts(
-        plan=plan,
-        verdicts=verdicts,
-        planned=replay.planned,
-        family=sorted(replay.family),
-        pairing=pairing_gain(verdicts),
-        effects=effects,
-        drift=_drift(parts),
-        speed_drifts=_speed_drifts(parts),
-        schedule=replay.schedule,
-        closed=closed,
-        waiting=replay.waiting(),
-        baseline_diverged=replay.baseline_diverged,
-        repeats=_repeats(control_parts),
-        aa_steps=aa_steps,
-        aa_failed=aa_failed,
-        notes=replay.notes(),
+        plan,
+        verdicts,
+        aa_steps,
+        schedule,
+        closed,
+        replay.waiting(),
+        replay.baseline_diverged,
+        replay.notes(),
+        document,
     )
+
+
+def _look_record(look: Look, closed: frozenset[str]) -> dict[str, Any]:
+    record = {name: value for name, value in look.to_json().items() if name not in ("kind", "at")}
+    return record | {"closed": sorted(closed), "family": sorted(look.family)}
 
 
 def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
@@ -128,7 +130,7 @@ def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
     return repeats
 
 
-def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
+def _drift(parts: Sequence[StudyPart]) -> dict[str, Any] | None:
     return drift_test(
         [
             TimedValue(name, run.seed, run.started_at, run.loss)
@@ -138,7 +140,7 @@ def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
     )
 
 
-def _speed_drifts(parts: Sequence[StudyPart]) -> dict[str, DriftTest]:
+def _speed_drifts(parts: Sequence[StudyPart]) -> dict[str, dict[str, Any]]:
     """Return the drift of the logarithm of the speed of each device that can be tested.
 
     Steps differ in speed by a factor, so their logarithms differ by a mean.
@@ -170,35 +172,3 @@ def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
             paired += verdict.sd**2
             separate += sum(statistics.stdev(losses) ** 2 for losses in verdict.values.values())
     return 1 - paired / separate if separate else None
-
-
-# The document.
-
-
-def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
-    """Return the verdicts as plain JSON types. No command reads them back."""
-    schedule = study.schedule
-    looks = zip(study.looks, study.closed, strict=True)
-    return {
-        "metric": _METRIC,
-        "rule": study.plan.rule_record,
-        "look_plan": schedule and asdict(schedule.plan),
-        "looks": [_look_record(look, closed) for look, closed in looks],
-        "alpha_spent": schedule and schedule.spent * study.plan.rule.alpha,
-        "family": list(study.family),
-        "planned_comparisons": study.planned,
-        "pairing_gain": study.pairing,
-        "not_estimable": dict(study.effects.not_estimable) if study.effects else None,
-        "inflated_variances": dict(study.effects.inflated) if study.effects else None,
-        "verdicts": [verdict.to_json() for verdict in study.verdicts],
-        "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
-        "aa_failed": study.aa_failed,
-        "evaluation_set": study.evaluation_set or None,
-        "repeats": {name: dict(seeds) for name, seeds in study.repeats.items()},
-        "drift": asdict(study.drift) if study.drift else None,
-    }
-
-
-def _look_record(look: Look, closed: frozenset[str]) -> dict[str, Any]:
-    record = {name: value for name, value in look.to_json().items() if name not in ("kind", "at")}
-    return record | {"closed": sorted(closed), "family": sorted(look.family)}

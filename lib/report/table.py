@@ -280,11 +280,10 @@ def _judged_parts(
         digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
         plan = replace(plan, configurations={**digests, **plan.configurations})
     plan = declare(plan, judged, evaluation_set)
-    verdicts = judge_study(judged, plan, controls, effects)
     others: list[str] = []
     if plan.folder is not None:
         others = studies_on(evaluation_set, plan.folder, plan.configurations)
-    return replace(verdicts, evaluation_set=evaluation_set, on_same_documents=others)
+    return judge_study(judged, plan, controls, effects, evaluation_set, others)
 
 
 def _outcome(record: RunRecord, absences: Absences, unit: str) -> SeedOutcome:

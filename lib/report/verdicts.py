@@ -198,6 +198,9 @@ class ContrastVerdict:
             "more_seeds": self.more_seeds,
             "other_rule": dict(self.other) or None,
             "excluded": list(self.excluded),
+            "name": self.contrast.name,
+            "p_of_word": self.p_of_word,
+            "rounding_only": self.is_rounding,
         }
 
 

@@ -171,7 +171,7 @@ def words(table):
 def test_the_words_stand_beside_the_marginal_means(factorial):
     table = build_table("demo", factorial(), verdict_plan=PLAN)
     expected = dict.fromkeys(["B Q", "C R", "AB", "AC", "BC"], INCONCLUSIVE) | {"A P": BETTER}
-    assert words(table) == expected and table.verdicts.planned == 6
+    assert words(table) == expected and table.verdicts.document["planned_comparisons"] == 6
     text = to_markdown(document_of(table))
     (row,) = (line for line in text.splitlines() if line.startswith("| P ") and "| on " in line)
     assert "BETTER" in row and "-0.40" in row
@@ -231,7 +231,7 @@ def test_runs_that_are_no_cells_are_judged_by_the_rule_shared(make_run):
         for number, (slug, loss) in enumerate(losses.items())
     ]
     table = build_table("demo", runs, verdict_plan=PLAN)
-    assert table.verdicts.effects is None
+    assert table.verdicts.document["not_estimable"] is None
     assert {verdict.rule.variance for verdict in table.verdicts.verdicts} == {"shared"}
 
 
@@ -266,7 +266,7 @@ def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_pat
     study, whole = report(8)
     assert all((len(v.values), v.look) == (8, 2) for v in whole.values())
     assert [(look.n, look.share) for look in study.looks] == [(3, 0.9), (3, 0.05)]
-    assert study.planned == 12 and whole["BC"].planned == 6
+    assert study.document["planned_comparisons"] == 12 and whole["BC"].planned == 6
 
 
 def judged(losses_RN, cells, rule):

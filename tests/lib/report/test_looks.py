@@ -12,7 +12,7 @@ from lib.report.contrasts import Contrast, plan_contrasts
 from lib.report.declarations import DECLARATIONS_FILE, Look, LookSchedule, read_declarations
 from lib.report.options import LookPlan
 from lib.report.replay import VerdictPlan, declare
-from lib.report.study_verdicts import AA_FAILED, judge_study, verdicts_record
+from lib.report.study_verdicts import AA_FAILED, judge_study
 from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.documents import document_of, verdict_of
@@ -173,15 +173,15 @@ def test_a_word_stays_as_it_was_given(tmp_path):
 def test_a_hundred_reports_cost_nothing_and_an_extra_block_half_of_the_reserve(tmp_path):
     for n in (3, 5, 8):
         study = report(tmp_path, n)
-    before, expected = declared_lines(tmp_path), verdicts_record(study)
-    assert verdicts_record(study)["alpha_spent"] == pytest.approx(0.045)
+    before, expected = declared_lines(tmp_path), document_of(study)
+    assert document_of(study)["alpha_spent"] == pytest.approx(0.045)
     for _ in range(100):
         study = report(tmp_path, 8)
-        assert study.plan.taken is None and verdicts_record(study) == expected
+        assert study.plan.taken is None and document_of(study) == expected
     assert declared_lines(tmp_path) == before
     study = report(tmp_path, 9)
     assert study.plan.taken is not None and not study.plan.taken.planned
-    assert verdicts_record(study)["alpha_spent"] == pytest.approx(0.0475)
+    assert document_of(study)["alpha_spent"] == pytest.approx(0.0475)
     open_ones = [v for v in study.verdicts if v.look == 4]
     assert open_ones and all("unplanned look" in v.remarks for v in open_ones)
 
@@ -241,7 +241,7 @@ def test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(tm
     assert part["none"].reason == "waits for 1 of its 6 runs" or part["none"].n == 2
     whole = report(tmp_path / "whole", 3, better, rule=rule)
     later = report(tmp_path / "parts", 3, better, rule=rule)
-    assert verdicts_record(later)["verdicts"] == verdicts_record(whole)["verdicts"]
+    assert document_of(later)["verdicts"] == document_of(whole)["verdicts"]
     assert not any("until" in remark for v in later.verdicts for remark in v.remarks)
     step = "large" if variance == "shared" else "small"
     assert by_step(later)[step].test.p_adjusted < part[step].test.p_adjusted
@@ -325,7 +325,11 @@ def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
 def test_a_missing_run_is_judged_once_when_it_arrives(tmp_path):
     lost = {("small", 2): SeedOutcome(2, None, reason="out of memory")}
     study = report(tmp_path, 3, lost)
-    assert study.plan.taken.n == 3 and by_step(study)["small"].n == 2 and study.planned == 3
+    assert (
+        study.plan.taken.n == 3
+        and by_step(study)["small"].n == 2
+        and study.document["planned_comparisons"] == 3
+    )
     large = by_step(study)["large"]
     assert large.test.p_adjusted == pytest.approx(3 * large.test.p / 0.2)
     study = report(tmp_path, 3)
@@ -375,17 +379,25 @@ def test_a_diverged_baseline_ends_the_study(tmp_path):
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
     study = report(tmp_path, 5, bad)
     assert study.baseline_diverged and verdicts_exit_code(document_of(study)) == 1
-    assert study.closed[-1] == set(study.family)
+    assert study.closed[-1] == set(study.document["family"])
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
 
 
 def test_a_part_of_the_study_is_judged_among_all_comparisons(tmp_path):
     part = report(tmp_path, 3, arms=("base", "large"))
-    assert shares(part) == [0.2] and part.planned == 3 and words(part) == {"large": BETTER}
+    assert (
+        shares(part) == [0.2]
+        and part.document["planned_comparisons"] == 3
+        and words(part) == {"large": BETTER}
+    )
     whole = report(tmp_path, 3)
-    assert whole.plan.taken is None and whole.planned == 3 and shares(whole) == [0.2]
+    assert (
+        whole.plan.taken is None
+        and whole.document["planned_comparisons"] == 3
+        and shares(whole) == [0.2]
+    )
     again = report(tmp_path, 3, arms=("base", "large"))
-    assert words(again) == {"large": BETTER} and again.planned == 3
+    assert words(again) == {"large": BETTER} and again.document["planned_comparisons"] == 3
 
 
 def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
@@ -398,7 +410,7 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
         3,
         False,
     )
-    assert (none.look, none.planned, study.planned) == (2, 1, 3)
+    assert (none.look, none.planned, study.document["planned_comparisons"]) == (2, 1, 3)
     assert none.test.p_adjusted == pytest.approx(min(1, none.test.p / 0.05))
     assert none.remarks[-1] == "unplanned look"
     for step in ("large", "small"):
@@ -451,7 +463,7 @@ def test_a_study_without_common_runs_has_looks_and_a_family_of_its_own(tmp_path)
         )
         parts = [("", other, runs)]
         study = judge_study(parts, declare(replace(plan, declarations=known), parts))
-        assert shares(study) == [0.9] and study.planned == 1
+        assert shares(study) == [0.9] and study.document["planned_comparisons"] == 1
         assert by_step(study)["other-large"].planned == 1
     # The first study still has its look, and the next one is at five seeds.
     again = report(tmp_path, 3)
@@ -464,7 +476,7 @@ def test_a_changed_configuration_of_one_step_is_a_comparison_of_its_own(tmp_path
     configurations = dict.fromkeys(EFFECTS, "a")
     report(tmp_path, 3, configurations=configurations)
     changed = report(tmp_path, 3, configurations={**configurations, "small": "b"})
-    assert shares(changed) == [0.2, 0.05] and changed.planned == 4
+    assert shares(changed) == [0.2, 0.05] and changed.document["planned_comparisons"] == 4
     assert [v.look for v in changed.verdicts] == [1, 2, 1]
     other = report(tmp_path, 3, configurations=dict.fromkeys(EFFECTS, "c"))
     assert shares(other) == [0.2] and other.planned == 3
@@ -496,7 +508,7 @@ def test_a_changed_rule_is_judged_at_the_same_cost_and_marked(tmp_path):
     for verdict in wider.verdicts:
         assert verdict.remarks[-1] == "rule changed after results: band"
     again = report(tmp_path, 5, rule=replace(rule, band=1.0))
-    assert verdicts_record(again) == verdicts_record(wider)
+    assert document_of(again) == document_of(wider)
     back = report(tmp_path, 5, rule=rule)
     assert back.verdicts[0].remarks[-1] == "rule changed after results: now as before"
     assert words(back) == words(study)
@@ -509,7 +521,7 @@ def test_looks_do_not_depend_on_how_often_the_study_was_reported(tmp_path):
         often = report(tmp_path / "often", n)
     for n in (3, 5, 8):
         seldom = report(tmp_path / "seldom", n)
-    assert verdicts_record(often) == verdicts_record(seldom)
+    assert document_of(often) == document_of(seldom)
 
 
 def test_rounding_needs_no_further_seeds(tmp_path):

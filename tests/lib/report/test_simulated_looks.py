@@ -39,7 +39,7 @@ def judged_at_looks(losses_AN, rule):
         plan = declare(plan, parts)
         study = judge_study(parts, plan)
         if plan.taken is None:
-            assert study.closed[-1] == set(study.family)
+            assert study.closed[-1] == set(study.document["family"])
             break
         assert plan.taken.share == pytest.approx(share)
     words = np.array([CODES.get(verdict.word, 1) for verdict in study.verdicts])
