@@ -23,14 +23,7 @@ from gpt2.planning.cost import (
 from gpt2.planning.looks import AutoSeeds
 from gpt2.planning.notes import note_lines
 from gpt2.planning.plan import Plan
-from gpt2.planning.power import (
-    StudyCost,
-    StudyPower,
-    power_record,
-    power_text,
-    study_cost,
-    study_power,
-)
+from gpt2.planning.power import power_text, study_cost, study_power
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import folded
 from lib.env.gpu import cpu_model, find_gpu, usable_cores
@@ -172,11 +165,12 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
     headings = fitting_columns(columns, [name for name in _PRIORITY if name in columns], width)
     lines = [headings, *zip(*(columns[heading] for heading in headings), strict=True)]
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
+    power = power_text(study_power(plan), study_cost(plan, [view.seconds for view in views]))
     notes = (
         f"{skipped}{_damage_note(plan, views)}{_stale_note(views)}"
         + "".join(f"{line}\n" for line in _pattern_notes(plan))
         + f"{_time_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
-        + f"{_micro_batch_note(plan)}{_power_note(plan, views)}{summary_line(plan, views)}"
+        + f"{_micro_batch_note(plan)}{power}{summary_line(plan, views)}"
     )
     if hidden := [name for name in columns if name not in headings]:
         notes = f"not shown: {', '.join(hidden)} (V=1 shows all columns)\n{notes}"
@@ -283,7 +277,8 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         "notes": _pattern_notes(plan),
         "left_out": [str(problem) for problem in plan.left_out],
         "micro_batch": asdict(plan.micro_batch) if plan.micro_batch else None,
-        **power_record(*_power_and_cost(plan, views)),
+        "power": study_power(plan),
+        "cost": study_cost(plan, [view.seconds for view in views]),
         "looks": None if plan.auto is None else _looks(plan.auto),
         "runs": [
             asdict(view) | {"directory": str(run.path), "seed": run.seed}
@@ -291,14 +286,6 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         ],
     }
     return json_document(SCHEMA_VERSION, document)
-
-
-def _power_and_cost(plan: Plan, views: Sequence[RunView]) -> tuple[StudyPower | None, StudyCost]:
-    return study_power(plan), study_cost(plan, [view.seconds for view in views])
-
-
-def _power_note(plan: Plan, views: Sequence[RunView]) -> str:
-    return power_text(*_power_and_cost(plan, views))
 
 
 def _time_note(plan: Plan, views: Sequence[RunView]) -> str:

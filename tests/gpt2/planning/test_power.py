@@ -12,7 +12,7 @@ import pytest
 
 from gpt2.planning import view
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
-from gpt2.planning.power import confirm_power, power_text, study_cost, study_power
+from gpt2.planning.power import _misses, confirm_power, power_text, study_cost, study_power
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
@@ -57,25 +57,27 @@ def test_a_worked_example(planned):
     """sd of a run 0.0013, so 0.00184 of a difference; 2.40 of it at the alpha of the only look."""
     plan = planned(VERDICT_NOISE="0.0013")
     power = study_power(plan)
-    assert (power.seeds, power.comparisons) == (5, 18)
-    assert power.alpha == pytest.approx(0.9 * 0.05)
-    assert power.noise.sd == pytest.approx(0.0013 * math.sqrt(2))
-    assert power.effect == pytest.approx(2.40 * 0.0013 * math.sqrt(2), rel=0.005)
+    assert (power["seeds"], power["comparisons"]) == (5, 18)
+    assert power["alpha"] == pytest.approx(0.9 * 0.05)
+    assert power["noise"]["sd"] == pytest.approx(0.0013 * math.sqrt(2))
+    assert power["effect"] == pytest.approx(2.40 * 0.0013 * math.sqrt(2), rel=0.005)
     # 18 steps, the baseline twice and the A/A step, 5 seeds, 12 hours each.
     cost = study_cost(plan, [12 * 3600.0] * len(plan.runs))
-    assert (cost.runs, cost.gpu_hours) == (105, 1260)
+    assert (cost["runs"], cost["gpu_hours"]) == (105, 1260)
     text = power_text(power, cost)
     assert "0.0044 nats" in text and "1,260.0 device hours" in text
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert study_cost(plan, [None] * len(plan.runs)).gpu_hours is None
+    assert study_cost(plan, [None] * len(plan.runs))["gpu_hours"] is None
 
 
 def test_the_band_states_the_seeds_that_it_needs(planned):
-    assert study_power(planned(VERDICT_NOISE="0.0013")).band_seeds is None
+    assert study_power(planned(VERDICT_NOISE="0.0013"))["band_seeds"] is None
     wide = study_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.005"))
     narrow = study_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.002"))
     none = study_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.0005"))
-    assert wide.band_seeds == 5 and 16 <= narrow.band_seeds <= 20 and none.band_seeds is None
+    assert (
+        wide["band_seeds"] == 5 and 16 <= narrow["band_seeds"] <= 20 and none["band_seeds"] is None
+    )
     assert "more than 60 seeds" in power_text(none, study_cost(planned(), []))
 
 
@@ -86,9 +88,9 @@ def test_finished_baseline_seeds_are_a_pilot(planned):
     assert [run.path for run in pilot.runs] == baseline
     losses = [3.301, 3.299, 3.3005, 3.3021]
     finish_baseline(pilot, losses)
-    noise = study_power(study).noise
+    noise = study_power(study)["noise"]
     expected = statistics.stdev(losses) * math.sqrt(2) * pilot_factor(4)
-    assert noise.sd == pytest.approx(expected) and "4 baseline seeds" in noise.source
+    assert noise["sd"] == pytest.approx(expected) and "4 baseline seeds" in noise["source"]
 
 
 def test_finished_comparisons_are_the_best_estimate(planned):
@@ -101,16 +103,16 @@ def test_finished_comparisons_are_the_best_estimate(planned):
     # Two seeds say nothing, and a run that has learned nothing is no noise.
     finish(plan, "mla", [3.2, 3.9])
     finish(plan, "full", [3.2, 3.3, 9.0])
-    noise = study_power(plan).noise
+    noise = study_power(plan)["noise"]
     variances = [statistics.variance(each) for each in gaps.values()]
-    assert noise.sd == pytest.approx(math.sqrt(sum(variances) / 2))
-    assert "2 comparisons" in noise.source
+    assert noise["sd"] == pytest.approx(math.sqrt(sum(variances) / 2))
+    assert "2 comparisons" in noise["source"]
 
 
 def test_without_any_noise_the_plan_names_what_to_do(planned):
     plan = planned()
     power = study_power(plan)
-    assert power.noise is power.effect is None and not power.misses
+    assert power["noise"] is power["effect"] is None and not _misses(power)
     text = power_text(power, study_cost(plan, []))
     assert "STEPS=0" in text and "VERDICT_NOISE" in text
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -125,7 +127,7 @@ def test_a_study_without_verdicts_has_no_power(planned):
 def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
     settings = {"VERDICT_NOISE": "0.0013", "VERDICT_EFFECT": "0.003"}
     plan = planned(**settings)
-    assert study_power(plan).misses
+    assert _misses(study_power(plan))
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError) as caught:
         confirm_power(plan, yes=False)
@@ -142,7 +144,7 @@ def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
 def test_a_band_that_hardly_any_step_can_fill_is_a_question(planned, monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     narrow = planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.002")
-    assert study_power(narrow).band_probability < 0.05
+    assert study_power(narrow)["band_probability"] < 0.05
     with pytest.raises(ConfigError) as caught:
         confirm_power(narrow, yes=False)
     assert caught.value.codes == ["usage.no-terminal"]
@@ -156,11 +158,11 @@ def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
     matrix |= {"ABLATION_FEATURES": features, "VERDICT_NOISE": "0.0013"}
     plan = planned(**matrix)
     power = study_power(plan)
-    assert (len(plan.runs), power.comparisons) == (40, 6)
-    assert power.noise.sd == pytest.approx(0.0013 * 2 / math.sqrt(8))
+    assert (len(plan.runs), power["comparisons"]) == (40, 6)
+    assert power["noise"]["sd"] == pytest.approx(0.0013 * 2 / math.sqrt(8))
     factorial = VerdictRule("factorial")
-    sd = power.noise.sd
-    assert power.effect == pytest.approx(sd * detectable_effect(5, 6, factorial, 0.045))
+    sd = power["noise"]["sd"]
+    assert power["effect"] == pytest.approx(sd * detectable_effect(5, 6, factorial, 0.045))
     text = power_text(power, study_cost(plan, []))
     assert "noise of an effect" in text
     unknown = planned(**matrix | {"VERDICT_NOISE": "0"})
@@ -172,19 +174,19 @@ def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
         for variant in plan.variants:
             finish_one = [r for r in plan.runs if r.seed == run.seed and r.variant == variant]
             finish(replace(plan, runs=finish_one), variant.slug, [3 + draw.gauss(0, 0.0013)])
-    assert study_power(plan).noise.sd == pytest.approx(sd, rel=0.35)
-    assert "6 comparisons" in study_power(plan).noise.source
+    assert study_power(plan)["noise"]["sd"] == pytest.approx(sd, rel=0.35)
+    assert "6 comparisons" in study_power(plan)["noise"]["source"]
 
 
 def test_a_sweep_states_the_power_of_its_comparisons_with_the_first_point(planned):
     sweep = "LEARNING_RATE=1e-4,2e-4,3e-4,6e-4,1e-3"
     power = study_power(planned(sweep=sweep, VERDICT_NOISE="0.0013"))
-    assert power.comparisons == 4 and power.effect > 0
+    assert power["comparisons"] == 4 and power["effect"] > 0
     # Its combinations differ in more than their seeds.
     finished = planned(sweep=sweep)
     for run, loss in zip(finished.runs, [3.0, 3.1, 3.2, 3.3, 3.4, 3.5], strict=False):
         finish(replace(finished, runs=[run]), run.variant.slug, [loss])
-    assert study_power(finished).noise is None
+    assert study_power(finished)["noise"] is None
 
 
 def test_the_plan_and_its_record_have_it(planned):
@@ -199,13 +201,13 @@ def test_looks_have_expected_seeds(planned):
     plan = planned(seeds="auto", VERDICT_NOISE="0.0013", VERDICT_BAND="0.004")
     power = study_power(plan)
     # An effect near the band is the hardest to judge.
-    assert 6 < power.seeds_without < power.seeds_with < 8
+    assert 6 < power["seeds_without"] < power["seeds_with"] < 8
     text = power_text(power, study_cost(plan, []))
-    assert f"{power.seeds_without:.1f} without an effect" in text
+    assert f"{power['seeds_without']:.1f} without an effect" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     larger = study_power(
         planned(seeds="auto", VERDICT_NOISE="0.0013", VERDICT_BAND="0.004", VERDICT_EFFECT="0.02")
     )
-    assert larger.seeds_with == pytest.approx(3, abs=0.01)
-    assert larger.seeds_without == power.seeds_without
-    assert study_power(planned(VERDICT_NOISE="0.0013")).seeds_with is None
+    assert larger["seeds_with"] == pytest.approx(3, abs=0.01)
+    assert larger["seeds_without"] == power["seeds_without"]
+    assert study_power(planned(VERDICT_NOISE="0.0013"))["seeds_with"] is None
