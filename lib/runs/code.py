@@ -87,7 +87,7 @@ def loaded_source() -> dict[str, str]:
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(_MODULES)]
     files = [vars(module).get("__file__") or "" for module in modules]
     names = {file.removeprefix(root) for file in files if file.startswith(roots)}
-    return {name: _loaded_digest(name) for name in sorted(names) if makes_results(name)}
+    return {n: _digest(n, loaded=True) for n in sorted(names) if makes_results(n)}
 
 
 def changed_since(recorded: Mapping[str, str], commit: str | None = None) -> list[str]:
@@ -264,25 +264,19 @@ def makes_results(name: str) -> bool:
     return not name.startswith(NOT_TRAINING)
 
 
-def _loaded_digest(name: str) -> str:
-    """Return the digest of the file as it was loaded: workers are forked long after the import."""
+def _digest(name: str, *, loaded: bool = False) -> str:
+    """Return the digest of the file, or of the file as it was ``loaded``.
+
+    Workers are forked long after the import.
+    """
     path = os.path.join(str(ROOT), name)
     try:
         info = os.stat(path)
     except OSError:
-        return EDITED
+        return EDITED if loaded else "absent"
     # A time in the future indicates a wrong clock and is ignored.
-    if _LOADED_NS < info.st_mtime_ns <= time.time_ns():
+    if loaded and _LOADED_NS < info.st_mtime_ns <= time.time_ns():
         return EDITED
-    return _digest_of(path, info.st_mtime_ns, info.st_size)
-
-
-def _digest(name: str) -> str:
-    path = os.path.join(str(ROOT), name)
-    try:
-        info = os.stat(path)
-    except OSError:
-        return "absent"
     return _digest_of(path, info.st_mtime_ns, info.st_size)
 
 
@@ -405,10 +399,7 @@ def write_code_patch(run_dir: Path) -> dict[str, str] | None:
 
 def has_commit(sha: str) -> bool:
     """Return whether this repository contains the commit ``sha``."""
-    try:
-        return not _git(ROOT, "cat-file", "-e", f"{sha}^{{commit}}").returncode
-    except OSError:
-        return False
+    return run_git("cat-file", "-e", f"{sha}^{{commit}}") is not None
 
 
 def checkout_commit(sha: str, diff: Path | None, folder: Path) -> None:
@@ -417,14 +408,10 @@ def checkout_commit(sha: str, diff: Path | None, folder: Path) -> None:
     The tree is a clone that shares the objects of this repository; this repository does not change.
     Raises PreflightError with git's message if a git command fails.
     """
-    for directory, args in (
-        (ROOT, ["clone", "-q", "--shared", "--no-checkout", str(ROOT), str(folder)]),
-        (folder, ["checkout", "-q", "--detach", sha]),
-    ):
-        done = _git(directory, *args)
-        if done.returncode:
-            what = f"git {args[0]} failed: {done.stderr.strip()}"
-            raise PreflightError(Problem(what, str(diff or sha), code="git.failed"))
+    subject = str(diff or sha)
+    clone = ("clone", "-q", "--shared", "--no-checkout", str(ROOT), str(folder))
+    _require_git(ROOT, subject, *clone)
+    _require_git(folder, subject, "checkout", "-q", "--detach", sha)
     if diff is not None:
         _apply(folder, diff, "--binary", "--whitespace=nowarn")
 
@@ -441,11 +428,16 @@ def describe_patch(diff: Path) -> str:
 def _apply(directory: Path, diff: Path, *options: str) -> str:
     """Return the output of git apply, which would wait for a pipe in place of ``diff``."""
     patch = read_record(diff, "a patch", _MAX_PATCH_BYTES)
-    command = ["git", "-C", str(directory), "apply", *options, "-"]
-    done = subprocess.run(command, input=patch, capture_output=True, check=False)
+    return _require_git(directory, str(diff), "apply", *options, "-", text=patch)
+
+
+def _require_git(directory: Path, subject: str, *args: str, text: bytes = b"") -> str:
+    """Return the output of git. Raises PreflightError on ``subject`` with git's message."""
+    command = ["git", "--no-optional-locks", "-C", str(directory), *args]
+    done = subprocess.run(command, input=text, capture_output=True, check=False)
     if done.returncode:
-        what = f"git apply failed: {done.stderr.decode(errors='replace').strip()}"
-        raise PreflightError(Problem(what, str(diff), code="git.failed"))
+        what = f"git {args[0]} failed: {done.stderr.decode(errors='replace').strip()}"
+        raise PreflightError(Problem(what, subject, code="git.failed"))
     return done.stdout.decode(errors="replace")
 
 
@@ -460,10 +452,3 @@ def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
         if not Path(name).is_absolute()
         and (not (folder / name).is_file() or sha256_file(folder / name) != digest)
     ]
-
-
-def _git(directory: Path, *args: str) -> subprocess.CompletedProcess:
-    command = ["git", "--no-optional-locks", "-C", str(directory), *args]
-    return subprocess.run(
-        command, capture_output=True, encoding="utf-8", errors="replace", check=False
-    )
