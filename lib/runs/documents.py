@@ -10,7 +10,10 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
+
+from lib.json_files import DamagedRecord
 
 _DIGEST_LENGTH = 64
 
@@ -78,15 +81,6 @@ COLUMNS = (
 _CELLS = [(COLUMNS.index(name), kind) for name, kind in get_type_hints(DocumentResult).items()]
 
 
-class InvalidRow(ValueError):
-    """Invalid content of the file: the expected and the actual value."""
-
-    def __init__(self, expected: str, found: str) -> None:
-        self.expected = expected
-        self.found = found
-        super().__init__(f"expected {expected}, got {found}")
-
-
 def bits_per_byte(nats: float, n_bytes: int) -> float | None:
     """Compute nats / (bytes · ln 2); return None if there are no bytes."""
     return nats / n_bytes / math.log(2) if n_bytes else None
@@ -102,35 +96,37 @@ def to_csv(items: Iterable[DocumentResult]) -> str:
     return text.getvalue()
 
 
-def parse_document_results(content: bytes) -> list[DocumentResult]:
-    """Return the rows of the content of the file.
+def parse_document_results(file: Path, content: bytes) -> list[DocumentResult]:
+    """Return the rows of the content of ``file``.
 
-    Raises InvalidRow at the first row that differs from the format of ``to_csv``, and ValueError if
-    the content is not UTF-8 or not CSV.
+    Raises DamagedRecord at the first row that differs from the format of ``to_csv``.
     """
     try:
         lines = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
     except csv.Error as error:
-        raise InvalidRow("CSV", str(error)) from None
+        raise DamagedRecord(file, "CSV", str(error)) from None
+    except ValueError as error:
+        raise DamagedRecord(file, "rows", str(error)) from None
     if not lines or tuple(lines[0]) != COLUMNS:
         header = ",".join(lines[0]) if lines else "nothing"
-        raise InvalidRow(f"columns {','.join(COLUMNS)}", header)
-    items = [_item(number, cells) for number, cells in enumerate(lines[1:], 2)]
+        raise DamagedRecord(file, f"columns {','.join(COLUMNS)}", header)
+    items = [_item(file, number, cells) for number, cells in enumerate(lines[1:], 2)]
     if not items:
-        raise InvalidRow("at least one row", "none")
+        raise DamagedRecord(file, "at least one row", "none")
     return items
 
 
-def _item(number: int, cells: Sequence[str]) -> DocumentResult:
+def _item(file: Path, number: int, cells: Sequence[str]) -> DocumentResult:
     if len(cells) != len(COLUMNS):
-        raise InvalidRow(f"line {number}: {len(COLUMNS)} cells", str(len(cells)))
+        raise DamagedRecord(file, f"line {number}: {len(COLUMNS)} cells", str(len(cells)))
     try:
         item = DocumentResult(*(kind(cells[at]) for at, kind in _CELLS))
     except ValueError as error:
-        raise InvalidRow(f"line {number}: numbers", str(error)) from None
+        raise DamagedRecord(file, f"line {number}: numbers", str(error)) from None
     finite = math.isfinite(item.nll_sum) and item.nll_sum >= 0
     if not finite or not 0 <= item.n_correct <= item.n_tokens or item.n_tokens < 1:
-        raise InvalidRow(
+        raise DamagedRecord(
+            file,
             f"line {number}: n_tokens > 0, a finite nll_sum, n_correct <= n_tokens",
             f"{item.n_tokens}, {item.nll_sum}, {item.n_correct}",
         )
@@ -139,10 +135,12 @@ def _item(number: int, cells: Sequence[str]) -> DocumentResult:
         name, cell, actual = next(
             each for each in zip(COLUMNS, exact, cells, strict=True) if each[1] != each[2]
         )
-        raise InvalidRow(f"line {number}: {name} {cell}", actual)
+        raise DamagedRecord(file, f"line {number}: {name} {cell}", actual)
     digests = [item.tokens_sha256, *filter(None, [item.doc_sha256])]
     if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
-        raise InvalidRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])
+        raise DamagedRecord(
+            file, f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0]
+        )
     return item
 
 

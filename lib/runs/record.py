@@ -30,7 +30,7 @@ from lib.json_files import (
     unreadable,
 )
 from lib.plan.run import Run
-from lib.runs.documents import DocumentResult, InvalidRow, parse_document_results
+from lib.runs.documents import DocumentResult, parse_document_results
 from lib.runs.lease import current_holder
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
@@ -372,12 +372,7 @@ class RunRecord:
     def documents(self) -> Sequence[DocumentResult]:
         """Return the per-document rows of the final evaluation."""
         path = self.run.per_query
-        try:
-            return parse_document_results(self._read(path, "rows"))
-        except InvalidRow as error:
-            raise DamagedRecord(path, error.expected, error.found) from None
-        except ValueError as error:
-            raise DamagedRecord(path, "rows", str(error)) from None
+        return parse_document_results(path, self._read(path, "rows"))
 
     @cached_property
     def sample(self) -> str:

@@ -10,7 +10,6 @@ import pytest
 from lib.json_files import DamagedRecord
 from lib.runs.documents import (
     DocumentResult,
-    InvalidRow,
     evaluation_metrics,
     expected_calibration_error,
     parse_document_results,
@@ -20,13 +19,14 @@ from lib.runs.documents import (
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
+FILE = Path("per_query.csv")
 ROW = DocumentResult("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0, 1, 0.1 + 0.2, 1, 12)
 OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 
 
 def test_rows_survive_the_file() -> None:
     text = to_csv([ROW, OTHER])
-    assert parse_document_results(text.encode()) == [ROW, OTHER]
+    assert parse_document_results(FILE, text.encode()) == [ROW, OTHER]
     assert "0.30000000000000004" in text
     assert ROW.bits_per_byte == pytest.approx(ROW.nll_sum / 7 / 0.6931471805599453)
     assert OTHER.bits_per_byte is None
@@ -41,7 +41,7 @@ def test_a_device_in_place_of_the_file_is_not_read(tmp_path: Path) -> None:
 
 def test_documents_of_one_name_are_rows_of_their_own() -> None:
     same = [ROW, replace(OTHER, item_id=ROW.item_id)]
-    assert parse_document_results(to_csv(same).encode()) == same
+    assert parse_document_results(FILE, to_csv(same).encode()) == same
 
 
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
@@ -62,8 +62,8 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_no_row_is_refused(damage: str) -> None:
     change, expected = DAMAGES[damage]
-    with pytest.raises(InvalidRow) as caught:
-        parse_document_results(change(to_csv([ROW])).encode())
+    with pytest.raises(DamagedRecord) as caught:
+        parse_document_results(FILE, change(to_csv([ROW])).encode())
     assert expected in str(caught.value)
 
 
