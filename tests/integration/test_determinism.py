@@ -25,6 +25,6 @@ def test_the_first_difference_is_reported(build, monkeypatch):
     code, told = train_twice(folder.path, steps="1")
     assert code == 1
     assert told.startswith("DIVERGED\n") and "iteration 2" in told
-    assert "3.2 and 3.25, +0.05" in told
+    assert "3.2 and 3.25, A - B = -0.05" in told
     monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda plan: 130)
     assert train_twice(folder.path, steps="1") == (130, "")
