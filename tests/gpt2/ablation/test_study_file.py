@@ -148,6 +148,15 @@ def test_a_wrong_file_names_its_line(study_file, old, new, code, line):
     assert problem.where.partition(": ")[0] == f"{path}:{line}"
 
 
+def test_a_circle_of_parents_is_refused_with_the_names(study_file):
+    circle = GOOD.replace("set = {", 'parent = "two-heads-ra"\nset = {')
+    with pytest.raises(ConfigError) as caught:
+        read_study(study_file(circle))
+    assert (caught.value.exit_code, caught.value.codes) == (2, ["study.unknown-parent"])
+    named = "two-heads: parent 'two-heads-ra' is not the name of an earlier step"
+    assert named in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", 'name = "a"\n', "a = " + "[" * 5000, "a = " + "9" * 5000, 'name = "a"\nstep = 3\n', "\0"],

@@ -92,12 +92,24 @@ def test_a_failed_aa_step_says_what_to_do(runs: list[Run[Any]], tmp_path: Path) 
         assert row.verdict == ("FAIL" if failed else "PASS")
         assert (f"base-aa vs base: {word}" == row.what) == failed
         assert ("make SEEDS=5-8" in row.next and "by chance" in row.next) == failed
-    (row,) = (
-        r
-        for r in word_rows({**document, "aa_failed": True}, names, tmp_path)
-        if r.check == "A/A step"
-    )
+    changed = {**document, "aa_failed": True}
+    (row,) = (r for r in word_rows(changed, names, tmp_path) if r.check == "A/A step")
     assert row.what == "an A/A step failed at an earlier look"
+    changed = {**document, "aa_steps": [{**step, "verdict": None}]}
+    (row,) = (r for r in word_rows(changed, names, tmp_path) if r.check == "A/A step")
+    assert (row.verdict, row.what) == ("UNKNOWN", "base-aa vs base: no word")
+
+
+def test_only_the_runs_to_publish_are_judged(
+    runs: list[Run[Any]], tmp_path: Path, make_run: Any
+) -> None:
+    make_run("wide", 3.0, seed=1, number=1, losses=SPIKED)
+    document = document_of(build_table("demo", runs))
+    for arms, unstable, words in (({"base", "wide"}, "FAIL", 1), ({"base"}, "PASS", 0)):
+        names = {run.path.name for run in runs if run.variant.slug in arms}
+        rows = {row.check: row for row in word_rows(document, names, tmp_path)}
+        assert rows["stability"].verdict == unstable
+        assert (rows["verdicts"].what != "no comparison") == words
 
 
 def trained_again(run: RunDir) -> None:
