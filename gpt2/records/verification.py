@@ -119,25 +119,17 @@ def seeds_row(runs: Sequence[RunEvidence], min_seeds: int) -> CheckRow:
     variants = _seeds_of_variants(runs)
     wanted = {seed for seeds in variants.values() for seed in seeds}
     text = f"{_listed(wanted)} of each variant"
-    remarks = [*_recorded_seed_remarks(runs), *_seed_set_remarks(variants, min_seeds)]
+    remarks: list[CheckRemark] = []
+    for each in runs:
+        seed = each.of("seeds", "seed")
+        both = f"{each.tracked('seed')} in the tracker, {seed} in the manifest"
+        remarks += each.against_tracker("seed", seed, f"seed of {each.name}: {both}")
+    remarks += _seed_set_remarks(variants, min_seeds)
     unused = (seed for seed in range(1, min_seeds + len(wanted) + 1) if seed not in wanted)
     wanted.update(islice(unused, max(0, min_seeds - len(wanted))))
     seeds = _listed(wanted, ",")
     advice = f"type: make SEEDS={seeds} && make verify-results SEEDS={seeds}"
     return check_row("seeds", text, remarks, advice)
-
-
-def _recorded_seed_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
-    for each in runs:
-        seed, tracked = each.of("seeds", "seed"), each.tracked("seed")
-        if tracked == UNKNOWN:
-            yield each.untracked("seed")
-        elif seed == UNKNOWN:
-            yield each.lacks(f"{each.name} has no seed")
-        elif seed != tracked:
-            yield each.fails(
-                f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"
-            )
 
 
 def _seeds_of_variants(runs: Sequence[RunEvidence]) -> dict[str, list[int]]:
@@ -249,16 +241,29 @@ def _as_long(first: RunEvidence, each: RunEvidence) -> bool:
 def said(runs: Sequence[RunEvidence]) -> dict[str, str]:
     """Return {group: text of its checklist row if all runs agree}."""
     first = runs[0]
+    whole, micro, accumulation, tokens = (
+        first.of("batch", name)
+        for name in ("global_sequences", "micro_batch", "accumulation", "tokens_per_iteration")
+    )
+    processes, driver = first.of("processes", "world_size"), first.of("hardware", "driver_version")
+    device = first.of("hardware", "gpu_name") or first.of("hardware", "cpu_model")
+    seconds = [each.figure("timing", "train_seconds") for each in runs]
+    timed = [value for value in seconds if isinstance(value, float)]
+    measured = f"{min(timed):,.1f} to {max(timed):,.1f} s of training" if timed else "not timed"
+    limit = max_time(first)
     digest, tokenizer = first.of("data", "digest"), first.facts.observed["tokenizer"]
     return {
-        "hardware": _hardware(first),
+        "hardware": f"{processes} × {device}" + (f", driver {driver}" if driver else ""),
         "compile": "on" if is_compiled(first) is True else "off",
-        "effective batch": _batch(first),
-        LENGTH: _length(runs),
+        "effective batch": (
+            f"{whole} sequences = {micro} × {accumulation} × {processes}, {tokens} tokens"
+        ),
+        LENGTH: (
+            f"{'' if limit is None else f'{limit} s each, '}tokens: {_tokens(runs)}; {measured}"
+        ),
         "evaluation": (
             f"{first.figure('final', 'eval_documents')} documents, "
-            f"{first.figure('final', 'eval_tokens')} tokens, "
-            f"batches of {first.of('batch', 'micro_batch')}"
+            f"{first.figure('final', 'eval_tokens')} tokens, batches of {micro}"
         ),
         "data and preprocessing": f"{first.of('data', 'dataset')} {digest}, tokenizer {tokenizer}",
         SOFTWARE: (
@@ -285,29 +290,6 @@ def to_publish(runs: Sequence[RunEvidence], rows: Sequence[CheckRow]) -> Mapping
         "evaluation": texts["evaluation"],
         "software": texts[SOFTWARE],
     }
-
-
-def _hardware(each: RunEvidence) -> str:
-    gpu, driver = each.of("hardware", "gpu_name"), each.of("hardware", "driver_version")
-    name = gpu or each.of("hardware", "cpu_model")
-    suffix = f", driver {driver}" if driver else ""
-    return f"{each.of('processes', 'world_size')} × {name}{suffix}"
-
-
-def _batch(each: RunEvidence) -> str:
-    whole, micro, accumulation = (
-        each.of("batch", name) for name in ("global_sequences", "micro_batch", "accumulation")
-    )
-    processes, tokens = each.of("processes", "world_size"), each.of("batch", "tokens_per_iteration")
-    return f"{whole} sequences = {micro} × {accumulation} × {processes}, {tokens} tokens"
-
-
-def _length(runs: Sequence[RunEvidence]) -> str:
-    seconds = [each.figure("timing", "train_seconds") for each in runs]
-    timed = [value for value in seconds if isinstance(value, float)]
-    measured = f"{min(timed):,.1f} to {max(timed):,.1f} s of training" if timed else "not timed"
-    limit = max_time(runs[0])
-    return f"{'' if limit is None else f'{limit} s each, '}tokens: {_tokens(runs)}; {measured}"
 
 
 def _tokens(runs: Sequence[RunEvidence]) -> str:
@@ -353,9 +335,14 @@ def verify(
         SOFTWARE: [*package_remarks(evidence)],
         "effective batch": [*batch_remarks(evidence)],
     }
+    damages = [
+        each.fails(f"{each.name}: {finding}")
+        for each in evidence
+        for finding in artifact_findings(RunRecord(each.run), every_byte=True)
+    ]
     rows = [
         stop_row(evidence),
-        _records_row(evidence),
+        check_row("records", "all file digests match", damages, "type: make audit RUNS=NAME"),
         manifest_row(evidence),
         *(setting_row(key, evidence) for key in KEYS),
         symbols_row(evidence),
@@ -366,12 +353,3 @@ def verify(
     ]
     names = [str(run.path) for run in runs]
     return PublicationChecklist(source, names, rows, to_publish(evidence, rows))
-
-
-def _records_row(runs: Sequence[RunEvidence]) -> CheckRow:
-    remarks = [
-        each.fails(f"{each.name}: {finding}")
-        for each in runs
-        for finding in artifact_findings(RunRecord(each.run), every_byte=True)
-    ]
-    return check_row("records", "all file digests match", remarks, "type: make audit RUNS=NAME")

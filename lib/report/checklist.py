@@ -4,7 +4,7 @@ The evidence of a run is its own files and its configuration in the tracker. Eac
 checklist has a verdict; a fact that was not recorded is UNKNOWN and does not pass.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -138,11 +138,16 @@ class RunEvidence:
         """Return what is not known about this run."""
         return CheckRemark(CheckVerdict.UNKNOWN, what, self.name)
 
-    def untracked(self, key: str) -> CheckRemark:
-        """Return why the tracker's value of ``key`` is not known."""
-        config = self.tracker_config
-        what = f"the tracker has no {key} for {self.name}"
-        return self.lacks(config if isinstance(config, str) else what)
+    def against_tracker(self, key: str, own: Any, differs: str) -> Iterator[CheckRemark]:
+        """Yield a remark if the tracker's value of ``key`` or ``own`` is missing, or they differ."""
+        config, tracked = self.tracker_config, self.tracked(key)
+        if tracked == UNKNOWN:
+            what = f"the tracker has no {key} for {self.name}"
+            yield self.lacks(config if isinstance(config, str) else what)
+        if own == UNKNOWN:
+            yield self.lacks(f"the manifest of {self.name} has no {key}")
+        elif tracked not in (UNKNOWN, own):
+            yield self.fails(differs)
 
 
 def read_evidence(run: RunDir, ask: TrackerQuery, axis: Set[str]) -> RunEvidence:

@@ -34,9 +34,8 @@ _SHA_CHARS = 12
 
 def commit_rows(runs: Sequence[RunEvidence]) -> list[CheckRow]:
     """Return four rows; a missing commit is reported as neither public nor comparable."""
-    shas = {run.name: run.of("code", "git_sha") for run in runs}
-    recorded = [sha for sha in dict.fromkeys(shas.values()) if sha not in (UNKNOWN, None)]
-    present = [sha for sha in recorded if has_commit(sha)]
+    shas = dict.fromkeys(run.of("code", "git_sha") for run in runs)
+    present = [sha for sha in shas if sha not in (UNKNOWN, None) and has_commit(sha)]
     shown = [sha[:_SHA_CHARS] for sha in present]
     return [
         check_row("commit exists", ", ".join(shown), _missing(runs, present)),
@@ -161,8 +160,6 @@ _FOLLOWS = {
     "splits": ("data.custom_path", "data.tokenizer"),
     **dict.fromkeys(_HARDWARE, ("machine.device",)),
 }
-# Reported in a separate row, and allowed to differ.
-_SEED = "seed"
 
 
 def group_rows(
@@ -173,17 +170,21 @@ def group_rows(
 ) -> list[CheckRow]:
     """Return one row per group, comparing every run with the first.
 
-    ``names`` maps settings to symbols; ``said`` maps groups to the text of a passing row;
+    Seeds have a row of their own. With another tokenizer declared, the tokens of the same text may
+    differ. ``names`` maps settings to symbols; ``said`` maps groups to the text of a passing row;
     ``remarks`` maps groups to further reasons found by the caller.
     """
     undeclared: list[tuple[str, FieldDifference]] = []
     declared: dict[str, str] = {}
     for run in runs[1:]:
+        axis = runs[0].axis | run.axis
+        same_text = "TOKENIZER" in axis and runs[0].facts.text == run.facts.text
+        ignored = {"seed", *(("documents", "tokenizer") if same_text else ())}
         for difference in field_differences(runs[0].facts, run.facts):
             symbol = names.get(difference.field, difference.field)
-            if symbol in runs[0].axis | run.axis:
+            if symbol in axis:
                 declared[difference.field] = symbol
-            elif difference.field != _SEED and not _is_tokenizers(difference.field, runs[0], run):
+            elif difference.field not in ignored:
                 undeclared.append((run.name, difference))
     rows = []
     for group in _FIELDS:
@@ -197,12 +198,6 @@ def group_rows(
         ]
         rows.append(check_row(group, text, [*reasons, *remarks.get(group, ())]))
     return rows
-
-
-def _is_tokenizers(field: str, first: RunEvidence, run: RunEvidence) -> bool:
-    """Return whether the field differs because a step declares another tokenizer for the same text."""
-    declared = "TOKENIZER" in first.axis | run.axis and first.facts.text == run.facts.text
-    return declared and field in ("documents", "tokenizer")
 
 
 def package_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
@@ -274,31 +269,19 @@ class TrackedSetting(NamedTuple):
 
 def setting_row(key: TrackedSetting, runs: Sequence[RunEvidence]) -> CheckRow:
     """Return the row of one setting; a missing value is UNKNOWN and never equal."""
-    values = [(run, key.own(run), run.tracked(key.name)) for run in runs]
-    first, recorded, _ = values[0]
-    text = values_by_run_text((run.name, value) for run, value, _ in values)
-    if different := [run for run, value, _ in values if value != recorded]:
+    own = [(run, key.own(run)) for run in runs]
+    tracked = [(run, run.tracked(key.name)) for run in runs]
+    first, recorded = own[0]
+    text = values_by_run_text((run.name, value) for run, value in own)
+    if different := [run for run, value in own if value != recorded]:
         reason = key.reason(first, different[0]) or f"declared to differ ({key.symbol})"
         text = f"{reason}: {text}"
-    manifests = [(run, value) for run, value, _ in values]
-    trackers = [(run, tracked) for run, _, tracked in values]
-    remarks = [*_differences(key, "manifests", manifests), *_differences(key, "tracker", trackers)]
-    return check_row(key.name, text, [*_contradictions(key, values), *remarks])
-
-
-def _contradictions(
-    key: TrackedSetting, values: Sequence[tuple[RunEvidence, Any, Any]]
-) -> Iterator[CheckRemark]:
-    """Yield a remark for each value that is missing, or differs between manifest and tracker."""
-    for run, value, tracked in values:
-        if tracked == UNKNOWN:
-            yield run.untracked(key.name)
-        if value == UNKNOWN:
-            yield run.lacks(f"the manifest of {run.name} has no {key.name}")
-    for run, value, tracked in values:
-        if UNKNOWN not in (tracked, value) and tracked != value:
-            both = f"tracker {value_text(tracked)}, manifest {value_text(value)}"
-            yield run.fails(f"{run.name}: {both}")
+    remarks: list[CheckRemark] = []
+    for (run, value), (_, other) in zip(own, tracked, strict=True):
+        both = f"tracker {value_text(other)}, manifest {value_text(value)}"
+        remarks += run.against_tracker(key.name, value, f"{run.name}: {both}")
+    remarks += [*_differences(key, "manifests", own), *_differences(key, "tracker", tracked)]
+    return check_row(key.name, text, remarks)
 
 
 def _differences(
@@ -316,29 +299,22 @@ def _differences(
 
 def symbols_row(runs: Sequence[RunEvidence]) -> CheckRow:
     """Return the row that compares every symbol in the tracker with the run's own value."""
-    remarks = []
+    remarks: list[CheckRemark] = []
     for run in runs:
         for name, value in run.facts.symbols.items():
-            tracked = run.tracked(name)
-            if tracked == UNKNOWN:
-                remarks.append(run.untracked(name))
-            elif tracked != value:
-                both = f"tracker {value_text(tracked)}, run {value_text(value)}"
-                remarks.append(run.fails(f"{name}: {both}"))
+            both = f"tracker {value_text(run.tracked(name))}, run {value_text(value)}"
+            remarks += run.against_tracker(name, value, f"{name}: {both}")
     count = len(runs[0].facts.symbols)
     return check_row("symbols", f"all {count} match the tracker", remarks)
 
 
 def manifest_row(runs: Sequence[RunEvidence]) -> CheckRow:
     """Return the row that compares the manifest with the digest recorded by the tracker."""
-    remarks = []
+    changed = "manifest.json has changed since the tracker recorded its digest"
+    remarks: list[CheckRemark] = []
     for run in runs:
-        tracked = run.tracked("manifest_sha256")
-        if tracked == UNKNOWN:
-            remarks.append(run.untracked("manifest_sha256"))
-        elif tracked != sha256_file(run.run.manifest):
-            what = "manifest.json has changed since the tracker recorded its digest"
-            remarks.append(run.fails(what))
+        digest = sha256_file(run.run.manifest)
+        remarks += run.against_tracker("manifest_sha256", digest, changed)
     unreachable = any(isinstance(run.tracker_config, str) for run in runs)
     advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if unreachable else ""
     return check_row("manifest", "matches the tracker's digest", remarks, advice)

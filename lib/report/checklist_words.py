@@ -17,6 +17,7 @@ from lib.report.study_verdicts import VERDICTS_FILE
 Document = Mapping[str, Any]
 # A run that was trained again has another of these.
 _IDENTITY = ("configuration", "run_id", "commit", "weights")
+_FAIL, _UNKNOWN = CheckVerdict.FAIL, CheckVerdict.UNKNOWN
 
 
 def word_rows(document: Document, names: Collection[str], folder: Path) -> list[CheckRow]:
@@ -26,15 +27,10 @@ def word_rows(document: Document, names: Collection[str], folder: Path) -> list[
     verdicts = [v for v in document["verdicts"] if arms >= v["values"].keys()]
     words = Counter(verdict["verdict"] for verdict in verdicts)
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
-    unstable = [
-        CheckRemark(CheckVerdict.FAIL, f"{r['label']} is unstable", r["folder"])
-        for r in _of(runs, "unstable")
-    ]
-    diverged = [
-        CheckRemark(CheckVerdict.FAIL, f"{r['label']} diverged", r["folder"])
-        for r in _of(runs, "diverged")
-    ]
-    least = document["rule"]["min_seeds"]
+    unstable, diverged = (
+        [CheckRemark(_FAIL, f"{r['label']} {said}", r["folder"]) for r in runs if r[field]]
+        for field, said in (("unstable", "is unstable"), ("diverged", "diverged"))
+    )
     return [
         check_row(
             "stability",
@@ -46,7 +42,7 @@ def word_rows(document: Document, names: Collection[str], folder: Path) -> list[
         check_row(
             "verdicts",
             counts or "no comparison",
-            _open(verdicts, least),
+            _open(verdicts, document["rule"]["min_seeds"]),
             "type: make verdicts, which names the seeds that give a word; to publish without a step, "
             "name the others: RUNS=",
         ),
@@ -60,10 +56,6 @@ def word_rows(document: Document, names: Collection[str], folder: Path) -> list[
     ]
 
 
-def _of(runs: list[Document], field: str) -> list[Document]:
-    return [run for run in runs if run[field]]
-
-
 def _open(verdicts: list[Document], least: int) -> Iterator[CheckRemark]:
     """Yield a remark for each comparison without a word, and for each that is not fair."""
     for verdict in verdicts:
@@ -71,28 +63,24 @@ def _open(verdicts: list[Document], least: int) -> Iterator[CheckRemark]:
         if verdict["verdict"] is None:
             seeds = f"{verdict['n']} of at least {least} seeds"
             why = seeds if verdict["n"] < least else reason or "the look is not taken"
-            yield CheckRemark(CheckVerdict.UNKNOWN, f"{name}: no word, {why}")
+            yield CheckRemark(_UNKNOWN, f"{name}: no word, {why}")
         elif verdict["verdict"] == "INCONCLUSIVE":
             more = verdict["more_seeds"]
             needed = f", about {more} more seeds give a word" if more else ""
-            yield CheckRemark(CheckVerdict.UNKNOWN, f"{name}: INCONCLUSIVE{needed}")
+            yield CheckRemark(_UNKNOWN, f"{name}: INCONCLUSIVE{needed}")
         elif verdict["verdict"] == "UNFAIR":
-            yield CheckRemark(CheckVerdict.FAIL, f"{name}: UNFAIR, {reason}")
+            yield CheckRemark(_FAIL, f"{name}: UNFAIR, {reason}")
 
 
 def _aa_row(document: Document, arms: Collection[str]) -> CheckRow:
     """Return the row of the A/A steps, which have no effect by construction."""
     steps = [step for step in document["aa_steps"] if step["step"] in arms]
     failed = [step for step in steps if step["verdict"] in ("BETTER", "WORSE")]
-    remarks = [
-        CheckRemark(CheckVerdict.FAIL, f"{step['name']}: {step['verdict']}") for step in failed
-    ]
+    remarks = [CheckRemark(_FAIL, f"{step['name']}: {step['verdict']}") for step in failed]
     if document["aa_failed"] and not failed:
-        remarks = [CheckRemark(CheckVerdict.FAIL, "an A/A step failed at an earlier look")]
+        remarks = [CheckRemark(_FAIL, "an A/A step failed at an earlier look")]
     remarks += [
-        CheckRemark(CheckVerdict.UNKNOWN, f"{step['name']}: no word")
-        for step in steps
-        if not step["verdict"]
+        CheckRemark(_UNKNOWN, f"{step['name']}: no word") for step in steps if not step["verdict"]
     ]
     seeds = sorted({run["seed"] for run in document["runs"]})
     more = f"{seeds[-1] + 1}-{seeds[-1] + len(seeds)}" if seeds else "1-3"
@@ -114,10 +102,10 @@ def _outdated(
     try:
         written = read_json_object(file)
     except RecordError as error:
-        yield CheckRemark(CheckVerdict.UNKNOWN, f"{file}: {error.problems[0].what}")
+        yield CheckRemark(_UNKNOWN, f"{file}: {error.problems[0].what}")
         return
     if written.get("schema_version") != SCHEMA_VERSION:
-        yield CheckRemark(CheckVerdict.UNKNOWN, f"{file} is of another version, or damaged")
+        yield CheckRemark(_UNKNOWN, f"{file} is of another version, or damaged")
         return
     before = {each["folder"]: each for each in _entries(written, "runs", "folder")}
     for run in runs:
