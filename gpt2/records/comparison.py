@@ -5,7 +5,7 @@ import torch.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lib.config.layers import ConfigLayer
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
-from lib.plan.run import Run, RunVariant
+from lib.plan.run import RunVariant
 from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
@@ -124,16 +124,11 @@ def _names(value: Any, path: str) -> dict[str, str]:
                 name = f"{below}.{component.name}"
                 names |= {name: component.name.upper()} | _names(component, name)
         elif dataclasses.is_dataclass(content):
-            names |= _choice(field.metadata, below) | _names(content, below)
+            part = field.metadata.get("part")
+            if choice := part.choice if part else _CHOICES.get(below, ""):
+                names[below] = choice
+            names |= _names(content, below)
     return names
-
-
-def _choice(metadata: Mapping[str, Any], path: str) -> dict[str, str]:
-    choice = metadata["part"].choice if "part" in metadata else _CHOICES.get(path, "")
-    return {path: choice} if choice else {}
-
-
-_NEW = "new"
 
 
 def whole_study(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
@@ -160,15 +155,19 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
         paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
     planned = [run.path for run in plan.runs if not run.variant.is_repeat]
     runs = [RunDir(path) for path in paths or planned]
-    unfinished = {run.path.name: state for run in runs if (state := _unfinished(run))}
+    states = {run.path.name: RunRecord(run).state for run in runs}
+    unfinished = {name: state for name, state in states.items() if state != State.SUCCESS.word}
     if named and unfinished:
-        raise ConfigError(
-            *(
-                Problem(f"run is {state}", name, code="run.not-finished")
-                for name, state in unfinished.items()
-            )
-        )
-    _log_skipped(unfinished)
+        problems = [
+            Problem(f"run is {state}", name, code="run.not-finished")
+            for name, state in unfinished.items()
+        ]
+        raise ConfigError(*problems)
+    started = {name: state for name, state in unfinished.items() if state != "new"}
+    for name, state in started.items():
+        log("SKIP", f"{name} is {state}")
+    if rest := len(unfinished) - len(started):
+        log("SKIP", f"{rest} runs of the study are new")
     finished = [run for run in runs if run.path.name not in unfinished]
     if not finished:
         what = "no run is finished"
@@ -187,34 +186,16 @@ def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path,
         check_fields(map(read_run_facts, runs), names_of(runs), words(named), "AXIS")
     variants = {run.variant.slug: run.variant for run in study.runs}
     planned = {run.path.resolve(): run for run in study.runs}
-    return {
-        run.path: _axis(planned.get(run.path.resolve()), variants) | set(words(named))
-        for run in runs
-    }
-
-
-def _axis(run: Run[Any] | None, variants: Mapping[str, RunVariant]) -> set[str]:
-    if run is None:
-        return set()
-    symbols: set[str] = set()
-    # Replace a member of a choice by the choice: OPTIMIZER_SGD by OPTIMIZER.
-    choices = {f"{name}_{value}".upper(): name for name, value in run.config.values.items()}
-    variant = variants.get(run.variant.slug)
-    while variant is not None:
-        symbols |= {choices.get(name, name) for name in variant.delta or ()}
-        variant = variants.get(variant.parent)
-    return symbols
-
-
-def _log_skipped(unfinished: Mapping[str, str]) -> None:
-    started = {name: state for name, state in unfinished.items() if state != _NEW}
-    for name, state in started.items():
-        log("SKIP", f"{name} is {state}")
-    if rest := len(unfinished) - len(started):
-        log("SKIP", f"{rest} runs of the study are {_NEW}")
-
-
-def _unfinished(run: RunDir) -> str:
-    """Return the state of an unfinished run; "" if the run is finished."""
-    state = RunRecord(run).state
-    return "" if state == State.SUCCESS.word else state
+    axes: dict[Path, Set[str]] = {}
+    for run in runs:
+        symbols = set(words(named))
+        if (known := planned.get(run.path.resolve())) is not None:
+            # Replace a member of a choice by the choice: OPTIMIZER_SGD by OPTIMIZER.
+            values = known.config.values.items()
+            choices = {f"{name}_{value}".upper(): name for name, value in values}
+            variant: RunVariant | None = known.variant
+            while variant is not None:
+                symbols |= {choices.get(name, name) for name in variant.delta or ()}
+                variant = variants.get(variant.parent)
+        axes[run.path] = symbols
+    return axes

@@ -36,7 +36,7 @@ from lib.units import format_difference
 _INTERVALS = {"eval": "EVAL_INTERVAL", "statistics": "STATISTICS_INTERVAL"}
 # Symbol that sets the sequences behind the statistics rows.
 _STATISTICS_ROWS = "STATISTICS_ROWS"
-# Order of fields within a row, cause before effect; other fields follow.
+# Fields of a row in the order to compare, cause before effect; other fields follow.
 _CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm", "nll_sum", "n_correct")
 
 
@@ -146,13 +146,9 @@ def _divergences(
 def _fields(
     file: str, place: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[FirstDifference]:
-    names = sorted({*old, *new}, key=lambda n: (_rank(n), n))
+    names = [*_CAUSAL, *sorted({*old, *new} - {*_CAUSAL})]
     for name in (n for n in names if old.get(n) != new.get(n)):
         yield FirstDifference(file, place, name, _number(old.get(name)), _number(new.get(name)))
-
-
-def _rank(name: str) -> int:
-    return _CAUSAL.index(name) if name in _CAUSAL else len(_CAUSAL)
 
 
 def _number(value: Any) -> Any:
@@ -180,17 +176,14 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
             if first.shape != second.shape:
                 yield FirstDifference(a.weights.name, name, "shape", first.shape, second.shape)
             elif first.tobytes() != second.tobytes():
-                yield _element(a.weights.name, name, first.ravel(), second.ravel())
+                before, after = first.ravel(), second.ravel()
+                bits = f"u{before.itemsize}"
+                index = int(np.flatnonzero(before.view(bits) != after.view(bits))[0])
+                both = float(before[index]), float(after[index])
+                yield FirstDifference(a.weights.name, name, f"element {index}", *both)
     yield FirstDifference(
         a.weights.name, "the file", "sha256", sha256_file(a.weights), sha256_file(b.weights)
     )
-
-
-def _element(file: str, tensor: str, old: np.ndarray, new: np.ndarray) -> FirstDifference:
-    """Return the first element whose bits differ in two flat arrays of the same shape."""
-    bits = f"u{old.itemsize}"
-    index = int(np.flatnonzero(old.view(bits) != new.view(bits))[0])
-    return FirstDifference(file, tensor, f"element {index}", float(old[index]), float(new[index]))
 
 
 def compare_document_losses(
@@ -344,9 +337,7 @@ def check_fields(
 
     ``names`` maps setting paths to symbols.
     """
-    valid = {*names.values(), "code"}
-    for facts in runs:
-        valid |= {*facts.observed, *facts.settings, *facts.symbols}
+    valid = {*names.values(), "code"}.union(*((*f.observed, *f.settings, *f.symbols) for f in runs))
     expected = "expected a symbol or field of these runs"
     problems = [
         Problem(f"unknown field {name!r} ({expected})", variable, code="usage.unknown-field")
