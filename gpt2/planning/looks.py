@@ -47,14 +47,14 @@ def verdict_plan(
     is_matrix = config.study.mode == "test_matrix_mode"
     is_factorial = is_matrix and config.study.design == "factorial"
     interactions = options.interactions if is_factorial else None
-    declared = {"": contrasts_of(variants, options.against, interactions)} if variants else {}
+    declared = contrasts_of(variants, options.against, interactions)
     plan = VerdictPlan(
         rule,
         options.against,
         interactions,
         looks=looks,
         seeds=tuple(sorted(set(seeds))),
-        declared=declared if judged else {},
+        declared=declared if judged else (),
         controls=control_contrasts(variants) if judged else (),
         configurations={v.slug: configuration_digest(c.identity()) for v, c in block},
         folder=folder,
@@ -107,7 +107,7 @@ def auto_seeds(
     """
     looks = config.verdicts.look_plan
     plan = verdict_plan(config, looks, block, folder=folder, judged=judged, unit=unit)
-    if not any(plan.declared.values()):
+    if not plan.declared:
         what = "nothing to compare (expected a study, a test matrix or a sweep)"
         advice = "type: make defconfig-gpt2-ratio-ablation, or make SEEDS=1,2,3"
         if not judged:

@@ -29,8 +29,8 @@ SPREAD_VARIANCES = 9
 # While comparisons wait for their runs, the mean variance changes with each that arrives: the words
 # of all stages together would be false in up to 7 % of studies (docs/verdicts.md). p is multiplied.
 PART_FACTOR = 5
-# With fewer runs there are too few others to compare with.
-_MIN_ARMS = 4
+# With fewer runs or comparisons there are too few others to compare with.
+_MIN_COMPARED = 4
 
 
 @dataclass(frozen=True)
@@ -175,19 +175,22 @@ def _raw_test(
     equivalent = sample.tail(margin, sd, degrees)
     if gated and sample.tail(margin, sample.sd, own_degrees) > INTERVAL_ERROR:
         equivalent = 1.0
-    shown_sd, shown_degrees = (sd, degrees) if variance == "factorial" else (sample.sd, own_degrees)
-    interval = _interval(sample, shown_sd, shown_degrees, INTERVAL_ERROR)
+    interval = interval_of(sample, variance, sd, degrees, INTERVAL_ERROR)
     equal = equivalent if band > 0 else None
     return ContrastTest(sd, degrees, interval, p, p, equal, None, is_gated)
 
 
-def interval_of_look(
-    sample: ContrastSample, test: ContrastTest, variance: str, share: float
+def interval_of(
+    sample: ContrastSample, variance: str, sd: float, degrees: float, error: float
 ) -> tuple[float, float]:
-    """Return the interval at the level 1 - 0.05 * ``share``: valid at all looks together."""
-    common = variance == "factorial"
-    sd, degrees = (test.sd, test.degrees) if common else (sample.sd, sample.n - 1)
-    return _interval(sample, sd, degrees, INTERVAL_ERROR * share)
+    """Return the interval at the level 1 - ``error``: the contrast's own except under ``factorial``.
+
+    With 0.05 times the share of a look, it is valid at all looks together.
+    """
+    if variance != "factorial":
+        sd, degrees = sample.sd, sample.n - 1
+    half = t_isf(error / 2, degrees) * sd / math.sqrt(sample.n)
+    return sample.mean - half, sample.mean + half
 
 
 def interval_of_noise(
@@ -200,13 +203,6 @@ def interval_of_noise(
     deviation = math.sqrt(2) * deviation_of(losses)
     half = t_isf(INTERVAL_ERROR / 2, len(losses) - 1) * deviation / math.sqrt(seeds)
     return difference - half, difference + half
-
-
-def _interval(
-    sample: ContrastSample, sd: float, degrees: float, error: float
-) -> tuple[float, float]:
-    half = t_isf(error / 2, degrees) * sd / math.sqrt(sample.n)
-    return sample.mean - half, sample.mean + half
 
 
 def shared_degrees(n: int, live: int) -> float:
@@ -247,19 +243,26 @@ def noisy_runs(contrasts: Sequence[Mapping[str, Sequence[float]]]) -> list[str]:
     losses = {arm: values for contrast in contrasts for arm, values in contrast.items()}
     seeds = max(map(len, losses.values()), default=0)
     losses = {arm: values for arm, values in losses.items() if len(values) == seeds}
-    if len(losses) < _MIN_ARMS:
-        return []
     means = [mean_of(block) for block in zip(*losses.values(), strict=True)]
     deviations = {
         arm: deviation_of([y - mean for y, mean in zip(values, means, strict=True)])
         for arm, values in losses.items()
     }
-    noisy = []
-    for arm, deviation in deviations.items():
-        others = [sd for name, sd in deviations.items() if name != arm]
+    return list(noisier_than_others(deviations))
+
+
+def noisier_than_others(deviations: Mapping[str, float]) -> dict[str, float]:
+    """Return the names whose variance is not common to the others, which are 3 or more.
+
+    With each, the ratio of its deviation to the root of the mean variance of the others.
+    """
+    noisy = {}
+    for name, deviation in deviations.items() if len(deviations) >= _MIN_COMPARED else ():
+        others = [sd for other, sd in deviations.items() if other != name]
         # Squares of ratios, which cannot overflow.
-        if deviation and mean_of([(sd / deviation) ** 2 for sd in others]) < 1 / SPREAD_VARIANCES:
-            noisy.append(arm)
+        share = mean_of([(sd / deviation) ** 2 for sd in others]) if deviation else math.inf
+        if share < 1 / SPREAD_VARIANCES:
+            noisy[name] = 1 / math.sqrt(share) if share else math.inf
     return noisy
 
 

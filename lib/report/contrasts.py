@@ -55,11 +55,6 @@ class Contrast:
         return f"{self.step} vs {self.reference}" if self.reference else self.step
 
     @property
-    def ends(self) -> tuple[str, str]:
-        """Return the names of step and reference, which identify the contrast."""
-        return self.step, self.reference
-
-    @property
     def scale(self) -> float:
         """Return the sum of squared weights: variance of the contrast / variance of a run."""
         return math.fsum(weight * weight for weight in self.weights.values())
@@ -183,11 +178,8 @@ def _weights(cells: Mapping[Cell, str], member: Sequence[int]) -> dict[str, floa
     groups = {cell: tuple(on for i, on in enumerate(cell) if i not in member) for cell in cells}
     sizes = Counter(groups.values())
     used = [cell for cell, group in groups.items() if sizes[group] == 2 ** len(member)]
-    return {cells[cell]: 2 * _sign(cell, member) / len(used) for cell in used}
-
-
-def _sign(cell: Cell, member: Sequence[int]) -> int:
-    return -1 if sum(not cell[i] for i in member) % 2 else 1
+    signs = {cell: -1 if sum(not cell[i] for i in member) % 2 else 1 for cell in used}
+    return {cells[cell]: 2 * sign / len(used) for cell, sign in signs.items()}
 
 
 def _reason(factors: Sequence[str], cells: Mapping[Cell, str], member: Sequence[int]) -> str:

@@ -141,10 +141,6 @@ class Declarations:
         """Return the lines with one of ``arms`` (name → configuration)."""
         return replace(self, lines=tuple(line for line in self.lines if _concerns(line, arms)))
 
-    def with_lines(self, lines: Iterable[DeclaredPlan | Look]) -> "Declarations":
-        """Return the declarations after further ones."""
-        return replace(self, lines=(*self.lines, *lines))
-
 
 def _concerns(line: DeclaredPlan | Look, arms: Mapping[str, str]) -> bool:
     return any(
@@ -302,7 +298,7 @@ def append_declarations(
         lines = [*known.lines, *new] if not path.stat().st_size else new
         if new:
             _append(path, "".join(canonical_json(line.to_json()) + "\n" for line in lines))
-    return replace(known.with_lines(new), incomplete=False)
+    return Declarations((*known.lines, *new))
 
 
 def _append(path: Path, text: str) -> None:

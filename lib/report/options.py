@@ -56,11 +56,6 @@ class LookPlan:
             problems.append(Problem(what, code="config.conflict"))
         return problems
 
-    def require_valid(self) -> None:
-        """Raise ConfigError with all problems of the plan."""
-        if self.problems:
-            raise ConfigError(*self.problems)
-
     @property
     def reserve(self) -> Decimal:
         """Return the share of alpha that no planned look spends."""
@@ -98,7 +93,8 @@ class VerdictOptions:
     spend: tuple[float, ...] = kconfig_field("VERDICT_SPEND", identity=False)
 
     def __post_init__(self) -> None:
-        self.look_plan.require_valid()
+        if problems := self.look_plan.problems:
+            raise ConfigError(*problems)
 
     @property
     def look_plan(self) -> LookPlan:

@@ -50,8 +50,8 @@ class VerdictPlan:
     looks: LookPlan | None = None
     # Seeds of the next look; all that have a run if empty.
     seeds: tuple[int, ...] = ()
-    # Comparisons of the configured study, by arm, and those of its A/A steps.
-    declared: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
+    # Comparisons of the configured study, and those of its A/A steps.
+    declared: Sequence[Contrast] = ()
     controls: Sequence[Contrast] = ()
     # Arm → digest of its configuration without the seed.
     configurations: Mapping[str, str] = field(default_factory=dict)
@@ -79,8 +79,8 @@ class VerdictPlan:
 
     @property
     def contrasts(self) -> dict[str, Contrast]:
-        """Return the declared comparisons by name, with the names of their parts."""
-        return _named_contrasts(self.declared.items())
+        """Return the declared comparisons by name."""
+        return {contrast.name: contrast for contrast in self.declared}
 
 
 def declare(
@@ -104,7 +104,8 @@ def declare(
 
     before = len(Replay(parts, plan).looks)
     if plan.folder is None:
-        known = plan.declarations.with_lines(missing(plan.declarations))
+        lines = (*plan.declarations.lines, *missing(plan.declarations))
+        known = replace(plan.declarations, lines=lines)
     else:
         known = append_declarations(plan.folder, missing)
     plan = replace(plan, declarations=known)
@@ -136,9 +137,11 @@ class Replay:
             arm: plan.configurations.get(arm, "") for c in self.family.values() for arm in c.weights
         }
         known = plan.declarations.concerning(self.arms)
-        self.known, self.looks = known, known.looks
+        self.known = known
+        self.looks: list[Look] = []
         self.schedule = None
         if plan.looks is not None:
+            self.looks = known.looks
             first = next((i for i, line in enumerate(known.lines) if isinstance(line, Look)), 0)
             in_force = Declarations(known.lines[:first]).plans
             looks = in_force[-1].looks if in_force else plan.looks
@@ -310,7 +313,7 @@ class Replay:
                     standing |= {
                         k: v
                         for k, v in given.items()
-                        if k in part and k not in names and len(look.seeds) == self._n(v)
+                        if k in part and k not in names and look.n == len(self._look_seeds(v))
                     }
                 earlier = list(standing.values())
                 for verdict in self._judged(names, outcomes, level, planned, earlier):
@@ -326,10 +329,6 @@ class Replay:
         """Return the comparisons that need no further seeds after that many looks, by default all."""
         closed = self._replayed[2][:looks]
         return closed[-1] if closed else frozenset()
-
-    def _n(self, verdict: ContrastVerdict) -> int:
-        """Return the number of seeds of the look that gave a verdict."""
-        return self.looks[verdict.look - 1].n if verdict.look else verdict.n
 
     def _level(
         self, look: Look, decided: Mapping[str, ContrastVerdict], is_complete: bool
@@ -469,7 +468,7 @@ class Replay:
             level = WHOLE_ALPHA if self.schedule is None else None
             (shown,) = judge([contrast], self.outcomes, alone, 1, level)
             failed |= is_failed(shown)
-            for look in self.looks if self.schedule else ():
+            for look in self.looks:
                 if look.is_at_added or not self._has_ended(contrast, look.seeds):
                     continue
                 outcomes = {
@@ -585,9 +584,5 @@ def _in_part(part: str, contrast: Contrast) -> Contrast:
 
 def _named_contrasts(parts: Iterable[tuple[str, Sequence[Contrast]]]) -> dict[str, Contrast]:
     """Return the comparisons of all parts by name."""
-    return {contrast_name(part, c): _in_part(part, c) for part, each in parts for c in each}
-
-
-def contrast_name(part: str, contrast: Contrast) -> str:
-    """Return the name of a comparison of the part ``part`` of a study."""
-    return _in_part(part, contrast).name
+    named = [_in_part(part, contrast) for part, contrasts in parts for contrast in contrasts]
+    return {contrast.name: contrast for contrast in named}

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lib.json_files import MissingRecord, RecordError
-from lib.report.contrast_tests import INTERVAL_ERROR, SPREAD_VARIANCES, mean_of
+from lib.report.contrast_tests import INTERVAL_ERROR, noisier_than_others
 from lib.report.options import UNITS
 from lib.report.run_curves import read_curves
 from lib.report.run_facts import code_digest, recorded_facts
@@ -38,8 +38,6 @@ from lib.report.verdicts import VerdictWord
 from lib.runs.record import UNKNOWN, RunRecord
 
 SCHEMA_VERSION = 4
-# With fewer other comparisons, a mean variance says little.
-_MIN_OTHERS = 3
 # Conditions of a row that must be those of the first one unless its step declares them.
 _CONDITIONS = {
     "data": "data",
@@ -97,13 +95,8 @@ def _noise(study: StudyVerdicts) -> list[dict[str, Any]]:
         for v in study.verdicts
         if v.test and v.sd
     }
-    noisy = []
-    for name, deviation in deviations.items():
-        # Squares of ratios, which cannot overflow.
-        others = [(sd / deviation) ** 2 for other, sd in deviations.items() if other != name]
-        if len(others) >= _MIN_OTHERS and mean_of(others) < 1 / SPREAD_VARIANCES:
-            noisy.append({"comparison": name, "factor": 1 / math.sqrt(mean_of(others))})
-    return noisy
+    noisy = noisier_than_others(deviations).items()
+    return [{"comparison": name, "factor": factor} for name, factor in noisy]
 
 
 def _divergence_limit(study: StudyVerdicts) -> dict[str, Any] | None:

@@ -76,12 +76,12 @@ def judge_study(
     aa_steps, aa_failed = replay.aa_steps()
     marks = (*replay.rule_changes(), *([AA_FAILED] if aa_failed else []))
     verdicts = [replace(v, remarks=(*v.remarks, *marks)) for v in verdicts]
-    schedule, looks = replay.schedule, replay.looks if replay.schedule else []
+    schedule, looks = replay.schedule, zip(replay.looks, closed, strict=True)
     document = {
         "metric": "val_loss",
         "rule": plan.rule_record,
         "look_plan": schedule and asdict(schedule.plan),
-        "looks": [_look_record(look, names) for look, names in zip(looks, closed, strict=True)],
+        "looks": [_look_record(look, names) for look, names in looks],
         "alpha_spent": schedule and schedule.spent * plan.rule.alpha,
         "family": sorted(replay.family),
         "planned_comparisons": replay.planned,
@@ -120,7 +120,8 @@ def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
         for contrast in contrasts:
             if contrast.role == REPEAT_ROLE:
                 again, first = (
-                    {run.seed: run.loss for run in outcomes.get(arm, ())} for arm in contrast.ends
+                    {run.seed: run.loss for run in outcomes.get(arm, ())}
+                    for arm in (contrast.step, contrast.reference)
                 )
                 repeats[f"{part}{contrast.step}"] = {
                     seed: loss - before

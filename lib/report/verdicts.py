@@ -31,7 +31,7 @@ from lib.report.contrast_tests import (
     contrast_tests,
     deviation_of,
     has_outlier,
-    interval_of_look,
+    interval_of,
     interval_of_noise,
     mean_of,
     mean_run_sd,
@@ -487,7 +487,9 @@ def _decided(
         reason=reason,
         remarks=tuple(remarks),
         test=test,
-        interval_of_look=interval_of_look(sample, test, rule.variance, level.share),
+        interval_of_look=interval_of(
+            sample, rule.variance, test.sd, test.degrees, INTERVAL_ERROR * level.share
+        ),
         p_own=2 * sample.tail(abs(sample.mean), sample.sd, sample.n - 1),
         p_sign_flip=sign_flip_p(verdict.differences),
         more_seeds=more,

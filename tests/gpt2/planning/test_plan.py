@@ -192,7 +192,7 @@ def test_a_full_design_is_planned_and_gets_the_factorial_rule(planned):
     assert plan.runs[0].variant.slug == "none"
     declared = declared_verdicts(plan)
     assert (declared.interactions, declared.rule.variance) == (True, "factorial")
-    names = [contrast.name for contrast in declared.declared[""]]
+    names = [contrast.name for contrast in declared.declared]
     assert names == ["A RECIPROCAL", "B RA_CROSS_TOKEN", "C MLP_ATTN_GATE", "AB", "AC", "BC"]
     other = declared_verdicts(planned(**matrix, ABLATION_DESIGN_ADD_ONE_IN=True))
     assert (other.interactions, other.rule.variance) == (None, "shared")

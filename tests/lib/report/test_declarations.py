@@ -67,7 +67,7 @@ def lines(folder):
 
 
 def test_a_plan_is_declared_before_its_runs_and_a_look_before_it_is_judged(tmp_path):
-    plan = plan_of(tmp_path, declared={"": FAMILY}, seeds=(1, 2, 3), configurations={"base": "b"})
+    plan = plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3), configurations={"base": "b"})
     declare(plan, evaluation_set="e", at=100.0)
     (first,) = lines(tmp_path)
     assert first == {
@@ -82,7 +82,7 @@ def test_a_plan_is_declared_before_its_runs_and_a_look_before_it_is_judged(tmp_p
         },
     }
     # The same plan is declared once.
-    declare(plan_of(tmp_path, declared={"": FAMILY}, seeds=(1, 2, 3)), at=200.0)
+    declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=200.0)
     assert len(lines(tmp_path)) == 2
     for _ in range(2):
         report(tmp_path, at=300.0)
@@ -226,7 +226,7 @@ def test_a_comparison_of_another_configuration_is_another_one():
 
 def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
     runs = outcomes(started_at=1000.0)
-    declare(plan_of(tmp_path, declared={"": FAMILY}, seeds=(1, 2, 3)), at=900.0)
+    declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=900.0)
     assert not report(tmp_path, runs=runs).notes
     (tmp_path / DECLARATIONS_FILE).unlink()
     for _ in range(2):

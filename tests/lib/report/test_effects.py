@@ -253,7 +253,7 @@ def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_pat
     def report(count):
         effects = design_effects(variants(cells[:count]), True)
         rule = VerdictRule("factorial")
-        declared, known = {"": effects.contrasts}, read_declarations(tmp_path)
+        declared, known = effects.contrasts, read_declarations(tmp_path)
         plan = VerdictPlan(rule, interactions=True, looks=LookPlan.fixed(3), declared=declared)
         plan = replace(plan, declarations=known, folder=tmp_path)
         outcomes = outcomes_of(losses_RN[:count], cells[:count])

@@ -25,7 +25,7 @@ def words_in_parts(losses_AN, arrives_C, variance):
     """Return the words of the product after each arrival, at one look that spends all of alpha."""
     n = losses_AN.shape[1]
     looks = LookPlan((n,), (1.0,))
-    plan = VerdictPlan(VerdictRule(variance), looks=looks, declared={"": FAMILY})
+    plan = VerdictPlan(VerdictRule(variance), looks=looks, declared=FAMILY)
     for stage in range(STEPS):
         arms = [0, *(i + 1 for i in range(STEPS) if arrives_C[i] <= stage)]
         runs = {
