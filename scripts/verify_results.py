@@ -58,8 +58,8 @@ def main() -> int:
     words = word_rows(document, names, plan.folder) if names else ()
     checklist = verify(runs, axes, ask, args.source, min_seeds, words)
     console.show(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist))
-    log_failing(checklist)
-    return checklist.exit_code
+    log_failing(checklist["rows"])
+    return int(checklist["exit_code"])
 
 
 if __name__ == "__main__":

@@ -12,16 +12,17 @@ from typing import Any
 
 from gpt2.planning.plan import Plan
 from gpt2.records.comparison import names_of
-from lib.errors import ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import canonical_json
 from lib.report.checklist import (
+    Checklist,
     CheckRemark,
     CheckRow,
     CheckVerdict,
-    PublicationChecklist,
     RunEvidence,
     TrackerQuery,
     check_row,
+    failing_rows,
     query_run_directory,
     read_evidence,
     tracker_query,
@@ -321,7 +322,7 @@ def verify(
     source: str,
     min_seeds: int,
     words: Sequence[CheckRow] = (),
-) -> PublicationChecklist:
+) -> Checklist:
     """Compare all ``runs`` with the first one and return the checklist.
 
     ``axes`` maps each run to the symbols in which it may differ; ``ask`` returns the settings stored
@@ -351,5 +352,11 @@ def verify(
         *words,
         *commit_rows(evidence),
     ]
-    names = [str(run.path) for run in runs]
-    return PublicationChecklist(source, names, rows, to_publish(evidence, rows))
+    fails = bool(failing_rows(rows))
+    return {
+        "source": source,
+        "runs": [str(run.path) for run in runs],
+        "rows": rows,
+        "publish": None if fails else to_publish(evidence, rows),
+        "exit_code": EXIT_NOT_COMPARABLE if fails else EXIT_DONE,
+    }

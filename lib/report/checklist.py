@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from lib.console import log
-from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
 from lib.files import sha256_file
 from lib.json_files import RecordError
 from lib.report.render import json_document, markdown_table
@@ -194,56 +193,41 @@ def tracker_query(source: RunSource) -> TrackerQuery:
     return query
 
 
-@dataclass(frozen=True)
-class PublicationChecklist:
-    """Rows for ``runs``; ``publish`` maps name → text and is shown only if all rows pass."""
-
-    source: str
-    runs: Sequence[str]
-    rows: Sequence[CheckRow]
-    publish: Mapping[str, str]
-
-    @property
-    def failing(self) -> list[CheckRow]:
-        """Return the rows that do not pass."""
-        return [row for row in self.rows if row.verdict is not CheckVerdict.PASS]
-
-    @property
-    def exit_code(self) -> int:
-        """Return 0 if every row passes; 4 if a row fails or is unknown."""
-        return EXIT_NOT_COMPARABLE if self.failing else EXIT_DONE
+# Keys: ``source`` (the tracker), ``runs``, ``rows``, ``publish`` (name → text to publish; None if a
+# row does not pass) and ``exit_code``.
+Checklist = Mapping[str, Any]
 
 
-def checklist_to_markdown(checklist: PublicationChecklist) -> str:
+def failing_rows(rows: Iterable[CheckRow]) -> list[CheckRow]:
+    """Return the rows that do not pass."""
+    return [row for row in rows if row.verdict is not CheckVerdict.PASS]
+
+
+def checklist_to_markdown(checklist: Checklist) -> str:
     """Return the rows as a Markdown table; if all rows pass, also the texts to publish."""
-    title = f"# Verification of {len(checklist.runs)} run(s), tracker: {checklist.source}"
-    rows = [(row.check, row.verdict, row.what) for row in checklist.rows]
-    table = markdown_table(("check", "verdict", "what"), rows, left=range(3))
-    if checklist.failing:
-        failing = f"{len(checklist.failing)} of {len(checklist.rows)}"
+    rows, publish = checklist["rows"], checklist["publish"]
+    title = f"# Verification of {len(checklist['runs'])} run(s), tracker: {checklist['source']}"
+    cells = [(row.check, row.verdict, row.what) for row in rows]
+    table = markdown_table(("check", "verdict", "what"), cells, left=range(3))
+    if publish is None:
+        failing = f"{len(failing_rows(rows))} of {len(rows)}"
         return f"{title}\n\n{table}\nNot publishable: {failing} rows do not pass.\n"
-    facts = markdown_table(("", ""), checklist.publish.items(), left=range(2))
+    facts = markdown_table(("", ""), publish.items(), left=range(2))
     return f"{title}\n\n{table}\n## Publish with the results\n\n{facts}"
 
 
-def checklist_to_json(checklist: PublicationChecklist) -> str:
+def checklist_to_json(checklist: Checklist) -> str:
     """Return the checklist as one JSON document."""
-    document = {
-        "source": checklist.source,
-        "runs": list(checklist.runs),
-        "rows": [row._asdict() for row in checklist.rows],
-        "publish": None if checklist.failing else dict(checklist.publish),
-        "exit_code": checklist.exit_code,
-    }
-    return json_document(SCHEMA_VERSION, document)
+    rows = [row._asdict() for row in checklist["rows"]]
+    return json_document(SCHEMA_VERSION, {**checklist, "rows": rows})
 
 
-def log_failing(checklist: PublicationChecklist) -> None:
+def log_failing(rows: Iterable[CheckRow]) -> None:
     """Log the reason of each row that does not pass, once, with the rows and a command to run."""
-    rows: dict[tuple[CheckVerdict, str], list[CheckRow]] = {}
-    for row in checklist.failing:
-        rows.setdefault((row.verdict, row.what), []).append(row)
-    for (verdict, what), same_reason in rows.items():
+    by_reason: dict[tuple[CheckVerdict, str], list[CheckRow]] = {}
+    for row in failing_rows(rows):
+        by_reason.setdefault((row.verdict, row.what), []).append(row)
+    for (verdict, what), same_reason in by_reason.items():
         names = ", ".join(row.check for row in same_reason)
         advice = next((row.next for row in same_reason if row.next), "")
         advice = advice and f"\n        {advice}"

@@ -174,7 +174,7 @@ def group_rows(
     differ. ``names`` maps settings to symbols; ``said`` maps groups to the text of a passing row;
     ``remarks`` maps groups to further reasons found by the caller.
     """
-    undeclared: list[tuple[str, FieldDifference]] = []
+    undeclared: dict[str, dict[str, FieldDifference]] = {}
     declared: dict[str, str] = {}
     for run in runs[1:]:
         axis = runs[0].axis | run.axis
@@ -185,18 +185,18 @@ def group_rows(
             if symbol in axis:
                 declared[difference.field] = symbol
             elif difference.field not in ignored:
-                undeclared.append((run.name, difference))
+                undeclared.setdefault(difference.field, {})[run.name] = difference
     rows = []
     for group in _FIELDS:
         text = said.get(group, "the same")
         if symbols := [s for field, s in declared.items() if _group(field) == group]:
             text += f"; declared to differ: {', '.join(symbols)}"
-        within = [(run, d) for run, d in undeclared if _group(d.field) == group]
-        reasons = [
-            *_difference_remarks(runs, names, within),
-            *_extra_remarks(runs, group, declared),
-        ]
-        rows.append(check_row(group, text, [*reasons, *remarks.get(group, ())]))
+        reasons: list[CheckRemark] = []
+        for field, differing in undeclared.items():
+            if _group(field) == group:
+                reasons += _difference_remarks(runs, names.get(field, field), differing)
+        reasons += [*_extra_remarks(runs, group, declared), *remarks.get(group, ())]
+        rows.append(check_row(group, text, reasons))
     return rows
 
 
@@ -222,21 +222,16 @@ def _group(field: str) -> str:
 
 
 def _difference_remarks(
-    runs: Sequence[RunEvidence],
-    names: Mapping[str, str],
-    undeclared: Sequence[tuple[str, FieldDifference]],
+    runs: Sequence[RunEvidence], name: str, differing: Mapping[str, FieldDifference]
 ) -> Iterator[CheckRemark]:
-    """Yield one remark per field with the value of every run."""
-    for field in dict.fromkeys(difference.field for _, difference in undeclared):
-        values: dict[str, Any] = {run: d.b for run, d in undeclared if d.field == field}
-        first = next(d.a for _, d in undeclared if d.field == field)
-        text = values_by_run_text(
-            (evidence.name, values.get(evidence.name, first)) for evidence in runs
-        )
-        unknown = UNKNOWN in (first, *values.values())
+    """Yield a remark for each run that differs from the first, with the value of every run."""
+    first = next(iter(differing.values())).a
+    values = {run: difference.b for run, difference in differing.items()}
+    text = values_by_run_text((run.name, values.get(run.name, first)) for run in runs)
+    unknown = UNKNOWN in (first, *values.values())
+    for run in values:
         verdict = CheckVerdict.UNKNOWN if unknown else CheckVerdict.FAIL
-        for run in values:
-            yield CheckRemark(verdict, f"{names.get(field, field)}: {text}", run)
+        yield CheckRemark(verdict, f"{name}: {text}", run)
 
 
 def _extra_remarks(
@@ -268,33 +263,29 @@ class TrackedSetting(NamedTuple):
 
 
 def setting_row(key: TrackedSetting, runs: Sequence[RunEvidence]) -> CheckRow:
-    """Return the row of one setting; a missing value is UNKNOWN and never equal."""
-    own = [(run, key.own(run)) for run in runs]
-    tracked = [(run, run.tracked(key.name)) for run in runs]
-    first, recorded = own[0]
-    text = values_by_run_text((run.name, value) for run, value in own)
-    if different := [run for run, value in own if value != recorded]:
+    """Return the row of one setting; a missing value is UNKNOWN and never equal.
+
+    The manifests, and the tracker's values, of every run are compared with those of the first.
+    """
+    first, own = runs[0], [key.own(run) for run in runs]
+    tracked = [run.tracked(key.name) for run in runs]
+    text = values_by_run_text((run.name, value) for run, value in zip(runs, own, strict=True))
+    if different := [run for run, value in zip(runs, own, strict=True) if value != own[0]]:
         reason = key.reason(first, different[0]) or f"declared to differ ({key.symbol})"
         text = f"{reason}: {text}"
     remarks: list[CheckRemark] = []
-    for (run, value), (_, other) in zip(own, tracked, strict=True):
+    for run, value, other in zip(runs, own, tracked, strict=True):
         both = f"tracker {value_text(other)}, manifest {value_text(value)}"
         remarks += run.against_tracker(key.name, value, f"{run.name}: {both}")
-    remarks += [*_differences(key, "manifests", own), *_differences(key, "tracker", tracked)]
+    for side, values in (("manifests", own), ("tracker", tracked)):
+        pairs = zip(runs, values, strict=True)
+        present = [(run, value) for run, value in pairs if value != UNKNOWN]
+        what = f"{side}: {values_by_run_text((run.name, value) for run, value in present)}"
+        for run, value in present if values[0] != UNKNOWN else ():
+            declared = key.symbol in first.axis | run.axis or key.reason(first, run)
+            if value != values[0] and not declared:
+                remarks.append(run.fails(what))
     return check_row(key.name, text, remarks)
-
-
-def _differences(
-    key: TrackedSetting, side: str, values: Sequence[tuple[RunEvidence, Any]]
-) -> Iterator[CheckRemark]:
-    """Compare the manifests, or the tracker's values, of every run with the first."""
-    first, reference = values[0]
-    present = [(run, value) for run, value in values if value != UNKNOWN]
-    text = f"{side}: {values_by_run_text((run.name, value) for run, value in present)}"
-    for run, value in present if reference != UNKNOWN else ():
-        declared = key.symbol in first.axis | run.axis or key.reason(first, run)
-        if value != reference and not declared:
-            yield run.fails(text)
 
 
 def symbols_row(runs: Sequence[RunEvidence]) -> CheckRow:

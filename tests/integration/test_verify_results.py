@@ -24,10 +24,11 @@ from gpt2.planning.plan import config_layers, make_plan
 from gpt2.records.verification import verify
 from lib.files import write_json
 from lib.report.checklist import (
+    Checklist,
     CheckRow,
     CheckVerdict,
-    PublicationChecklist,
     TrackerQuery,
+    failing_rows,
     query_run_directory,
     tracker_query,
 )
@@ -108,7 +109,7 @@ def publish(server: CommandServer, folder: Path) -> None:
 
 
 @pytest.fixture
-def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PublicationChecklist]:
+def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checklist]:
     """Return a function that verifies runs declared to differ in reciprocal attention.
 
     One seed is enough, so that a planted difference concerns a single run of each step.
@@ -119,7 +120,7 @@ def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Publicat
         ask: TrackerQuery = query_run_directory,
         tree: Path = pair.tree,
         min_seeds: int = 1,
-    ) -> PublicationChecklist:
+    ) -> Checklist:
         monkeypatch.setattr("lib.runs.code.ROOT", tree)
         monkeypatch.setattr("lib.runs.code.ROOT", tree)
         return verify(runs, {run.path: {"RECIPROCAL"} for run in runs}, ask, "test", min_seeds)
@@ -158,8 +159,8 @@ def read_facts(run: RunDir) -> dict[str, Any]:
     return facts
 
 
-def failing(found: PublicationChecklist) -> dict[str, CheckRow]:
-    return {row.check: row for row in found.failing}
+def failing(found: Checklist) -> dict[str, CheckRow]:
+    return {row.check: row for row in failing_rows(found["rows"])}
 
 
 def test_a_fair_pair_passes_with_the_facts_to_publish(pair: Pair) -> None:
@@ -193,7 +194,7 @@ def ask(pair: Pair, request: pytest.FixtureRequest) -> TrackerQuery:
 
 
 def test_a_tracker_has_the_same_settings(check: Callable, pair: Pair, ask: TrackerQuery) -> None:
-    assert check(*pair.runs, ask=ask).failing == []
+    assert failing(check(*pair.runs, ask=ask)) == {}
 
 
 def compiled(run: RunDir) -> None:
@@ -269,7 +270,7 @@ def test_a_confound_is_refused_and_named(
     confound(copies[1])
     found = check(*copies)
     rows = failing(found)
-    assert found.exit_code == 4
+    assert found["exit_code"] == 4
     assert {name for name, row in rows.items() if row.verdict is CheckVerdict.FAIL} == checks
     # Rows that depend on an existing commit.
     unknown = {"commit is public", "commit holds the code"} if confound is no_commit else set()
@@ -280,7 +281,7 @@ def test_a_confound_is_refused_and_named(
 
 def test_other_versions_of_a_package_both_have(check: Callable, copies: list[RunDir]) -> None:
     plant(copies[1], manifest={"environment__packages__fortune": "1.0"})
-    assert check(*copies).failing == []
+    assert failing(check(*copies)) == {}
     plant(copies[0], manifest={"environment__packages__fortune": "2.0"})
     rows = failing(check(*copies))
     assert rows.keys() == {"software"}
@@ -289,7 +290,7 @@ def test_other_versions_of_a_package_both_have(check: Callable, copies: list[Run
 
 def test_nothing_planted_passes(check: Callable, copies: list[RunDir]) -> None:
     plant(copies[1])
-    assert check(*copies).failing == []
+    assert failing(check(*copies)) == {}
 
 
 def test_what_was_declared_may_differ_and_is_said(
@@ -300,8 +301,8 @@ def test_what_was_declared_may_differ_and_is_said(
     monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
     found = verify(copies, axes, query_run_directory, "local", 1)
-    assert found.failing == []
-    what = {row.check: row.what for row in found.rows}
+    assert failing(found) == {}
+    what = {row.check: row.what for row in found["rows"]}
     assert what["compile_model"].startswith("declared to differ (COMPILE): no (baseline-s1-")
     assert what["compile"] == "off; declared to differ: COMPILE"
 
@@ -329,7 +330,7 @@ def test_a_key_that_nobody_has_is_unknown_and_not_equal(
         plant(run, manifest={"batch__accumulation": ..., "hardware__cpu_model": ...})
     found = check(*copies)
     rows = failing(found)
-    assert found.exit_code == 4
+    assert found["exit_code"] == 4
     expected = {"warmup_steps", "symbols", "gradient_accumulation", "effective batch", "hardware"}
     assert rows.keys() == expected
     assert {row.verdict for row in rows.values()} == {CheckVerdict.UNKNOWN}
@@ -408,14 +409,14 @@ def test_without_a_remote_nothing_is_known_to_be_public(
 ) -> None:
     git(clone, "remote", "remove", "origin")
     found = check(*pair.runs, tree=clone)
-    (row,) = found.failing
+    (row,) = failing(found).values()
     assert (row.check, row.verdict, row.what) == (
         "commit is public",
         CheckVerdict.UNKNOWN,
         "no git remote configured",
     )
     assert row.next == "type: git remote add origin URL && git push origin HEAD"
-    assert found.exit_code == 4
+    assert found["exit_code"] == 4
 
 
 def test_a_commit_that_was_not_pushed_is_not_public(
@@ -424,7 +425,7 @@ def test_a_commit_that_was_not_pushed_is_not_public(
     git(tmp_path, "init", "-q", "--bare", "empty")
     git(clone, "remote", "set-url", "origin", str(tmp_path / "empty"))
     git(clone, "fetch", "-q", "--prune", "origin")
-    (row,) = check(*pair.runs, tree=clone).failing
+    (row,) = failing(check(*pair.runs, tree=clone)).values()
     assert (row.check, row.verdict) == ("commit is public", CheckVerdict.FAIL)
     assert "git push origin" in row.next
 
@@ -438,9 +439,9 @@ def test_another_commit_of_the_same_code_is_shown_and_passes(
     first, second = git(clone, "rev-parse", "HEAD~", "HEAD").split()
     plant(copies[1], manifest={"code__git_sha": second}, told={"git_commit": second})
     found = check(*copies, tree=clone)
-    assert found.failing == []
+    assert failing(found) == {}
     both = f"{first} ({copies[0].path.name}), {second} ({copies[1].path.name})"
-    assert found.publish["commit"].startswith(f"the code is the same: {both} (on origin/")
+    assert found["publish"]["commit"].startswith(f"the code is the same: {both} (on origin/")
     sources = json.loads(copies[1].manifest.read_text())["origin"]["sources"]
     plant(copies[1], manifest={"origin__sources": {**sources, "gpt2/train.py": "0" * 64}})
     rows = failing(check(*copies, tree=clone))
@@ -473,26 +474,26 @@ def test_single_seeds_are_not_published(pair: Pair) -> None:
 
 def test_every_variant_needs_the_same_seeds(check: Callable, pair: Pair) -> None:
     baselines, others = pair.trained[::2], pair.trained[1::2]
-    (row,) = check(*baselines, *others[:2], min_seeds=2).failing
+    (row,) = failing(check(*baselines, *others[:2], min_seeds=2)).values()
     assert (row.check, row.verdict) == ("seeds", CheckVerdict.FAIL)
     assert row.what == ("variants have different seeds: seeds 1, 2, 3 (baseline), seeds 1, 2 (ra)")
     assert "make SEEDS=1,2,3 &&" in row.next
     # The numbers of seeds are equal.
-    (row,) = check(*baselines[:2], *others[1:], min_seeds=2).failing
+    (row,) = failing(check(*baselines[:2], *others[1:], min_seeds=2)).values()
     assert row.what.endswith(": seeds 1, 2 (baseline), seeds 2, 3 (ra)")
-    (row,) = check(*baselines[1:], *others[1:], min_seeds=4).failing
+    (row,) = failing(check(*baselines[1:], *others[1:], min_seeds=4)).values()
     assert row.what.startswith("too few seeds") and row.what.endswith("got seeds 2, 3)")
     assert "make SEEDS=1,2,3,4 &&" in row.next
 
 
 def test_a_seed_counts_once(check: Callable, pair: Pair, copies: list[RunDir]) -> None:
     found = check(*pair.trained, *copies, min_seeds=3)
-    (row,) = found.failing
+    (row,) = failing(found).values()
     assert row.what == (
         "several runs of baseline with the same seed: 1; several runs of ra with the same seed: 1"
     )
-    assert found.exit_code == 4
-    assert check(*pair.trained, min_seeds=3).failing == []
+    assert found["exit_code"] == 4
+    assert failing(check(*pair.trained, min_seeds=3)) == {}
 
 
 def test_directories_declare_nothing_by_themselves(pair: Pair, copies: list[RunDir]) -> None:
