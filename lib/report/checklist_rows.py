@@ -5,11 +5,6 @@ compared in named groups. Settings must be present, consistent and equal in the 
 run's own records.
 """
 
-import contextlib
-import functools
-import hashlib
-import io
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +21,7 @@ from lib.report.checklist import (
     values_by_run_text,
 )
 from lib.report.run_facts import FieldDifference, field_differences
-from lib.runs.code import has_commit, run_git
+from lib.runs.code import files_not_committed, has_commit, run_git
 from lib.runs.record import UNKNOWN
 
 _SHA_CHARS = 12
@@ -98,30 +93,11 @@ def _code(runs: Sequence[RunEvidence], present: Sequence[str]) -> Iterator[Check
     """Compare each file that a run loaded with the same file in the commit."""
     for run in runs:
         sha, sources = run.of("code", "git_sha"), run.facts.sources
-        # Absolute paths, such as initial weights, are not part of the tree.
-        names = tuple(name for name in sources if not Path(name).is_absolute())
-        committed = _committed(sha, names) if sha in present and names else None
-        if committed is None:
+        if sha not in present or all(Path(name).is_absolute() for name in sources):
             yield run.lacks(f"cannot compare the code of {run.name} with its commit")
-        elif mismatches := [name for name in names if committed.get(name) != sources[name]]:
-            differing = first_of(mismatches)
-            yield run.fails(f"{run.name} loaded files that differ from its commit: {differing}")
-
-
-@functools.cache
-def _committed(sha: str, names: Sequence[str]) -> dict[str, str] | None:
-    """Return file → SHA-256 of ``names`` in a commit; None if git fails."""
-    tar = run_git("archive", "--format=tar", sha)
-    if tar is None:
-        return None
-    digests = {}
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        # A link may point out of the tree; it then counts as missing.
-        for name in names:
-            with contextlib.suppress(KeyError):
-                if (stream := archive.extractfile(name)) is not None:
-                    digests[name] = hashlib.sha256(stream.read()).hexdigest()
-    return digests
+        elif differing := files_not_committed(sources, sha):
+            what = f"{run.name} loaded files that differ from its commit: {first_of(differing)}"
+            yield run.fails(what)
 
 
 LENGTH, SOFTWARE, OTHERS = "training length", "software", "other settings and kernels"

@@ -441,6 +441,19 @@ def _require_git(directory: Path, subject: str, *args: str, text: bytes = b"") -
     return done.stdout.decode(errors="replace")
 
 
+def files_not_committed(recorded: Mapping[str, str], commit: str) -> list[str]:
+    """Return the files of ``recorded`` that ``commit`` does not hold with this digest.
+
+    Absolute paths, such as initial weights, are not part of the tree.
+    """
+    return [
+        name
+        for name, digest in recorded.items()
+        if not Path(name).is_absolute()
+        and _committed_source(str(ROOT), name, digest, commit) is None
+    ]
+
+
 def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     """Return the files of ``recorded`` that are missing from ``folder`` or have another digest.
 

@@ -122,7 +122,6 @@ def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checklis
         min_seeds: int = 1,
     ) -> Checklist:
         monkeypatch.setattr("lib.runs.code.ROOT", tree)
-        monkeypatch.setattr("lib.runs.code.ROOT", tree)
         return verify(runs, {run.path: {"RECIPROCAL"} for run in runs}, ask, "test", min_seeds)
 
     return found
@@ -297,7 +296,6 @@ def test_what_was_declared_may_differ_and_is_said(
     pair: Pair, copies: list[RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled(copies[1])
-    monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
     found = verify(copies, axes, query_run_directory, "local", 1)
