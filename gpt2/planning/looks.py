@@ -78,18 +78,9 @@ class AutoSeeds:
     open_variants: int
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """Return the seeds up to the next look."""
-        return tuple(self.variants)
-
-    @property
     def most_later_runs(self) -> int:
         """Return how many runs the looks after the next one need at most."""
         return (self.looks[-1] - self.looks[0]) * self.open_variants if self.looks else 0
-
-    def trains(self, seed: int, variant: RunVariant) -> bool:
-        """Return whether ``variant`` is trained with ``seed``."""
-        return variant.slug in self.variants[seed]
 
 
 def auto_seeds(

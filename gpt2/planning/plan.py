@@ -298,7 +298,7 @@ def make_plan(
     whole = chosen("")
     runs_of = partial(_runs_of, folder, whole, first)
     auto = auto_seeds(base, folder, whole, runs_of, judged, unit) if automatic else None
-    seed_list = auto.seeds if auto else seed_list
+    seed_list = tuple(auto.variants) if auto else seed_list
     checked = {run.seed for run in known.runs} if known else set()
     _require_seeds_in_range(tree, layers, set(seed_list) - checked)
     planned = _with_seeds(chosen(steps), seed_list, first, auto)
@@ -347,7 +347,7 @@ def _with_seeds(
         seed: [
             (variant, config.with_seed(seed) if config.seed == resolved_seed else config)
             for variant, config in block
-            if auto is None or auto.trains(seed, variant)
+            if auto is None or variant.slug in auto.variants[seed]
         ]
         for seed in seeds
     }

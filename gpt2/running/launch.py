@@ -40,7 +40,7 @@ from lib.files import size_bytes
 from lib.plan.run import Run, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
-from lib.report.replay import declare
+from lib.report.replay import LASTING_WORDS, declare
 from lib.report.study import study_series
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
@@ -327,9 +327,8 @@ def _log_look(study: StudyVerdicts, document: Document) -> None:
         "LOOK",
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
     )
-    new = {verdict.contrast.name for verdict in study.new_words}
     for verdict in document["verdicts"]:
-        if verdict["name"] in new:
+        if verdict["look"] == look.number and verdict["verdict"] in LASTING_WORDS:
             for line in verdict_line(verdict, LINE_WIDTH - len("LOOK    ")).splitlines():
                 log("LOOK", line)
 

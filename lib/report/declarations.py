@@ -11,7 +11,8 @@ study if they have a run in common: name and configuration, without the seed.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -257,25 +258,33 @@ def read_declarations(folder: Path) -> Declarations:
 
     Raises ConfigError with the line that is damaged: it may be a look, which must not be forgotten.
     """
-    path = folder / DECLARATIONS_FILE
+    path, former, lines = folder / DECLARATIONS_FILE, folder / _FORMER_FILE, []
     try:
         content = read_record(path, "one JSON object per line", _MAX_BYTES)
     except MissingRecord:
         content = b""
     except RecordError as error:
         raise _damaged(error) from None
-    complete, newline, rest = content.rpartition(b"\n")
     if not content:
-        return Declarations(_former(folder / _FORMER_FILE))
-    lines = []
-    for number, text in enumerate(complete.split(b"\n") if newline else (), 1):
-        try:
+        with _refusing(former, "a record of verdicts"):
+            return Declarations(tuple(_former(former)))
+    *complete, rest = content.split(b"\n")
+    for number, text in enumerate(complete, 1):
+        with _refusing(path, "a plan or a look", number):
             lines.append(_line(parse_json_line(path, number, text)))
-        except RecordError as error:
-            raise _damaged(error) from None
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise _damaged(RecordError(path, "a plan or a look", _reason(error), number)) from None
     return Declarations(tuple(lines), incomplete=bool(rest))
+
+
+@contextmanager
+def _refusing(path: Path, expected: str, line: int = 0) -> Iterator[None]:
+    """Raise ConfigError if a record, or a line of it, is damaged."""
+    try:
+        yield
+    except RecordError as error:
+        raise _damaged(error) from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        text = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
+        raise _damaged(RecordError(path, expected, text[:200], line)) from None
 
 
 def append_declarations(
@@ -317,11 +326,6 @@ def _append(path: Path, text: str) -> None:
 
 def _damaged(error: RecordError) -> ConfigError:
     return ConfigError(*(replace(problem, next=_ADVICE) for problem in error.problems))
-
-
-def _reason(error: Exception) -> str:
-    text = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
-    return text[:200]
 
 
 def _line(fields: Mapping[str, Any]) -> DeclaredPlan | Look:
@@ -392,27 +396,15 @@ def _look_plan(value: Any) -> LookPlan:
 # The record of words of an earlier version.
 
 
-def _former(path: Path) -> tuple[DeclaredPlan | Look, ...]:
-    """Return the declarations of a former record of verdicts; () if there is none.
-
-    Raises ConfigError if it is damaged.
-    """
+def _former(path: Path) -> list[DeclaredPlan | Look]:
+    """Return plan and looks of each study of a former record; the looks come after the first rule."""
     try:
         record = read_json_object(path)
-        if record.get("schema_version") != _FORMER_SCHEMA:
-            return ()
-        return tuple(_imported(record, path.stat().st_mtime))
     except MissingRecord:
-        return ()
-    except RecordError as error:
-        raise _damaged(error) from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        problem = RecordError(path, "a record of verdicts", _reason(error))
-        raise _damaged(problem) from None
-
-
-def _imported(record: Mapping[str, Any], at: float) -> list[DeclaredPlan | Look]:
-    """Return plan and looks of each study of the record; the looks come after the first rule."""
+        return []
+    if record.get("schema_version") != _FORMER_SCHEMA:
+        return []
+    at = path.stat().st_mtime
     common = {"at": _date(at), "imported": True}
     rules = [_typed(each["rule"], dict) for each in (*record["former"], record)]
     for rule in rules:

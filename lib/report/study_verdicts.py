@@ -8,7 +8,7 @@ from typing import Any
 
 from lib.report.contrasts import REPEAT_ROLE, DesignEffects
 from lib.report.declarations import Look, LookSchedule
-from lib.report.replay import LASTING_WORDS, Replay, StudyPart, VerdictPlan
+from lib.report.replay import Replay, StudyPart, VerdictPlan
 from lib.report.significance import TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
 
@@ -42,13 +42,6 @@ class StudyVerdicts:
     def looks(self) -> Sequence[Look]:
         """Return the looks that were taken, the oldest first."""
         return self.schedule.taken if self.schedule else ()
-
-    @property
-    def new_words(self) -> list[ContrastVerdict]:
-        """Return the verdicts with a word that the look of this study gave."""
-        taken = self.plan.taken
-        words = [v for v in self.verdicts if v.word in LASTING_WORDS]
-        return [v for v in words if taken is not None and v.look == taken.number]
 
     def of_arms(self, arms: Set[str]) -> "StudyVerdicts":
         """Return the verdicts on comparisons of these arms only."""

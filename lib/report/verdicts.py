@@ -303,8 +303,11 @@ def _blocks(
     )
     verdict = ContrastVerdict(contrast, VerdictWord.INCONCLUSIVE, m, rule, excluded=excluded)
     if reason := _divergence(contrast, by_seed):
-        survivors = _survivors(differences)
-        return replace(verdict, word=VerdictWord.DIVERGED, reason=reason, remarks=survivors)
+        verdict = replace(verdict, word=VerdictWord.DIVERGED, reason=reason)
+        if not differences:
+            return verdict
+        rest = f"over the other {len(differences)}: {format_difference(mean_of(differences))}"
+        return replace(verdict, remarks=(f"{rest}, not a verdict",))
     if reason := _implausible(contrast, by_seed, complete, differences, values):
         return replace(verdict, word=VerdictWord.UNFAIR, reason=reason)
     verdict = replace(
@@ -422,13 +425,6 @@ def _divergence(contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutco
     return "; ".join(f"{arm}, {_seeds(seeds)}" for arm, seeds in arms.items())
 
 
-def _survivors(differences: Sequence[float]) -> tuple[str, ...]:
-    if not differences:
-        return ()
-    mean = mean_of(differences)
-    return (f"over the other {len(differences)}: {format_difference(mean)}, not a verdict",)
-
-
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
@@ -473,8 +469,12 @@ def _decided(
     if noisy:
         word, reason = VerdictWord.INCONCLUSIVE, "the variance is not common to all runs"
     elif word is VerdictWord.INCONCLUSIVE:
-        more = _rounded(more_seeds(sample, test, rule, verdict.planned, level.share_at))
-        reason = _advice(more)
+        more = more_seeds(sample, test, rule, verdict.planned, level.share_at)
+        reason = "needs more than 50 more seeds: widen the band or drop the step"
+        if more is not None:
+            # Rounded up to fives, because the prediction of many seeds is wide.
+            more = more if more < 10 else 5 * math.ceil(more / 5)
+            reason = f"needs about {more} more seed{'s' * (more > 1)}"
     other_word = _word(sample, other_test, rule.alpha)
     remarks = [*_remarks(verdict, sample, test, word, level.share), *spread]
     if (verdict.document_error or 0.0) > sample.sd / math.sqrt(sample.n):
@@ -551,14 +551,3 @@ def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) ->
                 f"SPREAD: losses of {arm} {min(losses):.4f}, {centre:.4f}, {max(losses):.4f}"
                 f"{opposite}"
             )
-
-
-def _rounded(seeds: int | None) -> int | None:
-    """Round a prediction of 10 or more seeds up to fives, because the prediction is wide."""
-    return seeds if seeds is None or seeds < 10 else 5 * math.ceil(seeds / 5)
-
-
-def _advice(more: int | None) -> str:
-    if more is None:
-        return "needs more than 50 more seeds: widen the band or drop the step"
-    return f"needs about {more} more seed{'s' * (more > 1)}"
