@@ -19,6 +19,7 @@ from lib.runs.audit import (
     consistency_findings,
     mismatch,
     schema_problems,
+    weight_findings,
 )
 from lib.runs.code import changed_since
 from lib.runs.record import RunRecord
@@ -55,7 +56,8 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
     try:
         verdict.findings += consistency_findings(record)
         _configuration(record, build_dir, verdict)
-        _weights(record, verdict)
+        if run.weights.is_file():
+            verdict.findings += weight_findings(record)
     # Field names and types have been checked; contents of lists and tables have not.
     except (RecordError, KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
@@ -88,14 +90,6 @@ def to_json(verdicts: Sequence[Verdict]) -> str:
     """Format the audit results as one JSON document."""
     runs = [{"valid": verdict.valid, **asdict(verdict)} for verdict in verdicts]
     return json_document(SCHEMA_VERSION, {"runs": runs})
-
-
-def _weights(record: RunRecord, verdict: Verdict) -> None:
-    # Imports torch: report damaged files without that delay.
-    from lib.runs.audit_weights import weight_findings
-
-    if record.run.weights.is_file():
-        verdict.findings += weight_findings(record)
 
 
 def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None:

@@ -41,10 +41,6 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, float | str) else json.dumps(value)
 
 
-# Folder of the environment snapshot in a run directory.
-_SNAPSHOT = "environment"
-
-
 def required_files(run: RunDir) -> tuple[Path, ...]:
     """Return the files that a finished run must have."""
     return (
@@ -64,20 +60,9 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
 
     Without ``every_byte`` only the size of the weights file is checked.
     """
-    run = record.run
-    required = required_files(run)
-    findings = [*_missing_files(record, required)]
-    if any(finding.file == run.manifest.name for finding in findings):
-        return findings
-    try:
-        manifest = record.manifest.fields
-        findings += _manifest_digests(run, manifest)
-        findings += _artifacts(record, manifest, required, every_byte)
-    except RecordError as error:
-        findings.append(_finding(error))
-    except (KeyError, TypeError, AttributeError) as error:
-        error_text = f"{type(error).__name__}: {error}"
-        findings.append(AuditFinding(run.manifest.name, "the fields of a finished run", error_text))
+    findings = [*_missing_files(record)]
+    if not any(finding.file == record.run.manifest.name for finding in findings):
+        findings += _in_manifest(record, lambda fields: _artifacts(record, fields, every_byte))
     return findings
 
 
@@ -86,21 +71,18 @@ def damage_of(record: RunRecord) -> str:
 
     Only the manifest is read: a change of the same length is found by ``artifact_findings``.
     """
-    findings = [*_missing_files(record, required_files(record.run))]
+    findings = [*_missing_files(record)]
     if not findings:
-        findings = [*_other_lengths(record)]
+        findings = [*_in_manifest(record, lambda fields: _other_lengths(record, fields))]
     return str(findings[0]) if findings else ""
 
 
-def _other_lengths(record: RunRecord) -> Iterator[AuditFinding]:
+def _in_manifest(
+    record: RunRecord, check: Callable[[Mapping[str, Any]], Iterator[AuditFinding]]
+) -> Iterator[AuditFinding]:
+    """Yield the findings of ``check`` of the manifest, and one if it is not of a finished run."""
     try:
-        manifest = record.manifest.fields
-        for name, artifact in (manifest["artifacts"] | manifest["volatile"]["artifacts"]).items():
-            size, recorded = record.sizes.get(name), artifact["bytes"]
-            # Trackers may append to the log after the end of the run.
-            whole = name == record.run.logs.name and size is not None and size >= recorded
-            if size is not None and not whole:
-                yield from mismatch(name, "bytes", recorded, size)
+        yield from check(record.manifest.fields)
     except RecordError as error:
         yield _finding(error)
     except (KeyError, TypeError, AttributeError) as error:
@@ -108,7 +90,16 @@ def _other_lengths(record: RunRecord) -> Iterator[AuditFinding]:
         yield AuditFinding(record.run.manifest.name, "the fields of a finished run", error_text)
 
 
-def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[AuditFinding]:
+def _other_lengths(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
+    for name, artifact in (manifest["artifacts"] | manifest["volatile"]["artifacts"]).items():
+        size, recorded = record.sizes.get(name), artifact["bytes"]
+        # Trackers may append to the log after the end of the run.
+        whole = name == record.run.logs.name and size is not None and size >= recorded
+        if size is not None and not whole:
+            yield from mismatch(name, "bytes", recorded, size)
+
+
+def _missing_files(record: RunRecord) -> Iterator[AuditFinding]:
     run, status = record.run, record.status
     if status is None or status.state is not State.SUCCESS:
         state = "none" if status is None else str(status.state)
@@ -118,69 +109,48 @@ def _missing_files(record: RunRecord, required: Sequence[Path]) -> Iterator[Audi
     else:
         yield from mismatch(run.status.name, "exit_code", 0, status.exit_code)
         yield from mismatch(run.status.name, "message", "", status.message)
-    for path in required:
+    for path in required_files(run):
         if path.name not in record.sizes:
             yield AuditFinding(path.name, "a file", "none")
         elif not record.sizes[path.name]:
             yield AuditFinding(path.name, "content", "0 bytes")
 
 
-def _manifest_digests(run: RunDir, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
-    name = run.manifest.name
+def _artifacts(
+    record: RunRecord, manifest: Mapping[str, Any], every_byte: bool
+) -> Iterator[AuditFinding]:
+    """Check the digests of the manifest, and those of other files that it records."""
+    run, volatile, name = record.run, manifest["volatile"], record.run.manifest.name
+    digest = manifest_digest(manifest)
     yield from mismatch(name, "schema_version", SCHEMA_VERSION, manifest["schema_version"])
     yield from mismatch(name, "status", "SUCCESS", manifest["status"])
-    volatile = manifest["volatile"]
-    for field, expected, found in (
-        ("manifest_digest", manifest_digest(manifest), manifest["manifest_digest"]),
-        ("volatile.digest", volatile_digest(volatile), volatile["digest"]),
-    ):
-        yield from mismatch(name, field, expected, found)
-
-
-def _artifacts(
-    record: RunRecord, manifest: Mapping[str, Any], required: Sequence[Path], every_byte: bool
-) -> Iterator[AuditFinding]:
-    run, volatile = record.run, manifest["volatile"]
+    yield from mismatch(name, "manifest_digest", digest, manifest["manifest_digest"])
+    yield from mismatch(name, "volatile.digest", volatile_digest(volatile), volatile["digest"])
     tables = manifest["artifacts"] | volatile["artifacts"]
-    names = {path.name for path in required}
-    for name in (path.name for path in required):
+    required = [path.name for path in required_files(run)]
+    for name in required:
         if name != run.manifest.name and name not in tables:
             yield AuditFinding(run.manifest.name, f"a digest of {name}", "none")
     for name, artifact in tables.items():
         path = run.path / name
         if not (name in record.sizes or path.is_file()):
             # _missing_files has reported the required files.
-            if name not in names:
+            if name not in required:
                 yield AuditFinding(name, "a file", "none")
         elif name == run.logs.name:
-            yield from _log_prefix(path, artifact)
-        elif name == run.weights.name:
-            yield from mismatch(name, "bytes", artifact["bytes"], record.sizes[name])
-            if every_byte:
-                yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
+            # Trackers may append to the log after the end of the run.
+            expected = f"SHA-256 of the first {artifact['bytes']} bytes"
+            prefix = sha256_prefix(path, artifact["bytes"])
+            yield from mismatch(name, expected, artifact["sha256"], prefix)
         else:
-            yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
-    snapshot = {
-        **manifest["environment"].get("snapshot", {}),
-        **volatile.get("hardware_files", {}),
-    }
-    yield from _digest_mismatches(
-        {f"{_SNAPSHOT}/{name}": digest for name, digest in snapshot.items()}, run
-    )
+            if name == run.weights.name:
+                yield from mismatch(name, "bytes", artifact["bytes"], record.sizes[name])
+            if name != run.weights.name or every_byte:
+                yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
+    snapshot = manifest["environment"].get("snapshot", {}) | volatile.get("hardware_files", {})
+    digests = {f"{run.environment.name}/{name}": digest for name, digest in snapshot.items()}
     if diff := manifest["code"].get("diff"):
-        yield from _digest_mismatches({diff["file"]: diff["sha256"]}, run)
-
-
-def _log_prefix(path: Path, record: Mapping[str, Any]) -> Iterator[AuditFinding]:
-    """Check the digest of the log's recorded length; trackers may append to the log after the run's
-    end.
-    """
-    digest = sha256_prefix(path, record["bytes"])
-    expected = f"SHA-256 of the first {record['bytes']} bytes"
-    yield from mismatch(path.name, expected, record["sha256"], digest)
-
-
-def _digest_mismatches(digests: Mapping[str, str], run: RunDir) -> Iterator[AuditFinding]:
+        digests[diff["file"]] = diff["sha256"]
     for name, digest in digests.items():
         path = run.path / name
         if path.is_file():
@@ -189,6 +159,8 @@ def _digest_mismatches(digests: Mapping[str, str], run: RunDir) -> Iterator[Audi
             yield AuditFinding(name, "a file", "none")
 
 
+# Field of the manifest.
+_WEIGHTS_DIGEST = "final_weights_digest"
 RecordSchema = Mapping[str, type | tuple[type, ...]]
 
 _NUMBER = (int, float)
@@ -239,7 +211,7 @@ MANIFEST_SCHEMA: RecordSchema = {
     "rng_state_at_start": dict,
     "rng_state_at_end": dict,
     "init_weights_digest": list,
-    "final_weights_digest": str,
+    _WEIGHTS_DIGEST: str,
     "optimizer_state_digest": str,
     "data.digest": str,
     "data.files": dict,
@@ -323,23 +295,16 @@ def schema_findings(
 ) -> Iterator[AuditFinding]:
     """Yield a finding for every field that is missing or of the wrong type."""
     for name, kinds in schema.items():
+        accepted = kinds if isinstance(kinds, tuple) else (kinds,)
         value: Any = record
         for part in name.split("."):
             value = value.get(part, ...) if isinstance(value, dict) else ...
         if value is ...:
             yield AuditFinding(file, f"a field {name}", "none")
-        elif not isinstance(value, kinds) or (isinstance(value, bool) and not _accepts_bool(kinds)):
-            yield AuditFinding(file, f"{name} of type {_type_names(kinds)}", repr(value)[:60])
-
-
-def _accepts_bool(kinds: type | tuple[type, ...]) -> bool:
-    """Return whether bool is an accepted type; in Python a bool is also an int."""
-    return bool in (kinds if isinstance(kinds, tuple) else (kinds,))
-
-
-def _type_names(kinds: type | tuple[type, ...]) -> str:
-    listed = kinds if isinstance(kinds, tuple) else (kinds,)
-    return " or ".join("null" if kind is type(None) else kind.__name__ for kind in listed)
+        # In Python a bool is also an int.
+        elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in accepted):
+            types = ("null" if kind is type(None) else kind.__name__ for kind in accepted)
+            yield AuditFinding(file, f"{name} of type {' or '.join(types)}", repr(value)[:60])
 
 
 def schema_problems(record: RunRecord) -> list[AuditFinding]:
@@ -367,13 +332,7 @@ def schema_problems(record: RunRecord) -> list[AuditFinding]:
 
 def consistency_findings(record: RunRecord) -> list[AuditFinding]:
     """Return the findings of all cross-checks between the files of a run."""
-    return [
-        *_figures(record),
-        *_calibration(record),
-        *_rows(record),
-        *_shared(record),
-        *_log(record),
-    ]
+    return [*_figures(record), *_rows(record), *_shared(record)]
 
 
 def _finding(error: RecordError) -> AuditFinding:
@@ -406,23 +365,17 @@ def _figures(record: RunRecord) -> Iterator[AuditFinding]:
         yield from mismatch(name, f"final.{field}", value, final[field])
     steps = {item.eval_step for item in record.documents}
     yield from mismatch(run.per_query.name, "eval_step", [final["iterations"]], [*steps])
-    seconds = timing["train_seconds"]
-    for field, value in (
-        ("mean_step_seconds", seconds / final["iterations"]),
-        ("tokens_per_second", final["tokens"] / seconds),
+    seconds, bins = timing["train_seconds"], summary["calibration"]
+    error, tokens = "expected_calibration_error", sum(bins["n_tokens"])
+    accuracy = sum(bins["n_correct"]) / final["eval_tokens"]
+    for field, recomputed, recorded in (
+        ("timing.mean_step_seconds", seconds / final["iterations"], timing["mean_step_seconds"]),
+        ("timing.tokens_per_second", final["tokens"] / seconds, timing["tokens_per_second"]),
+        (f"final.{error}", expected_calibration_error(bins), final[error]),
+        ("Σ calibration.n_tokens", final["eval_tokens"], tokens),
+        ("accuracy of calibration", final["token_accuracy"], accuracy),
     ):
-        yield from mismatch(name, f"timing.{field}", value, timing[field])
-
-
-def _calibration(record: RunRecord) -> Iterator[AuditFinding]:
-    name, summary = record.run.summary.name, record.summary.fields
-    final, bins = summary["final"], summary["calibration"]
-    error = expected_calibration_error(bins)
-    recorded = final["expected_calibration_error"]
-    yield from mismatch(name, "final.expected_calibration_error", error, recorded)
-    yield from mismatch(name, "Σ calibration.n_tokens", final["eval_tokens"], sum(bins["n_tokens"]))
-    correct = sum(bins["n_correct"]) / final["eval_tokens"]
-    yield from mismatch(name, "accuracy of calibration", final["token_accuracy"], correct)
+        yield from mismatch(name, field, recomputed, recorded)
 
 
 def _rows(record: RunRecord) -> Iterator[AuditFinding]:
@@ -463,39 +416,68 @@ def _gap(record: RunRecord) -> str:
 
 
 def _shared(record: RunRecord) -> Iterator[AuditFinding]:
-    """Compare the facts that two files record."""
+    """Compare the facts that two files record, the log of the run included."""
     run, manifest, summary = record.run, record.manifest.fields, record.summary.fields
-    symbols, name = record.symbols, run.manifest.name
-    for field, expected, found in (
-        ("seeds.seed", symbols.get("SEED"), manifest["seeds"]["seed"]),
-        ("run.run_profile", symbols.get("RUN_PROFILE"), manifest["run"]["run_profile"]),
-        ("run.hash8", record.hash8, manifest["run"]["hash8"]),
-        ("config.overrides", record.settings, manifest["config"]["overrides"]),
+    symbols, flags, checks = record.symbols, manifest["debug_flags"], summary["numerics"]
+    seed, profile = symbols.get("SEED"), symbols.get("RUN_PROFILE")
+    in_manifest, in_summary = run.manifest.name, run.summary.name
+    for file, field, expected, found in (
+        (in_manifest, "seeds.seed", seed, manifest["seeds"]["seed"]),
+        (in_manifest, "run.run_profile", profile, manifest["run"]["run_profile"]),
+        (in_manifest, "run.hash8", record.hash8, manifest["run"]["hash8"]),
+        (in_manifest, "config.overrides", record.settings, manifest["config"]["overrides"]),
+        (in_summary, "seed", seed, summary["seed"]),
+        (in_summary, "run_profile", profile, summary["run_profile"]),
+        *(
+            (in_summary, f"numerics.{flag}", flags[flag], checks[flag])
+            for flag in ("check_numerics", "detect_anomaly")
+        ),
     ):
-        yield from mismatch(name, field, expected, found)
-    name = run.summary.name
-    yield from mismatch(name, "seed", symbols.get("SEED"), summary["seed"])
-    yield from mismatch(name, "run_profile", symbols.get("RUN_PROFILE"), summary["run_profile"])
-    for field in ("check_numerics", "detect_anomaly"):
-        flag = manifest["debug_flags"][field]
-        yield from mismatch(name, f"numerics.{field}", flag, summary["numerics"][field])
+        yield from mismatch(file, field, expected, found)
     if len(set(manifest["init_weights_digest"])) != 1:
-        yield AuditFinding(
-            run.manifest.name, "equal initial weights on all ranks", "different digests"
-        )
-
-
-def _log(record: RunRecord) -> Iterator[AuditFinding]:
-    """Check that the log contains the run's seed, profile and device."""
-    run, manifest = record.run, record.manifest.fields
+        yield AuditFinding(in_manifest, "equal initial weights on all ranks", "different digests")
     if not run.logs.is_file():
         return
     text = run.logs.read_text(encoding="utf-8", errors="replace")
-    expected: Sequence[str] = (
-        f"seed {manifest['seeds']['seed']} ",
-        manifest["run"]["run_profile"],
-        str(manifest["knobs"]["device"]["observed"]),
-    )
-    for phrase in expected:
+    device = str(manifest["knobs"]["device"]["observed"])
+    for phrase in (f"seed {manifest['seeds']['seed']} ", manifest["run"]["run_profile"], device):
         if phrase not in text:
             yield AuditFinding(run.logs.name, f"the text {phrase!r}", "none")
+
+
+def weight_findings(record: RunRecord) -> list[AuditFinding]:
+    """Recompute digest, parameter count, finiteness and sparsity of the final weights."""
+    # Damaged files are reported without the delay of this import.
+    import safetensors.torch
+    import torch
+
+    from lib.runs.checkpoint import weights_digest
+
+    file, recorded_digest = record.run.weights.name, record.manifest.value(str, _WEIGHTS_DIGEST)
+    try:
+        weights = safetensors.torch.load_file(record.run.weights)
+    except (OSError, safetensors.SafetensorError) as error:
+        return [AuditFinding(file, "weights", str(error))]
+    final, elements = record.final, {name: each.numel() for name, each in weights.items()}
+    findings = [
+        *mismatch(file, _WEIGHTS_DIGEST, recorded_digest, weights_digest(weights)),
+        *mismatch(file, "parameters", final.parameters, sum(elements.values())),
+    ]
+    for name, weight in weights.items():
+        if count := int((~torch.isfinite(weight)).sum()):
+            findings.append(AuditFinding(file, f"finite elements in {name}", f"{count} non-finite"))
+    # The summary lists every prunable matrix, so no model has to be built.
+    layers = final.sparsity_by_layer
+    if missing := layers.keys() - weights.keys():
+        return [
+            *findings,
+            AuditFinding(file, "every prunable matrix", f"{min(missing)} is missing"),
+        ]
+    zeros = {name: int((weights[name] == 0).sum()) for name in layers}
+    for name, recorded in layers.items():
+        sparsity = zeros[name] / elements[name]
+        findings += mismatch(file, f"sparsity of {name}", recorded, sparsity)
+    total = sum(zeros.values()) / max(1, sum(elements[name] for name in layers))
+    if total != final.sparsity:
+        findings += mismatch(file, "sparsity", final.sparsity, total)
+    return findings

@@ -58,7 +58,6 @@ NOT_TRAINING = (
     "lib/report/",
     "lib/runner/",
     "lib/runs/audit.py",
-    "lib/runs/audit_weights.py",
     "lib/runs/code.py",
     "lib/toml_files.py",
     "lib/tracking/",
