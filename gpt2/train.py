@@ -6,6 +6,7 @@ moment: the next call resumes from the newest intact checkpoint with byte-identi
 
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -332,7 +333,7 @@ def _succeeded(
     status = _write_status(session, State.SUCCESS, facts=facts)
     if session.group.is_main and not session.config.train.checkpoint_keep_finished:
         # The final weights are written, so the run will not be resumed.
-        checkpoint.delete_checkpoints(session.run.checkpoints)
+        shutil.rmtree(session.run.checkpoints, ignore_errors=True)
     return status
 
 

@@ -291,13 +291,12 @@ def _not_restored(session: TrainingSession, step: int, error: Exception) -> RunE
 
     The session may be restored in part, so only a new process can take an earlier checkpoint.
     """
-    folder = session.run.checkpoints
     if session.group.is_main:
-        set_checkpoint_aside(folder, step)
+        set_checkpoint_aside(session.run.checkpoint(step))
     text = " ".join(str(error).split())[:120]
     what = f"checkpoint of step {step} cannot be restored ({type(error).__name__}: {text})"
     advice = "renamed to damaged-*; type: make, to continue from the checkpoint before"
-    return RunError(Problem(what, str(folder), advice, code="checkpoint.damaged"))
+    return RunError(Problem(what, str(session.run.checkpoints), advice, code="checkpoint.damaged"))
 
 
 def _fallback_text(session: TrainingSession) -> str:

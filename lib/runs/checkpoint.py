@@ -51,14 +51,6 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class CheckpointRecord:
-    """Metadata of a checkpoint: the step, and file → SHA-256."""
-
-    step: int
-    sha256: Mapping[str, str]
-
-
 def save_checkpoint(
     folder: Path,
     step: int,
@@ -81,7 +73,9 @@ def save_checkpoint(
         if folder.is_symlink():
             raise link_error(folder)
         folder.mkdir(exist_ok=True)
-        _clean(folder)
+        # Folders that a killed process left partially written or deleted.
+        for leftover in folder.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover)
         _check_space(folder, step, (*weights.values(), *iter_tensors(state)))
         temporary.mkdir()
         _write(temporary, step, weights, state)
@@ -142,34 +136,24 @@ def _intact(path: Path) -> Checkpoint | str:
     if damage := _damage(path):
         return damage
     try:
-        return _load(path)
+        step, _ = _read_record(path)
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        return Checkpoint(step, safetensors.torch.load_file(path / _WEIGHTS), state)
     except _UNREADABLE as error:
         return f"right digests, but not a checkpoint: {error}".splitlines()[0]
 
 
 def _skip(path: Path, damage: str, warn: Callable[[str], None]) -> None:
-    aside = _set_aside(path)
+    aside = set_checkpoint_aside(path)
     warn(f"checkpoint {path.name} is damaged ({damage}), skipped and renamed to {aside.name}")
 
 
-def set_checkpoint_aside(folder: Path, step: int) -> Path:
-    """Rename the checkpoint of ``step``, so that the next start takes an earlier one.
-
-    Returns the new path.
-    """
-    return _set_aside(folder / CHECKPOINT_NAME.format(step))
-
-
-def _set_aside(path: Path) -> Path:
+def set_checkpoint_aside(path: Path) -> Path:
+    """Rename a checkpoint, so that the next start takes an earlier one. Return the new path."""
     aside = path.with_name(f"damaged-{path.name}")
     _remove(aside)
     path.rename(aside)
     return aside
-
-
-def delete_checkpoints(folder: Path) -> None:
-    """Remove every checkpoint after the final weights have been written."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class _DigestedFile:
@@ -220,26 +204,21 @@ def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str
     return digested.facts()
 
 
-def _load(path: Path) -> Checkpoint:
-    record = _read_record(path)
-    state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    return Checkpoint(record.step, safetensors.torch.load_file(path / _WEIGHTS), state)
-
-
-def _read_record(path: Path) -> CheckpointRecord:
+def _read_record(path: Path) -> tuple[int, dict[str, str]]:
+    """Return the step of a checkpoint, and file → SHA-256."""
     file = path / _DIGESTS
     record = JsonRecord(file, read_json_object(file))
     digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, STATE)}
-    return CheckpointRecord(record.value(int, "step"), digests)
+    return record.value(int, "step"), digests
 
 
 def _damage(path: Path) -> str:
     """Return a description of the damage; "" if all files match their digests."""
     try:
-        record = _read_record(path)
+        _, digests = _read_record(path)
     except RecordError as error:
         return f"{_DIGESTS}: expected {error.expected}, got {error.actual}"
-    for name, digest in record.sha256.items():
+    for name, digest in digests.items():
         try:
             if sha256_file(path / name) != digest:
                 return f"{name}: digest mismatch"
@@ -251,12 +230,6 @@ def _damage(path: Path) -> str:
 def _steps(folder: Path) -> list[Path]:
     """Return complete checkpoints, newest first; step numbers are padded, so names sort by step."""
     return sorted(folder.glob("step-*"), reverse=True)
-
-
-def _clean(folder: Path) -> None:
-    """Remove folders that a killed process left partially written or deleted."""
-    for leftover in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(leftover)
 
 
 def _remove(path: Path) -> None:

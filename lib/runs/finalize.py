@@ -44,8 +44,10 @@ def volatile_digest(volatile: Mapping[str, Any]) -> str:
 
 def add_artifact_digests(run: RunDir, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``record`` with the size and digest of every existing result file."""
-    volatile = {**record["volatile"], "artifacts": _table(volatile_files(run))}
-    return {**record, "artifacts": _table(deterministic_files(run)), "volatile": volatile}
+    # Their bytes depend only on configuration and seed.
+    deterministic = run.resolved_config, run.metrics, run.per_query, run.weights, run.sample
+    volatile = {**record["volatile"], "artifacts": _table(run.summary, run.timing, run.logs)}
+    return {**record, "artifacts": _table(*deterministic), "volatile": volatile}
 
 
 def finalize_run(
@@ -72,16 +74,6 @@ def finalize_run(
             _close_manifest(run, status, facts or {}, guard)
 
 
-def deterministic_files(run: RunDir) -> tuple[Path, ...]:
-    """Return the result files whose bytes depend only on configuration and seed."""
-    return (run.resolved_config, run.metrics, run.per_query, run.weights, run.sample)
-
-
-def volatile_files(run: RunDir) -> tuple[Path, ...]:
-    """Return the result files that depend on the machine or the time."""
-    return (run.summary, run.timing, run.logs)
-
-
 def _close_manifest(
     run: RunDir, status: RunStatus, facts: Mapping[str, Any], guard: Callable[[], None]
 ) -> None:
@@ -102,7 +94,7 @@ def _close_manifest(
     write_manifest(run, finished)
 
 
-def _table(files: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
+def _table(*files: Path) -> dict[str, dict[str, Any]]:
     return {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in files

@@ -70,15 +70,6 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
-def thread_facts() -> dict[str, Any]:
-    """Return intra-op threads, inter-op threads and OMP_NUM_THREADS."""
-    return {
-        "intra_op": torch.get_num_threads(),
-        "inter_op": torch.get_num_interop_threads(),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-    }
-
-
 def variables(*, volatile: bool) -> dict[str, str | None]:
     """Return the recorded environment variables; None for an unset variable."""
     return {name: os.environ.get(name) for name in VARIABLES if (name in _VOLATILE) is volatile}
@@ -112,7 +103,11 @@ def begin_manifest(
         "code": git_state() | {"diff": write_code_patch(run.path)},
         "hardware": hardware(device),
         "torch": torch_facts(),
-        "threads": thread_facts(),
+        "threads": {
+            "intra_op": torch.get_num_threads(),
+            "inter_op": torch.get_num_interop_threads(),
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        },
         "variables": variables(volatile=False),
         "oom_fallbacks": [],
         **facts,
