@@ -39,7 +39,6 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
-        """Return whether there are no findings."""
         return not self.findings
 
 

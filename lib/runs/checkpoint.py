@@ -173,7 +173,6 @@ class _DigestedFile:
         self._stream.flush()
 
     def facts(self) -> dict[str, Any]:
-        """Return the size and digest of the written bytes."""
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
 

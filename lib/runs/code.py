@@ -182,7 +182,6 @@ class GitCommit:
 
     @property
     def uncommitted(self) -> list[str]:
-        """Return all files that differ from the commit."""
         return [*self.tracked, *self.untracked]
 
 
@@ -397,7 +396,6 @@ def write_code_patch(run_dir: Path) -> dict[str, str] | None:
 
 
 def has_commit(sha: str) -> bool:
-    """Return whether this repository contains the commit ``sha``."""
     return run_git("cat-file", "-e", f"{sha}^{{commit}}") is not None
 
 

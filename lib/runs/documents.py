@@ -56,12 +56,11 @@ class DocumentResult(DocumentInfo):
 
     @property
     def nll_mean(self) -> float:
-        """Return nats per token."""
         return self.nll_sum / self.n_tokens
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Return bits per byte of text, or None if there are no bytes."""
+
         return bits_per_byte(self.nll_sum, self.n_bytes)
 
     def cells(self) -> dict[str, str]:

@@ -62,7 +62,6 @@ class Holder:
 
     @property
     def is_local(self) -> bool:
-        """Return whether the holder is on this machine."""
         return self.machine == booted_machine()
 
     @property

@@ -255,7 +255,6 @@ class RunRecord:
 
     @cached_property
     def status(self) -> RunStatus | None:
-        """Return the status; see ``read_status``."""
         return read_status(self.run)
 
     @cached_property
@@ -297,7 +296,6 @@ class RunRecord:
 
     @cached_property
     def code(self) -> CodeRecord:
-        """Return the commit of the code."""
         return self.manifest.section(CodeRecord, "code")
 
     @cached_property
@@ -318,12 +316,10 @@ class RunRecord:
 
     @cached_property
     def hardware(self) -> HardwareRecord:
-        """Return the devices."""
         return self.manifest.section(HardwareRecord, "hardware")
 
     @property
     def attempts(self) -> list[AttemptRecord]:
-        """Return every start of the run, the newest last."""
         attempts = self.manifest.value(list, "volatile", "attempts")
         place = ("volatile", "attempts")
         return [typed(AttemptRecord, each, self.run.manifest, place) for each in attempts]
@@ -335,12 +331,10 @@ class RunRecord:
 
     @cached_property
     def final(self) -> FinalResults:
-        """Return the final results."""
         return self.summary.section(FinalResults, "final")
 
     @cached_property
     def timing(self) -> RunTiming:
-        """Return the speed of the run."""
         return self.summary.section(RunTiming, "timing")
 
     @cached_property
@@ -360,7 +354,6 @@ class RunRecord:
 
     @property
     def symbols(self) -> dict[str, Any]:
-        """Return the value of every Kconfig symbol."""
         return self.config.value(dict, "symbols")
 
     @property
@@ -370,7 +363,6 @@ class RunRecord:
 
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
-        """Return the per-document rows of the final evaluation."""
         path = self.run.per_query
         return parse_document_results(path, self._read(path, "rows"))
 
@@ -386,27 +378,22 @@ class RunRecord:
 
     @cached_property
     def metrics(self) -> Sequence[MetricsRow]:
-        """Return every row of metrics.jsonl."""
         return parse_metrics(self.run.metrics, self.metrics_fields)
 
     @cached_property
     def train_rows(self) -> Sequence[TrainRow]:
-        """Return the optimizer steps of metrics.jsonl."""
         return [row for row in self.metrics if isinstance(row, TrainRow)]
 
     @cached_property
     def eval_rows(self) -> Sequence[EvalRow]:
-        """Return the evaluations of metrics.jsonl."""
         return [row for row in self.metrics if isinstance(row, EvalRow)]
 
     @cached_property
     def timings(self) -> Sequence[TimingRow]:
-        """Return every row of timing.jsonl."""
         return _rows(TimingRow, self.run.timing, self._lines(self.run.timing))
 
     @cached_property
     def telemetry(self) -> Sequence[TelemetrySample]:
-        """Return every sample of telemetry.jsonl."""
         return _rows(TelemetrySample, self.run.telemetry, self._lines(self.run.telemetry))
 
     @cached_property
@@ -493,13 +480,9 @@ class RowTail:
         """Return the new rows of metrics.jsonl; none while the file does not exist."""
         return parse_metrics(self._path, *self._new())
 
-    def timings(self) -> list[TimingRow]:
-        """Return the new rows of timing.jsonl; none while the file does not exist."""
-        return _rows(TimingRow, self._path, *self._new())
-
-    def telemetry(self) -> list[TelemetrySample]:
-        """Return the new samples of telemetry.jsonl; none while the file does not exist."""
-        return _rows(TelemetrySample, self._path, *self._new())
+    def rows(self, kind: type[T]) -> list[T]:
+        """Return the new rows of a file of one kind; none while the file does not exist."""
+        return _rows(kind, self._path, *self._new())
 
     def _new(self) -> tuple[list[dict[str, Any]], int]:
         """Return the new rows and the line number of the first."""

@@ -100,7 +100,6 @@ class RunDir:
         return self.trackers / f"{name}.log"
 
     def checkpoint(self, step: int) -> Path:
-        """Return the folder of the checkpoint of ``step``."""
         return self.checkpoints / CHECKPOINT_NAME.format(step)
 
     @property
@@ -118,11 +117,9 @@ class RunDir:
         return self.path / f".lease-{token}"
 
     def leases(self) -> list[int]:
-        """Return the numbers of the existing leases."""
         return self._numbers(_LEASE)
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        """Return the numbers in the names that match ``pattern``."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):

@@ -195,9 +195,9 @@ class RecordReader:
         position = self._position
         rows = [*self._pending_rows, *self._metrics.metrics()]
         # Read timings after rows: a timing is written after its row, so its row is known.
-        timings = [*self._pending_timings, *self._timing.timings()]
+        timings = [*self._pending_timings, *self._timing.rows(TimingRow)]
         # Read samples last: all samples before a settled timing are on disk by now.
-        self._samples += self._telemetry.telemetry()
+        self._samples += self._telemetry.rows(TelemetrySample)
         first_unsettled = math.inf if ended else _first_unsettled(timings)
         self._pending_rows = [row for row in rows if row.iteration >= first_unsettled]
         del rows[len(rows) - len(self._pending_rows) :]
