@@ -221,10 +221,6 @@ class LookSchedule:
         """Return the largest number of seeds that was judged."""
         return self.last.n if self.last else 0
 
-    def next_planned(self) -> int | None:
-        """Return the number of seeds of the next planned look; None if none is left."""
-        return next((n for n in self.plan.seeds if n > self.judged), None)
-
     def due(self, n: int) -> Look | None:
         """Return the look to take after ``n`` blocks; None if none is due, or no alpha is left."""
         if n <= self.judged:

@@ -175,13 +175,7 @@ class Replay:
             return []
         now = DeclaredPlan(plan.rule_record, plan.looks, seeds, self._declared(self.family), at)
         last = known[-1] if known else None
-        is_same = last is not None and (last.rule, last.looks, last.seeds, last.family) == (
-            now.rule,
-            now.looks,
-            now.seeds,
-            now.family,
-        )
-        return [] if is_same else [now]
+        return [] if last and replace(last, at=at, imported=False) == now else [now]
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -433,9 +427,9 @@ class Replay:
         open_runs = sum(seed not in self.ended.get(arm, ()) for arm, seed in runs)
         if open_runs:
             return f"waits for {open_runs} of its {len(runs)} runs"
-        n = self.schedule.next_planned()
-        if n is not None and n > len(seeds):
-            return f"next look at {n} seeds"
+        planned = [n for n in self.schedule.plan.seeds if n > self.schedule.judged]
+        if planned and planned[0] > len(seeds):
+            return f"next look at {planned[0]} seeds"
         if not self.schedule.share_at(len(seeds) + 1):
             return "no alpha is left for another look"
         return "next look at the next complete seed"

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from lib.report.contrasts import REPEAT_ROLE, DesignEffects
 from lib.report.declarations import Look, LookSchedule
 from lib.report.replay import Replay, StudyPart, VerdictPlan
 from lib.report.significance import TimedValue, drift_test
-from lib.report.verdicts import ContrastVerdict, SeedOutcome
+from lib.report.verdicts import ContrastVerdict
 
 VERDICTS_FILE = "verdicts.json"
 # Remark on every verdict of a study with an A/A step that differs.
@@ -85,8 +85,7 @@ def judge_study(
         "evaluation_set": evaluation_set or None,
         "same_documents": same_documents,
         "repeats": _repeats(control_parts),
-        "drift": _drift(parts),
-        "speed_drifts": _speed_drifts(parts),
+        **_drifts(parts),
     }
     return StudyVerdicts(
         plan,
@@ -124,35 +123,28 @@ def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
     return repeats
 
 
-def _drift(parts: Sequence[StudyPart]) -> dict[str, Any] | None:
-    return drift_test(
-        [
-            TimedValue(name, run.seed, run.started_at, run.loss)
-            for name, run in _named_runs(parts)
-            if run.loss is not None and run.started_at is not None and not run.diverged
-        ]
-    )
+def _drifts(parts: Sequence[StudyPart]) -> dict[str, Any]:
+    """Return the drift of the losses, and that of the speed of each device that can be tested.
 
-
-def _speed_drifts(parts: Sequence[StudyPart]) -> dict[str, dict[str, Any]]:
-    """Return the drift of the logarithm of the speed of each device that can be tested.
-
-    Steps differ in speed by a factor, so their logarithms differ by a mean.
+    The speed is tested as its logarithm: steps differ in speed by a factor, so their logarithms
+    differ by a mean.
     """
-    by_device: dict[str, list[TimedValue]] = {}
-    for name, run in _named_runs(parts):
-        if run.speed and run.started_at is not None:
-            value = TimedValue(name, run.seed, run.started_at, math.log(run.speed))
-            by_device.setdefault(run.device, []).append(value)
-    tests = {device: drift_test(values) for device, values in sorted(by_device.items())}
-    return {device: test for device, test in tests.items() if test is not None}
-
-
-def _named_runs(parts: Sequence[StudyPart]) -> Iterator[tuple[str, SeedOutcome]]:
+    losses: list[TimedValue] = []
+    speeds: dict[str, list[TimedValue]] = {}
     for part, _, outcomes in parts:
-        for arm, runs in outcomes.items():
-            for run in runs:
-                yield f"{part}{arm}", run
+        for arm, run in ((arm, run) for arm, runs in outcomes.items() for run in runs):
+            if run.started_at is None:
+                continue
+            if run.loss is not None and not run.diverged:
+                losses.append(TimedValue(f"{part}{arm}", run.seed, run.started_at, run.loss))
+            if run.speed:
+                value = TimedValue(f"{part}{arm}", run.seed, run.started_at, math.log(run.speed))
+                speeds.setdefault(run.device, []).append(value)
+    tests = {device: drift_test(values) for device, values in sorted(speeds.items())}
+    return {
+        "drift": drift_test(losses),
+        "speed_drifts": {device: test for device, test in tests.items() if test is not None},
+    }
 
 
 def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
