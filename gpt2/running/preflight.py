@@ -31,7 +31,7 @@ from lib.env.preflight import (
 from lib.env.snapshot import FOLDER
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.make_variables import variables_without_effect
-from lib.runs.code import describe_tree, git_state, head_commit
+from lib.runs.code import describe_tree, git_state
 from lib.units import format_si
 
 # fp32 weights; a checkpoint adds Adam's two moments of the same size.
@@ -130,7 +130,7 @@ def check_machine(
         raise PreflightError(*dict.fromkeys(problems))
     if ignored := _variables_without_effect(configs):
         log("ENV", f"without effect: {', '.join(ignored)}; symbols are set by SET=NAME=VALUE")
-    if text := describe_tree(head_commit()):
+    if text := describe_tree():
         log("DIRTY", f"{text}; the diff is saved with each run")
     if busy:
         log("GPU", f"not used, because other programs use them: {', '.join(busy.values())}")

@@ -344,8 +344,9 @@ _PATCH = (
 )
 
 
-def describe_tree(head: GitCommit | None) -> str:
+def describe_tree() -> str:
     """Return one line listing uncommitted files; "" if all code is committed."""
+    head = head_commit()
     if head is None and not shutil.which("git"):
         return "git is not installed, so the commit of this code is unknown"
     if head is None:
@@ -359,10 +360,7 @@ def describe_tree(head: GitCommit | None) -> str:
 
 def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
     """Return a problem if code is uncommitted under paper_repro, unless ``allowed``."""
-    if allowed or profile != "paper_repro":
-        return []
-    what = describe_tree(head_commit())
-    if not what:
+    if allowed or profile != "paper_repro" or not (what := describe_tree()):
         return []
     if not shutil.which("git"):
         remedy = "install git, or type: make ALLOW_DIRTY=y"

@@ -44,16 +44,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def lookup(record: Any, place: Sequence[str]) -> Any:
-    """Return the value at the key path ``place`` of a record; UNKNOWN if it is missing."""
-    for key in place:
-        # A dictionary: isinstance of an abstract class takes ten times as long.
-        if not isinstance(record, dict) or key not in record:
-            return UNKNOWN
-        record = record[key]
-    return record
-
-
 @dataclass(frozen=True)
 class CodeRecord:
     """Commit of the code that trained the run."""
@@ -210,9 +200,15 @@ class JsonRecord:
     file: Path
     fields: Mapping[str, Any]
 
-    def find(self, *place: str) -> Any:
-        """Return the value at the key path ``place``, or UNKNOWN."""
-        return lookup(self.fields, place)
+    def find(self, *place: str, default: Any = UNKNOWN) -> Any:
+        """Return the value at the key path ``place``, or ``default``."""
+        value: Any = self.fields
+        for key in place:
+            # A dictionary: isinstance of an abstract class takes ten times as long.
+            if not isinstance(value, dict) or key not in value:
+                return default
+            value = value[key]
+        return value
 
     def value(self, kind: type[T], *place: str) -> T:
         """Return the value at the key path ``place``. Raises DamagedRecord unless it is a ``kind``."""
@@ -231,11 +227,9 @@ class JsonRecord:
         return typed(kind, self._required(place), self.file, place)
 
     def _required(self, place: Sequence[str]) -> Any:
-        value: Any = self.fields
-        for key in place:
-            if not isinstance(value, Mapping) or key not in value:
-                raise DamagedRecord(self.file, f"a field {'.'.join(place)}", "none")
-            value = value[key]
+        value = self.find(*place, default=...)
+        if value is ...:
+            raise DamagedRecord(self.file, f"a field {'.'.join(place)}", "none")
         return value
 
 

@@ -55,10 +55,7 @@ def test_a_committed_tree_leaves_no_patch(root: Path, git: Git, tmp_path: Path) 
     (root / "texts" / "tool.py").write_text("# Nothing imports it.\n")
     (root / "gpt2" / "model.py").touch()
     assert head_commit().uncommitted == []
-    assert (
-        describe_tree(head_commit()) == ""
-        and uncommitted_problems("paper_repro", allowed=False) == []
-    )
+    assert describe_tree() == "" and uncommitted_problems("paper_repro", allowed=False) == []
     assert write_code_patch(tmp_path) is None
     assert not (tmp_path / "code.diff").exists()
 
