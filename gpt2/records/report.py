@@ -115,18 +115,14 @@ def _model(run: Run[Config]) -> str:
         if budget.is_time
         else f"{budget.iterations:,} iterations of {budget.tokens_per_iteration:,} tokens"
     )
+    documents, tokens = config.data.eval_documents, config.data.eval_tokens
+    evaluated = f"{documents:,} whole documents" if documents else f"{tokens:,} tokens"
     return (
         f"{run.variant.slug}: {config.model.num_params():,} parameters in {shape.n_layer} blocks of "
         f"width {shape.n_embd} with {shape.n_head} heads, a context of {shape.block_size} tokens; "
         f"{length}; data set {config.data.dataset}, tokenizer {config.data.tokenizer}, evaluation "
-        f"on {_evaluated(config)}."
+        f"on {evaluated}."
     )
-
-
-def _evaluated(config: Config) -> str:
-    if count := config.data.eval_documents:
-        return f"{count:,} whole documents"
-    return f"{config.data.eval_tokens:,} tokens"
 
 
 def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
@@ -137,15 +133,11 @@ def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
     recorded = record.config.find("settings")
     if not isinstance(recorded, Mapping):
         return []
-    complete = [
-        (name, setting)
-        for name, setting in sorted(recorded.items())
-        if isinstance(setting, Mapping) and setting.keys() >= {"value", "label", "where"}
-    ]
     # A run of an earlier version may have recorded private values.
     return [
         (name, setting)
-        for name, setting in complete
+        for name, setting in sorted(recorded.items())
+        if isinstance(setting, Mapping) and setting.keys() >= {"value", "label", "where"}
         if setting["label"] != "plan" and name not in PRIVATE_SYMBOLS
     ]
 

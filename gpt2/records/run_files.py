@@ -1,5 +1,6 @@
 """``resolved_config.yaml``, the configuration stored in each run directory, and lookup of runs."""
 
+import contextlib
 import json as json_format
 from collections.abc import Mapping, Sequence
 from glob import glob
@@ -38,31 +39,25 @@ def write_resolved_config(
     The file contains JSON, which is valid YAML and needs no extra package. Raises ConfigError,
     without changing any file, if the directory belongs to a different run.
     """
-    if (recorded := _hash8(run)) not in (None, config.hash8):
+    recorded = config.hash8
+    with contextlib.suppress(RecordError):
+        recorded = RunRecord(run).hash8
+    if recorded != config.hash8:
         what = f"directory belongs to a different run (expected {config.hash8}, got {recorded})"
         advice = "move the directory aside, then type: make"
         raise ConfigError(Problem(what, str(run.path), advice, code="run.foreign-directory"))
+    values = without_private({name: each["value"] for name, each in (settings or {}).items()})
     record = {
         "schema_version": SCHEMA_VERSION,
         "hash8": config.hash8,
         "identity": config.identity(),
-        "settings": {name: _recorded(name, each) for name, each in (settings or {}).items()},
+        "settings": {
+            name: {**each, "value": values[name]} for name, each in (settings or {}).items()
+        },
         "symbols": without_private(config.values),
         "private_sha256": private_digests(config.values),
     }
     write_json(run.resolved_config, record)
-
-
-def _recorded(name: str, setting: ExplicitSetting) -> ExplicitSetting:
-    return {**setting, "value": without_private({name: setting["value"]})[name]}
-
-
-def _hash8(run: RunDir) -> str | None:
-    """Return the hash of the run in the directory; None if there is no readable record."""
-    try:
-        return RunRecord(run).hash8
-    except RecordError:
-        return None
 
 
 def read_settings(run: RunDir) -> dict[str, Any]:

@@ -9,7 +9,6 @@ configuration, and name no file that is read.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,19 +32,8 @@ _STUDY_FILE = "ABLATION_STUDY_FILE"
 _CHOICES = ("RUN_MODE", "ABLATION_STUDY")
 
 Judge = Callable[[Plan], ResultTable]
-
-
-@dataclass(frozen=True)
-class StudyFolder:
-    """A folder of runs: their statuses, the latest first."""
-
-    path: Path
-    runs: Sequence[tuple[RunStatus, RunDir]]
-
-    @property
-    def done(self) -> int:
-        """Return the number of finished runs."""
-        return sum(status.state is State.SUCCESS for status, _ in self.runs)
+# Runs of a folder with their statuses, the latest first.
+Runs = Sequence[tuple[RunStatus, RunDir]]
 
 
 def write_index(plan: Plan, document: Mapping[str, Any], judge: Judge) -> Path:
@@ -55,19 +43,19 @@ def write_index(plan: Plan, document: Mapping[str, Any], judge: Judge) -> Path:
     """
     path = plan.folder.parent / INDEX_FILE
     rows = []
-    for folder in _study_folders(plan.folder.parent):
-        if folder.path.name == plan.folder.name:
-            rows.append(_row(folder, document, ""))
+    for folder, runs in _study_folders(plan.folder.parent).items():
+        if folder.name == plan.folder.name:
+            rows.append(_row(folder, runs, document, ""))
         else:
-            rows.append(_row(folder, *_judged(folder, plan, judge)))
+            rows.append(_row(folder, runs, *_judged(runs[0][1], folder, plan, judge)))
     rows.sort(key=lambda row: (-row["ended_at"], row["study"]))
     write_atomic(path, render_page("index.html.jinja", title="Studies", rows=rows))
     return path
 
 
-def _study_folders(results: Path) -> list[StudyFolder]:
+def _study_folders(results: Path) -> dict[Path, Runs]:
     """Return the folders that contain runs; links are not followed."""
-    folders = []
+    folders: dict[Path, Runs] = {}
     for path in sorted(results.iterdir()):
         if path.is_symlink() or not path.is_dir():
             continue
@@ -77,37 +65,39 @@ def _study_folders(results: Path) -> list[StudyFolder]:
             if not each.is_symlink() and not run.is_replaced and (status := read_status(run)):
                 runs.append((status, run))
         if runs:
-            runs.sort(key=lambda pair: (-pair[0].written_at, pair[1].path.name))
-            folders.append(StudyFolder(path, runs))
+            folders[path] = sorted(runs, key=lambda pair: (-pair[0].written_at, pair[1].path.name))
     return folders
 
 
-def _row(folder: StudyFolder, document: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:
+def _row(
+    folder: Path, started: Runs, document: Mapping[str, Any] | None, reason: str
+) -> dict[str, Any]:
     best = best_verdict(document) if document else None
     # Equal runs of another folder are runs of the study, too.
     runs = [run["state"] == "done" for run in document["runs"]] if document else []
-    ended = max(status.written_at for status, _ in folder.runs)
-    report = folder.path / REPORT_FILE
+    finished = sum(status.state is State.SUCCESS for status, _ in started)
+    ended = max(status.written_at for status, _ in started)
+    report = folder / REPORT_FILE
     return {
-        "study": folder.path.name,
-        "report": (
-            f"{quote(os.fsencode(folder.path.name))}/{REPORT_FILE}" if report.is_file() else ""
-        ),
+        "study": folder.name,
+        "report": (f"{quote(os.fsencode(folder.name))}/{REPORT_FILE}" if report.is_file() else ""),
         "question": " ".join(document["question"]) if document else "",
         "answer": answer(document) if document else reason,
         "word": verdict_word(best) if best else "",
         "colour": verdict_colour(best) if best else "",
         "step": best["step"] if best else "",
-        "done": sum(runs) if document else folder.done,
+        "done": sum(runs) if document else finished,
         "planned": len(runs) if document else None,
         "ended_at": ended,
         "date": _date(ended),
     }
 
 
-def _judged(folder: StudyFolder, plan: Plan, judge: Judge) -> tuple[Mapping[str, Any] | None, str]:
+def _judged(
+    latest: RunDir, folder: Path, plan: Plan, judge: Judge
+) -> tuple[Mapping[str, Any] | None, str]:
     """Return the document of a study from its runs; None and the reason if it cannot be planned."""
-    record = RunRecord(folder.runs[0][1])
+    record = RunRecord(latest)
     try:
         symbols = record.symbols
         recorded = {name: setting["value"] for name, setting in recorded_settings(record)}
@@ -119,7 +109,7 @@ def _judged(folder: StudyFolder, plan: Plan, judge: Judge) -> tuple[Mapping[str,
         recorded.pop("SEED_LIST", None)
         layers = [ConfigLayer.of("config of a run", record.run.path.name, members_set(recorded))]
         one = make_plan(layers, plan.build_dir, optional=True, yes=None)
-        if one.folder != folder.path:
+        if one.folder != folder:
             return None, "Its settings are not those of a study: see its report."
         whole = table_plan(one, layers)
         return study_document_of(whole, judge(whole)), ""

@@ -17,7 +17,6 @@ from lib.files import canonical_json
 from lib.json_files import DamagedRecord
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.runs.code import makes_results, same_syntax
-from lib.runs.documents import DocumentResult
 from lib.runs.record import UNKNOWN, JsonRecord, RunRecord, derived
 from lib.runs.run_dir import RunDir
 
@@ -86,18 +85,15 @@ class RunFacts:
 
     @property
     def commit(self) -> str | None:
-        """Return the commit of the code; None if it was not recorded."""
         sha = self.record.manifest.find("code", "git_sha")
         return sha if isinstance(sha, str) else None
 
     @property
     def run(self) -> RunDir:
-        """Return the paths of the run."""
         return self.record.run
 
     @property
     def symbols(self) -> Mapping[str, Any]:
-        """Return the value of every Kconfig symbol."""
         return self.record.symbols
 
     def value(self, field: str) -> Any:
@@ -114,19 +110,17 @@ class RunFacts:
 
 
 def read_run_facts(run: RunDir) -> RunFacts:
-    """Return the facts of a run directory.
-
-    Raises ConfigError if a record is missing or unreadable.
-    """
+    """Return the facts of a run. Raises ConfigError if a record is missing or unreadable."""
     return recorded_facts(RunRecord(run))
 
 
 @derived
 def recorded_facts(record: RunRecord) -> RunFacts:
-    """Return the facts of a run. Raises ConfigError if a record is missing or unreadable."""
-    manifest = record.manifest
+    manifest, documents = record.manifest, record.documents
     observed = {name: manifest.find(*path) for name, path in _OBSERVED.items()}
-    observed["documents"] = _documents_digest(record.documents)
+    observed["documents"] = _digest(
+        [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
+    )
     observed["oom_fallbacks"] = _fallbacks(manifest)
     knobs = manifest.find("knobs")
     by_name: Mapping[str, Any] = knobs if isinstance(knobs, Mapping) else {}
@@ -149,14 +143,17 @@ def recorded_facts(record: RunRecord) -> RunFacts:
         requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
         sources=record.sources,
         speed=speed,
-        text=_text_digest(record.documents),
+        text=_digest([[d.doc_sha256 or d.tokens_sha256, d.n_bytes] for d in documents]),
     )
 
 
 def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, str]) -> str:
     """Return the first twelve hex digits of the digest over the files ``names`` of ``sources``."""
-    content = canonical_json({name: sources[name] for name in sorted(names)})
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+    return _digest({name: sources[name] for name in sorted(names)})[:12]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
@@ -180,18 +177,6 @@ def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
     if isinstance(identity, list):
         return {path: identity} if identity else {}
     return {path: identity}
-
-
-def _documents_digest(documents: Sequence[DocumentResult]) -> str:
-    """Return the digest over all evaluation documents and their predicted tokens, in order."""
-    facts = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
-    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
-
-
-def _text_digest(documents: Sequence[DocumentResult]) -> str:
-    """Return the digest over the bytes of all evaluation documents, whatever the tokenizer."""
-    facts = [[item.doc_sha256 or item.tokens_sha256, item.n_bytes] for item in documents]
-    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
 def _fallbacks(manifest: JsonRecord) -> Any:
@@ -326,11 +311,8 @@ def _differing_settings(a: RunFacts, b: RunFacts) -> list[str]:
     ]
     paths = [path for path in paths if _SETTING_FOLLOWS.get(path) not in paths]
     one_sided = {path for path in paths if path not in a.settings or path not in b.settings}
-    return [p for p in paths if p not in one_sided or not any(map(p.startswith, _below(paths)))]
-
-
-def _below(paths: Sequence[str]) -> list[str]:
-    return [f"{path}." for path in paths]
+    below = tuple(f"{path}." for path in paths)
+    return [path for path in paths if path not in one_sided or not path.startswith(below)]
 
 
 def _observed(a: RunFacts, b: RunFacts, settings: Sequence[str]) -> Iterator[FieldDifference]:

@@ -19,12 +19,7 @@ from lib.report.run_facts import recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.documents import bits_per_byte
-from lib.runs.record import (
-    FinalResults,
-    RunRecord,
-    TelemetrySample,
-    derived,
-)
+from lib.runs.record import FinalResults, RunRecord, TelemetrySample, derived
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
 from lib.tracking.stability import unstable_steps
@@ -169,14 +164,18 @@ def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     documents = record.documents
     items = canonical_json([document.nll_sum for document in documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
-    hardware = record.hardware
+    hardware, attempts = record.hardware, record.attempts
+    # When the runner first submitted the run, or else when the run first started.
+    started_at = attempts[0].submitted_at if attempts else None
+    if started_at is None and attempts:
+        started_at = attempts[0].started_at
     outcome = SeedOutcome(
         planned_run(record).seed,
         evaluated_loss(record, unit),
         items=digest,
         documents=tuple(d.nll_mean if unit == NATS else d.bits_per_byte or 0.0 for d in documents),
-        started_at=_started_at(record),
-        ended_at=attempts[-1].ended_at if (attempts := record.attempts) else None,
+        started_at=started_at,
+        ended_at=attempts[-1].ended_at if attempts else None,
         speed=record.timing.tokens_per_second,
         device=hardware.gpu_name or hardware.cpu_model,
         unstable=bool(unstable_steps(record)),
@@ -195,14 +194,6 @@ def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
         )
         return replace(outcome, diverged=True, reason=reason)
     return outcome
-
-
-def _started_at(record: RunRecord) -> float | None:
-    """Return when the runner first submitted the run, or else when the run first started."""
-    first = next(iter(record.attempts), None)
-    if first is None:
-        return None
-    return first.started_at if first.submitted_at is None else first.submitted_at
 
 
 def absent_outcome(record: RunRecord, absent: Absence) -> SeedOutcome:

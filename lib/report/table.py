@@ -14,7 +14,7 @@ level without any such pair has no difference.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -323,7 +323,11 @@ def _notes(
 ) -> list[str]:
     results = [record for record in records if record.run.path not in absences]
     absent = [record for record in records if record.run.path in absences]
-    notes = absence_notes((planned_run(r).label, absences[r.run.path]) for r in absent)
+    reasons: dict[str, list[str]] = {}
+    for record in absent:
+        if (why := absences[record.run.path]).reason:
+            reasons.setdefault(f"{why.state}: {why.reason}", []).append(planned_run(record).label)
+    notes = [f"{format_runs(labels)}: {reason}" for reason, labels in reasons.items()]
     if other := [planned_run(r).label for r in results if r.run.path in stale]:
         notes.append(f"{format_runs(other)}: stale, made by other code")
     if unstable := [record for record in results if unstable_steps(record)]:
@@ -333,15 +337,6 @@ def _notes(
     runs = [planned_run(record) for record in results]
     reused = [run for run in runs if run.path.parts[-2:] != (study, run_name(run))]
     return notes + [f"{r.label}: reuses run {r.path.parent.name}/{r.path.name}" for r in reused]
-
-
-def absence_notes(absent: Iterable[tuple[str, Absence]]) -> list[str]:
-    """Return a note for each reason why runs, given by their labels, have no result."""
-    runs: dict[str, list[str]] = {}
-    for label, why in absent:
-        if why.reason:
-            runs.setdefault(f"{why.state}: {why.reason}", []).append(label)
-    return [f"{format_runs(labels)}: {reason}" for reason, labels in runs.items()]
 
 
 def _remarks(record: RunRecord) -> list[str]:
