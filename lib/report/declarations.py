@@ -56,12 +56,6 @@ class DeclaredPlan:
     at: float = 0.0
     imported: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the line of the file."""
-        line: dict[str, Any] = {"kind": "plan", "at": _date(self.at), "rule": dict(self.rule)}
-        line |= {"look_plan": asdict(self.looks), "seeds": list(self.seeds)}
-        return line | _ending(self)
-
 
 @dataclass(frozen=True)
 class Look:
@@ -84,22 +78,17 @@ class Look:
     at: float = 0.0
     imported: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the line of the file."""
-        line: dict[str, Any] = {
-            "kind": "look",
-            "at": _date(self.at),
-            "number": self.number,
-            "n": self.n,
-        }
-        line |= {"share": self.share, "planned": self.planned, "added": self.is_at_added}
-        line |= {"seeds": list(self.seeds), "judged": sorted(self.judged)}
-        return line | {"evaluation_set": self.evaluation_set} | _ending(self)
 
-
-def _ending(line: DeclaredPlan | Look) -> dict[str, Any]:
-    family = {name: dict(arms) for name, arms in line.family.items()}
-    return {"family": family} | ({"imported": True} if line.imported else {})
+def declaration_record(line: DeclaredPlan | Look) -> dict[str, Any]:
+    """Return the line of the file, as plain JSON types."""
+    record = asdict(line) | {"at": _date(line.at), "seeds": list(line.seeds)}
+    if not line.imported:
+        del record["imported"]
+    if isinstance(line, DeclaredPlan):
+        looks = record.pop("looks")
+        return record | {"kind": "plan", "look_plan": looks}
+    added = record.pop("is_at_added")
+    return record | {"kind": "look", "added": added, "judged": sorted(line.judged)}
 
 
 def _date(seconds: float) -> str:
@@ -302,7 +291,9 @@ def append_declarations(
         # The imported ones are not in the file yet.
         lines = [*known.lines, *new] if not path.stat().st_size else new
         if new:
-            _append(path, "".join(canonical_json(line.to_json()) + "\n" for line in lines))
+            _append(
+                path, "".join(canonical_json(declaration_record(line)) + "\n" for line in lines)
+            )
     return Declarations((*known.lines, *new))
 
 

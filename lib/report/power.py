@@ -31,49 +31,30 @@ def detectable_effect(
 
     In units of sd_d; ``alpha`` is that of the look, by default that of the rule.
     """
-    error = (alpha or rule.alpha) / (2 * m)
-    return _smallest(n, m, rule, variances, error, 1 - rule.power, _normal)
+    error, degrees = (alpha or rule.alpha) / (2 * m), _degrees(n, m, rule, variances)
+    limit, root = t_isf(error, degrees), math.sqrt(n)
+    if _is_shared(m, rule):
+        return _simulated(n, limit + t_isf(1 - rule.power, degrees))
+
+    def power(effect: float) -> float:
+        return _mean_over_sd(lambda s: _normal(effect * root - limit * s), degrees)
+
+    return _smallest(power, rule.power)
 
 
 def fillable_band(
     n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
 ) -> float:
     """Return the smallest band in which a step without effect is EQUIVALENT with ``rule.power``."""
-    error = (alpha or rule.alpha) / m
-    return _smallest(
-        n, m, rule, variances, error, (1 - rule.power) / 2, lambda x: max(0.0, 2 * _normal(x) - 1)
-    )
-
-
-def _smallest(
-    n: int,
-    m: int,
-    rule: VerdictRule,
-    variances: int | None,
-    error: float,
-    missed: float,
-    probability: Callable[[float], float],
-) -> float:
-    """Return the smallest size that a test at the level ``error`` notices with ``rule.power``.
-
-    ``probability`` is that of a normal variable at the distance between size and limit, ``missed``
-    the tail that is left there.
-    """
-    degrees, root = _degrees(n, m, rule, variances), math.sqrt(n)
-    limit = t_isf(error, degrees)
+    error, degrees = (alpha or rule.alpha) / m, _degrees(n, m, rule, variances)
+    limit, root = t_isf(error, degrees), math.sqrt(n)
     if _is_shared(m, rule):
-        return _simulated(n, limit + t_isf(missed, degrees))
+        return _simulated(n, limit + t_isf((1 - rule.power) / 2, degrees))
 
-    def power(size: float) -> float:
-        return _mean_over_sd(lambda s: probability(size * root - limit * s), degrees)
+    def power(band: float) -> float:
+        return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), degrees)
 
-    low, high = 0.0, 1.0
-    while power(high) < rule.power:
-        low, high = high, 2 * high
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle) < rule.power else (low, middle)
-    return high
+    return _smallest(power, rule.power)
 
 
 def _is_shared(m: int, rule: VerdictRule) -> bool:
@@ -175,6 +156,16 @@ def _simulated(n: int, quantiles: float) -> float:
         share = (n - below) / (above - below) if above > below else 0.0
         factor = _SIMULATED[below] + share * (_SIMULATED[above] - _SIMULATED[below])
     return factor * quantiles / math.sqrt(n)
+
+
+def _smallest(power: Callable[[float], float], wanted: float) -> float:
+    low, high = 0.0, 1.0
+    while power(high) < wanted:
+        low, high = high, 2 * high
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if power(middle) < wanted else (low, middle)
+    return high
 
 
 def _normal(x: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lib.report.contrasts import REPEAT_ROLE, DesignEffects
-from lib.report.declarations import Look, LookSchedule
+from lib.report.declarations import Look, LookSchedule, declaration_record
 from lib.report.replay import Replay, StudyPart, VerdictPlan
 from lib.report.significance import TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict
@@ -101,8 +101,9 @@ def judge_study(
 
 
 def _look_record(look: Look, closed: frozenset[str]) -> dict[str, Any]:
-    record = {name: value for name, value in look.to_json().items() if name not in ("kind", "at")}
-    return record | {"closed": sorted(closed), "family": sorted(look.family)}
+    record = declaration_record(look) | {"closed": sorted(closed), "family": sorted(look.family)}
+    del record["kind"], record["at"]
+    return record
 
 
 def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
