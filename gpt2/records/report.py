@@ -23,7 +23,8 @@ from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.page import write_report
 from lib.report.plots import study_figures
 from lib.report.run_results import run_origin
-from lib.report.study import study_document, study_series
+from lib.report.series import study_series
+from lib.report.study import study_document
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir

@@ -41,7 +41,7 @@ from lib.plan.run import Run, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.replay import LASTING_WORDS, declare
-from lib.report.study import study_series
+from lib.report.series import study_series
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, build_table
 from lib.report.terminal import to_terminal, training_text

@@ -5,16 +5,17 @@ taken between runs of the same seed, the row minus the baseline of its part.
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import sub
 from statistics import fmean
 from typing import Any
 
+from lib.json_files import MissingRecord, RecordError
 from lib.report.options import NATS
-from lib.report.run_curves import Curve, bin_width, binned, read_curves
-from lib.report.run_results import finished_outcome
-from lib.report.table import RowRuns
-from lib.runs.record import RunRecord
+from lib.report.run_curves import Curve, RunCurves, bin_width, binned, read_curves
+from lib.report.run_results import finished_outcome, planned_run
+from lib.report.table import ResultTable, RowRuns
+from lib.runs.record import RunRecord, derived
 from lib.tracking.reader import present_values
 
 # A series over training: ``at``, and mean, smallest (``low``) and largest value (``high``) over the
@@ -22,58 +23,61 @@ from lib.tracking.reader import present_values
 Band = Mapping[str, list[float]] | None
 
 
-def training_curves(rows: Sequence[RowRuns]) -> list[Band]:
-    """Return the training loss of each row over tokens."""
-    losses = _binned(rows)
-    return [_band([losses(record) for record in row.records]) for row in rows]
+def study_series(table: ResultTable) -> list[dict[str, Any]]:
+    """Return the curves of each row over its seeds, and its sample: what only figures show.
 
-
-def training_differences(rows: Sequence[RowRuns], unit: str) -> list[Band]:
-    """Return the training loss of each row minus the baseline's, over tokens.
-
-    Training texts are not compared in bits per byte, because runs do not record their bytes.
+    A band has ``at`` (tokens; iterations of ``statistics``), ``mean``, ``low`` and ``high``, or is
+    null. Training texts are not compared in bits per byte, because runs do not record their bytes.
     """
-    losses = _binned(rows)
-    pairs = [row.pairs if unit == NATS else [] for row in rows]
-    # Once, although all rows of a part have the same baseline.
-    runs = {id(run): run for each in pairs for pair in each for run in pair}
-    curves = {key: losses(run) for key, run in runs.items()}
-    return [_band([_minus(curves[id(a)], curves[id(b)]) for a, b in each]) for each in pairs]
+    rows, unit = table.runs, table.verdicts.plan.unit
+    # The bins of the longest run, so that bins of two rows are paired.
+    width = bin_width(max((r.final.tokens for row in rows for r in row.records), default=0))
+    series = []
+    for row in rows:
+        training = [_training(record, width) for record in row.records]
+        evaluations = [_evaluations(record, unit) for record in row.records]
+        training_gaps = [
+            _minus(_training(a, width), _training(b, width)) for a, b in row.pairs if unit == NATS
+        ]
+        gaps = [_minus(_evaluations(a, unit), _evaluations(b, unit)) for a, b in row.pairs]
+        curves = [read_curves(record) for record in row.records]
+        series.append(
+            {
+                "name": row.name,
+                "training": _band(training),
+                "evaluation": _band(evaluations),
+                "training_difference": _band(training_gaps),
+                "evaluation_difference": _band(gaps),
+                "statistics": _statistics(curves),
+                "final_statistics": _final_statistics(curves),
+                "documents": _document_differences(row, unit),
+                "spikes": [list(point) for each in curves for point in each.spikes],
+                "sample": _sample(row.records),
+            }
+        )
+    return series
 
 
-def evaluation_curves(rows: Sequence[RowRuns], unit: str) -> list[Band]:
-    """Return the validation loss of each row over tokens, in ``unit``."""
-    return [_band([_evaluations(record, unit) for record in row.records]) for row in rows]
-
-
-def evaluation_differences(rows: Sequence[RowRuns], unit: str) -> list[Band]:
-    """Return the validation loss of each row minus the baseline's, over tokens, in ``unit``."""
-    return [
-        _band([_minus(_evaluations(a, unit), _evaluations(b, unit)) for a, b in row.pairs])
-        for row in rows
-    ]
-
-
-def statistics_curves(row: RowRuns) -> dict[str, Any]:
+def _statistics(curves: Sequence[RunCurves]) -> dict[str, Any]:
     """Return the band of each statistic of the row's mechanisms, reduced over layers."""
     by_name: dict[str, list[Curve]] = {}
-    for record in row.records:
-        for name, curve in read_curves(record).statistics.items():
+    for each in curves:
+        for name, curve in each.statistics.items():
             by_name.setdefault(name, []).append(curve)
     bands = {name: _band(seeds) for name, seeds in by_name.items()}
     return {name: band for name, band in bands.items() if band is not None}
 
 
-def final_statistics(row: RowRuns) -> dict[str, list[float | None]]:
+def _final_statistics(curves: Sequence[RunCurves]) -> dict[str, list[float | None]]:
     """Return the last statistics of the row's mechanisms: per layer, the mean over the seeds."""
-    last = [read_curves(record).last_statistics for record in row.records]
+    last = [each.last_statistics for each in curves]
     names = dict.fromkeys(name for values in last for name in values)
     return {
         name: _layer_means([values[name] for values in last if name in values]) for name in names
     }
 
 
-def document_differences(row: RowRuns, unit: str) -> list[list[Any]]:
+def _document_differences(row: RowRuns, unit: str) -> list[list[Any]]:
     """Return the loss of each document minus the baseline's, in ``unit``: seed mean.
 
     Of each document the name and the difference, in the order of per_query.csv: names may be equal.
@@ -93,22 +97,14 @@ def _layer_means(by_seed: Sequence[Sequence[float | None]]) -> list[float | None
     return [fmean(values) if values else None for values in columns]
 
 
-def _binned(rows: Sequence[RowRuns]) -> Callable[[RunRecord], Curve]:
-    """Return the function that gives the training loss of a run, in the bins of the longest one.
-
-    All runs have the same bins, so that bins of two rows are paired.
-    """
-    longest = max((r.final.tokens for row in rows for r in row.records), default=0)
-    width = bin_width(longest)
-
-    def of(record: RunRecord) -> Curve:
-        curves = read_curves(record)
-        if curves.width == width:
-            return curves.train
-        # Another record, which does not keep the rows.
-        return binned(RunRecord(record.run).train_rows, width)
-
-    return of
+@derived
+def _training(record: RunRecord, width: float) -> Curve:
+    """Return the training loss of a run in bins of ``width`` tokens."""
+    curves = read_curves(record)
+    if curves.width == width:
+        return curves.train
+    # Another record, which does not keep the rows.
+    return binned(RunRecord(record.run).train_rows, width)
 
 
 def _evaluations(record: RunRecord, unit: str) -> Curve:
@@ -148,3 +144,16 @@ def _band(seeds: Sequence[Curve]) -> Band:
         "low": list(map(min, columns)),
         "high": list(map(max, columns)),
     }
+
+
+def _sample(records: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """Return the text sample of the first seed; None if the run wrote none."""
+    if not records:
+        return None
+    try:
+        text = records[0].sample
+    except MissingRecord:
+        return None
+    except RecordError as error:
+        text = f"({error.problems[0].what})"
+    return {"seed": planned_run(records[0]).seed, "text": text}

@@ -2,7 +2,7 @@
 
 A dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures render it and compute
 nothing. It is written as ``verdicts.json`` and never read back; the curves, which are long, are in
-``study_series`` and only drawn. Losses and differences are in ``unit``; a value that is not known is
+``lib.report.series`` and only drawn. Losses and differences are in ``unit``; a value that is not known is
 null.
 
 ``rows``: one per variant, with losses, differences, costs and the runs behind them; ``against`` names
@@ -13,25 +13,14 @@ corrected p on which the word rests.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lib.json_files import MissingRecord, RecordError
 from lib.report.contrast_tests import INTERVAL_ERROR, noisier_than_others
 from lib.report.options import UNITS
-from lib.report.run_curves import read_curves
 from lib.report.run_facts import code_digest, recorded_facts
 from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
-from lib.report.series import (
-    document_differences,
-    evaluation_curves,
-    evaluation_differences,
-    final_statistics,
-    statistics_curves,
-    training_curves,
-    training_differences,
-)
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, RowRuns, marginal_effects
 from lib.report.verdicts import VerdictWord
@@ -153,49 +142,3 @@ def _conditions(row: RowRuns) -> dict[str, Any]:
         "code": list(code),
         "seeds": [planned_run(record).seed for record in row.records],
     }
-
-
-def study_series(table: ResultTable) -> list[dict[str, Any]]:
-    """Return the curves of each row over its seeds, and its sample: what only figures show.
-
-    A band has ``at`` (tokens; iterations of ``statistics``), ``mean``, ``low`` and ``high``, or is
-    null. ``documents`` are the name of each evaluation document and its difference to
-    the baseline, in the order of per_query.csv: names may be equal.
-    """
-    rows, unit = table.runs, table.verdicts.plan.unit
-    columns = zip(
-        rows,
-        training_curves(rows),
-        evaluation_curves(rows, unit),
-        training_differences(rows, unit),
-        evaluation_differences(rows, unit),
-        strict=True,
-    )
-    return [
-        {
-            "name": row.name,
-            "training": training,
-            "evaluation": evaluation,
-            "training_difference": training_gap,
-            "evaluation_difference": evaluation_gap,
-            "statistics": statistics_curves(row),
-            "final_statistics": final_statistics(row),
-            "documents": document_differences(row, unit),
-            "spikes": [list(point) for r in row.records for point in read_curves(r).spikes],
-            "sample": _sample(row.records),
-        }
-        for row, training, evaluation, training_gap, evaluation_gap in columns
-    ]
-
-
-def _sample(records: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """Return the text sample of the first seed; None if the run wrote none."""
-    if not records:
-        return None
-    try:
-        text = records[0].sample
-    except MissingRecord:
-        return None
-    except RecordError as error:
-        text = f"({error.problems[0].what})"
-    return {"seed": planned_run(records[0]).seed, "text": text}

@@ -16,7 +16,8 @@ from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.plots import study_figures
 from lib.report.render import TableSection
 from lib.report.replay import VerdictPlan
-from lib.report.study import study_document, study_series
+from lib.report.series import study_series
+from lib.report.study import study_document
 from lib.report.table import build_table
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

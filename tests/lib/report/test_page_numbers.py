@@ -16,7 +16,8 @@ from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.plots import study_figures
 from lib.report.replay import VerdictPlan
-from lib.report.study import study_document, study_series
+from lib.report.series import study_series
+from lib.report.study import study_document
 from lib.report.table import build_table
 from lib.runs.documents import bits_per_byte
 from lib.runs.run_dir import RunDir

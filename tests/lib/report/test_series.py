@@ -5,15 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.options import NATS
-from lib.report.series import (
-    document_differences,
-    evaluation_differences,
-    final_statistics,
-    statistics_curves,
-    training_curves,
-    training_differences,
-)
+from lib.report.series import study_series
 from lib.report.table import build_table
 from lib.runs.documents import to_csv
 from lib.runs.record import RunRecord
@@ -22,7 +14,7 @@ from tests.lib.fabricated import MANIFEST, changed, seal
 
 
 @pytest.fixture
-def rows(make_run):
+def table(make_run):
     """A baseline with the seeds 1 and 2, a step with the seeds 2 and 3, and a run apart."""
 
     def write(run, losses, statistics=(), manifest=MANIFEST):
@@ -51,18 +43,19 @@ def rows(make_run):
         other = changed(MANIFEST, origin__torch="2.12.0")
         return [*runs, write(make_run("base", 4.0, seed=3, **size), [2.0, 2.0], manifest=other)]
 
-    return build_table("demo", planned(), label_by=["torch"]).runs
+    return build_table("demo", planned(), label_by=["torch"])
 
 
-def test_rows_have_the_baseline_of_their_own_part(rows):
+def test_rows_have_the_baseline_of_their_own_part(table):
+    rows = table.runs
     assert [row.name for row in rows] == ["2.13.0:base", "2.13.0:wide", "2.12.0:base"]
     assert [list(row.losses) for row in rows] == [[1, 2], [2, 3], [3]]
     assert [row.baseline and len(row.baseline.records) for row in rows] == [None, 2, None]
     assert [(a.planned.seed, b.planned.seed) for a, b in rows[1].pairs] == [(2, 2)]
 
 
-def test_curves_are_means_and_ranges_over_seeds(rows):
-    base, wide, apart = training_curves(rows)
+def test_curves_are_means_and_ranges_over_seeds(table):
+    base, wide, apart = (row["training"] for row in study_series(table))
     assert (base["at"], base["mean"], base["low"], base["high"]) == (
         [60, 120],
         [8.5, 6.5],
@@ -72,27 +65,29 @@ def test_curves_are_means_and_ranges_over_seeds(rows):
     assert (wide["low"], wide["high"]) == ([5, 4], [7, 5]) and apart["mean"] == [2, 2]
 
 
-def test_differences_are_those_of_equal_seeds(rows):
-    none, wide, lone = training_differences(rows, NATS)
+def test_differences_are_those_of_equal_seeds(table):
+    rows = study_series(table)
+    none, wide, lone = (row["training_difference"] for row in rows)
     assert none is None and lone is None
     assert (wide["at"], wide["mean"]) == ([60, 120], [-1.0, -2.0])
-    assert evaluation_differences(rows, NATS)[1]["mean"] == [-1.0, -2.0]
+    assert rows[1]["evaluation_difference"]["mean"] == [-1.0, -2.0]
 
 
-def test_statistics_are_reduced_over_layers_and_seeds(rows):
-    assert final_statistics(rows[1]) == {"gate": [0.5, 1.0, None], "top_max": [2.0, 4.0]}
-    curves = statistics_curves(rows[1])
+def test_statistics_are_reduced_over_layers_and_seeds(table):
+    rows = study_series(table)
+    assert rows[1]["final_statistics"] == {"gate": [0.5, 1.0, None], "top_max": [2.0, 4.0]}
+    curves = rows[1]["statistics"]
     # Both seeds have the first iteration only.
     assert curves["gate"]["at"] == [1] and curves["gate"]["mean"] == [pytest.approx(0.625)]
     assert curves["top_max"]["mean"] == [2.5] and curves["top_max"]["high"] == [4.0]
-    assert final_statistics(rows[0]) == statistics_curves(rows[0]) == {}
+    assert rows[0]["final_statistics"] == rows[0]["statistics"] == {}
 
 
 def test_documents_are_compared_by_name(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    rows = build_table("demo", runs).runs
-    assert document_differences(rows[0], NATS) == []
-    assert document_differences(rows[1], NATS) == [["x", 0.0], ["y", 0.0]]
+    rows = study_series(build_table("demo", runs))
+    assert rows[0]["documents"] == []
+    assert rows[1]["documents"] == [["x", 0.0], ["y", 0.0]]
 
 
 def test_documents_of_one_name_are_compared_by_their_place(make_run):
@@ -103,7 +98,7 @@ def test_documents_of_one_name_are_compared_by_their_place(make_run):
         rows = [replace(first, nll_sum=losses[0]), replace(second, item_id="x", nll_sum=losses[1])]
         directory.per_query.write_text(to_csv(rows))
         seal(directory, MANIFEST)
-    _, wide = build_table("demo", runs).runs
+    _, wide = study_series(build_table("demo", runs))
     first, second = RunRecord(RunDir(runs[0].path)).documents
     gaps = [("x", 1.0 / first.n_tokens), ("x", -2.0 / second.n_tokens)]
-    assert document_differences(wide, NATS) == [[n, pytest.approx(gap)] for n, gap in gaps]
+    assert wide["documents"] == [[n, pytest.approx(gap)] for n, gap in gaps]

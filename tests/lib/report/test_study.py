@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lib.plan.run import Run
-from lib.report.study import study_document, study_series
+from lib.report.series import study_series
+from lib.report.study import study_document
 from lib.report.table import ResultTable, build_table
 from tests.lib.report.fabricated_study import steps, write_study
 

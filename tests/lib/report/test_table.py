@@ -17,7 +17,7 @@ from lib.report.declarations import DECLARATIONS_FILE
 from lib.report.options import BITS_PER_BYTE, LookPlan
 from lib.report.replay import VerdictPlan
 from lib.report.run_results import finished_outcome
-from lib.report.series import evaluation_curves, training_differences
+from lib.report.series import study_series
 from lib.report.table import NOT_JUDGED, build_table, marginal_effects
 from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -449,8 +449,9 @@ def test_a_table_in_bits_per_byte(make_run):
     assert table.unigram_entropy is None
     rows = table.runs
     # The last evaluation is the loss of the run, in the same unit; training texts are not compared.
-    assert evaluation_curves(rows, BITS_PER_BYTE)[1]["mean"] == [pytest.approx(3.14 * bits / 2.9)]
-    assert training_differences(rows, BITS_PER_BYTE)[1] is None
+    series = study_series(table)[1]
+    assert series["evaluation"]["mean"] == [pytest.approx(3.14 * bits / 2.9)]
+    assert series["training_difference"] is None
     assert [finished_outcome(row.records[0], BITS_PER_BYTE).documents for row in rows] == [
         (pytest.approx(bits),) * 2
     ] * 2

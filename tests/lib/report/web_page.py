@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 from lib.report.page import report_page
-from lib.report.study import study_document, study_series
+from lib.report.series import study_series
+from lib.report.study import study_document
 from lib.report.table import ResultTable
 
 CONTEXT: Mapping[str, Any] = {
