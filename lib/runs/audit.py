@@ -147,7 +147,10 @@ def _artifacts(
                 yield from mismatch(name, "bytes", artifact["bytes"], record.sizes[name])
             if name != run.weights.name or every_byte:
                 yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
-    snapshot = manifest["environment"].get("snapshot", {}) | volatile.get("hardware_files", {})
+    snapshot = {
+        **manifest["environment"].get("snapshot", {}),
+        **volatile.get("hardware_files", {}),
+    }
     digests = {f"{run.environment.name}/{name}": digest for name, digest in snapshot.items()}
     if diff := manifest["code"].get("diff"):
         digests[diff["file"]] = diff["sha256"]
