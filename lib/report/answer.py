@@ -63,8 +63,9 @@ def rule_sentence(document: Values) -> str:
         compared = "each combination is compared with the first one"
     if document["not_estimable"] is not None:
         compared = "each effect of the design is compared with 0"
+    declared = ", declared before the first run" * document["is_declared_first"]
     return (
-        f"Rule, declared before the first run: {compared}; variance rule {rule['variance']}; at most "
+        f"Rule{declared}: {compared}; variance rule {rule['variance']}; at most "
         f"{rule['alpha']:g} probability of a false word in the whole study of "
         f"{_count(planned, 'comparison')}; {band}; at least {rule['min_seeds']} seeds."
     )

@@ -513,19 +513,29 @@ class Replay:
             )
         if self.schedule is None or self.plan.folder is None:
             return notes
-        lines = self.known.lines
-        first = lines[0].at if lines else math.inf
-        early = sum(
-            run.started_at is not None and run.started_at < first - 1 and not run.reused
-            for runs in self.outcomes.values()
-            for run in runs
-        )
+        early, lines = self._early_runs(), self.known.lines
         if early and not (lines and lines[0].imported):
             notes.append(
                 f"{early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
                 "before it are unknown, and the error rate with them"
             )
         return notes + self._missing_looks()
+
+    def _early_runs(self) -> int:
+        """Return how many runs started before the first declaration."""
+        first = self.known.lines[0].at if self.known.lines else math.inf
+        return sum(
+            run.started_at is not None and run.started_at < first - 1 and not run.reused
+            for runs in self.outcomes.values()
+            for run in runs
+        )
+
+    @property
+    def is_declared_first(self) -> bool:
+        """Return whether the rule was declared before the first run, and stayed as it was."""
+        rules = [plan.rule for plan in self.known.plans]
+        is_same = all(rule == self.plan.rule_record for rule in rules)
+        return bool(rules) and is_same and not self._early_runs()
 
     def _missing_looks(self) -> list[str]:
         """Return a note for each declared list of seeds whose runs ended without its look."""

@@ -73,6 +73,7 @@ def judge_study(
     document = {
         "metric": "val_loss",
         "rule": plan.rule_record,
+        "is_declared_first": replay.is_declared_first,
         "look_plan": schedule and asdict(schedule.plan),
         "looks": [_look_record(look, names) for look, names in looks],
         "alpha_spent": schedule and schedule.spent * plan.rule.alpha,

@@ -224,6 +224,20 @@ def test_a_comparison_of_another_configuration_is_another_one():
 # What is noticed.
 
 
+def test_a_rule_is_called_declared_first_only_if_it_was(tmp_path):
+    runs = outcomes(started_at=1000.0, ended_at=2000.0)
+    parts = [("", FAMILY, runs)]
+    undeclared = judge_study(parts, VerdictPlan())
+    assert not undeclared.document["is_declared_first"]
+    early, late, other = (tmp_path / name for name in ("early", "late", "other"))
+    for folder, at in ((early, 900.0), (late, 1500.0), (other, 900.0)):
+        declare(plan_of(folder, declared=FAMILY, seeds=(1, 2, 3)), at=at)
+    fields = {"declared": FAMILY, "runs": runs, "at": 3000.0}
+    assert report(early, **fields).document["is_declared_first"]
+    assert not report(late, **fields).document["is_declared_first"]
+    assert not report(other, rule=VerdictRule(band=1.0), **fields).document["is_declared_first"]
+
+
 def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
     runs = outcomes(started_at=1000.0)
     declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=900.0)

@@ -381,6 +381,16 @@ def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     assert "notice" in parsed.values("class")
 
 
+def test_a_rule_is_called_declared_only_if_it_was_before_the_runs(study):
+    document = study_document(study[1], CONTEXT)
+    for is_first, head in ((True, "Rule, declared before the first run: "), (False, "Rule: ")):
+        document["is_declared_first"] = is_first
+        assert (
+            f"{head}each step is compared"
+            in Parsed(report_page(document, study_series(study[1]))).text
+        )
+
+
 def test_a_changed_rule_is_stated(study):
     runs, _ = study
     plan = VerdictPlan(VerdictRule(band=1.0), looks=LookPlan.fixed(3))
