@@ -20,7 +20,6 @@ from lib.errors import ConfigError, Problem
 from lib.json_files import RecordError
 from lib.plan.run import Run
 from lib.report.figures import FIGURES_FOLDER, write_figures
-from lib.report.page import write_report
 from lib.report.plots import study_figures
 from lib.report.run_results import run_origin
 from lib.report.series import study_series
@@ -35,11 +34,6 @@ _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
 SELECTION_FOLDER = f"{FIGURES_FOLDER}-selection"
 _KNOWN_FOLDERS = {FIGURES_FOLDER, SELECTION_FOLDER, "trackio", VERDICTS_RUN}
 _SHIPPED = ("defconfig", "fragment")
-
-
-def write_study_report(plan: Plan, table: ResultTable, document: Mapping[str, Any]) -> Path:
-    """Write the report of the plan's document beside the runs. Return its path."""
-    return write_report(document, study_series(table), plan.folder)
 
 
 def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:

@@ -15,7 +15,7 @@ from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS
 from gpt2.planning.plan import Plan, declared_verdicts, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
-from gpt2.records.report import study_document_of, write_study_report
+from gpt2.records.report import study_document_of
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -40,6 +40,7 @@ from lib.files import size_bytes
 from lib.plan.run import Run, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
+from lib.report.page import write_report
 from lib.report.replay import LASTING_WORDS, declare
 from lib.report.series import study_series
 from lib.report.study_verdicts import StudyVerdicts
@@ -385,7 +386,7 @@ def _reported(plan: Plan, table: ResultTable, document: Document, json: bool) ->
 
 def _published(plan: Plan, table: ResultTable, document: Document) -> Path:
     """Write report and index and return the path of the report; send the verdicts to the trackers."""
-    path = write_study_report(plan, table, document)
+    path = write_report(document, study_series(table), plan.folder)
     log("INDEX", str(write_index(plan, document, result_table)))
     if not document["exploratory"]:
         shown, base = verdict_table(document), plan.base
