@@ -32,6 +32,7 @@ from lib.report.text import (
     given,
     legend,
     loss_notes,
+    number_text,
     p_cell,
     remark_notes,
     seeds_notes,
@@ -99,10 +100,6 @@ def _compared(kind: str) -> list[str]:
     return [f"delta_{kind}", f"delta_{kind}_sd", f"delta_{kind}_n", *fields]
 
 
-def _number(row: Row) -> str:
-    return "" if row["number"] is None else str(row["number"])
-
-
 def _short_change(row: Row) -> str:
     """Return the difference to the baseline, with half of its interval if there is a word."""
     verdict = row["verdict"]
@@ -139,7 +136,7 @@ def columns(document: Document) -> list[Column]:
     elif len({v["reference"] for v in document["verdicts"]}) > 1:
         reference = "reference"
     return [
-        Column("#", _number, ["number"]),
+        Column("#", number_text, ["number"]),
         Column(name, _of("slug"), ["slug", "parent"], True, _numbered, rank=1),
         *map(_label, dict.fromkeys(label for row in rows for label in row["labels"])),
         Column("val loss", _loss, ["n", "val_loss", "val_loss_sd"], False, _SHORT_LOSS, rank=3),
@@ -166,7 +163,7 @@ def columns(document: Document) -> list[Column]:
 
 
 def _numbered(row: Row) -> str:
-    return f"{_number(row)} {row['slug']}".strip()
+    return f"{number_text(row)} {row['slug']}".strip()
 
 
 def _loss(row: Row) -> str:
@@ -329,7 +326,7 @@ def _verdicts(document: Document) -> str:
     verdicts, caution = given(document), _items(warnings(document))
     if not verdicts:
         return caution and f"\n{caution}"
-    numbers = {row["slug"]: _number(row) for row in document["rows"] if _number(row)}
+    numbers = {row["slug"]: number_text(row) for row in document["rows"] if number_text(row)}
     if len(set(numbers.values())) < len(numbers):
         numbers = {}
     rows = [{**v, "against": numbers.get(v["reference"], v["reference"])} for v in verdicts]
@@ -352,8 +349,7 @@ def _marginals(document: Document) -> str:
         "mean val loss is over all cells of the level, paired or not."
     )
     if document["not_estimable"] is not None:
-        effects = [v for v in document["verdicts"] if v["role"] == EFFECT]
-        verdicts = {v["step"].rpartition(" ")[2]: v for v in effects}
+        verdicts = main_effects(document)
         rows = [m | {"verdict": m["level"] == ON and verdicts.get(m["factor"])} for m in rows]
         shown = _EFFECTS
         note = (
@@ -361,6 +357,12 @@ def _marginals(document: Document) -> str:
             "minus the loss without it, over all settings of the others."
         )
     return f"\n## Marginal means\n\n{_table(shown, rows)}\n{_paragraph(note)}"
+
+
+def main_effects(document: Document) -> dict[str, Any]:
+    """Return the verdict on each factor of a factorial design."""
+    effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
+    return {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
 
 
 def _layers(rows: Sequence[Row]) -> str:

@@ -20,7 +20,8 @@ from lib.config.layers import to_kconfig_text
 from lib.files import write_atomic
 from lib.plan.designs import ON
 from lib.report.answer import answer, notices, ranges, rule_sentence, summary
-from lib.report.contrasts import AA_ROLE, EFFECT
+from lib.report.columns import main_effects
+from lib.report.contrasts import AA_ROLE
 from lib.report.figures import svg_element, without_control_characters
 from lib.report.plots import MAX_PANELS, short_name, study_figures, total_flops
 from lib.report.run_results import UTILISATION_COLUMNS
@@ -107,7 +108,7 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         * (compared > MAX_PANELS),
         tree=_tree(document),
         conditions=_conditions(document),
-        main_effects=_main_effects(document),
+        main_effects=None if document["not_estimable"] is None else main_effects(document),
         layers=_layers(series),
         document_lists=_document_lists(series),
         shown_documents=_SHOWN_DOCUMENTS,
@@ -206,7 +207,9 @@ def _verdicts(document: Values, sources: _Sources) -> dict[str, Any]:
             "against": _cell(verdict["reference"]),
             "verdict": _cell(verdict, verdict_word, f"word verdict {verdict_colour(verdict)}"),
             "Δ loss": _cell(verdict["difference"], signed, runs=sources.of_verdict(verdict)),
-            "95 % interval": _cell(verdict["interval_95"], _ends),
+            "95 % interval": _cell(
+                verdict["interval_95"], lambda ends: " … ".join(map(signed, ends))
+            ),
             "p": {**_cell(verdict["p_of_word"]), "text": p_cell(verdict).strip("-")},
             "n": _cell(verdict["n"]),
             "remark": _cell(" ".join(marks[remark] for remark in _remarks(verdict))),
@@ -216,10 +219,6 @@ def _verdicts(document: Values, sources: _Sources) -> dict[str, Any]:
     remarks = [(mark, remark) for remark, mark in marks.items()]
     grid = _grid(rows, "step", "against", "verdict", "remark")
     return {**grid, "remarks": remarks, "notes": [*legend(document), *effect_notes(document)]}
-
-
-def _ends(interval: tuple[float, float]) -> str:
-    return " … ".join(map(signed, interval))
 
 
 def _remarks(verdict: Values) -> list[str]:
@@ -326,14 +325,6 @@ def _condition(name: str, values: Sequence[Any]) -> str:
 
 
 # Mechanisms, documents, notes.
-
-
-def _main_effects(document: Values) -> dict[str, Values] | None:
-    """Return the verdict on each factor of a factorial design; None for other studies."""
-    if document["not_estimable"] is None:
-        return None
-    effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
-    return {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
 
 
 def _layers(series: Sequence[Values]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 from lib.report.contrasts import AA_ROLE
 from lib.report.figures import Chart, Scale
 from lib.report.options import NATS, UNITS
-from lib.report.text import verdict_colour, verdict_word
+from lib.report.text import number_text, verdict_colour, verdict_word
 from lib.units import format_amount, signed
 
 # A figure with more rows is continued in the next one, so that it fits a page.
@@ -387,8 +387,7 @@ def _cost(name: str, title: str, rows: Sequence[Values], values: Sequence[float]
         chart.line([value, value], [loss - sd, loss + sd], row["colour"], width=0.8)
         kind = _MARKERS.get(row["word"] or "INCONCLUSIVE", "cross")
         chart.marker(value, loss, kind, row["colour"])
-        number = "" if row["number"] is None else str(row["number"])
-        labels.append((*chart.at(value, loss), number, row["colour"]))
+        labels.append((*chart.at(value, loss), number_text(row), row["colour"]))
     _spaced_labels(chart, labels)
     return chart
 
@@ -481,8 +480,8 @@ def _statistics(rows: Sequence[Values]) -> list[Chart]:
         ends = []
         for row, band in lines:
             chart.line(band["at"], band["mean"], row["colour"], width=1, hint=row["label"])
-            number = "" if row["number"] is None else str(row["number"])
-            ends.append((*chart.at(band["at"][-1], band["mean"][-1]), number, row["colour"]))
+            end_point = chart.at(band["at"][-1], band["mean"][-1])
+            ends.append((*end_point, number_text(row), row["colour"]))
         if len(lines) > 1:
             _spaced_labels(chart, ends)
         charts.append(chart)

@@ -29,6 +29,11 @@ _MAX_STUDIES_NAMED = 3
 _DECIDED = ("BETTER", "WORSE")
 
 
+def number_text(row: Mapping[str, Any]) -> str:
+    """Return the number of a row; "" without one."""
+    return "" if row["number"] is None else str(row["number"])
+
+
 # One verdict.
 
 
