@@ -12,16 +12,9 @@ from lib.plan.run import Run
 from lib.report.series import study_series
 from lib.report.study import study_document
 from lib.report.table import ResultTable, build_table
+from tests.lib.report.documents import CONTEXT
 from tests.lib.report.fabricated_study import steps, write_study
 
-CONTEXT: dict[str, Any] = {
-    "title": "Study demo",
-    "question": ["Does it help?"],
-    "flops": {"baseline": 6.0e6},
-    "settings": [],
-    "commands": [("make report", "this report again")],
-    "other_folders": [],
-}
 SEEDS = 3
 
 
