@@ -5,7 +5,9 @@ B batch, T tokens, V vocabulary.
 
 import copy
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, name_and_shape
 from gpt2.config import Config
-from gpt2.loss import IGNORE_INDEX
+from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
@@ -459,6 +461,12 @@ def _numbers(values: Tensor) -> str:
 _REFERENCE_TOLERANCE = 1e-9
 # Longer than every small window, and three chunks of attention, the last of them shorter.
 _LENGTH, _CHUNK_ROWS = 14, 5
+# Forms of the loss: a model of another size, or a compiled one, trains by another of them.
+_LOSS_FORMS = {
+    " from all logits at once": LogitsChunks(block_elements=sys.maxsize),
+    " from one chunk of logits": LogitsChunks(block_elements=1),
+    " from several chunks of logits": LogitsChunks(chunk_bytes=1, block_elements=1),
+}
 
 
 def check_reference(subject: StepUnderTest) -> list[CheckFinding]:
@@ -481,16 +489,21 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     with subject.chunked(rows=_CHUNK_ROWS) as chunks:
         with torch.no_grad():
             logits = model(idx_BT)
+        pairs = {"logits": (logits, logits_by_formula)}
         # Without dropout, training computes the same function.
-        actual_loss = model.train()(idx_BT, targets_BT)
-        actual_loss.backward()
+        model.train()
+        configured = model.execution
+        for form, pieces in {"": configured.logits_chunks, **_LOSS_FORMS}.items():
+            model.set_execution(replace(configured, logits_chunks=pieces))
+            actual_loss = model(idx_BT, targets_BT)
+            actual_loss.backward()
+            pairs[f"the loss{form}"] = (actual_loss, loss)
+            for name, parameter in model.named_parameters():
+                expected = parameters[name].grad
+                if parameter.grad is not None and expected is not None:
+                    pairs[f"the gradient of {name}{form}"] = (parameter.grad, expected)
+            model.zero_grad(set_to_none=True)
         model.eval()
-    pairs = {"logits": (logits, logits_by_formula), "the loss": (actual_loss, loss)}
-    for name, parameter in model.named_parameters():
-        expected = parameters[name].grad
-        if parameter.grad is not None and expected is not None:
-            pairs[f"the gradient of {name}"] = (parameter.grad, expected)
-    model.zero_grad(set_to_none=True)
     findings = [
         CheckFinding(
             "reference-formulas", f"{what} by the formulas", f"a relative error of {error:.1e}"

@@ -276,6 +276,19 @@ MUTANTS = (
         edited(LogitsChunks, "chunks", "-(-tokens // chunks)", "tokens"),
     ),
     Mutant(
+        "the loss of a small batch is smoothed",
+        "batches below the limit, and compiled models, train another loss",
+        "constant",
+        "baseline",
+        {"reference": ("reference-formulas", "^the loss from all logits at once")},
+        edited(
+            model,
+            "linear_cross_entropy",
+            "F.cross_entropy(_wide(logits_XV), targets_X,",
+            "F.cross_entropy(_wide(logits_XV), targets_X, label_smoothing=0.1,",
+        ),
+    ),
+    Mutant(
         "initial weights are not seeded",
         "a different start each time",
         "stream",
