@@ -14,8 +14,7 @@ from typing import Any
 from gpt2.attention.config import AttentionConfig, select_backend
 from gpt2.attention.options import GroupedOptions
 from gpt2.data.options import DataOptions, vocab_size
-from gpt2.mlp.config import MlpConfig
-from gpt2.mlp.mlp_latent.options import MlpLatentOptions
+from gpt2.mlp.options import MlpConfig
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
@@ -180,8 +179,7 @@ def _size_problems(model: ModelConfig) -> Iterator[Problem]:
         try:
             model.mlp.check_ratio(site)
             for mechanism in model.mlp.mechanisms:
-                if isinstance(mechanism, MlpLatentOptions):
-                    mechanism.check(model.mlp.size(site).hidden, site)
+                mechanism.check(model.mlp.size(site).hidden, site)
         except ConfigError as error:
             yield from error.problems
             break

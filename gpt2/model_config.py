@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpt2.attention.config import AttentionConfig
-from gpt2.mlp.config import MlpConfig
-from gpt2.mlp.options import LayerSpec
+from gpt2.mlp.options import LayerSpec, MlpConfig
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
 from lib.config.small_form import SmallForm

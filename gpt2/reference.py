@@ -12,8 +12,8 @@ from torch import Tensor
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.reference import attention, latent
 from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.mlp.mlp import reference_mlp, reference_request
 from gpt2.mlp.options import LayerSpec
-from gpt2.mlp.reference import mlp, requested_weights
 from gpt2.model_config import ModelConfig
 
 Parameters = Mapping[str, Tensor]
@@ -48,7 +48,7 @@ def _block(
     normed_BTC = _norm(x_BTC, _subset(parameters, "ln_1."))
     attn = _subset(parameters, "attn.")
     inputs = state.head_scale_BTN, state.latent_shift_BTR
-    n_head, request = config.shape.n_head, requested_weights(site, config.mlp)
+    n_head, request = config.shape.n_head, reference_request(site, config.mlp)
     out_BTC, weights_BTS = attention(
         normed_BTC, attn, n_head, config.attention, request, *inputs, site.block
     )
@@ -58,7 +58,9 @@ def _block(
         latent_BTR = latent(normed_BTC, _subset(attn, "c_attn."), state.latent_shift_BTR)
     view = AttentionOutputs(weights_BTS, latent_BTR)
     normed_BTC = _norm(x_BTC, _subset(parameters, "ln_2."))
-    mixed_BTC, state = mlp(normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp)
+    mixed_BTC, state = reference_mlp(
+        normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp
+    )
     return x_BTC + mixed_BTC, state
 
 

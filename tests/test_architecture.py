@@ -17,8 +17,7 @@ import pytest
 from gpt2.attention import components
 from gpt2.attention import reference as attention_reference
 from gpt2.config import Config
-from gpt2.mlp import mlp
-from gpt2.mlp import reference as mlp_reference
+from gpt2.mlp import activations, mlp
 from lib.config.field import kconfig_fields
 from lib.config.registry import Registry
 from lib.config.tree import KconfigTree
@@ -174,11 +173,10 @@ def test_i8_every_part_has_a_module_and_a_formula():
     parts = {registry.options(name) for registry in registries() for name in registry}
     # Trackers compute nothing, and a run without pruning has no scores.
     of_no_formula = {*map(TRACKERS.options, TRACKERS), NoneOptions}
-    modules_of = [*components.MODULES, *mlp.MODULES, *mlp.FUNCTIONS, *optimizers.MODULES]
+    modules_of = [*components.MODULES, *mlp.MODULES, *activations.FUNCTIONS, *optimizers.MODULES]
     modules_of += [*pruners.MODULES, *backends.MODULES]
-    formulas = (attention_reference, mlp_reference, optim_reference, pruning_reference)
+    formulas = (attention_reference, mlp, activations, optim_reference, pruning_reference)
     formulas_of = [part for module in formulas for part in module.REFERENCES]
-    formulas_of += mlp_reference.FUNCTIONS
     # AdamWPrune is its base.
     assert parts - {AdamwpruneOptions} == set(modules_of)
     assert parts - {AdamwpruneOptions} - of_no_formula == set(formulas_of)

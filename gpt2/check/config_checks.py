@@ -12,7 +12,7 @@ from gpt2.check.cases import CheckFinding, few_names
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import HEADINGS, estimate
-from gpt2.mlp.config import PARAMS_TOLERANCE, RATIO_TOLERANCE
+from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.config.field import kconfig_fields
 from lib.errors import RunError

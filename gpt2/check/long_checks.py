@@ -18,7 +18,7 @@ from gpt2.check.shrink import long_config
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.execution import Execution
-from gpt2.mlp.reference import requested_weights
+from gpt2.mlp.mlp import reference_request
 from gpt2.model import GPT
 
 _TOLERANCE = 1e-9
@@ -47,7 +47,7 @@ def check_long(subject: StepUnderTest) -> list[CheckFinding]:
         leaves,
         shape.n_head,
         config.model.attention,
-        requested_weights(config.model.sites()[0], config.model.mlp),
+        reference_request(config.model.sites()[0], config.model.mlp),
         rows=rows,
     )
     out_BrC = out_BTC[:, rows]

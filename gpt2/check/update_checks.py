@@ -31,7 +31,7 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.check.training_checks import reference_learning_rate
 from gpt2.config import Config
-from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
+from gpt2.mlp.gate import MlpAttnGate
 from gpt2.nsa.module import BranchGates
 from gpt2.training.session import TrainingSession
 from lib.config.field import SymbolValue

@@ -1,37 +1,30 @@
-"""MLP of one block: GPT-2's two projections with mechanisms on the hidden layer between them.
+"""MLP of one block, and its formula: GPT-2's two projections with mechanisms on the hidden layer.
 
 Shapes: B batch, T tokens, C n_embd, M hidden units.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.kv_cache import BlockKVCache
-from gpt2.mlp.activations import GeluExactOptions, GeluTanhOptions
-from gpt2.mlp.config import MlpConfig
+from gpt2.mlp import activations, cross_token, gate, latent
 from gpt2.mlp.mechanism import MlpMechanism
-from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
-from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
-from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
-from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
-from gpt2.mlp.mlp_latent.module import MlpLatent
-from gpt2.mlp.mlp_latent.options import MlpLatentOptions
-from gpt2.mlp.options import LayerSpec
+from gpt2.mlp.options import (
+    LayerSpec,
+    MlpAttnGateOptions,
+    MlpConfig,
+    MlpCrossTokenOptions,
+    MlpLatentOptions,
+)
 
 # Called with the options, the hidden width, the mechanism's width and the site.
 MODULES: dict[type[Any], Callable[[Any, int, int, LayerSpec], MlpMechanism]] = {
-    MlpCrossTokenOptions: MlpCrossToken,
-    MlpLatentOptions: MlpLatent,
-    MlpAttnGateOptions: MlpAttnGate,
-}
-FUNCTIONS: dict[type[Any], Callable[[Tensor], Tensor]] = {
-    GeluTanhOptions: partial(F.gelu, approximate="tanh"),
-    GeluExactOptions: F.gelu,
+    MlpCrossTokenOptions: cross_token.MlpCrossToken,
+    MlpLatentOptions: latent.MlpLatent,
+    MlpAttnGateOptions: gate.MlpAttnGate,
 }
 
 
@@ -44,7 +37,7 @@ class Mlp(nn.Module):
         self.c_fc = nn.Linear(
             shape.n_embd, config.activation.fc_outputs * size.hidden, bias=shape.bias
         )
-        self.activation = FUNCTIONS[type(config.activation)]
+        self.activation = activations.FUNCTIONS[type(config.activation)]
         self.mechanisms = nn.ModuleDict(
             {
                 options.name: MODULES[type(options)](
@@ -81,3 +74,50 @@ class Mlp(nn.Module):
 
     def _built(self) -> list[MlpMechanism]:
         return cast(list[MlpMechanism], list(self.mechanisms.values()))
+
+
+# The formulas share no code with the modules and are differentiable in any float dtype. They are
+# called with the hidden layer, the view of attention, the state for the next block, the mechanism's
+# parameters by name, its options and the site. They return the new hidden layer, and write what the
+# next block reads to the state. In the order in which mechanisms transform the hidden layer
+# (docs/mechanisms/mlp.md).
+REFERENCES: dict[type[Any], Callable[..., Tensor]] = {
+    MlpCrossTokenOptions: cross_token.reference_mix,
+    MlpLatentOptions: latent.reference_coupling,
+    MlpAttnGateOptions: gate.reference_gate,
+}
+
+
+def reference_mlp(
+    x_BTC: Tensor,
+    view: AttentionOutputs,
+    parameters: Mapping[str, Tensor],
+    site: LayerSpec,
+    config: MlpConfig,
+) -> tuple[Tensor, BlockState]:
+    """Return a block's MLP output without dropout and the state for the next block.
+
+    ``parameters`` are those of the built MLP, by name.
+    """
+    state = BlockState()
+    h_BTM = activations.REFERENCES[type(config.activation)](_linear(x_BTC, parameters, "c_fc"))
+    for options in sorted(config.built(site), key=lambda built: [*REFERENCES].index(type(built))):
+        prefix = f"mechanisms.{options.name}."
+        weights = {
+            name.removeprefix(prefix): value
+            for name, value in parameters.items()
+            if name.startswith(prefix)
+        }
+        h_BTM = REFERENCES[type(options)](h_BTM, view, state, weights, options, site)
+    return _linear(h_BTM, parameters, "c_proj"), state
+
+
+def reference_request(site: LayerSpec, config: MlpConfig) -> AttentionWeightsOptions | None:
+    """Return the attention weights that a mechanism of the block reads; None if none does."""
+    reading = (m for m in config.built(site) if isinstance(m, MlpCrossTokenOptions))
+    return next(map(cross_token.reference_request, reading), None)
+
+
+def _linear(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    out = x @ parameters[f"{name}.weight"].T
+    return out + parameters[f"{name}.bias"] if f"{name}.bias" in parameters else out

@@ -1,12 +1,32 @@
-"""Interface of the options of MLP mechanisms; does not import torch."""
+"""Options of the MLP: activation, mechanisms on the hidden layer, and their sizes.
+
+Imports no torch. The module and the formula of a mechanism are in the file of its name, those of an
+activation in ``activations.py``; M hidden units, N heads, R latent dim.
+
+The ratio r of a block is (MLP parameters, mechanisms included) / (attention parameters), without
+biases; GPT-2's is 2.0. With ``sizing = ratio`` the hidden width follows from r, from the attention
+parameters and from the share β of the sized mechanisms, so a study applies to every model size. With
+``sizing = params``, r follows from the parameters of the whole model.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from gpt2.attention.config import AttentionConfig
-from gpt2.shape import ModelShape
-from lib.config.field import SymbolValue
+from gpt2.attention.options import LatentOptions
+from gpt2.shape import ModelShape, nearest_multiple
+from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
+from lib.config.registry import Registry
+from lib.config.small_form import always, scale_tokens, scale_width
+from lib.errors import ConfigError, Problem
+
+# From this n_embd on, hidden widths are multiples of 64 and mechanism widths of 8.
+COARSE_ROUNDING_WIDTH = 512
+# Below this n_embd, rounding cannot keep the ratio within 1 %.
+MIN_RATIO_N_EMBD = 96
+RATIO_TOLERANCE = 0.01
+PARAMS_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,37 +43,363 @@ class LayerSpec:
         return self.block == self.shape.n_layer - 1
 
 
-class MlpMechanismOptions(Protocol):
+class ActivationOptions:
+    """Options of an activation: a function from the outputs of ``c_fc`` to the hidden layer."""
+
+    name: ClassVar[str]
+    # Outputs of c_fc for each hidden unit: 2 for a gated activation such as SwiGLU.
+    fc_outputs: ClassVar[int] = 1
+    # Names of the function in transformers' GPT-2, the exported one first; () if it lacks one.
+    hf_names: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class GeluTanhOptions(ActivationOptions):
+    """GPT-2's GELU: the tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+
+    name: ClassVar[str] = "gelu_tanh"
+    # One function, in Python and as a torch kernel.
+    hf_names: ClassVar[tuple[str, ...]] = ("gelu_new", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True)
+class GeluExactOptions(ActivationOptions):
+    """Exact GELU, x Φ(x) (arXiv 1606.08415)."""
+
+    name: ClassVar[str] = "gelu_exact"
+    hf_names: ClassVar[tuple[str, ...]] = ("gelu",)
+
+
+class MlpMechanismOptions:
     """Options of a mechanism on the hidden layer of M units.
 
-    ``width`` is the free dimension of the mechanism; 0 if it has none.
+    ``width`` is the free dimension of the mechanism; 0 if it has none. A mechanism with a free
+    width has ``weights`` in proportion to it.
     """
 
     name: ClassVar[str]
     # True if the mechanism has a free width that can be sized by a share of the parameters.
-    sized: ClassVar[bool]
+    sized: ClassVar[bool] = False
     # True if the mechanism reads the attention weights of its block.
-    reads_weights: ClassVar[bool]
+    reads_weights: ClassVar[bool] = False
     # Values of symbols with which the built mechanism has no effect.
     off: ClassVar[Mapping[str, SymbolValue]]
+    # The configured width, which sizing by ratio or parameters replaces.
+    dim: int = 0
 
     def in_block(self, site: LayerSpec) -> bool:
         """Return whether the block builds the mechanism."""
-
-    def given_width(self) -> int:
-        """Return the configured width, used unless sizing is by ratio; 0 without a width."""
-
-    def width_for(self, weights: float, hidden: int, site: LayerSpec) -> float:
-        """Return the width that uses ``weights`` parameters with ``hidden`` units."""
+        return True
 
     def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return the matrix parameters, which count towards the ratio."""
+        raise NotImplementedError
 
     def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return all parameters."""
+        return self.weights(hidden, width, site)
 
     def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
-        """Return the forward FLOPs per token."""
+        """Return the forward FLOPs per token: by default two, multiply and add, per weight."""
+        return 2 * self.weights(hidden, width, site)
 
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the cached elements for ``length`` tokens."""
+        return 0
+
+    def check(self, hidden: int, site: LayerSpec) -> None:
+        """Raise ConfigError if the mechanism does not fit a block with ``hidden`` units."""
+
+
+@dataclass(frozen=True)
+class MlpCrossTokenOptions(MlpMechanismOptions):
+    """Options of the cross-token MLP; α = 0 disables it. A and B are M × b.
+
+    W is the mean over heads of the attention rows, sparsified per row and renormalized.
+    ``sparsity``: topk keeps the k largest weights; rms keeps p ≥ τ times the root mean square of
+    the row over visible tokens; none keeps all.
+    """
+
+    name: ClassVar[str] = "mlp_cross_token"
+    sized: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "MLP_CROSS_TOKEN_ALPHA": "0.0",
+        "MLP_CROSS_TOKEN_DIM": 8,
+    }
+
+    alpha: float = kconfig_field("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
+    sparsity: str = kconfig_field("MLP_CROSS_TOKEN_SPARSITY")
+    topk: int = kconfig_field("MLP_CROSS_TOKEN_TOPK", small=scale_tokens)
+    # Above 1, no weight of a uniform row remains, and all rows are nearly uniform at first.
+    tau: float = kconfig_field("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
+    # No gradient through the attention weights.
+    detach_weights: bool = kconfig_field("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
+    # b, used unless sizing is by ratio.
+    dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM", small=scale_width(2, 2))
+
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
+        """Return 2·M·b: the elements of A and B."""
+        return 2 * hidden * width
+
+    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
+        """Return the FLOPs of A and B, the mean over heads, and the mix in the bottleneck."""
+        keys = site.attention.pattern.mean_keys(site.shape.block_size)
+        mix = (site.shape.n_head + 2 * width) * keys
+        return 2 * self.weights(hidden, width, site) + mix
+
+    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
+        """Return the elements of h A for every token visible to the next one."""
+        return width * site.attention.pattern.cached_tokens(length)
+
+
+@dataclass(frozen=True)
+class MlpLatentOptions(MlpMechanismOptions):
+    """Options of the latent coupling; a is the block's c_k, α = 0 disables the coupling.
+
+    The last block does not write: it has no next c_k. ``tying``: tied uses one W (M × R) for both
+    directions, untied one per direction, scalar one factor per head over copies of c_k repeated
+    along the hidden layer (W[m, r] = s_head(r) if m mod R = r).
+    """
+
+    name: ClassVar[str] = "mlp_latent"
+    off: ClassVar[Mapping[str, SymbolValue]] = {"MLP_LATENT_ALPHA": "0.0"}
+
+    alpha: float = kconfig_field("MLP_LATENT_ALPHA", low=0.0, high=2.0)
+    tying: str = kconfig_field("MLP_LATENT_TYING")
+
+    def check(self, hidden: int, site: LayerSpec) -> None:
+        """Raise ConfigError if a head's scalar would scale no unit and could not be trained."""
+        latent, heads = self.latent_width(site), site.shape.n_head
+        if self.tying == "scalar" and not heads <= latent <= hidden:
+            raise ConfigError(
+                Problem(
+                    "MLP_LATENT_TYING: scalar requires N_HEAD <= LATENT_DIM <= MLP_HIDDEN, "
+                    f"got {heads}, {latent}, {hidden}",
+                    next="change these sizes, or set MLP_LATENT_TYING_TIED",
+                    code="config.conflict",
+                )
+            )
+
+    def latent_width(self, site: LayerSpec) -> int:
+        """Return R of the block's latent projection."""
+        assert isinstance(site.attention.projection, LatentOptions)
+        return site.attention.projection.width(site.shape)
+
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
+        """Return M·R if tied, twice that if untied (once in the last block), 0 for scalar tying."""
+        if self.tying == "scalar":
+            return 0
+        copies = 2 if self.tying == "untied" and not site.is_last else 1
+        return copies * hidden * self.latent_width(site)
+
+    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
+        """Return the weights, or one scalar per head."""
+        scalars = site.shape.n_head if self.tying == "scalar" else 0
+        return self.weights(hidden, width, site) + scalars
+
+    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
+        """Return the FLOPs of reading c_k and, except in the last block, writing the next one."""
+        directions = 1 if site.is_last else 2
+        if self.tying == "scalar":
+            return 2 * directions * hidden
+        return 2 * directions * hidden * self.latent_width(site)
+
+
+@dataclass(frozen=True)
+class MlpAttnGateOptions(MlpMechanismOptions):
+    """Options of the gate: the next block scales head outputs by (1 − α) + α γ; α = 0 disables it.
+
+    W₁ is M × G, W₂ is G × N, b has one entry per head. The last block has no next block and builds
+    no gate.
+    """
+
+    name: ClassVar[str] = "mlp_attn_gate"
+    sized: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "MLP_ATTN_GATE_ALPHA": "0.0",
+        "MLP_ATTN_GATE_DIM": 8,
+    }
+
+    alpha: float = kconfig_field("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
+    # The gradient of a saturated gate is below fp32 resolution.
+    bias: float = kconfig_field("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
+    # G, used unless sizing is by ratio.
+    dim: int = kconfig_field("MLP_ATTN_GATE_DIM", small=scale_width(2, 2))
+    # The gate's input is the causal running mean of W₁ h instead of the current value.
+    pooled: bool = kconfig_field("MLP_ATTN_GATE_POOLED")
+
+    def in_block(self, site: LayerSpec) -> bool:
+        """Return whether the block is not the last one."""
+        return not site.is_last
+
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
+        """Return G (M + N)."""
+        return width * (hidden + site.shape.n_head)
+
+    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
+        """Return the weights plus N biases."""
+        return self.weights(hidden, width, site) + site.shape.n_head
+
+    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
+        """Return G if pooled (the running sum of W₁ h), else 0."""
+        return width if self.pooled and length else 0
+
+
+ACTIVATIONS: Registry[ActivationOptions] = Registry(
+    "activation", GeluTanhOptions, GeluExactOptions, choice="ACTIVATION"
+)
+# In the order in which the MLP applies them.
+MECHANISMS: Registry[MlpMechanismOptions] = Registry(
+    "MLP mechanism", MlpCrossTokenOptions, MlpLatentOptions, MlpAttnGateOptions
+)
+
+
+@dataclass(frozen=True)
+class MlpWidths:
+    """Widths of the MLP of one block: hidden units M and the width of each built mechanism."""
+
+    hidden: int
+    widths: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """Configuration of the MLP: activation, sizing and mechanisms."""
+
+    mechanisms: tuple[MlpMechanismOptions, ...]
+    activation: ActivationOptions = component_field(ACTIVATIONS)
+    # hidden, ratio or params
+    sizing: str = kconfig_field("MLP_SIZING")
+    # M; 0 selects GPT-2's 4C.
+    hidden: int = kconfig_field("MLP_HIDDEN", small=scale_width(8, 8))
+    # No small width allows a ratio below 0.5.
+    ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0)
+    # β, the fraction of MLP parameters for sized mechanisms, split evenly among them.
+    share: float = kconfig_field("MLP_SHARE", low=0.0, high=0.9)
+    # Of the whole model; 0 selects GPT-2's. A small form cannot reach a given number.
+    model_params: int = kconfig_field("MODEL_PARAMS", small=always(0))
+    # r with ``sizing = params``.
+    derived_ratio: float = field(default=0.0, metadata={"identity": False})
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, SymbolValue]) -> "MlpConfig":
+        """Build the configured components. Raises ConfigError if a symbol is invalid."""
+        return from_symbols(cls, values, mechanisms=MECHANISMS.bind(values))
+
+    def target_params(self, shape: ModelShape) -> int:
+        """Return the parameters that the whole model has with ``sizing = params``."""
+        return self.model_params or shape.gpt2_params
+
+    def with_params(self, site: LayerSpec, others: int) -> "MlpConfig":
+        """Return the configuration with the ratio at which the model has its target size.
+
+        ``others`` are the parameters outside the MLPs.
+        """
+        shape = site.shape
+        each = (self.target_params(shape) - others) / shape.n_layer - shape.n_embd * shape.bias
+        per_unit = self._weights_per_unit(site)
+        biases = self.activation.fc_outputs * shape.bias
+        weights = each * per_unit / (per_unit + biases)
+        return replace(self, derived_ratio=weights / site.attention.weights(shape))
+
+    def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
+        """Return the mechanisms built in a block."""
+        return [m for m in self.mechanisms if m.in_block(site)]
+
+    def reads_weights(self, site: LayerSpec) -> bool:
+        """Return whether the MLP of a block reads attention weights."""
+        return any(m.reads_weights for m in self.built(site))
+
+    def size(self, site: LayerSpec) -> MlpWidths:
+        """Return the widths of the MLP of a block."""
+        built = self.built(site)
+        n_embd = site.shape.n_embd
+        if self.sizing == "hidden":
+            hidden = self.hidden or 4 * n_embd
+            return MlpWidths(hidden, {m.name: m.dim for m in built})
+        ratio = self.derived_ratio if self.sizing == "params" else self.ratio
+        total = ratio * site.attention.weights(site.shape)
+        each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
+        sized = [m for m in built if m.sized]
+        # A mechanism without a free width adds parameters to every hidden unit.
+        per_unit = self._weights_per_unit(site) + sum(
+            m.weights(1, 0, site) for m in built if not m.sized
+        )
+        coarse = self.sizing == "ratio" and n_embd >= COARSE_ROUNDING_WIDTH
+        hidden_step, width_step = (64, 8) if coarse else (8, 1)
+        hidden = nearest_multiple((total - each * len(sized)) / per_unit, hidden_step)
+        widths = {m.name: 0 for m in built}
+        for mechanism in sized:
+            # Compensate the rounding of M, which has the coarser steps.
+            budget = (total - hidden * per_unit) / len(sized)
+            width = budget / mechanism.weights(hidden, 1, site)
+            widths[mechanism.name] = nearest_multiple(width, width_step)
+        return MlpWidths(hidden, widths)
+
+    def weights(self, site: LayerSpec) -> int:
+        """Return the parameters of a block's MLP without biases, mechanisms included."""
+        size = self.size(site)
+        parts = (m.weights(size.hidden, size.widths[m.name], site) for m in self.built(site))
+        return self._weights_per_unit(site) * size.hidden + sum(parts)
+
+    def num_params(self, site: LayerSpec) -> int:
+        """Return the parameters of a block's MLP."""
+        size = self.size(site)
+        parts = (m.num_params(size.hidden, size.widths[m.name], site) for m in self.built(site))
+        biases = self.activation.fc_outputs * size.hidden + site.shape.n_embd
+        dense = self._weights_per_unit(site) * size.hidden + biases * site.shape.bias
+        return dense + sum(parts)
+
+    def flops_per_token(self, site: LayerSpec) -> float:
+        """Return the forward FLOPs per token in a block's MLP."""
+        size = self.size(site)
+        parts = (
+            m.flops_per_token(size.hidden, size.widths[m.name], site) for m in self.built(site)
+        )
+        return 2 * self._weights_per_unit(site) * size.hidden + sum(parts)
+
+    def cached_numbers(self, site: LayerSpec, length: int) -> int:
+        """Return the cached elements for ``length`` tokens in a block's MLP."""
+        widths = self.size(site).widths
+        return sum(m.cached_numbers(widths[m.name], length, site) for m in self.built(site))
+
+    def _weights_per_unit(self, site: LayerSpec) -> int:
+        """Return the weights of c_fc and c_proj for each hidden unit."""
+        return (self.activation.fc_outputs + 1) * site.shape.n_embd
+
+    def built_ratio(self, site: LayerSpec) -> float:
+        """Return MLP parameters / attention parameters of a block, without biases."""
+        return self.weights(site) / site.attention.weights(site.shape)
+
+    def check_params(self, shape: ModelShape, params: int) -> None:
+        """Raise ConfigError if a model of ``params`` parameters differs from its target size."""
+        target = self.target_params(shape)
+        if self.sizing == "params" and abs(params / target - 1) > PARAMS_TOLERANCE:
+            what = f"MODEL_PARAMS: unreachable (expected {target:,} within 1 %, got {params:,})"
+            advice = "set another MODEL_PARAMS, N_LAYER or N_EMBD"
+            raise ConfigError(Problem(what, next=advice, code="config.params-unreachable"))
+
+    def check_ratio(self, site: LayerSpec) -> None:
+        """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %."""
+        if self.sizing != "ratio":
+            return
+        if site.shape.n_embd < MIN_RATIO_N_EMBD:
+            raise ConfigError(
+                Problem(
+                    f"MLP_SIZING_RATIO: N_EMBD={site.shape.n_embd} is too small to keep the ratio "
+                    f"within 1 % (expected N_EMBD >= {MIN_RATIO_N_EMBD})",
+                    next="set a larger N_EMBD, or MLP_SIZING_HIDDEN",
+                    code="config.ratio-unreachable",
+                )
+            )
+        built = self.built_ratio(site)
+        if abs(built / self.ratio - 1) > RATIO_TOLERANCE:
+            raise ConfigError(
+                Problem(
+                    f"MLP_RATIO: ratio unreachable in block {site.block} "
+                    f"(expected {self.ratio}, got {built:.4f})",
+                    next="set another MLP_SHARE, MLP_RATIO or N_EMBD",
+                    code="config.ratio-unreachable",
+                )
+            )

@@ -16,8 +16,7 @@ from typing import Any
 from gpt2.ablation.resolve import configured_values
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.config import Config
-from gpt2.mlp.activations import ACTIVATIONS
-from gpt2.mlp.config import MECHANISMS
+from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
 from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import SymbolValue, missing_symbol
 from lib.config.layers import ConfigLayer, to_kconfig_text

@@ -27,8 +27,8 @@ from gpt2.data.tokenizer import (
     tokenizer_packages,
     vocabulary_strings,
 )
-from gpt2.mlp.activations import ActivationOptions
-from gpt2.mlp.mlp import FUNCTIONS
+from gpt2.mlp.activations import FUNCTIONS
+from gpt2.mlp.options import ActivationOptions
 from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights.bundle import bundle

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, AttentionConfig
-from gpt2.mlp.activations import ACTIVATIONS, ActivationOptions
-from gpt2.mlp.config import MECHANISMS, MlpConfig
+from gpt2.mlp.options import ACTIVATIONS, MECHANISMS, ActivationOptions, MlpConfig
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
 

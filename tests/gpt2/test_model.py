@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
-from gpt2.mlp.activations import ACTIVATIONS
+from gpt2.mlp.options import ACTIVATIONS
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from gpt2.reference import reference_gpt

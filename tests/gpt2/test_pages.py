@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.ablation import STUDIES
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
-from gpt2.mlp.config import MECHANISMS
+from gpt2.mlp.options import MECHANISMS
 from gpt2.nsa.options import NsaOptions
 from lib.config.tree import KconfigTree
 from lib.project import ROOT

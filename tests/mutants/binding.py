@@ -17,7 +17,7 @@ from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import short_run
 from gpt2.config import TrainConfig
 from gpt2.data.options import DataOptions
-from gpt2.mlp.config import MlpConfig
+from gpt2.mlp.options import MlpConfig
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
 from gpt2.training import budget, session, setup

@@ -8,9 +8,7 @@ import pytest
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import cases
-from gpt2.mlp.config import MlpConfig
-from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
-from gpt2.mlp.options import LayerSpec
+from gpt2.mlp.options import LayerSpec, MlpConfig, MlpCrossTokenOptions
 from gpt2.model_config import ModelConfig
 from tests.mutants.mutant import (
     MECHANISMS,

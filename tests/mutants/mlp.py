@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import AttentionWeightsTap
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.mlp import mlp
-from gpt2.mlp.activations import GeluTanhOptions
-from gpt2.mlp.config import MlpConfig, MlpWidths
+from gpt2.mlp import activations
+from gpt2.mlp.cross_token import MlpCrossToken
+from gpt2.mlp.gate import MlpAttnGate
+from gpt2.mlp.latent import MlpLatent, _Coupling, _ScalarCoupling
 from gpt2.mlp.mlp import Mlp
-from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
-from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
-from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
-from gpt2.mlp.mlp_latent.module import MlpLatent, _Coupling, _ScalarCoupling
+from gpt2.mlp.options import GeluTanhOptions, MlpAttnGateOptions, MlpConfig, MlpWidths
 from tests.mutants.mutant import (
     LOGITS,
     MECHANISMS,
@@ -407,7 +405,7 @@ MUTANTS = (
         "formula",
         "baseline",
         {"reference": LOGITS},
-        entry(mlp.FUNCTIONS, GeluTanhOptions, F.gelu),
+        entry(activations.FUNCTIONS, GeluTanhOptions, F.gelu),
     ),
     Mutant(
         "activation explodes",
@@ -415,6 +413,6 @@ MUTANTS = (
         "formula",
         "mla-golden-mech",
         {"steps": ("finite-loss", "nan|inf")},
-        entry(mlp.FUNCTIONS, GeluTanhOptions, _exploding),
+        entry(activations.FUNCTIONS, GeluTanhOptions, _exploding),
     ),
 )

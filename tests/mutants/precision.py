@@ -15,8 +15,8 @@ from gpt2 import evaluate, loss, model, train
 from gpt2.attention import chunked
 from gpt2.attention.attention import Attention
 from gpt2.attention.positions import Rope
+from gpt2.mlp import gate
 from gpt2.mlp.mlp import Mlp
-from gpt2.mlp.mlp_attn_gate import module as mlp_attn_gate
 from gpt2.model import GPT
 from gpt2.nsa.cache import NsaCache
 from gpt2.training import step
@@ -201,7 +201,7 @@ MUTANTS = (
         "a running mean is in bf16",
         "sums of many tokens stop growing",
         "dtype",
-        replaced(mlp_attn_gate, "_running_sum", lambda _: lambda x_BTG: x_BTG.cumsum(1)),
+        replaced(gate, "_running_sum", lambda _: lambda x_BTG: x_BTG.cumsum(1)),
         (_WIDE, "^running sum"),
         "gate-pooled",
         defconfig=MECHANISMS,
@@ -295,7 +295,7 @@ MUTANTS = (
         "its sigmoid has eight bits",
         "dtype",
         edited(
-            mlp_attn_gate.MlpAttnGate,
+            gate.MlpAttnGate,
             "_gate",
             "torch.sigmoid(self.up(bottleneck_BTG) + self.bias)",
             "torch.sigmoid((self.up(bottleneck_BTG) + self.bias).bfloat16()).float()",

@@ -13,8 +13,8 @@ from gpt2.attention.patterns import Sliding
 from gpt2.attention.projections import Latent
 from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import BlockKVCache, KVCache
-from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
-from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
+from gpt2.mlp.cross_token import MlpCrossToken
+from gpt2.mlp.gate import MlpAttnGate
 from tests.mutants.mutant import MECHANISMS, Mutant, after_init, edited, replaced, then
 
 _DECODED = "cached-logits"

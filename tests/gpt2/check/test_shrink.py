@@ -94,4 +94,4 @@ def test_mechanisms_of_the_long_form_have_weights():
     for case in cases:
         config = long_config(case.config).model
         for mechanism in config.mlp.mechanisms:
-            assert not mechanism.sized or mechanism.given_width() > 0, case.slug
+            assert not mechanism.sized or mechanism.dim > 0, case.slug

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.mlp import reference
-from gpt2.mlp.activations import ACTIVATIONS
-from gpt2.mlp.mlp import Mlp
+from gpt2.mlp.mlp import Mlp, reference_mlp
+from gpt2.mlp.options import ACTIVATIONS
 from gpt2.model_config import ModelConfig
 from tests.gpt2.builders import make_model_config
 
@@ -85,7 +84,7 @@ def test_values_and_gradients_equal_the_formula(case: str, activation: str, bloc
 
     fast = outputs(*mlp(x_BTC, view))
     site = config.sites()[block]
-    slow = outputs(*reference.mlp(x_BTC, view, dict(mlp.named_parameters()), site, config.mlp))
+    slow = outputs(*reference_mlp(x_BTC, view, dict(mlp.named_parameters()), site, config.mlp))
 
     assert len(fast) == len(slow)
     for mine, its in zip(fast, slow, strict=True):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
-from gpt2.mlp.activations import ACTIVATIONS, GeluExactOptions
+from gpt2.mlp.options import ACTIVATIONS, GeluExactOptions
 from gpt2.model import GPT
 from gpt2.running import preflight
 from gpt2.weights import hf, source

@@ -1,7 +1,10 @@
 """Latent coupling: the MLP reads the latent keys c_k of its block and adds to the next block's.
 
+The formula materializes W and handles one token at a time.
 Shapes: B batch, T tokens, M hidden units, R latent dim, N heads.
 """
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +13,7 @@ from torch import Tensor, nn
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mechanism_statistics import Statistics, norm_ratio
 from gpt2.mlp.mechanism import MlpMechanism
-from gpt2.mlp.mlp_latent.options import MlpLatentOptions
-from gpt2.mlp.options import LayerSpec
+from gpt2.mlp.options import LayerSpec, MlpLatentOptions
 
 
 class MlpLatent(MlpMechanism):
@@ -88,3 +90,41 @@ class _ScalarCoupling(nn.Module):
         """Return the factor of each latent unit."""
         units_R = torch.arange(self.latent, device=self.factors.device)
         return self.factors[units_R * len(self.factors) // self.latent]
+
+
+def reference_coupling(
+    h_BTM: Tensor,
+    view: AttentionOutputs,
+    state: BlockState,
+    weights: Mapping[str, Tensor],
+    options: MlpLatentOptions,
+    site: LayerSpec,
+) -> Tensor:
+    """Return h + α a Wᵀ; in all blocks but the last, shift the next c_k by α h W of the new h."""
+    a_BTR = view.latent_BTR
+    assert a_BTR is not None, "the coupling needs a latent projection"
+    if options.tying == "scalar":
+        read_MR = write_MR = _scalar_matrix(
+            weights["coupling.factors"], h_BTM.shape[2], a_BTR.shape[2]
+        )
+    else:
+        read_MR = write_MR = weights["coupling.to_hidden.weight"]
+    if "coupling.to_latent.weight" in weights:
+        write_MR = weights["coupling.to_latent.weight"].T
+    hidden, shift = [], []
+    for h_M, a_R in zip(h_BTM.flatten(0, 1), a_BTR.flatten(0, 1), strict=True):
+        hidden.append(h_M + options.alpha * (a_R @ read_MR.T))
+        shift.append(options.alpha * (hidden[-1] @ write_MR))
+    if not site.is_last:
+        state.latent_shift_BTR = torch.stack(shift).view_as(a_BTR)
+    return torch.stack(hidden).view_as(h_BTM)
+
+
+def _scalar_matrix(factors_N: Tensor, hidden: int, latent: int) -> Tensor:
+    """Return W with W[m, r] = s_{⌊r·N/R⌋} if m mod R = r, else 0."""
+    rows = []
+    for m in range(hidden):
+        row_R = [factors_N.new_zeros(())] * latent
+        row_R[m % latent] = factors_N[(m % latent) * len(factors_N) // latent]
+        rows.append(torch.stack(row_R))
+    return torch.stack(rows)

@@ -1,7 +1,9 @@
-"""Cross-token MLP.
+"""Cross-token MLP, h ← h + α (W h) A Bᵀ, and its formula, one pair of tokens at a time.
 
 B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +12,7 @@ from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, Bloc
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, norm_ratio
 from gpt2.mlp.mechanism import MlpMechanism
-from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
-from gpt2.mlp.options import LayerSpec
+from gpt2.mlp.options import LayerSpec, MlpCrossTokenOptions
 
 
 class MlpCrossToken(MlpMechanism):
@@ -62,3 +63,31 @@ class MlpCrossToken(MlpMechanism):
         assert view.weights_BTS is not None, "attention did not return its weights"
         gathered_BTM: Tensor = self.up(view.weights_BTS @ down_BSK)
         return gathered_BTM
+
+
+def reference_request(options: MlpCrossTokenOptions) -> AttentionWeightsOptions:
+    """Return the weights w: the mean over heads, sparsified and detached as the options state."""
+    detach = options.detach_weights
+    return AttentionWeightsOptions(options.sparsity, options.topk, options.tau, detach)  # type: ignore[arg-type]  # a member of the Kconfig choice
+
+
+def reference_mix(
+    h_BTM: Tensor,
+    view: AttentionOutputs,
+    state: BlockState,
+    weights: Mapping[str, Tensor],
+    options: MlpCrossTokenOptions,
+    site: LayerSpec,
+) -> Tensor:
+    """Return h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
+    weights_BTS = view.weights_BTS
+    assert weights_BTS is not None, "the mechanism reads attention weights"
+    a_MK, b_MK = weights["down.weight"].T, weights["up.weight"]
+    rows = []
+    for b in range(h_BTM.shape[0]):
+        for t in range(h_BTM.shape[1]):
+            mixed_M = torch.zeros_like(h_BTM[b, t])
+            for s in range(t + 1):
+                mixed_M = mixed_M + weights_BTS[b, t, s] * h_BTM[b, s]
+            rows.append(h_BTM[b, t] + options.alpha * (mixed_M @ a_MK @ b_MK.T))
+    return torch.stack(rows).view_as(h_BTM)

@@ -1,1 +1,0 @@
-"""MLP → attention gate: the hidden layer of a block gates the heads of the next block."""

@@ -1,1 +1,0 @@
-"""Latent coupling: the MLP reads its block's latent keys and shifts those of the next block."""
