@@ -231,7 +231,7 @@ def _holder_note(views: Sequence[RunView]) -> str:
 def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
     """Return a line for each damaged run: the folder, the damage, and the command that helps."""
     return "".join(
-        f"{run.path}: {visible(view.problem)}; type: make rerun RUNS={run.variant.slug}\n"
+        f"{run.path}: {visible(view.problem)}; type: make rerun RUNS={run.path.name}\n"
         for run, view in zip(plan.runs, views, strict=True)
         if view.problem
     )
@@ -418,11 +418,10 @@ def _state(
     run: Run[Config], record: RunRecord, comparison: SourceComparison
 ) -> tuple[str, str, Sequence[str]]:
     """Return the state of a run, the cause if it is damaged, and what changed if it is stale."""
-    if record.state != State.SUCCESS.word:
-        damaged = record.state == State.DAMAGED.word
-        return record.state, record.problem if damaged else "", ()
     if damage := damage_of(record):
         return State.DAMAGED.word, damage, ()
+    if record.state != State.SUCCESS.word:
+        return record.state, "", ()
     configuration = UNKNOWN
     with contextlib.suppress(RecordError):
         configuration = str(record.manifest.find("run", "hash8"))

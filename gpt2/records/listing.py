@@ -168,7 +168,7 @@ def _row(record: RunRecord, comparison: SourceComparison) -> Row:
     }
     if status is None or record.state in ("damaged", "replaced"):
         return row
-    if record.state == State.SUCCESS.word and (damage := damage_of(record)):
+    if damage := damage_of(record):
         row |= {"state": State.DAMAGED.word, "problem": damage}
     try:
         return row | _recorded(record, status, comparison)

@@ -18,6 +18,7 @@ from lib.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigErr
 from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import Run
+from lib.runs.audit import damage_of
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -81,16 +82,16 @@ def decide(run: Run[Any], drift: Callable[[RunDir], Sequence[str]], stale: str) 
 
 
 def require_matching_directories(runs: Sequence[Run[Any]]) -> None:
-    """Raise ConfigError listing the run directories with a damaged status or another run."""
+    """Raise ConfigError listing the run directories that are damaged or of another run."""
     problems = [
         Problem(
-            status.message,
+            damage,
             str(run.path),
-            f"to train the run again (the old folder is kept), type: make rerun RUNS={run.variant.slug}",
+            f"to train the run again (the old folder is kept), type: make rerun RUNS={run.path.name}",
             code="run.damaged",
         )
         for run in runs
-        if (status := read_status(RunDir(run.path))) and status.state is State.DAMAGED
+        if (damage := damage_of(RunRecord(RunDir(run.path))))
     ]
     problems += [
         Problem(

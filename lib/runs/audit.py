@@ -67,10 +67,14 @@ def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFindi
 
 
 def damage_of(record: RunRecord) -> str:
-    """Return which file of a finished run is missing, or has not the recorded length; else "".
+    """Return why a run is damaged: its status cannot be read, or it is finished, and a file is missing
+    or has not the recorded length; else "".
 
-    Only the manifest is read: a change of the same length is found by ``artifact_findings``.
+    Only status and manifest are read: a change of the same length is found by ``artifact_findings``.
     """
+    status = record.status
+    if status is None or status.state is not State.SUCCESS:
+        return status.message if status and status.state is State.DAMAGED else ""
     findings = [*_missing_files(record)]
     if not findings:
         findings = [*_in_manifest(record, lambda fields: _other_lengths(record, fields))]

@@ -48,3 +48,12 @@ def test_a_finished_run_without_a_file_is_not_done(
         }
         states = [run["state"] for run in sorted(shown.values(), key=lambda run: run["seed"])]
         assert states == ["done", *["damaged"] * len(damaged)], (script, states)
+    command = [str(ROOT / "scripts/run_test_matrix.py"), *selected[:4], "-O", str(build)]
+    before = {p: p.lstat().st_mtime_ns for run in runs for p in [run.path, *run.path.iterdir()]}
+    code, _, err = server.run(command, os.environ, tmp_path, build)
+    assert code == 2 and "[run.damaged]" in err and "make rerun RUNS=baseline" in err, err
+    for run, file in zip(damaged, files, strict=True):
+        assert any(run.path.name in line and file.name in line for line in err.splitlines()), err
+    assert before == {
+        p: p.lstat().st_mtime_ns for run in runs for p in [run.path, *run.path.iterdir()]
+    }

@@ -12,6 +12,8 @@ from typing import Any
 
 from lib.env.preflight import output_problems
 from lib.errors import PreflightError, Problem
+from lib.files import write_json
+from lib.runs.audit import required_files
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
@@ -59,6 +61,10 @@ def train(
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
     if behaviour.get("full"):
         raise OSError(errno.ENOSPC, "No space left on device", str(run.manifest))
+    for file in required_files(run):
+        if not file.exists():
+            file.write_text("x")
+    write_json(run.manifest, {"artifacts": {}, "volatile": {"artifacts": {}}})
     write_status(run, RunStatus(State.SUCCESS, iteration=total, iterations=total))
 
 
