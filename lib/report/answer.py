@@ -6,7 +6,7 @@ The sentences count and name values of the document; they compute none.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lib.report.text import is_own_test, p_equation, seeds_notes, warnings
+from lib.report.text import count, is_own_test, p_equation, seeds_notes, warnings
 from lib.units import signed
 
 _RELATIONS = {
@@ -35,39 +35,8 @@ def summary(document: Values) -> str:
     seeds = len({run["seed"] for run in runs})
     done = sum(run["state"] == "done" for run in runs)
     return (
-        f"{_count(len(rows), 'variant')}, {_count(seeds, 'seed')}, {done} of {len(runs)} runs "
+        f"{count(len(rows), 'variant')}, {count(seeds, 'seed')}, {done} of {len(runs)} runs "
         "finished and comparable"
-    )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def rule_sentence(document: Values) -> str:
-    """Return the rule of the verdicts in one sentence; "" if nothing is compared."""
-    rule, planned = document["rule"], document["planned_comparisons"]
-    if not document["verdicts"]:
-        return ""
-    band = (
-        f"band ±{rule['band']:g} {document['unit']}"
-        if rule["band"]
-        else "no band of equivalence declared"
-    )
-    compared = {
-        "both": "each step is compared with the baseline and with its parent",
-        "baseline": "each step is compared with the baseline",
-        "parent": "each step is compared with its parent",
-    }[rule["against"]]
-    if not any(row["parent"] for row in document["rows"]):
-        compared = "each combination is compared with the first one"
-    if document["not_estimable"] is not None:
-        compared = "each effect of the design is compared with 0"
-    declared = ", declared before the first run" * document["is_declared_first"]
-    return (
-        f"Rule{declared}: {compared}; variance rule {rule['variance']}; at most "
-        f"{rule['alpha']:g} probability of a false word in the whole study of "
-        f"{_count(planned, 'comparison')}; {band}; at least {rule['min_seeds']} seeds."
     )
 
 
@@ -80,7 +49,7 @@ def answer(document: Values) -> str:
     if not every:
         return _losses_only(document)
     if not given:
-        return _missing_words(document)
+        return " ".join(seeds_notes(document)) or "No comparison has a word."
     verdicts = _answering(document)
     noun, other = _compared(document, verdicts[0]["role"])
     words = [verdict["verdict"] for verdict in verdicts]
@@ -97,7 +66,7 @@ def answer(document: Values) -> str:
     else:
         phrases.insert(0, f"none is shown to be better or worse than {other}")
     listed = " and ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
-    text = f"Of {_count(len(verdicts), noun)}, {listed}"
+    text = f"Of {count(len(verdicts), noun)}, {listed}"
     decided = [v for v in verdicts if v["verdict"] in ("BETTER", "WORSE")]
     if decided:
         largest = max(decided, key=lambda verdict: abs(verdict["difference"]))
@@ -153,21 +122,7 @@ def _losses_only(document: Values) -> str:
     done = [row for row in document["rows"] if row["val_loss"] is not None]
     if len(done) == 1:
         return f"The validation loss is {done[0]['val_loss']:.4f} {document['unit']}; nothing is compared."
-    return f"{_count(len(done), 'variant')} with a loss; nothing is compared."
-
-
-def _missing_words(document: Values) -> str:
-    """Return why no comparison has a word, and what to type."""
-    verdicts, least = document["verdicts"], document["rule"]["min_seeds"]
-    most = max(verdict["n"] for verdict in verdicts)
-    if most < least:
-        seeds = "One seed" if most <= 1 else f"{most} seeds"
-        return (
-            f"{seeds}: no verdicts, because other seeds can reverse a difference; for {least} seeds, "
-            f"type make SEEDS=1-{least}."
-        )
-    reasons = sorted({verdict["reason"] for verdict in verdicts if verdict["reason"]})
-    return f"No comparison has a word: {', '.join(reasons)}."
+    return f"{count(len(done), 'variant')} with a loss; nothing is compared."
 
 
 def notices(document: Values) -> list[str]:

@@ -6,10 +6,10 @@ A column has a heading, the text of a row, and the fields of the row in CSV. The
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.errors import visible
 from lib.files import write_atomic
@@ -29,13 +29,14 @@ from lib.report.text import (
     LINE_WIDTH,
     Document,
     difference_cell,
-    given,
     legend,
-    loss_notes,
+    loss_note,
     number_text,
     p_cell,
     remark_notes,
+    rule_sentence,
     seeds_notes,
+    verdict_colour,
     verdict_word,
     warnings,
 )
@@ -53,29 +54,29 @@ class Column:
     """One property of the rows of a table; "-" or "" is the text of a row that lacks it."""
 
     heading: str
-    # In files; None if the column is on a terminal only.
-    text: Callable[[Row], str] | None
-    # Fields of the row in CSV.
+    # In files and on the page; None if the column is on a terminal only.
+    text: Callable[[Any], str] | None
+    # Fields of the row in CSV; by the first one, the page sorts.
     csv: Sequence[str] = ()
     is_left: bool = False
     # On a terminal: a shorter text, by default the same, and the importance, 1 first; 0: not shown.
-    short: Callable[[Row], str] | None = None
+    short: Callable[[Any], str] | None = None
     rank: int = 0
-
-
-def known(value: Any, form: Callable[[Any], str]) -> str:
-    """Return a figure as text; "-" if it is not known."""
-    return "-" if value is None else form(value)
+    # On the page: the class of a cell, and whether its number shows the runs behind it.
+    style: Callable[[Any], str] = lambda row: ""
+    has_runs: bool = False
 
 
 def loss_cell(mean: float | None, sd: float | None, n: int) -> str:
     """Return mean, standard deviation and number of losses; "-" if there is none."""
-    return known(mean, "{:.4f}".format) + ("" if sd is None else f" ± {sd:.4f} n={n}")
+    if mean is None:
+        return "-"
+    return f"{mean:.4f}" + ("" if sd is None else f" ± {sd:.4f} n={n}")
 
 
 def _of(name: str, form: Callable[[Any], str] = str) -> Callable[[Row], str]:
-    """Return the text of a field of a row."""
-    return lambda row: known(row[name], form)
+    """Return the text of a field of a row; "-" if it is not known."""
+    return lambda row: "-" if row.get(name) is None else form(row[name])
 
 
 def _share(value: float) -> str:
@@ -105,7 +106,7 @@ def _short_change(row: Row) -> str:
     verdict = row["verdict"]
     if verdict and verdict["verdict"]:
         return difference_cell(verdict)
-    return known(row["delta_baseline"], format_difference)
+    return _of("delta_baseline", format_difference)(row)
 
 
 def _word(row: Row) -> str:
@@ -113,15 +114,8 @@ def _word(row: Row) -> str:
     return verdict_word(verdict) if verdict and verdict["verdict"] else ""
 
 
-def _label(name: str) -> Column:
-    return Column(name, lambda row: row["labels"].get(name, ""), [name], True, rank=2)
-
-
-def _machine(name: str) -> Column:
-    heading, form = UTILISATION_COLUMNS[name]
-    return Column(
-        heading, lambda row: known(row["machine"].get(name), f"{{:{form}}}".format), [name]
-    )
+def _name_style(row: Row) -> str:
+    return "name"
 
 
 def columns(document: Document) -> list[Column]:
@@ -135,19 +129,27 @@ def columns(document: Document) -> list[Column]:
     # Combinations that are evaluated on different texts have a first row each.
     elif len({v["reference"] for v in document["verdicts"]}) > 1:
         reference = "reference"
+    labels = dict.fromkeys(label for row in rows for label in row["labels"])
     return [
         Column("#", number_text, ["number"]),
-        Column(name, _of("slug"), ["slug", "parent"], True, _numbered, rank=1),
-        *map(_label, dict.fromkeys(label for row in rows for label in row["labels"])),
-        Column("val loss", _loss, ["n", "val_loss", "val_loss_sd"], False, _SHORT_LOSS, rank=3),
+        Column(name, _of("slug"), ["slug", "parent"], True, _numbered, 1, _name_style),
+        *(Column(label, _of(label), [label], True, rank=2) for label in labels),
+        Column("", None, ["n"]),
+        Column(
+            "val loss",
+            lambda row: loss_cell(row["val_loss"], row["val_loss_sd"], row["n"]),
+            ["val_loss", "val_loss_sd"],
+            short=_of("val_loss", "{:.4f}".format),
+            rank=3,
+            has_runs=True,
+        ),
         Column("ppl", _of("perplexity", "{:.2f}".format), ["perplexity"], rank=11),
         Column("n", None, short=lambda row: str(row["n"] or "-"), rank=8),
         Column(
             f"Δ {reference}",
             _change("baseline"),
             _compared("baseline"),
-            False,
-            _short_change,
+            short=_short_change,
             rank=4,
         ),
         Column("verdict", None, is_left=True, short=_word, rank=5),
@@ -166,27 +168,30 @@ def _numbered(row: Row) -> str:
     return f"{number_text(row)} {row['slug']}".strip()
 
 
-def _loss(row: Row) -> str:
-    return loss_cell(row["val_loss"], row["val_loss_sd"], row["n"])
-
-
-_SHORT_LOSS = _of("val_loss", "{:.4f}".format)
-_MACHINE = [_machine(name) for name in UTILISATION_COLUMNS]
-_ORIGINS = ("runs", "run_ids", "configurations", "commits")
-_SLUG = Column("run", _of("slug"), is_left=True)
-_VERDICT = [
-    Column("step", _of("step"), is_left=True),
-    Column("against", _of("against"), is_left=True),
-    Column("Δ ± 95 %", difference_cell),
-    Column("n", _of("n")),
-    Column("p", p_cell),
-    Column("verdict", verdict_word, is_left=True),
+MACHINE = [
+    Column(heading, _of(name, f"{{:{form}}}".format), [name])
+    for name, (heading, form) in UTILISATION_COLUMNS.items()
 ]
+VERDICTS = [
+    Column("step", _of("step"), is_left=True, style=_name_style),
+    Column("against", _of("reference"), is_left=True),
+    Column("Δ ± 95 %", difference_cell, ["difference"], has_runs=True),
+    Column("n", _of("n"), ["n"]),
+    Column("p", p_cell, ["p_of_word"]),
+    Column(
+        "verdict",
+        verdict_word,
+        is_left=True,
+        style=lambda verdict: f"word verdict {verdict_colour(verdict)}",
+    ),
+]
+_ORIGINS = ("runs", "run_ids", "configurations", "commits")
+_SLUG = Column("run", _of("slug"), is_left=True, style=_name_style)
 _MARGINAL = [
-    Column("factor", _of("factor"), is_left=True),
+    Column("factor", _of("factor"), is_left=True, style=_name_style),
     Column("level", _of("level"), is_left=True),
-    Column("cells", _of("cells")),
-    Column("mean val loss", _of("val_loss", "{:.4f}".format)),
+    Column("cells", _of("cells"), ["cells"]),
+    Column("mean val loss", _of("val_loss", "{:.4f}".format), ["val_loss"]),
 ]
 
 
@@ -221,28 +226,87 @@ _PAIRS = [*_MARGINAL, Column("Δ reference", _pair_difference), Column("pairs", 
 _EFFECTS = [*_MARGINAL, Column("Δ ± 95 %", _effect), Column("verdict", _effect_word, is_left=True)]
 
 
-def grid(
-    shown: Sequence[Column], rows: Sequence[Row]
-) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return header, texts of the rows, and the numbers of the left-aligned columns.
+class Table(NamedTuple):
+    """A table below the main one: its columns, rows and note."""
 
-    A column without any text is left out.
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    note: str = ""
+
+
+def further_tables(document: Document) -> list[Table]:
+    """Return marginal means, sparsity by layer, and the sections of the document."""
+    tables = [*_marginals(document), *_layers(document["rows"])]
+    for part in document["sections"]:
+        shown = [Column(h, itemgetter(i), is_left=not i) for i, h in enumerate(part["header"])]
+        tables.append(Table(part["title"], shown, part["rows"], part["note"]))
+    return tables
+
+
+def _marginals(document: Document) -> list[Table]:
+    """Return the marginal means of a sweep's factors, if there are any.
+
+    The means of a factorial design have the verdicts on its main effects.
     """
+    rows, shown = document["marginals"], _PAIRS
+    note = (
+        "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; the "
+        "mean val loss is over all cells of the level, paired or not."
+    )
+    if document["not_estimable"] is not None:
+        effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
+        verdicts = {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
+        rows = [m | {"verdict": m["level"] == ON and verdicts.get(m["factor"])} for m in rows]
+        shown = _EFFECTS
+        note = (
+            "mean val loss: over the cells of the level. Δ: main effect, the loss with the feature "
+            "minus the loss without it, over all settings of the others."
+        )
+    return [Table("Marginal means", shown, rows, note)] if rows else []
+
+
+def _layers(rows: Sequence[Row]) -> list[Table]:
+    """Return the sparsity of each layer of pruned models, if there are any."""
+    shares = [
+        {"slug": row["slug"], "all": row["sparsity"], **row["sparsity_by_layer"]}
+        for row in rows
+        if row["sparsity"] and row["sparsity_by_layer"]
+    ]
+    names = dict.fromkeys(name for share in shares for name in share if name != "slug")
+    layers = [Column(name, _of(name, "{:.1%}".format), [name]) for name in names]
+    return [Table("Sparsity by layer", [_SLUG, *layers], shares)] if shares else []
+
+
+def grid(
+    shown: Sequence[Column], rows: Sequence[Any]
+) -> tuple[list[Column], list[tuple[str, ...]]]:
+    """Return the columns with a text in any row, and their texts in every row."""
     texts = [(c, [c.text(row) for row in rows]) for c in shown if c.text is not None]
     texts = [(c, cells) for c, cells in texts if {*cells} - {"", "-"}]
-    left = [i for i, (column, _) in enumerate(texts) if column.is_left]
-    lines = [list(line) for line in zip(*(cells for _, cells in texts), strict=True)]
-    return [column.heading for column, _ in texts], lines, left
+    return [c for c, _ in texts], list(zip(*(cells for _, cells in texts), strict=True))
 
 
-def _origins(document: Document) -> list[str]:
-    """Return commit and runs of each row with a result; the hash of a folder is its configuration."""
+def rows_of(document: Document) -> list[Row]:
+    """Return the rows with their labels, their figures of the machine, and as ``verdict`` the one
+    against the baseline, or None.
+    """
+    by_name = {v["name"]: v for v in (*document["verdicts"], *document["aa_steps"])}
     return [
-        f"{row['slug']}: commit {', '.join(c[:_COMMIT_DIGITS] for c in row['commits'])}, runs "
-        + ", ".join(f"{run} ({id_})" for run, id_ in zip(row["runs"], row["run_ids"], strict=True))
+        {
+            **row,
+            **row["labels"],
+            **row["machine"],
+            "verdict": by_name.get(row["against"]["baseline"]),
+        }
         for row in document["rows"]
-        if row["runs"]
     ]
+
+
+def verdicts_of(document: Document) -> list[Row]:
+    """Return all comparisons and A/A steps; without a word, none."""
+    verdicts = [*document["verdicts"], *document["aa_steps"]]
+    return verdicts if any(verdict["verdict"] for verdict in verdicts) else []
 
 
 # Renderings.
@@ -271,39 +335,41 @@ def to_csv(document: Document) -> str:
 
     The names and digests of the runs of a row are separated by blanks.
     """
-    header = [name for column in (*columns(document), *_MACHINE) for name in column.csv]
-    rows = []
-    for row in document["rows"]:
-        origins = {name: " ".join(row[name]) for name in _ORIGINS}
-        rows.append({**row, **row["labels"], **row["machine"], **origins})
+    header = [name for column in (*columns(document), *MACHINE) for name in column.csv]
+    rows = [r | {name: " ".join(r[name]) for name in _ORIGINS} for r in rows_of(document)]
     header += _ORIGINS
     return csv_table(header, ([row.get(name) for name in header] for row in rows))
 
 
 def to_markdown(document: Document) -> str:
-    """Return the study as Markdown: heading, aligned rows, verdicts, sections and notes."""
-    rows = rows_of(document)
+    """Return the study as Markdown: heading, aligned rows, verdicts, further tables and notes."""
+    rows, further = rows_of(document), further_tables(document)
     text = f"# {markdown_text(document['study'])}\n\n{_table(columns(document), rows)}\n"
-    text += "".join(map(_paragraph, [*loss_notes(document), *seeds_notes(document)]))
+    text += "".join(map(_paragraph, [loss_note(document), *seeds_notes(document)]))
     if fields := [name for row in rows[:1] for name in row["labels"]]:
         text += _paragraph(
             f"Rows also differ in {', '.join(fields)}; only rows with equal values are compared."
         )
-    text += _verdicts(document) + _marginals(document) + _layers(rows)
-    for part in document["sections"]:
-        table = markdown_table(part["header"], part["rows"])
-        text += f"\n## {markdown_text(part['title'])}\n\n{table}\n{part['note']}"
-    taken = {heading for part in document["sections"] for heading in part["header"]}
-    machine = [_SLUG, *(column for column in _MACHINE if column.heading not in taken)]
-    if set(grid(machine, rows)[0]) - {"run", "tok/s"}:
-        text += f"\n## Machine\n\n{_table(machine, rows)}"
+    notes = _items([*warnings(document), *remark_notes(verdicts := verdicts_of(document))])
+    if verdicts:
+        text += f"\n## Verdicts\n\n{_table(VERDICTS, verdicts)}\n"
+        text += "".join(map(_paragraph, [rule_sentence(document), *legend(document)]))
+    text += notes and f"\n{notes}"
+    taken = {column.heading for table in further for column in table.columns}
+    machine = [_SLUG, *(column for column in MACHINE if column.heading not in taken)]
+    if {column.heading for column in grid(machine, rows)[0]} - {"run", "tok/s"}:
+        further.append(Table("Machine", machine, rows))
+    for table in further:
+        text += f"\n## {markdown_text(table.title)}\n\n{_table(table.columns, table.rows)}"
+        text += table.note and f"\n{_paragraph(table.note)}"
     text += _list("Left out", document["left_out"]) + _list("Notes", document["notes"])
     return text + _list("Origin", _origins(document))
 
 
-def _table(shown: Sequence[Column], rows: Sequence[Row]) -> str:
-    header, lines, left = grid(shown, rows)
-    return markdown_table(header, lines, left=left)
+def _table(shown: Sequence[Column], rows: Sequence[Any]) -> str:
+    filled, lines = grid(shown, rows)
+    left = [i for i, column in enumerate(filled) if column.is_left]
+    return markdown_table([column.heading for column in filled], lines, left=left)
 
 
 def _paragraph(text: str) -> str:
@@ -318,79 +384,20 @@ def _list(title: str, texts: Sequence[str]) -> str:
     return f"\n## {title}\n\n{_items(texts)}" if texts else ""
 
 
-def _verdicts(document: Document) -> str:
-    """Return the section of the verdicts; "" if there is none.
-
-    Numbers of steps name the references if all steps have one.
-    """
-    verdicts, caution = given(document), _items(warnings(document))
-    if not verdicts:
-        return caution and f"\n{caution}"
-    numbers = {row["slug"]: number_text(row) for row in document["rows"] if number_text(row)}
-    if len(set(numbers.values())) < len(numbers):
-        numbers = {}
-    rows = [{**v, "against": numbers.get(v["reference"], v["reference"])} for v in verdicts]
-    text = f"\n## Verdicts\n\n{_table(_VERDICT, rows)}\n"
-    text += "".join(map(_paragraph, legend(document)))
-    notes = caution + _items(remark_notes(verdicts))
-    return text + (f"\n{notes}" if notes else "")
-
-
-def _marginals(document: Document) -> str:
-    """Return the marginal means of a sweep's factors; "" without them.
-
-    The means of a factorial design have the verdicts on its main effects.
-    """
-    rows, shown = document["marginals"], _PAIRS
-    if not rows:
-        return ""
-    note = (
-        "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; the "
-        "mean val loss is over all cells of the level, paired or not."
-    )
-    if document["not_estimable"] is not None:
-        verdicts = main_effects(document)
-        rows = [m | {"verdict": m["level"] == ON and verdicts.get(m["factor"])} for m in rows]
-        shown = _EFFECTS
-        note = (
-            "mean val loss: over the cells of the level. Δ: main effect, the loss with the feature "
-            "minus the loss without it, over all settings of the others."
-        )
-    return f"\n## Marginal means\n\n{_table(shown, rows)}\n{_paragraph(note)}"
-
-
-def main_effects(document: Document) -> dict[str, Any]:
-    """Return the verdict on each factor of a factorial design."""
-    effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
-    return {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
-
-
-def _layers(rows: Sequence[Row]) -> str:
-    """Return the sparsity of each layer of pruned models; "" without pruned models."""
-    shares = [
-        {"slug": row["slug"], "all": row["sparsity"], **row["sparsity_by_layer"]}
-        for row in rows
-        if row["sparsity"] and row["sparsity_by_layer"]
+def _origins(document: Document) -> list[str]:
+    """Return commit and runs of each row with a result; the hash of a folder is its configuration."""
+    return [
+        f"{row['slug']}: commit {', '.join(c[:_COMMIT_DIGITS] for c in row['commits'])}, runs "
+        + ", ".join(f"{run} ({id_})" for run, id_ in zip(row["runs"], row["run_ids"], strict=True))
+        for row in document["rows"]
+        if row["runs"]
     ]
-    names = dict.fromkeys(name for share in shares for name in share if name != "slug")
-    shown = [Column(name, partial(_layer, name)) for name in names]
-    return f"\n## Sparsity by layer\n\n{_table([_SLUG, *shown], shares)}" if shares else ""
-
-
-def _layer(name: str, row: Row) -> str:
-    return known(row.get(name), "{:.1%}".format)
 
 
 def to_latex(document: Document) -> str:
     """Return the main table for LaTeX, with the origin of every row in comments."""
-    rows = rows_of(document)
-    header, lines, left = grid(columns(document), rows)
+    filled, lines = grid(columns(document), rows_of(document))
+    left = [i for i, column in enumerate(filled) if column.is_left]
     origins = (f"% {visible(origin)}\n" for origin in _origins(document))
-    return "".join([_LATEX_HEAD, *origins, latex_table(header, lines, left=left)])
-
-
-def rows_of(document: Document) -> list[Row]:
-    """Return the rows with the verdict against the baseline, or None, as ``verdict``."""
-    by_name = {v["name"]: v for v in (*document["verdicts"], *document["aa_steps"])}
-    rows: list[Row] = document["rows"]
-    return [{**row, "verdict": by_name.get(row["against"]["baseline"])} for row in rows]
+    table = latex_table([column.heading for column in filled], lines, left=left)
+    return "".join([_LATEX_HEAD, *origins, table])

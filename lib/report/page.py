@@ -8,7 +8,7 @@ same bytes.
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,37 @@ from markupsafe import Markup
 
 from lib.config.layers import to_kconfig_text
 from lib.files import write_atomic
-from lib.plan.designs import ON
-from lib.report.answer import answer, notices, ranges, rule_sentence, summary
-from lib.report.columns import main_effects
-from lib.report.contrasts import AA_ROLE
+from lib.report.answer import answer, notices, ranges, summary
+from lib.report.columns import (
+    MACHINE,
+    VERDICTS,
+    Column,
+    columns,
+    further_tables,
+    grid,
+    rows_of,
+    verdicts_of,
+)
 from lib.report.figures import svg_element, without_control_characters
 from lib.report.plots import MAX_PANELS, short_name, study_figures, total_flops
-from lib.report.run_results import UTILISATION_COLUMNS
-from lib.report.text import (
-    all_remarks,
-    effect_notes,
-    legend,
-    p_cell,
-    p_sentence,
-    verdict_colour,
-    verdict_word,
-)
-from lib.units import format_duration, format_si, signed
+from lib.report.text import legend, remark_notes, rule_sentence, verdict_colour, verdict_word
+from lib.units import signed
 
 REPORT_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
 _SHOWN_DOCUMENTS = 5
 _DIGEST_CHARS = 8
-# Arms of a comparison above which their losses are not listed.
-_MAX_ARMS = 8
 _FIGURE_GROUPS = ("forest", "curves", "panels", "cost", "documents", "statistics")
 
 Values = Mapping[str, Any]
-# What a cell of the template ``cells`` shows: text, value, class and runs.
-Cell = dict[str, Any]
+
+
+def _flops(row: Values) -> str:
+    flops = total_flops(row)
+    return "-" if flops is None else f"{flops:.2e}".replace("e+", "e")
+
+
+_FLOPS = Column("FLOPs", _flops)
 
 
 @cache
@@ -58,10 +60,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {"signed": signed, "condition": _condition, "label": short_name}
+    filters = {"signed": signed, "condition": _condition, "label": short_name, "ranges": ranges}
     filters |= {"word": verdict_word, "colour": verdict_colour, "setting": to_kconfig_text}
+    filters["svg"] = lambda chart: Markup(svg_element(chart))
     environment.filters |= filters
-    environment.globals["ON"] = ON
     return environment
 
 
@@ -82,17 +84,13 @@ def write_report(document: Values, series: Sequence[Values], folder: Path) -> Pa
 
 def report_page(document: Values, series: Sequence[Values]) -> str:
     """Return the report as one self-contained page."""
-    sources = _Sources(document)
-    charts = study_figures(document, series)
-    figures = {
-        group: [
-            {"group": group, "title": c.title, "caption": c.caption, "svg": Markup(svg_element(c))}
-            for c in charts
-            if c.group == group
-        ]
-        for group in _FIGURE_GROUPS
-    }
+    charts, verdicts, rows = (
+        study_figures(document, series),
+        verdicts_of(document),
+        rows_of(document),
+    )
     compared = sum(bool(each["training_difference"]) for each in series)
+    runs = {run["folder"]: {**run, "anchor": f"run-{i}"} for i, run in enumerate(document["runs"])}
     return render_page(
         "report.html.jinja",
         title=document["title"],
@@ -101,14 +99,19 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         rule=rule_sentence(document),
         answer=answer(document),
         notices=notices(document),
-        verdicts=_verdicts(document, sources),
-        results=_results(document, sources),
-        figures=figures,
+        verdicts=_cells(VERDICTS, verdicts),
+        verdict_notes=[*remark_notes(verdicts), *legend(document)],
+        results=_cells([*columns(document), _FLOPS, *MACHINE], rows),
+        further=[(t.title, _cells(t.columns, t.rows), t.note) for t in further_tables(document)],
+        # Row → seed → run.
+        runs={
+            row["name"]: {runs[name]["seed"]: runs[name] for name in row["runs"]} for row in rows
+        },
+        figures={group: [c for c in charts if c.group == group] for group in _FIGURE_GROUPS},
         panels_left_out=f"The first {MAX_PANELS} of {compared} are shown."
         * (compared > MAX_PANELS),
         tree=_tree(document),
         conditions=_conditions(document),
-        main_effects=None if document["not_estimable"] is None else main_effects(document),
         layers=_layers(series),
         document_lists=_document_lists(series),
         shown_documents=_SHOWN_DOCUMENTS,
@@ -117,170 +120,26 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
     )
 
 
-class _Sources:
-    """The runs behind numbers, for the parts that open when a number is tapped."""
-
-    def __init__(self, document: Values) -> None:
-        self._count = 0
-        self._anchors = {run["folder"]: f"run-{i}" for i, run in enumerate(document["runs"])}
-        runs = {run["folder"]: run for run in document["runs"]}
-        # Row → seed → run.
-        self._rows = {
-            row["name"]: {runs[name]["seed"]: runs[name] for name in row["runs"] if name in runs}
-            for row in document["rows"]
-        }
-
-    def of_row(self, row: Values) -> dict[str, Any]:
-        """Return the losses of the runs of a row."""
-        runs = self._rows[row["name"]].values()
-        commits = ", ".join(commit[:12] for commit in row["commits"] if commit)
-        lines = [
-            self._line(f"seed {run['seed']}:", [(run, run["val_loss"])], f" {run['folder']}")
-            for run in runs
-        ]
-        lines.append({"name": f"commit {commits or 'unknown'}", "runs": [], "more": ""})
-        return self._source(row["name"], lines)
-
-    def of_verdict(self, verdict: Values) -> dict[str, Any]:
-        """Return the losses on both sides of a comparison, and their differences by seed."""
-        seeds = verdict["seeds"]
-        lines = []
-        for arm, losses in verdict["values"].items():
-            by_seed = self._rows.get(arm, {})
-            runs = [(by_seed.get(s), loss) for s, loss in zip(seeds, losses, strict=False)]
-            lines.append(self._line(f"{arm}:", runs))
-        if len(lines) > _MAX_ARMS:
-            lines = []
-        each = ", ".join(signed(value) for value in verdict["differences"])
-        lines.append({"name": f"differences: {each}", "runs": [], "more": ""})
-        return self._source(f"{verdict['name']}, seeds {ranges(seeds)}", lines)
-
-    def _line(
-        self, name: str, runs: Iterable[tuple[Values | None, float]], more: str = ""
-    ) -> dict[str, Any]:
-        shown = [
+def _cells(shown: Sequence[Column], rows: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns with a text, and the rows, each with its cells."""
+    filled, lines = grid(shown, rows)
+    cells = [
+        [
             {
-                "text": f"{loss:.4f}",
-                "name": run["folder"] if run else "",
-                "anchor": self._anchors[run["folder"]] if run else "reproduce",
+                "text": "" if text == "-" else text if column.is_left else text.replace("-", "−"),
+                "value": row.get(column.csv[0]) if column.csv else None,
+                "style": column.style(row),
             }
-            for run, loss in runs
+            for column, text in zip(filled, texts, strict=True)
         ]
-        return {"name": name, "runs": shown, "more": more}
-
-    def _source(self, title: str, lines: Sequence[Values]) -> dict[str, Any]:
-        self._count += 1
-        return {"id": f"source-{self._count}", "title": title, "lines": lines}
-
-
-def _cell(
-    value: Any = None, form: Callable[[Any], str] | str = "", class_: str = "", runs: Any = None
-) -> Cell:
-    """Return a cell of the templates; an unknown value is an empty one."""
-    shown = form if callable(form) else lambda each: format(each, form)
-    text = "" if value is None else shown(value)
-    return {"text": text, "value": value, "class": class_, "runs": runs}
-
-
-def _grid(rows: Sequence[Mapping[str, Cell]], *left: str) -> dict[str, Any]:
-    """Return a table without the columns that are empty in every row; ``left`` are those of text."""
-    header = [name for name in rows[0] if any(row[name]["text"] for row in rows)]
-    right = [i for i, name in enumerate(header) if name not in left]
-    return {"header": header, "right": right, "rows": [[row[n] for n in header] for row in rows]}
-
-
-# Verdicts.
-
-
-def _verdicts(document: Values, sources: _Sources) -> dict[str, Any]:
-    """Return the table of all comparisons; without a word, no table, which would be empty."""
-    verdicts = [*document["verdicts"], *document["aa_steps"]]
-    if not any(verdict["verdict"] for verdict in verdicts):
-        return {"rows": []}
-    # Remark → its mark.
-    marks: dict[str, str] = {}
-    for remark in (remark for verdict in verdicts for remark in _remarks(verdict)):
-        marks.setdefault(remark, _mark(len(marks)))
-    rows = [
-        {
-            "step": _cell(verdict["step"], class_="name"),
-            "against": _cell(verdict["reference"]),
-            "verdict": _cell(verdict, verdict_word, f"word verdict {verdict_colour(verdict)}"),
-            "Δ loss": _cell(verdict["difference"], signed, runs=sources.of_verdict(verdict)),
-            "95 % interval": _cell(
-                verdict["interval_95"], lambda ends: " … ".join(map(signed, ends))
-            ),
-            "p": {**_cell(verdict["p_of_word"]), "text": p_cell(verdict).strip("-")},
-            "n": _cell(verdict["n"]),
-            "remark": _cell(" ".join(marks[remark] for remark in _remarks(verdict))),
-        }
-        for verdict in verdicts
+        for row, texts in zip(rows, lines, strict=True)
     ]
-    remarks = [(mark, remark) for remark, mark in marks.items()]
-    grid = _grid(rows, "step", "against", "verdict", "remark")
-    return {**grid, "remarks": remarks, "notes": [*legend(document), *effect_notes(document)]}
-
-
-def _remarks(verdict: Values) -> list[str]:
-    """Return reason and remarks, without those that the columns have: seeds to add, and the test."""
-    # Of an A/A step that passed, there is no reason.
-    counted = verdict["more_seeds"] and verdict["role"] != AA_ROLE
-    shown = {verdict["reason"] if counted else "", p_sentence(verdict)}
-    remarks = [remark for remark in all_remarks(verdict) if remark not in shown]
-    return [*remarks, *(f"not counted: {e}" for e in verdict["excluded"])]
-
-
-def _mark(number: int) -> str:
-    """Return a letter, or two: a, b, …, z, aa, ab."""
-    more, last = divmod(number, 26)
-    return (_mark(more - 1) if more else "") + chr(ord("a") + last)
-
-
-# Losses and costs.
-
-
-def _results(document: Values, sources: _Sources) -> dict[str, Any]:
-    """Return the table of losses and costs."""
-    verdicts = {verdict["name"]: verdict for verdict in document["verdicts"]}
-    rows = [
-        {
-            "#": _cell(row["number"]),
-            "step": _cell(row["name"], class_="name"),
-            "seeds": _cell(row["n"] or None),
-            "val loss": _cell(row["val_loss"], _loss_with(row), runs=sources.of_row(row)),
-            "perplexity": _cell(row["perplexity"], ".2f"),
-            "Δ baseline": _change(row, verdicts.get(row["against"]["baseline"])),
-            "state": _cell(None if row["state"] == "done" else row["state"]),
-            "parameters": _cell(row["parameters"], ",d"),
-            "tokens": _cell(row["tokens"], format_si),
-            "FLOPs": _cell(total_flops(row), lambda flops: f"{flops:.2e}".replace("e+", "e")),
-            "time": _cell(row["train_seconds"], format_duration),
-            **{
-                heading: _cell(row["machine"].get(name), form)
-                for name, (heading, form) in UTILISATION_COLUMNS.items()
-            },
-            "sparsity": _cell(row["sparsity"] or None, ".1%"),
-        }
-        for row in document["rows"]
-    ]
-    return _grid(rows, "step", "Δ baseline", "state")
-
-
-def _loss_with(row: Values) -> Callable[[float], str]:
-    """Return the form of the loss of a row: with its standard deviation, if there is one."""
-    deviation = "" if row["val_loss_sd"] is None else f" ± {row['val_loss_sd']:.4f}"
-    return lambda loss: f"{loss:.4f}{deviation}"
-
-
-def _change(row: Values, verdict: Values | None) -> Cell:
-    # The cells of a factorial design are not compared, but its effects.
-    if row["delta_baseline"] is None or not row["against"]["baseline"]:
-        return _cell()
-    if verdict is None or verdict["verdict"] in (None, "INCONCLUSIVE"):
-        return _cell(row["delta_baseline"], signed, "muted")
-    word = verdict_word(verdict)
-    class_ = f"word {verdict_colour(verdict)}"
-    return _cell(row["delta_baseline"], lambda change: f"{signed(change)} {word}", class_)
+    return {
+        "header": [column.heading for column in filled],
+        "right": [i for i, column in enumerate(filled) if not column.is_left],
+        "columns": filled,
+        "rows": list(zip(rows, cells, strict=True)),
+    }
 
 
 # What differed.

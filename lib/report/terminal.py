@@ -15,7 +15,7 @@ from lib.report.render import fitting_columns, shorten_titles, text_lines
 from lib.report.text import (
     Document,
     given,
-    loss_notes,
+    loss_note,
     remark_notes,
     seeds_notes,
     verdict_colour,
@@ -79,11 +79,11 @@ def _notes(document: Document) -> list[str]:
     notes = [*_first(left_out), *_first(document["notes"]), *warnings(document)]
     words = given(document)
     unjudged = [v for v in words if v["verdict"] in ("UNFAIR", "DIVERGED")]
-    notes += remark_notes([{**verdict, "remarks": ()} for verdict in unjudged])
+    notes += remark_notes([{**verdict, "remarks": (), "excluded": ()} for verdict in unjudged])
     notes += [note for note in remark_notes(words) if note.endswith(" (all)")]
     notes += seeds_notes(document)
     if not words:
-        notes += loss_notes(document)
+        notes.append(loss_note(document))
     if any(verdict["interval_95"] for verdict in words):
         head = next(c.heading for c in columns(document) if c.heading.startswith("Δ "))
         terms = f"{'step' if head == 'Δ baseline' else 'row'} - {head.removeprefix('Δ ')}"

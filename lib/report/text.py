@@ -5,7 +5,7 @@ Every rendering takes its words from here; the figures are those of the document
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -27,6 +27,11 @@ LINE_WIDTH = 80
 _INDENT = " " * 8
 _MAX_STUDIES_NAMED = 3
 _DECIDED = ("BETTER", "WORSE")
+
+
+def count(number: int, noun: str) -> str:
+    """Return the number with its noun: ``1 seed``, ``3 seeds``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def number_text(row: Mapping[str, Any]) -> str:
@@ -160,8 +165,7 @@ def given(document: Document) -> list[Verdict]:
 def verdict_lines(document: Document) -> str:
     """Return one line per comparison, with its remarks, and one for each note."""
     lines = [verdict_line(verdict) for verdict in (*document["verdicts"], *document["aa_steps"])]
-    notes = [*effect_notes(document), *noise_notes(document), *repeat_notes(document)]
-    for note in (*notes, *drift_notes(document)):
+    for note in _study_notes(document):
         lines += wrap(visible(note), LINE_WIDTH, subsequent_indent=_INDENT)
     if lines:
         lines.append(
@@ -205,52 +209,107 @@ def seeds_notes(document: Document) -> list[str]:
     """Return why comparisons have no verdict: too few seeds, or no look; empty if all have one."""
     least = document["rule"]["min_seeds"]
     waiting = [verdict for verdict in document["verdicts"] if not verdict["verdict"]]
-    between = sorted({v["reason"] or "no look is due" for v in waiting if v["n"] >= least})
+    between = [v["reason"] or "no look is due" for v in waiting if v["n"] >= least]
     if between:
-        count = sum(verdict["n"] >= least for verdict in waiting)
-        return [f"{count} comparison{'s' * (count > 1)} without a word: {', '.join(between)}."]
+        without = count(len(between), "comparison")
+        return [f"{without} without a word: {', '.join(sorted(set(between)))}."]
     counts = sorted({verdict["n"] for verdict in waiting if verdict["n"]})
     if not counts:
         return []
     shown = ", ".join(f"n={n}" for n in counts)
-    seeds = ",".join(str(seed) for seed in range(1, least + 1))
     return [
-        f"{shown}: a verdict needs at least {least} seeds; SEEDS={seeds} trains every step with "
-        f"{least}."
+        f"{shown}: no verdict, because other seeds can reverse a difference; for {least} seeds, type "
+        f"make SEEDS=1-{least}."
     ]
 
 
-def loss_notes(document: Document) -> list[str]:
+def loss_note(document: Document) -> str:
     """Return the loss of a model that predicts token frequencies only, or the unit of all losses."""
     entropy = document["unigram_entropy"]
     if entropy is None:
-        return [f"Losses are in {document['unit']}."]
-    return [f"{entropy:.4f} nats: the loss of token frequencies alone."]
+        return f"Losses are in {document['unit']}."
+    return f"{entropy:.4f} nats: the loss of token frequencies alone."
 
 
 def warnings(document: Document) -> list[str]:
     """Return what a reader must see beside the words: A/A steps that failed, noise, repeats, drift."""
-    failed = [v for v in document["aa_steps"] if v["verdict"] and "passed" not in verdict_word(v)]
-    notes = [_aa_note(verdict) for verdict in failed]
+    notes = []
+    for verdict in document["aa_steps"]:
+        if verdict["verdict"] and "passed" not in verdict_word(verdict):
+            parts = [verdict["step"]]
+            if verdict["interval_95"] is not None and verdict["difference"] is not None:
+                parts += [format_difference(verdict["difference"])]
+                parts += [format_interval(verdict["interval_95"])]
+            notes.append(f"{verdict_word(verdict)}: {' '.join(parts)}, tested alone.")
     if document["aa_failed"] and not notes:
         notes = [f"{AA_FAILED} at an earlier look."]
-    return [
-        *notes,
-        *noise_notes(document),
-        *repeat_notes(document),
-        *drift_notes(document),
-        *effect_notes(document),
-    ]
+    return [*notes, *_study_notes(document)]
+
+
+def _study_notes(document: Document) -> Iterator[str]:
+    """Yield a note for each comparison that hides the others, each configuration that was trained
+    twice, each drift, each effect that is not estimable, and each inflated variance.
+    """
+    unit = short_unit(document["unit"])
+    for noise in document["noise"]:
+        yield (
+            f"NOISE {noise['comparison']}: {noise['factor']:.0f} times the deviation of the others, "
+            "whose effects it hides, because the rule shared uses the mean variance."
+        )
+    for name, differences in document["repeats"].items():
+        if differences:
+            largest = max(map(abs, differences.values()))
+            result = f"differs by up to {largest:.1e} {unit}" if largest else "is equal"
+            yield f"REPEAT {name} {result} ({count(len(differences), 'seed')})."
+    drift, span = document["drift"], "from the first to the last run"
+    if drift and drift["alarms"]:
+        change = f"{format_difference(drift['trend'])} {unit}"
+        yield f"DRIFT {p_equation(drift['p'])}: {change} {span}."
+    for device, test in document["speed_drifts"].items():
+        if test["alarms"]:
+            change = f"{math.expm1(test['trend']):+.0%} tokens/s"
+            yield f"DRIFT {p_equation(test['p'])}: {change} {span} ({device})."
+    for name, reason in (document["not_estimable"] or {}).items():
+        yield f"EFFECT  {name}: not estimable, because {reason}"
+    by_factor: dict[str, list[str]] = {}
+    for name, factor in (document["inflated_variances"] or {}).items():
+        by_factor.setdefault(f"{factor:.2f}", []).append(name)
+    for growth, names in by_factor.items():
+        yield f"EFFECT  variance x {growth} because of missing cells: {', '.join(names)}"
+
+
+def rule_sentence(document: Document) -> str:
+    """Return the rule of the verdicts in one sentence; "" if nothing is compared."""
+    rule = document["rule"]
+    if not document["verdicts"]:
+        return ""
+    band = (
+        f"band ±{rule['band']:g} {document['unit']}" if rule["band"] else "no band (VERDICT_BAND)"
+    )
+    compared = {
+        "both": "each step is compared with the baseline and with its parent",
+        "baseline": "each step is compared with the baseline",
+        "parent": "each step is compared with its parent",
+    }[rule["against"]]
+    if not any(row["parent"] for row in document["rows"]):
+        compared = "each combination is compared with the first one"
+    if document["not_estimable"] is not None:
+        compared = "each effect of the design is compared with 0"
+    declared = ", declared before the first run" * document["is_declared_first"]
+    return (
+        f"Rule{declared}: {compared}; variance rule {rule['variance']}; at most "
+        f"{rule['alpha']:g} probability of a false word in the whole study of "
+        f"{count(document['planned_comparisons'], 'comparison')}; {band}; at least "
+        f"{rule['min_seeds']} seeds."
+    )
 
 
 def legend(document: Document) -> list[str]:
-    """Return the meaning of the columns of verdicts, the rule, its looks and its limits."""
+    """Return the meaning of the columns of verdicts, the looks of the rule and its limits."""
     rule, verdicts = document["rule"], document["verdicts"]
-    band = f"±{rule['band']:g}" if rule["band"] else "none declared (VERDICT_BAND)"
     notes = [
-        f"Δ: step - reference, mean over seeds ± half of its 95 % interval, {document['unit']}.",
-        f"p: corrected for all {document['planned_comparisons']} comparisons, at most "
-        f"{rule['alpha']:g} for a word. Rule: {rule['variance']}; band: {band}.",
+        f"Δ: step - reference, mean over seeds ± half of its 95 % interval, {document['unit']}. p: "
+        "corrected for all comparisons of the study."
     ]
     if any(map(is_own_test, verdicts)):
         notes.append(
@@ -271,87 +330,18 @@ def legend(document: Document) -> list[str]:
             f"Diverged: 0 of {limit['n']} seeds of each step; its true rate may still be "
             f"{limit['rate']:.0%}."
         )
-    notes += selection_notes(document)
-    notes += [_aa_note(verdict) for verdict in document["aa_steps"] if verdict["verdict"]]
+    # The best of many studies is selected, whatever the error of each.
+    if others := document["same_documents"]:
+        more = f" and {len(others) - _MAX_STUDIES_NAMED} more"
+        names = ", ".join(others[:_MAX_STUDIES_NAMED]) + more * (len(others) > _MAX_STUDIES_NAMED)
+        subject = "1 other study has" if len(others) == 1 else f"{len(others)} other studies have"
+        notes.append(
+            f"{subject} verdicts on these evaluation documents ({names}): the error of "
+            f"{rule['alpha']:g} is per study."
+        )
     if any(v["more_seeds"] and v["verdict"] == "INCONCLUSIVE" for v in verdicts):
         notes.append("+k: about k more seeds give a word.")
-    return notes + ([f"Compared: {rule['against']}."] if rule["against"] != "both" else [])
-
-
-def _aa_note(verdict: Verdict) -> str:
-    shown = ""
-    if verdict["interval_95"] is not None and verdict["difference"] is not None:
-        interval = format_interval(verdict["interval_95"])
-        shown = f" {format_difference(verdict['difference'])} {interval}"
-    return f"{verdict_word(verdict)}: {verdict['step']}{shown}, tested alone."
-
-
-def effect_notes(document: Document) -> list[str]:
-    """Return a note for each effect that is not estimable, and one on inflated variances."""
-    reasons = (document["not_estimable"] or {}).items()
-    notes = [f"EFFECT  {name}: not estimable, because {reason}" for name, reason in reasons]
-    by_factor: dict[str, list[str]] = {}
-    for name, factor in (document["inflated_variances"] or {}).items():
-        by_factor.setdefault(f"{factor:.2f}", []).append(name)
-    return notes + [
-        f"EFFECT  variance x {growth} because of missing cells: {', '.join(names)}"
-        for growth, names in by_factor.items()
-    ]
-
-
-def noise_notes(document: Document) -> list[str]:
-    """Return a note for each comparison whose variance hides the others under the rule shared."""
-    return [
-        f"NOISE {noise['comparison']}: {noise['factor']:.0f} times the deviation of the others, "
-        "whose effects it hides, because the rule shared uses the mean variance."
-        for noise in document["noise"]
-    ]
-
-
-def repeat_notes(document: Document) -> list[str]:
-    """Return a note on each configuration that was trained twice: the noise of one seed."""
-    notes = []
-    for name, differences in document["repeats"].items():
-        if differences:
-            largest = max(map(abs, differences.values()))
-            unit = short_unit(document["unit"])
-            result = f"differs by up to {largest:.1e} {unit}" if largest else "is equal"
-            count = len(differences)
-            notes.append(f"REPEAT {name} {result} ({count} seed{'s' * (count > 1)}).")
     return notes
-
-
-def drift_notes(document: Document) -> list[str]:
-    """Return a note if the losses drifted over the study, and one per device whose speed did."""
-    notes, drift = [], document["drift"]
-    if drift and drift["alarms"]:
-        change = f"{format_difference(drift['trend'])} {short_unit(document['unit'])}"
-        p = p_equation(drift["p"])
-        notes.append(f"DRIFT {p}: {change} from the first to the last run.")
-    for device, test in document["speed_drifts"].items():
-        if test["alarms"]:
-            change = f"{math.expm1(test['trend']):+.0%} tokens/s"
-            p = p_equation(test["p"])
-            notes.append(f"DRIFT {p}: {change} from the first to the last run ({device}).")
-    return notes
-
-
-def selection_notes(document: Document) -> list[str]:
-    """Return how many other studies have verdicts on the same documents; empty if none.
-
-    The probability of a false word holds for each study; the best of many is still selected.
-    """
-    others = document["same_documents"]
-    if not others:
-        return []
-    names = ", ".join(others[:_MAX_STUDIES_NAMED])
-    more = len(others) - _MAX_STUDIES_NAMED
-    names += f" and {more} more" * (more > 0)
-    subject = "1 other study has" if len(others) == 1 else f"{len(others)} other studies have"
-    return [
-        f"{subject} verdicts on these evaluation documents ({names}): the error of "
-        f"{document['rule']['alpha']:g} is per study."
-    ]
 
 
 def remark_notes(verdicts: Sequence[Verdict]) -> list[str]:
@@ -359,9 +349,11 @@ def remark_notes(verdicts: Sequence[Verdict]) -> list[str]:
     concerned: dict[str, list[str]] = {}
     for verdict in verdicts:
         word, reason = verdict["verdict"], verdict["reason"]
-        counted = word == "INCONCLUSIVE" and verdict["more_seeds"]
-        reasons = [f"{word}: {reason}"] if reason and not counted else []
-        for remark in (*reasons, *verdict["remarks"]):
+        # The word, or that of an A/A step that passed, says this.
+        said = word == "INCONCLUSIVE" and (verdict["more_seeds"] or verdict["role"] == AA_ROLE)
+        reasons = [f"{word}: {reason}"] if word and reason and not said else []
+        excluded = [f"not counted: {each}" for each in verdict["excluded"]]
+        for remark in (*reasons, *verdict["remarks"], *excluded):
             concerned.setdefault(remark, []).append(verdict["name"])
     total = len(verdicts)
     return [

@@ -368,7 +368,7 @@ def test_latex(document: dict[str, Any], column: str) -> None:
 def verdict_texts(step: str, other: str) -> dict[str, str]:
     return {
         "step": step,
-        "against": str(list(PARENTS).index(other)),
+        "against": other,
         "Δ ± 95 %": half_interval(step, other),
         "n": "4",
         "p": f"{p_values()[step, other][1]:.2g}",

@@ -168,7 +168,7 @@ def test_one_seed_has_losses_first_and_one_line_on_what_is_missing(tmp_path):
     table = build_table("demo", runs)
     parsed = Parsed(page_of(table))
     assert parsed.answer == answer(study_document(table, CONTEXT))
-    assert parsed.answer.startswith("One seed: no verdicts") and "SEEDS=1-3" in parsed.answer
+    assert parsed.answer.startswith("n=1: no verdict") and "SEEDS=1-3" in parsed.answer
     assert parsed.words == [] and "Verdicts" not in parsed.tables
     assert next(iter(parsed.tables)) == "Losses"
     cells = [cell for line in parsed.tables["Losses"] for cell in line.values()]
@@ -217,7 +217,7 @@ def judged(study, *words, **fields):
             "Of 2 steps, 1 is better than the baseline and 1 has no word; the largest difference is "
             "that of step-1: −0.5000 nats per token (95 % interval −0.6000 to −0.4000).",
         ),
-        ((None, None), "No comparison has a word: because."),
+        ((None, None), "2 comparisons without a word: because."),
     ],
 )
 def test_the_answer_is_one_sentence(study, words, expected):
@@ -397,8 +397,8 @@ def test_a_changed_rule_is_stated(study):
     known = build_table("demo", runs, verdict_plan=plan).verdicts.plan
     table = build_table("demo", runs, verdict_plan=replace(known, rule=VerdictRule()))
     parsed = Parsed(page_of(table))
-    assert "rule changed after results" in parsed.text
-    assert {line["remark"][0] for line in parsed.tables["Verdicts"]} == {"a"}
+    (note,) = [text for text in parsed.texts if "rule changed after results" in text]
+    assert note.endswith("(all)")
 
 
 def test_a_remark_is_listed_once_and_repeats_no_column(study):
@@ -409,9 +409,8 @@ def test_a_remark_is_listed_once_and_repeats_no_column(study):
         verdict |= {"reason": "needs about 7 more seeds", "more_seeds": 7, "remarks": ["<noted>"]}
     page = report_page(document, study_series(study[1]))
     rows = Parsed(page).tables["Verdicts"]
-    assert [row["remark"] for row in rows] == ["a", "a"]
-    assert {row["p"] for row in rows} == {"own 0.4"}
-    assert page.count("<dt>") == 1 and page.count("<dd>&lt;noted&gt;</dd>") == 1
+    assert {row["p"] for row in rows} == {"own 0.4"} and "needs about 7" not in page
+    assert page.count("&lt;noted&gt; (all)") == 1
 
 
 def test_a_study_of_19_steps_stays_small(tmp_path: Path):

@@ -130,10 +130,10 @@ def test_losses_and_costs(tables, final):
         values = losses(final, step)
         assert len(set(values)) == len(SEEDS)
         mean, sd = statistics.fmean(values), statistics.stdev(values)
-        assert row["#"] == str(i) and row["seeds"] == "5"
-        assert row["val loss"] == f"{mean:.4f} ± {sd:.4f}"
-        assert row["perplexity"] == f"{math.exp(mean):.2f}"
-        assert row["parameters"] == f"{850_000 + 21_250 * i:,}"
+        assert row["#"] == str(i)
+        assert row["val loss"] == f"{mean:.4f} ± {sd:.4f} n=5"
+        assert row["ppl"] == f"{math.exp(mean):.2f}"
+        assert row["params"] == f"{850_000 + 21_250 * i:,}"
         assert row["tokens"] == "123k"
         assert number(row["FLOPs"]) == pytest.approx(FLOPS[step] * 120 * 1024, rel=0.005)
         seconds = 61 + 10 * i + 3
@@ -156,18 +156,16 @@ def test_differences_and_intervals(tables, final, table):
         values = differences(final, step, other)
         mean = statistics.fmean(values)
         half = T_4 * statistics.stdev(values) / math.sqrt(len(SEEDS))
-        low, high = map(number, row["95 % interval"].split(" … "))
-        assert low < number(row["Δ loss"]) < high and row["n"] == "5"
-        assert number(row["Δ loss"]) == pytest.approx(mean, abs=5.1e-5)
-        assert (low, high) == pytest.approx((mean - half, mean + half), abs=1.1e-4)
+        shown = list(map(number, row["Δ ± 95 %"].split(" ± ")))
+        assert shown == pytest.approx([mean, half], abs=1.1e-4) and row["n"] == "5"
         if row["verdict"] in ("BETTER", "WORSE"):
-            assert row["verdict"] == ("BETTER" if mean < 0 else "WORSE") and low * high > 0
+            assert row["verdict"] == ("BETTER" if mean < 0 else "WORSE") and half < abs(mean)
     words = [row["verdict"] for row in rows]
     assert words[:2] == ["BETTER", "BETTER"] and words[3] == "WORSE"
     assert words[2].startswith("INCONCLUSIVE +")
     document = study_document(table, CONTEXT)
     for row, verdict in zip(rows, document["verdicts"], strict=True):
-        assert row["p"] == f"{verdict['p_of_word']:.2g}"
+        assert row["p"] == f"{verdict['p_of_word']:.2g}".replace("-", "−")
         assert verdict["more_seeds"] is None or row["verdict"].endswith(f"+{verdict['more_seeds']}")
 
 
@@ -214,7 +212,7 @@ def test_documents(tables, runs):
 
 
 def test_sparsity_by_layer(tables):
-    rows = by_step(tables["Sparsity by layer"])
+    rows = {row["run"]: row for row in tables["Sparsity by layer"]}
     for i, step in enumerate(SHIFTS):
         if i:
             assert rows[step]["h.0"] == f"{20 * i}.0%" and rows[step]["h.1"] == "30.0%"

@@ -88,3 +88,9 @@ def test_the_terminal_says_what_no_word_can_be_read_without(document) -> None:
         assert part in text, part
     quiet = changed | {"aa_steps": [], "aa_failed": True}
     assert "A/A step failed at an earlier look" in to_terminal(quiet, 80)
+
+
+def test_a_seed_that_does_not_count_is_named_beside_the_words(document) -> None:
+    document["verdicts"][0]["excluded"] = ["wide s3: damaged"]
+    text = " ".join(to_markdown(document).split())
+    assert "- not counted: wide s3: damaged (wide vs base)" in text
