@@ -27,6 +27,8 @@ class Check:
     own: bool = False
     # Checks that run only for steps with a pruner.
     pruning: bool = False
+    # Runs only if CHECKS= lists it: its time depends on compilers.
+    by_name: bool = False
 
     @property
     def conditional(self) -> bool:
@@ -71,6 +73,7 @@ CHECKS = {
         Check("named", slow=True),
         Check("parallel", slow=True),
         Check("data"),
+        Check("device", by_name=True),
     )
 }
 
@@ -78,7 +81,8 @@ CHECKS = {
 def select(names: str, *, fast: bool = False) -> list[Check]:
     """Return the checks listed in ``names``, in the standard order.
 
-    An empty ``names`` selects all checks, or all that are not slow if ``fast``. Raises ConfigError
+    An empty ``names`` selects all checks but those that run by name only, and no slow ones if
+    ``fast``. Raises ConfigError
     that lists every unknown name with its nearest matches.
     """
     requested = names.replace(",", " ").split()
@@ -87,7 +91,7 @@ def select(names: str, *, fast: bool = False) -> list[Check]:
         raise ConfigError(*problems)
     if requested:
         return [check for check in CHECKS.values() if check.name in requested]
-    return [check for check in CHECKS.values() if not (fast and check.slow)]
+    return [c for c in CHECKS.values() if not (c.by_name or (fast and c.slow))]
 
 
 def select_for(configs: Sequence[Config], names: str, *, fast: bool = False) -> list[Check]:

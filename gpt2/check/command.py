@@ -197,7 +197,7 @@ def run_all(
     jobs = _jobs(cases, checks)
     reports = {job.slug: CaseReport(job.slug) for job in jobs}
     others = {case.slug: case for case in cases.every}
-    executor = _executor()
+    executor = _executor(checks)
     for report in _check_in_workers(executor, jobs, others, build_dir, gpu):
         reports[report.slug] = report
     fingerprints = {slug: r.fingerprint for slug, r in reports.items() if r.fingerprint}
@@ -219,9 +219,15 @@ def _merged(report: CaseReport, whole: CaseReport) -> CaseReport:
     )
 
 
-def _executor() -> LocalExecutor:
+def _executor(checks: Sequence[Check]) -> LocalExecutor:
     """Return an executor whose workers share the loaded checks."""
-    return LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1", **NO_GPUS})
+    environment = {"OMP_NUM_THREADS": "1", **NO_GPUS}
+    if any(check.name == "device" for check in checks):
+        # Triton reads this when it is imported.
+        environment = (
+            {"OMP_NUM_THREADS": "1"} if local_gpu() else environment | {"TRITON_INTERPRET": "1"}
+        )
+    return LocalExecutor(_PRELOADED_MODULES, environment)
 
 
 def _check_in_workers(

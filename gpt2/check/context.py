@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 import torch.distributed as dist
 
+from gpt2.check import take_ticket
 from gpt2.check.cases import CheckFinding
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
@@ -178,13 +179,19 @@ class CheckContext:
     """Context for the checks of one process; removes its files on exit.
 
     ``build_dir`` is the user's build folder, which is only read; ``gpu`` is the GPU named by the
-    user, and ``local`` the first GPU of this machine.
+    user, and ``local`` the first GPU of this machine. ``tickets`` is a folder that the workers of a
+    study share.
     """
 
     def __init__(
-        self, build_dir: Path = Path(), gpu: Gpu | None = None, local: Gpu | None = None
+        self,
+        build_dir: Path = Path(),
+        gpu: Gpu | None = None,
+        local: Gpu | None = None,
+        tickets: Path | None = None,
     ) -> None:
         self.build_dir = build_dir
+        self._tickets = tickets
         self._gpu = gpu
         self._local = local
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
@@ -238,6 +245,10 @@ class CheckContext:
         if self._gpu is not None:
             return self._gpu
         return "cpu" if device == "cpu" else self._local or GPUS[DEFAULT_GPU]
+
+    def is_first(self, what: str) -> bool:
+        """Return whether no step of the study has asked for ``what``, which is done once."""
+        return take_ticket((self._tickets or self.folder) / what)
 
     @cached_property
     def folder(self) -> Path:

@@ -15,6 +15,7 @@ from gpt2.check.budget_checks import check_budgeted
 from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
+from gpt2.check.device_checks import check_device
 from gpt2.check.evaluation_checks import check_evaluated
 from gpt2.check.generation_checks import check_decode
 from gpt2.check.long_checks import check_long
@@ -62,6 +63,7 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "named": check_named,
     "parallel": check_parallel,
     "data": check_data,
+    "device": check_device,
 }
 _COMPLETES = "the check completes"
 # New objects between two garbage collections.
@@ -110,7 +112,7 @@ def run_jobs(
     # threshold starts a collection in every few operations.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    with CheckContext(build_dir, gpu, local) as context:
+    with CheckContext(build_dir, gpu, local, tickets) as context:
         # Fork before this process loads or computes anything that the peer should not inherit.
         if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):
             _ = context.peer

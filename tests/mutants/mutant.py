@@ -68,7 +68,11 @@ class Mutant:
 def planted_faults() -> list[Mutant]:
     """Return the faults of all areas: of every other module of this folder."""
     names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
-    areas = [name for name in names if name != "mutant" and not name.startswith(("test_", "_"))]
+    areas = [
+        name
+        for name in names
+        if name not in ("mutant", "interpreted") and not name.startswith(("test_", "_"))
+    ]
     modules = [importlib.import_module(f"tests.mutants.{name}") for name in areas]
     return [mutant for module in modules for mutant in module.MUTANTS]
 

@@ -1,6 +1,10 @@
 """``make check`` fails on every planted fault, and names the step and the check."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +63,14 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
     return step, console.shown(report.to_text(*arguments), colour=False)
 
 
+def _check_interpreted(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-m", "tests.mutants.interpreted", mutant.name, str(build_dir)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
+    step, text = json.loads(done.stdout.splitlines()[-1])
+    return step, text
+
+
 def matches(finding: dict[str, str], expected: Expected) -> bool:
     """Return whether a finding has the expected property, names and numbers."""
     name, *patterns = (expected,) if isinstance(expected, str) else expected
@@ -74,8 +86,11 @@ def matches(finding: dict[str, str], expected: Expected) -> bool:
     ],
 )
 def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
-    mutant.plant(monkeypatch)
-    step, text = check(mutant, build_dir)
+    if "device" in mutant.caught_by:
+        step, text = _check_interpreted(mutant, build_dir)
+    else:
+        mutant.plant(monkeypatch)
+        step, text = check(mutant, build_dir)
     for name, expected in mutant.caught_by.items():
         result = step["results"][name]
         findings = result["findings"]

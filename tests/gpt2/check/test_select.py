@@ -33,10 +33,17 @@ def test_every_check_has_a_function():
 
 def test_only_steps_with_a_mechanism_have_its_checks(dense, sparse):
     own, pruning = {"field", "entropy"}, {"pruned"}
-    assert {check.name for check in select_for([dense], "")} == CHECKS.keys() - own - pruning
-    assert {check.name for check in select_for([dense, sparse], "")} == CHECKS.keys() - pruning
+    usual = CHECKS.keys() - {"device"}
+    assert {check.name for check in select_for([dense], "")} == usual - own - pruning
+    assert {check.name for check in select_for([dense, sparse], "")} == usual - pruning
     assert {name for name in CHECKS if CHECKS[name].applies_to(sparse)} == CHECKS.keys() - pruning
     assert own.isdisjoint(check.name for check in select_for([sparse], "", fast=True))
+
+
+def test_the_check_of_devices_runs_by_name_only(dense):
+    assert [check.name for check in select_for([dense], "device")] == ["device"]
+    for fast in (False, True):
+        assert "device" not in {check.name for check in select_for([dense], "", fast=fast)}
 
 
 def test_a_named_check_that_applies_to_no_step_is_an_error(dense, sparse):

@@ -1,0 +1,162 @@
+"""The check ``device``: forms of a step that a compiler or a GPU runs, against rows of attention.
+
+On a GPU, the configured step itself is compared; without one, the Triton kernels of its small form
+in Triton's interpreter. Under COMPILE, one step of the study is compiled for the CPU.
+"""
+
+import importlib.util
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpt2.check.cases import CheckFinding
+from gpt2.check.shrink import with_changes
+from gpt2.check.subject import StepUnderTest, fill_parameters
+from gpt2.config import Config
+from gpt2.model import GPT
+from lib.config.field import SymbolValue
+from lib.env.machine import autocast
+from lib.errors import ConfigError
+
+_TOLERANCE = 1e-9
+# A form in the precision of the run may have this many times the error of rows in this precision,
+# and this error: both round, in another order.
+_ROUNDING_FACTOR, _ROUNDING = 4.0, 1e-4
+# The interpreter takes seconds for a top-k of twice as many.
+_INTERPRETED_TOKENS = 20
+# Heads, windows and blocks of the kernels that a step runs on a GPU, and on a CPU and as the reference.
+_BY_TRITON: Mapping[str, SymbolValue] = {"ATTENTION_BACKEND": "triton", "NSA_BACKEND": "triton"}
+_BY_ROWS: Mapping[str, SymbolValue] = {"ATTENTION_BACKEND": "rows", "NSA_BACKEND": "gather"}
+# Name of the loss, or of a parameter, whose gradient it is → value in float64.
+Values = dict[str, Tensor]
+
+
+def check_device(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare loss and gradients of the forms that the step has."""
+    findings = []
+    if subject.config.machine.compile and subject.context.is_first("compiled"):
+        findings += _compiled(subject)
+    return findings + (_on_gpu(subject) if torch.cuda.is_available() else _interpreted(subject))
+
+
+def _compiled(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare the small step, compiled for the CPU, with itself as it is."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        expected = "a C++ compiler, for COMPILE=y on a CPU"
+        return [CheckFinding("compiled-loss", expected, "none; type: apt-get install g++", True)]
+    ids_BT, model = subject.tokens(), subject.model.train()
+    exact = _values(model, model, ids_BT)
+    torch._dynamo.reset()
+    compiled = _values(model, torch.compile(model), ids_BT)
+    model.eval()
+    return _differences("compiled-loss", "compiled", compiled, exact, lambda name: _TOLERANCE)
+
+
+def _interpreted(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare the Triton kernels of the small step in fp32, in the interpreter, with rows."""
+    small = subject.small_exact
+    try:
+        by_triton = with_changes(small, **_backends(small, _BY_TRITON))
+    except ConfigError:
+        # The kernels refuse a component; the run takes rows.
+        return []
+    if by_triton == small:
+        return []
+    if importlib.util.find_spec("triton") is None:
+        expected = "the package triton, whose interpreter runs the kernels without a GPU"
+        found = "none; type: make setup EXTRAS=triton"
+        return [CheckFinding("triton-kernels", expected, found, True)]
+    assert (
+        os.environ.get("TRITON_INTERPRET") == "1"
+    ), "workers of the check set it before the import"
+    ids_BT = subject.tokens(1, _INTERPRETED_TOKENS + 1)
+    cpu = torch.device("cpu")
+    exact = _values_of(small, torch.float64, ids_BT, cpu)
+    rows = _values_of(small, torch.float32, ids_BT, cpu)
+    # The interpreter computes masked rows with numpy, which warns of them.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tiled = _values_of(by_triton, torch.float32, ids_BT, cpu)
+    return _rounded("triton-kernels", "by Triton kernels", tiled, rows, exact)
+
+
+def _on_gpu(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare the configured step on this GPU, in its precision, with rows in float64."""
+    config = with_changes(subject.config, DROPOUT="0.0")
+    by_rows = with_changes(config, **_backends(config, _BY_ROWS))
+    length = min(config.model.shape.block_size, len(subject.context.tokens))
+    tokens = torch.from_numpy(subject.context.tokens[:length].astype("int64"))
+    ids_BT, gpu = tokens[None].cuda(), torch.device("cuda")
+    with torch.random.fork_rng([gpu]):
+        exact = _values_of(by_rows, torch.float64, ids_BT, gpu)
+        rows = _values_of(by_rows, torch.float32, ids_BT, gpu)
+        actual = _values_of(config, torch.float32, ids_BT, gpu)
+    return _rounded("device-step", f"on {torch.cuda.get_device_name()}", actual, rows, exact)
+
+
+def _backends(config: Config, backends: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
+    """Return the backend that acts in this configuration: attention's, or that of its pattern."""
+    nsa = config.model.attention.pattern.name == "nsa"
+    plain = not (config.model.attention.terms or config.model.attention.gates)
+    reads = any(config.model.mlp.reads_weights(site) for site in config.model.sites())
+    if not nsa and plain and not reads:
+        return {}
+    name = "NSA_BACKEND" if nsa else "ATTENTION_BACKEND"
+    return {name: backends[name]}
+
+
+def _values_of(config: Config, dtype: torch.dtype, ids_BT: Tensor, device: torch.device) -> Values:
+    """Return the values of a filled model, in float64 or in the precision of the configuration."""
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    fill_parameters(model)
+    model.to(device, dtype).train()
+    if dtype == torch.float64:
+        return _values(model, model, ids_BT)
+    with autocast(config.machine):
+        return _values(model, model, ids_BT)
+
+
+def _values(model: GPT, forward: Callable[..., Any], ids_BT: Tensor) -> Values:
+    """Return the loss and every gradient, and leave the model without gradients."""
+    loss = forward(ids_BT[:, :-1], ids_BT[:, 1:])
+    loss.backward()
+    gradients = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return {"": loss.detach().double(), **gradients}
+
+
+def _rounded(
+    kind: str, form: str, actual: Values, rows: Values, exact: Values
+) -> list[CheckFinding]:
+    errors = {name: _error(value, exact[name]) for name, value in rows.items()}
+
+    def limit(name: str) -> float:
+        return _ROUNDING_FACTOR * errors[name] + _ROUNDING
+
+    return _differences(kind, form, actual, exact, limit)
+
+
+def _differences(
+    kind: str, form: str, actual: Values, exact: Values, limit: Callable[[str], float]
+) -> list[CheckFinding]:
+    """Return a finding for each value whose error is above its limit, or that is missing."""
+    findings = []
+    for name, expected in exact.items():
+        what = f"the gradient of {name}" if name else "the loss"
+        error = _error(actual[name], expected) if name in actual else math.inf
+        if not error <= limit(name):
+            found = f"a relative error of {error:.1e} {form} (at most {limit(name):.0e})"
+            findings.append(CheckFinding(kind, f"{what} by rows in float64", found))
+    return findings
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """Return the error relative to the norm; the error if nothing is expected."""
+    error, norm = float((actual - expected).norm()), float(expected.norm())
+    return error / norm if norm > 1e-12 else error
