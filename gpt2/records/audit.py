@@ -17,8 +17,8 @@ from lib.runs.audit import (
     AuditFinding,
     artifact_findings,
     consistency_findings,
+    format_findings,
     mismatch,
-    schema_problems,
     weight_findings,
 )
 from lib.runs.code import changed_since
@@ -45,8 +45,8 @@ class Verdict:
 def audit(run: RunDir, build_dir: Path) -> Verdict:
     """Audit a run from its directory, and against its data set if the data set is available."""
     record = RunRecord(run, growing=False)
-    verdict = Verdict(str(run.path), artifact_findings(record, every_byte=True))
-    problems = schema_problems(record)
+    verdict = Verdict(str(run.path), [*artifact_findings(record)])
+    problems = [*format_findings(record)]
     verdict.findings += [problem for problem in problems if problem not in verdict.findings]
     if problems:
         verdict.notes.append("recomputation: not every file can be read")
@@ -57,8 +57,10 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
         _configuration(record, build_dir, verdict)
         if run.weights.is_file():
             verdict.findings += weight_findings(record)
-    # Field names and types have been checked; contents of lists and tables have not.
-    except (RecordError, KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
+    except RecordError as error:
+        verdict.findings.append(AuditFinding.of(error))
+    # Fields have been read; contents of lists and tables have not.
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         verdict.findings.append(AuditFinding(run.summary.name, "computable figures", what))
     return verdict
@@ -110,11 +112,9 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
         verdict.findings.append(AuditFinding(name, "symbols of a configuration", str(error)))
         return
     verdict.findings += mismatch(name, "identity of the symbols", config.digest, digest)
-    final = record.summary.fields["final"]
-    order = order_digest_from_manifest(manifest.fields, final["iterations"])
-    verdict.findings += mismatch(
-        run.summary.name, "final.data_order_digest", order, final["data_order_digest"]
-    )
+    order = order_digest_from_manifest(manifest.fields, record.final.iterations)
+    recorded = record.summary.find("final", "data_order_digest")
+    verdict.findings += mismatch(run.summary.name, "final.data_order_digest", order, recorded)
     try:
         verdict.findings += _documents(record, config, build_dir)
     except DataError as error:

@@ -339,7 +339,7 @@ def verify(
     damages = [
         each.fails(f"{each.name}: {finding}")
         for each in evidence
-        for finding in artifact_findings(RunRecord(each.run), every_byte=True)
+        for finding in artifact_findings(RunRecord(each.run))
     ]
     rows = [
         stop_row(evidence),

@@ -83,8 +83,8 @@ def absence(record: RunRecord, unit: str) -> Absence | None:
     if record.state != State.SUCCESS.word:
         message = record.status.message if record.status else ""
         return Absence(record.state, message.split("\n")[0])
-    if findings := artifact_findings(record, every_byte=False):
-        return Absence(State.DAMAGED.word, str(findings[0]))
+    if damage := next(artifact_findings(record, weights=False), None):
+        return Absence(State.DAMAGED.word, str(damage))
     try:
         identity = canonical_json(record.identity)
         if hashlib.sha256(identity.encode()).hexdigest() != planned_run(record).config.digest:

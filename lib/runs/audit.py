@@ -1,7 +1,8 @@
 """Audit of a run directory: required files, digests, field types, and recomputed results.
 
-``artifact_findings`` is cheap enough for every run of a table. ``consistency_findings`` recomputes
-figures, rows and digests from the run's own files. Does not import torch.
+``artifact_findings`` without the weights is cheap enough for every run of a table, and without digests
+for every run of a list. ``consistency_findings`` recomputes figures, rows and digests from the run's
+own files. Does not import torch.
 """
 
 import itertools
@@ -9,13 +10,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
 from lib.json_files import RecordError
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
-from lib.runs.record import JsonRecord, RunRecord
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State
 
 
@@ -29,6 +31,11 @@ class AuditFinding:
 
     def __str__(self) -> str:
         return f"{self.file}: expected {self.expected}, found {self.found}"
+
+    @classmethod
+    def of(cls, error: RecordError) -> "AuditFinding":
+        name = f"{error.file.name}:{error.line}" if error.line else error.file.name
+        return cls(name, error.expected, error.actual)
 
 
 def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[AuditFinding]:
@@ -55,55 +62,14 @@ def required_files(run: RunDir) -> tuple[Path, ...]:
     )
 
 
-def artifact_findings(record: RunRecord, *, every_byte: bool) -> list[AuditFinding]:
-    """Return a finding for every missing or empty file and every digest mismatch.
-
-    Without ``every_byte`` only the size of the weights file is checked.
-    """
-    findings = [*_missing_files(record)]
-    if not any(finding.file == record.run.manifest.name for finding in findings):
-        findings += _in_manifest(record, lambda fields: _artifacts(record, fields, every_byte))
-    return findings
-
-
-def damage_of(record: RunRecord) -> str:
-    """Return why a run is damaged: its status cannot be read, or it is finished, and a file is missing
-    or has not the recorded length; else "".
-
-    Only status and manifest are read: a change of the same length is found by ``artifact_findings``.
-    """
-    status = record.status
-    if status is None or status.state is not State.SUCCESS:
-        return status.message if status and status.state is State.DAMAGED else ""
-    findings = [*_missing_files(record)]
-    if not findings:
-        findings = [*_in_manifest(record, lambda fields: _other_lengths(record, fields))]
-    return str(findings[0]) if findings else ""
-
-
-def _in_manifest(
-    record: RunRecord, check: Callable[[Mapping[str, Any]], Iterator[AuditFinding]]
+def artifact_findings(
+    record: RunRecord, *, digests: bool = True, weights: bool = True
 ) -> Iterator[AuditFinding]:
-    """Yield the findings of ``check`` of the manifest, and one if it is not of a finished run."""
-    try:
-        yield from check(record.manifest.fields)
-    except RecordError as error:
-        yield _finding(error)
-    except (KeyError, TypeError, AttributeError) as error:
-        error_text = f"{type(error).__name__}: {error}"
-        yield AuditFinding(record.run.manifest.name, "the fields of a finished run", error_text)
+    """Yield a finding for every missing or empty file, and every other length or digest.
 
-
-def _other_lengths(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
-    for name, artifact in (manifest["artifacts"] | manifest["volatile"]["artifacts"]).items():
-        size, recorded = record.sizes.get(name), artifact["bytes"]
-        # Trackers may append to the log after the end of the run.
-        whole = name == record.run.logs.name and size is not None and size >= recorded
-        if size is not None and not whole:
-            yield from mismatch(name, "bytes", recorded, size)
-
-
-def _missing_files(record: RunRecord) -> Iterator[AuditFinding]:
+    Without ``digests`` only the lengths are compared, without ``weights`` the digest of the weights
+    is not.
+    """
     run, status = record.run, record.status
     if status is None or status.state is not State.SUCCESS:
         state = "none" if status is None else str(status.state)
@@ -118,43 +84,74 @@ def _missing_files(record: RunRecord) -> Iterator[AuditFinding]:
             yield AuditFinding(path.name, "a file", "none")
         elif not record.sizes[path.name]:
             yield AuditFinding(path.name, "content", "0 bytes")
+    if not record.sizes.get(run.manifest.name):
+        return
+    try:
+        manifest = record.manifest.fields
+        if digests:
+            yield from _manifest_digests(record, manifest)
+        yield from _artifacts(record, manifest, digests, weights)
+        if digests:
+            yield from _attachments(record, manifest)
+    except RecordError as error:
+        yield AuditFinding.of(error)
+    except (KeyError, TypeError, AttributeError) as error:
+        error_text = f"{type(error).__name__}: {error}"
+        yield AuditFinding(run.manifest.name, "the fields of a finished run", error_text)
+
+
+def damage_of(record: RunRecord) -> str:
+    """Return why a run is damaged: its status cannot be read, or it is finished, and a file is missing
+    or has not the recorded length; else "".
+
+    Only status and manifest are read: a change of the same length is found by ``artifact_findings``.
+    """
+    status = record.status
+    if status is None or status.state is not State.SUCCESS:
+        return status.message if status and status.state is State.DAMAGED else ""
+    return str(next(artifact_findings(record, digests=False), ""))
+
+
+def _manifest_digests(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
+    volatile, name = manifest["volatile"], record.run.manifest.name
+    for field, expected, found in (
+        ("schema_version", SCHEMA_VERSION, manifest["schema_version"]),
+        ("status", "SUCCESS", manifest["status"]),
+        ("manifest_digest", manifest_digest(manifest), manifest["manifest_digest"]),
+        ("volatile.digest", volatile_digest(volatile), volatile["digest"]),
+    ):
+        yield from mismatch(name, field, expected, found)
 
 
 def _artifacts(
-    record: RunRecord, manifest: Mapping[str, Any], every_byte: bool
+    record: RunRecord, manifest: Mapping[str, Any], digests: bool, weights: bool
 ) -> Iterator[AuditFinding]:
-    """Check the digests of the manifest, and those of other files that it records."""
-    run, volatile, name = record.run, manifest["volatile"], record.run.manifest.name
-    digest = manifest_digest(manifest)
-    yield from mismatch(name, "schema_version", SCHEMA_VERSION, manifest["schema_version"])
-    yield from mismatch(name, "status", "SUCCESS", manifest["status"])
-    yield from mismatch(name, "manifest_digest", digest, manifest["manifest_digest"])
-    yield from mismatch(name, "volatile.digest", volatile_digest(volatile), volatile["digest"])
-    tables = manifest["artifacts"] | volatile["artifacts"]
+    """Compare the results with their recorded lengths and digests."""
+    run, tables = record.run, manifest["artifacts"] | manifest["volatile"]["artifacts"]
     required = [path.name for path in required_files(run)]
     for name in required:
         if name != run.manifest.name and name not in tables:
             yield AuditFinding(run.manifest.name, f"a digest of {name}", "none")
     for name, artifact in tables.items():
-        path = run.path / name
-        if not (name in record.sizes or path.is_file()):
-            # _missing_files has reported the required files.
+        size, length, digest = record.sizes.get(name), artifact["bytes"], artifact["sha256"]
+        if size is None:
+            # A required file has been reported.
             if name not in required:
                 yield AuditFinding(name, "a file", "none")
-        elif name == run.logs.name:
-            # Trackers may append to the log after the end of the run.
-            expected = f"SHA-256 of the first {artifact['bytes']} bytes"
-            prefix = sha256_prefix(path, artifact["bytes"])
-            yield from mismatch(name, expected, artifact["sha256"], prefix)
-        else:
-            if name == run.weights.name:
-                yield from mismatch(name, "bytes", artifact["bytes"], record.sizes[name])
-            if name != run.weights.name or every_byte:
-                yield from mismatch(name, "SHA-256", artifact["sha256"], record.sha256(path))
-    snapshot = {
-        **manifest["environment"].get("snapshot", {}),
-        **volatile.get("hardware_files", {}),
-    }
+        # Trackers may append to the log after the end of the run.
+        elif size != length and (name != run.logs.name or size < length):
+            yield from mismatch(name, "bytes", length, size)
+        elif digests and name == run.logs.name:
+            expected = f"SHA-256 of the first {length} bytes"
+            yield from mismatch(name, expected, digest, sha256_prefix(run.logs, length))
+        elif digests and (weights or name != run.weights.name):
+            yield from mismatch(name, "SHA-256", digest, record.sha256(run.path / name))
+
+
+def _attachments(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
+    """Compare the snapshot of the environment and the patch of the code with their digests."""
+    run, environment, volatile = record.run, manifest["environment"], manifest["volatile"]
+    snapshot = {**environment.get("snapshot", {}), **volatile.get("hardware_files", {})}
     digests = {f"{run.environment.name}/{name}": digest for name, digest in snapshot.items()}
     if diff := manifest["code"].get("diff"):
         digests[diff["file"]] = diff["sha256"]
@@ -168,12 +165,9 @@ def _artifacts(
 
 # Field of the manifest.
 _WEIGHTS_DIGEST = "final_weights_digest"
-RecordSchema = Mapping[str, type | tuple[type, ...]]
-
-_NUMBER = (int, float)
-_TEXT_OR_NONE = (str, type(None))
+_TEXT_OR_NONE = (str, NoneType)
 # A dot in a name separates the keys of nested objects.
-MANIFEST_SCHEMA: RecordSchema = {
+_MANIFEST_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "schema_version": int,
     "status": str,
     "failure": _TEXT_OR_NONE,
@@ -203,7 +197,7 @@ MANIFEST_SCHEMA: RecordSchema = {
     "knobs": dict,
     "deviations": list,
     "oom_fallbacks": list,
-    "nondeterministic_ops_warned": (list, type(None)),
+    "nondeterministic_ops_warned": (list, NoneType),
     "debug_flags.check_numerics": bool,
     "debug_flags.detect_anomaly": bool,
     "attention.kernel": str,
@@ -233,190 +227,104 @@ MANIFEST_SCHEMA: RecordSchema = {
     "volatile.artifacts": dict,
     "volatile.digest": str,
 }
-SUMMARY_SCHEMA: RecordSchema = {
-    "schema_version": int,
-    "seed": int,
-    "run_profile": str,
-    "final.val_loss": float,
-    "final.val_perplexity": (float, str),
-    "final.bits_per_byte": (float, type(None)),
-    "final.token_accuracy": float,
-    "final.expected_calibration_error": float,
-    "final.eval_tokens": int,
-    "final.eval_documents": int,
-    "final.train_loss": float,
-    "final.iterations": int,
-    "final.tokens": int,
-    "final.unigram_entropy": float,
-    "final.parameters": int,
-    "final.budget_stretch": float,
-    "final.sparsity": _NUMBER,
-    "final.sparsity_by_layer": dict,
-    "final.prunable_weights": dict,
-    "final.data_order_digest": str,
-    "calibration.n_tokens": list,
-    "calibration.n_correct": list,
-    "calibration.confidence_sum": list,
-    "numerics.check_numerics": bool,
-    "numerics.detect_anomaly": bool,
-    "timing.total_seconds": float,
-    "timing.train_seconds": float,
-    "timing.mean_step_seconds": float,
-    "timing.tokens_per_second": float,
-    "timing.debug_flags": list,
-}
-RESOLVED_CONFIG_SCHEMA: RecordSchema = {
-    "schema_version": int,
-    "hash8": str,
-    "identity": dict,
-    "settings": dict,
-    "symbols": dict,
-}
-# Rows of metrics.jsonl by kind, in their order within an iteration.
-METRICS_ROW_SCHEMAS: Mapping[str, RecordSchema] = {
-    "train": {
-        "iteration": int,
-        "tokens": int,
-        "progress": float,
-        "lr": _NUMBER,
-        "loss": float,
-        "grad_norm": (float, type(None)),
-    },
-    "statistics": {
-        "iteration": int,
-        "tokens": int,
-        "values": dict,
-    },
-    "eval": {
-        "iteration": int,
-        "tokens": int,
-        "val_loss": float,
-        "token_accuracy": float,
-        "sparsity": _NUMBER,
-    },
-}
 
 
-def schema_findings(
-    file: str, record: Mapping[str, Any], schema: RecordSchema
-) -> Iterator[AuditFinding]:
-    """Yield a finding for every field that is missing or of the wrong type."""
-    for name, kinds in schema.items():
-        accepted = kinds if isinstance(kinds, tuple) else (kinds,)
-        value: Any = record
-        for part in name.split("."):
-            value = value.get(part, ...) if isinstance(value, dict) else ...
-        if value is ...:
-            yield AuditFinding(file, f"a field {name}", "none")
-        # In Python a bool is also an int.
-        elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in accepted):
-            types = ("null" if kind is type(None) else kind.__name__ for kind in accepted)
-            yield AuditFinding(file, f"{name} of type {' or '.join(types)}", repr(value)[:60])
-
-
-def schema_problems(record: RunRecord) -> list[AuditFinding]:
-    """Return a finding for every unreadable file, and for every field of an unexpected type."""
-    findings: list[AuditFinding] = []
-    readers: Sequence[tuple[Callable[[], JsonRecord], RecordSchema]] = (
-        (lambda: record.manifest, MANIFEST_SCHEMA),
-        (lambda: record.summary, SUMMARY_SCHEMA),
-        (lambda: record.config, RESOLVED_CONFIG_SCHEMA),
+def format_findings(record: RunRecord) -> Iterator[AuditFinding]:
+    """Yield a finding for every unreadable file, and for every field of an unexpected type."""
+    reads: Sequence[Callable[[], object]] = (
+        lambda: (record.final, record.timing),
+        lambda: (record.hash8, record.identity, record.settings, record.symbols),
+        lambda: record.metrics,
+        lambda: record.documents,
     )
-    for read, required_fields in readers:
+    try:
+        yield from _manifest_fields(record)
+    except RecordError as error:
+        yield AuditFinding.of(error)
+    for read in reads:
         try:
-            content = read()
+            read()
         except RecordError as error:
-            findings.append(_finding(error))
-        else:
-            findings += schema_findings(content.file.name, content.fields, required_fields)
-    findings += _metrics_problems(record)
-    try:
-        _ = record.documents
-    except RecordError as error:
-        findings.append(_finding(error))
-    return findings
+            yield AuditFinding.of(error)
 
 
-def consistency_findings(record: RunRecord) -> list[AuditFinding]:
-    """Return the findings of all cross-checks between the files of a run."""
-    return [*_figures(record), *_rows(record), *_shared(record)]
+def _manifest_fields(record: RunRecord) -> Iterator[AuditFinding]:
+    for name, kinds in _MANIFEST_FIELDS.items():
+        accepted = kinds if isinstance(kinds, tuple) else (kinds,)
+        value = record.manifest.find(*name.split("."), default=...)
+        if value is ...:
+            yield AuditFinding(record.run.manifest.name, f"a field {name}", "none")
+        # In Python a bool is also an int.
+        elif type(value) not in accepted:
+            types = ("null" if kind is NoneType else kind.__name__ for kind in accepted)
+            expected = f"{name} of type {' or '.join(types)}"
+            yield AuditFinding(record.run.manifest.name, expected, repr(value)[:60])
 
 
-def _finding(error: RecordError) -> AuditFinding:
-    name = f"{error.file.name}:{error.line}" if error.line else error.file.name
-    return AuditFinding(name, error.expected, error.actual)
-
-
-def _metrics_problems(record: RunRecord) -> Iterator[AuditFinding]:
-    try:
-        rows = record.metrics_fields
-    except RecordError as error:
-        yield _finding(error)
-        return
-    for number, row in enumerate(rows, 1):
-        where, kind = f"{record.run.metrics.name}:{number}", row.get("kind")
-        if isinstance(kind, str) and kind in METRICS_ROW_SCHEMAS:
-            yield from schema_findings(where, row, METRICS_ROW_SCHEMAS[kind])
-        else:
-            yield AuditFinding(where, f"kind in {', '.join(METRICS_ROW_SCHEMAS)}", repr(kind))
+def consistency_findings(record: RunRecord) -> Iterator[AuditFinding]:
+    """Yield the findings of all cross-checks between the files of a run."""
+    yield from _figures(record)
+    yield from _rows(record)
+    yield from _shared(record)
 
 
 def _figures(record: RunRecord) -> Iterator[AuditFinding]:
     """Recompute the summary from the rows; floats must be equal to the last bit."""
-    run, summary = record.run, record.summary.fields
-    final, timing, name = summary["final"], summary["timing"], run.summary.name
+    run, summary, final, timing = record.run, record.summary, record.final, record.timing
+    names = ("n_tokens", "n_correct", "confidence_sum")
+    bins = {name: summary.value(list, "calibration", name) for name in names}
     expected = evaluation_metrics(record.documents)
+    expected["expected_calibration_error"] = expected_calibration_error(bins)
     if not _gap(record):
-        expected["train_loss"] = train_loss(record.metrics_fields, final["iterations"])
+        expected["train_loss"] = train_loss(record.metrics_fields, final.iterations)
     for field, value in expected.items():
-        yield from mismatch(name, f"final.{field}", value, final[field])
+        yield from mismatch(run.summary.name, f"final.{field}", value, summary.find("final", field))
     steps = {item.eval_step for item in record.documents}
-    yield from mismatch(run.per_query.name, "eval_step", [final["iterations"]], [*steps])
-    seconds, bins = timing["train_seconds"], summary["calibration"]
-    error, tokens = "expected_calibration_error", sum(bins["n_tokens"])
-    accuracy = sum(bins["n_correct"]) / final["eval_tokens"]
+    yield from mismatch(run.per_query.name, "eval_step", [final.iterations], [*steps])
+    accuracy = sum(bins["n_correct"]) / expected["eval_tokens"]
+    step_seconds = timing.train_seconds / final.iterations
     for field, recomputed, recorded in (
-        ("timing.mean_step_seconds", seconds / final["iterations"], timing["mean_step_seconds"]),
-        ("timing.tokens_per_second", final["tokens"] / seconds, timing["tokens_per_second"]),
-        (f"final.{error}", expected_calibration_error(bins), final[error]),
-        ("Σ calibration.n_tokens", final["eval_tokens"], tokens),
-        ("accuracy of calibration", final["token_accuracy"], accuracy),
+        ("timing.mean_step_seconds", step_seconds, timing.mean_step_seconds),
+        ("timing.tokens_per_second", final.tokens / timing.train_seconds, timing.tokens_per_second),
+        ("Σ calibration.n_tokens", expected["eval_tokens"], sum(bins["n_tokens"])),
+        ("accuracy of calibration", expected["token_accuracy"], accuracy),
     ):
-        yield from mismatch(name, field, recomputed, recorded)
+        yield from mismatch(run.summary.name, field, recomputed, recorded)
 
 
 def _rows(record: RunRecord) -> Iterator[AuditFinding]:
     """Check that each iteration has one row and that the last evaluation equals the summary."""
-    name, final = record.run.metrics.name, record.summary.fields["final"]
-    order = [*METRICS_ROW_SCHEMAS]
+    name, final, status = record.run.metrics.name, record.final, record.status
+    # Of an iteration.
+    order = ("train", "statistics", "eval")
     keys = [(row["iteration"], order.index(row["kind"])) for row in record.metrics_fields]
     if keys != sorted(set(keys)):
         yield AuditFinding(name, "rows in order of iteration without duplicates", "another order")
     if missing := _gap(record):
-        yield AuditFinding(name, f"one row for each of {final['iterations']} iterations", missing)
+        yield AuditFinding(name, f"one row for each of {final.iterations} iterations", missing)
     else:
         tokens = max(row["tokens"] for row in record.metrics_fields)
-        yield from mismatch(name, "tokens", final["tokens"], tokens)
+        yield from mismatch(name, "tokens", final.tokens, tokens)
     last = record.metrics_fields[-1]
     if last["kind"] != "eval":
         yield AuditFinding(name, "an eval row at the end", last["kind"])
         return
-    yield from mismatch(name, "last iteration", final["iterations"], last["iteration"])
+    yield from mismatch(name, "last iteration", final.iterations, last["iteration"])
     for field in ("val_loss", "token_accuracy", "sparsity"):
-        yield from mismatch(name, f"last {field}", final[field], last[field])
-    if (status := record.status) and status.state is State.SUCCESS:
+        yield from mismatch(name, f"last {field}", record.summary.find("final", field), last[field])
+    if status and status.state is State.SUCCESS:
         file = record.run.status.name
-        yield from mismatch(file, "iteration", final["iterations"], status.iteration)
+        yield from mismatch(file, "iteration", final.iterations, status.iteration)
         # 0 if a time budget limits the run.
-        planned = status.iterations and final["iterations"]
+        planned = status.iterations and final.iterations
         yield from mismatch(file, "iterations", planned, status.iterations)
 
 
 def _gap(record: RunRecord) -> str:
     """Return a description of the first missing or extra training row; "" if there is none."""
-    iterations = [row["iteration"] for row in record.metrics_fields if row["kind"] == "train"]
-    planned = record.summary.fields["final"]["iterations"]
-    for expected, recorded in itertools.zip_longest(range(1, planned + 1), iterations):
+    iterations = (row.iteration for row in record.train_rows)
+    planned = range(1, record.final.iterations + 1)
+    for expected, recorded in itertools.zip_longest(planned, iterations):
         if expected != recorded:
             return f"iteration {recorded} in place of {expected}"
     return ""
@@ -424,8 +332,8 @@ def _gap(record: RunRecord) -> str:
 
 def _shared(record: RunRecord) -> Iterator[AuditFinding]:
     """Compare the facts that two files record, the log of the run included."""
-    run, manifest, summary = record.run, record.manifest.fields, record.summary.fields
-    symbols, flags, checks = record.symbols, manifest["debug_flags"], summary["numerics"]
+    run, manifest, summary = record.run, record.manifest.fields, record.summary
+    symbols, flags = record.symbols, manifest["debug_flags"]
     seed, profile = symbols.get("SEED"), symbols.get("RUN_PROFILE")
     in_manifest, in_summary = run.manifest.name, run.summary.name
     for file, field, expected, found in (
@@ -433,10 +341,10 @@ def _shared(record: RunRecord) -> Iterator[AuditFinding]:
         (in_manifest, "run.run_profile", profile, manifest["run"]["run_profile"]),
         (in_manifest, "run.hash8", record.hash8, manifest["run"]["hash8"]),
         (in_manifest, "config.overrides", record.settings, manifest["config"]["overrides"]),
-        (in_summary, "seed", seed, summary["seed"]),
-        (in_summary, "run_profile", profile, summary["run_profile"]),
+        (in_summary, "seed", seed, summary.find("seed")),
+        (in_summary, "run_profile", profile, summary.find("run_profile")),
         *(
-            (in_summary, f"numerics.{flag}", flags[flag], checks[flag])
+            (in_summary, f"numerics.{flag}", flags[flag], summary.find("numerics", flag))
             for flag in ("check_numerics", "detect_anomaly")
         ),
     ):
@@ -452,7 +360,7 @@ def _shared(record: RunRecord) -> Iterator[AuditFinding]:
             yield AuditFinding(run.logs.name, f"the text {phrase!r}", "none")
 
 
-def weight_findings(record: RunRecord) -> list[AuditFinding]:
+def weight_findings(record: RunRecord) -> Iterator[AuditFinding]:
     """Recompute digest, parameter count, finiteness and sparsity of the final weights."""
     # Damaged files are reported without the delay of this import.
     import safetensors.torch
@@ -464,27 +372,23 @@ def weight_findings(record: RunRecord) -> list[AuditFinding]:
     try:
         weights = safetensors.torch.load_file(record.run.weights)
     except (OSError, safetensors.SafetensorError) as error:
-        return [AuditFinding(file, "weights", str(error))]
+        yield AuditFinding(file, "weights", str(error))
+        return
     final, elements = record.final, {name: each.numel() for name, each in weights.items()}
-    findings = [
-        *mismatch(file, _WEIGHTS_DIGEST, recorded_digest, weights_digest(weights)),
-        *mismatch(file, "parameters", final.parameters, sum(elements.values())),
-    ]
+    yield from mismatch(file, _WEIGHTS_DIGEST, recorded_digest, weights_digest(weights))
+    yield from mismatch(file, "parameters", final.parameters, sum(elements.values()))
     for name, weight in weights.items():
         if count := int((~torch.isfinite(weight)).sum()):
-            findings.append(AuditFinding(file, f"finite elements in {name}", f"{count} non-finite"))
+            yield AuditFinding(file, f"finite elements in {name}", f"{count} non-finite")
     # The summary lists every prunable matrix, so no model has to be built.
     layers = final.sparsity_by_layer
     if missing := layers.keys() - weights.keys():
-        return [
-            *findings,
-            AuditFinding(file, "every prunable matrix", f"{min(missing)} is missing"),
-        ]
+        yield AuditFinding(file, "every prunable matrix", f"{min(missing)} is missing")
+        return
     zeros = {name: int((weights[name] == 0).sum()) for name in layers}
     for name, recorded in layers.items():
         sparsity = zeros[name] / elements[name]
-        findings += mismatch(file, f"sparsity of {name}", recorded, sparsity)
+        yield from mismatch(file, f"sparsity of {name}", recorded, sparsity)
     total = sum(zeros.values()) / max(1, sum(elements[name] for name in layers))
     if total != final.sparsity:
-        findings += mismatch(file, "sparsity", final.sparsity, total)
-    return findings
+        yield from mismatch(file, "sparsity", final.sparsity, total)

@@ -139,6 +139,8 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
     "a plan": ("status.json", r'"iterations": 12', '"iterations": 13', "iterations 12, found 13"),
     "an exit code": ("status.json", r'"exit_code": 0', '"exit_code": 1', "exit_code 0, found 1"),
     "NaN in JSON": ("summary.json", r'"train_loss": [\d.]+', '"train_loss": NaN', "NaN is not"),
+    "a kind of row": ("metrics.jsonl", r'"kind":"eval"', '"kind":"evil"', "kind in train"),
+    "a shorter log": ("logs.txt", r"TRAIN", "", r"bytes \d+, found \d+"),
     "a torn line": ("metrics.jsonl", r"\n\Z", "", "the last line"),
 }
 
@@ -204,7 +206,9 @@ FORGERIES: dict[str, tuple[str, Change, str]] = {
     ),
     "seed": ("summary", change("seed", to=9), "seed 1, found 9"),
     "flags": ("summary", change("numerics", "detect_anomaly", to=True), "numerics.detect_anomaly"),
-    "type": ("summary", change("final", "eval_tokens", to="300"), "final.eval_tokens of type int"),
+    "type": ("summary", change("final", "iterations", to="12"), "final.iterations of type int"),
+    "text": ("summary", change("final", "eval_tokens", to="144"), "eval_tokens 144, found '144'"),
+    "packages": ("manifest", change("environment", "packages", to=[]), "packages of type dict"),
     "field": ("summary", lambda record: record.pop("calibration"), "a field calibration.n_tokens"),
     "bins": (
         "summary",

@@ -67,7 +67,9 @@ def test_gates_are_those_of_the_last_statistics(
 ) -> None:
     plan = planned()
     # Append rows to the records.
-    monkeypatch.setattr("lib.report.run_results.artifact_findings", lambda *given, **named: [])
+    monkeypatch.setattr(
+        "lib.report.run_results.artifact_findings", lambda *given, **named: iter(())
+    )
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
         values = {"nsa/gate_moved": moved, "other": [1.0]}
@@ -81,7 +83,9 @@ def test_gates_are_those_of_the_last_statistics(
 
 def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
-    monkeypatch.setattr("lib.report.run_results.artifact_findings", lambda *given, **named: [])
+    monkeypatch.setattr(
+        "lib.report.run_results.artifact_findings", lambda *given, **named: iter(())
+    )
     # Another process, with more memory first and less later.
     step = {"ts": 0.0, "step": 1}
     beats = "".join(
