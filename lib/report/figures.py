@@ -8,7 +8,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ _FONT_SIZE = 10
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# Drawn in this order; lines and areas are cut at the edge of the axes.
+GRID, LINES, MARKS, TEXT = range(4)
 # A break of a line is None.
 Points = Sequence[tuple[float, float] | None]
 _MARKERS: dict[str, Points] = {
@@ -129,8 +131,13 @@ class Chart:
     margins: tuple[float, float, float, float]
     x: Scale
     y: Scale
+    # Above the axes, by default the title.
+    heading: str = ""
     caption: str = ""
     shapes: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.text(0, 11, self.heading or self.title, bold=True)
 
     @property
     def box(self) -> tuple[float, float, float, float]:
@@ -146,54 +153,43 @@ class Chart:
             bottom + (top - bottom) * self.y.share(y),
         )
 
-    def path(self, points: Points, *, clip: bool = True, **style: Any) -> None:
+    def path(self, points: Points, layer: int = GRID, **style: Any) -> None:
         """Add a line or an area through the points: ``stroke``, ``fill``, ``width``, ``dash``,
         ``opacity``, and a ``hint`` that a pointer shows.
         """
-        self.shapes.append({"points": points, "clip": clip, **style})
+        self.shapes.append({"layer": layer, "points": points, **style})
 
     def text(self, x: float, y: float, text: str, role: str = "ink", **style: Any) -> None:
         """Add text at a place in points: ``anchor`` start, middle or end; ``bold``."""
-        self.shapes.append({"text": text, "x": x, "y": y, "role": role, **style})
+        self.shapes.append({"layer": TEXT, "text": text, "x": x, "y": y, "role": role, **style})
 
     def line(self, x: Sequence[float], y: Sequence[float], role: str, **style: Any) -> None:
         """Add a line through the values."""
         points = [self.at(*point) for point in zip(x, y, strict=True)]
-        self.path(points, stroke=role, **{"width": 1.2, **style})
+        self.path(points, LINES, stroke=role, **{"width": 1.2, **style})
 
-    def band(self, band: dict[str, list[float]], role: str, opacity: float) -> None:
+    def band(self, band: Mapping[str, Sequence[float]], role: str, opacity: float) -> None:
         """Add the area between the lowest and the highest values."""
         upper = [self.at(*point) for point in zip(band["at"], band["high"], strict=True)]
         lower = [self.at(*point) for point in zip(band["at"], band["low"], strict=True)]
-        self.path([*upper, *reversed(lower)], fill=role, opacity=opacity)
+        self.path([*upper, *reversed(lower)], LINES, fill=role, opacity=opacity)
 
     def marker(
-        self,
-        x: float,
-        y: float,
-        kind: str,
-        role: str,
-        *,
-        fill: str | None = None,
-        size: float = 1,
+        self, x: float, y: float, kind: str, role: str, *, fill: str = "", size: float = 1
     ) -> None:
         """Add a marker, with its fill if the colour is another one."""
         left, top = self.at(x, y)
         points = [p and (left + size * p[0], top + size * p[1]) for p in _MARKERS[kind]]
-        fill = None if kind == "cross" else fill or role
-        self.path(points, clip=False, stroke=role, fill=fill, width=1, closed=kind != "cross")
-
-    def heading(self, text: str) -> None:
-        """Add the title above the axes."""
-        self.text(0, 11, text, bold=True)
+        fill = "" if kind == "cross" else fill or role
+        self.path(points, MARKS, stroke=role, fill=fill, width=1)
 
     def x_axis(self, label: str, form: Callable[[float], str], count: int = 4) -> None:
         """Draw the horizontal axis, with vertical lines of the grid."""
         left, right, top, bottom = self.box
-        self.path([(left, bottom), (right, bottom)], clip=False, stroke="muted", width=0.6)
+        self.path([(left, bottom), (right, bottom)], stroke="muted", width=0.6)
         for value in self.x.ticks(count):
             at = self.at(value, self.y.low)[0]
-            self.path([(at, top), (at, bottom)], clip=False, stroke="grid", width=0.6)
+            self.path([(at, top), (at, bottom)], stroke="grid", width=0.6)
             self.text(at, bottom + 12, form(value), "muted", anchor="middle")
         self.text((left + right) / 2, bottom + 25, label, "muted", anchor="middle")
 
@@ -202,7 +198,7 @@ class Chart:
         left, right, _, _ = self.box
         for value in self.y.ticks(count):
             at = self.at(self.x.low, value)[1]
-            self.path([(left, at), (right, at)], clip=False, stroke="grid", width=0.6)
+            self.path([(left, at), (right, at)], stroke="grid", width=0.6)
             self.text(left - 4, at + 3.5, form(value), "muted", anchor="end")
 
 
@@ -216,44 +212,35 @@ def svg_element(chart: Chart) -> str:
         f'font-size="{_FONT_SIZE}"><clipPath id="{clip}"><rect x="{left:g}" y="{top:g}" '
         f'width="{right - left:.2f}" height="{bottom - top:.2f}"/></clipPath>'
     ]
-    for clipped in (False, True):
-        inside = [s for s in chart.shapes if s.get("clip", False) is clipped]
-        # Text and markers are drawn over the clipped lines, the grid below them.
-        first = [s for s in inside if "points" in s and "closed" not in s]
-        parts.append(f'<g clip-path="url(#{clip})">' if clipped else "<g>")
-        parts += [*map(_svg_path, first), "</g>"]
-    parts += [_svg_path(s) for s in chart.shapes if "closed" in s]
-    parts += [_svg_text(s) for s in chart.shapes if "text" in s]
+    for layer in range(TEXT + 1):
+        parts.append(f'<g clip-path="url(#{clip})">' if layer == LINES else "<g>")
+        parts += [_svg_shape(shape) for shape in chart.shapes if shape["layer"] == layer]
+        parts.append("</g>")
     return "".join([*parts, "</svg>"])
 
 
-def _svg_path(shape: dict[str, Any]) -> str:
-    style = f"fill:{_variable(shape.get('fill'))};stroke:{_variable(shape.get('stroke'))}"
-    for name, key in (("stroke-width", "width"), ("stroke-dasharray", "dash")):
-        style += f";{name}:{shape[key]}" if shape.get(key) else ""
-    style += f";opacity:{shape['opacity']}" if "opacity" in shape else ""
-    hint = html.escape(without_control_characters(shape.get("hint", "")))
-    inside = f"><title>{hint}</title></path>" if hint else "/>"
-    return f'<path d="{_svg_data(shape)}" style="{style}"{inside}'
-
-
-def _svg_data(shape: dict[str, Any]) -> str:
-    data, command = [], "M"
+def _svg_shape(shape: dict[str, Any]) -> str:
+    if "text" in shape:
+        weight = ' font-weight="600"' if shape.get("bold") else ""
+        return (
+            f'<text x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" '
+            f'text-anchor="{shape.get("anchor", "start")}"{weight} '
+            f'style="fill:{_variable(shape["role"])}">{_escaped(shape["text"])}</text>'
+        )
+    data, command = "", "M"
     for point in shape["points"]:
-        if point:
-            data.append(f"{command}{point[0]:.1f} {point[1]:.1f}")
+        data += f"{command}{point[0]:.1f} {point[1]:.1f}" if point else ""
         command = "L" if point else "M"
-    return "".join(data) + "Z" * bool(shape.get("closed"))
+    data += "Z" * bool(shape.get("fill"))
+    style = f"fill:{_variable(shape.get('fill'))};stroke:{_variable(shape.get('stroke'))}"
+    names = {"width": "stroke-width", "dash": "stroke-dasharray", "opacity": "opacity"}
+    style += "".join(f";{name}:{shape[key]}" for key, name in names.items() if shape.get(key))
+    hint = f"<title>{_escaped(shape['hint'])}</title>" if shape.get("hint") else ""
+    return f'<path d="{data}" style="{style}">{hint}</path>'
 
 
-def _svg_text(shape: dict[str, Any]) -> str:
-    weight = ' font-weight="600"' if shape.get("bold") else ""
-    text = html.escape(without_control_characters(shape["text"]))
-    return (
-        f'<text x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" '
-        f'text-anchor="{shape.get("anchor", "start")}"{weight} '
-        f'style="fill:{_variable(shape["role"])}">{text}</text>'
-    )
+def _escaped(text: str) -> str:
+    return html.escape(without_control_characters(text))
 
 
 def _variable(role: str | None) -> str:
@@ -302,7 +289,6 @@ def _drawn(chart: Chart, suffix: str) -> bytes:
 
 
 def _draw(chart: Chart, axes: Any, shape: dict[str, Any]) -> None:
-    """Draw a shape in the order of the page: grid, lines, markers, text."""
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path as Outline
 
@@ -311,7 +297,7 @@ def _draw(chart: Chart, axes: Any, shape: dict[str, Any]) -> None:
         text = without_control_characters(shape["text"]).replace("$", r"\$")
         style = {"size": 0.9 * _FONT_SIZE, "weight": "bold" if shape.get("bold") else "normal"}
         place = shape["x"], shape["y"]
-        axes.text(*place, text, color=PALETTE[shape["role"]], ha=align, zorder=4, **style)
+        axes.text(*place, text, color=PALETTE[shape["role"]], ha=align, zorder=TEXT, **style)
         return
     places, codes, code = [], [], Outline.MOVETO
     for point in shape["points"]:
@@ -319,7 +305,7 @@ def _draw(chart: Chart, axes: Any, shape: dict[str, Any]) -> None:
             places.append(point)
             codes.append(code)
         code = Outline.LINETO if point else Outline.MOVETO
-    if shape.get("closed"):
+    if shape.get("fill"):
         places.append(places[0])
         codes.append(Outline.CLOSEPOLY)
     patch = PathPatch(
@@ -329,10 +315,10 @@ def _draw(chart: Chart, axes: Any, shape: dict[str, Any]) -> None:
         linewidth=shape.get("width", 0),
         linestyle=(0, tuple(map(float, shape["dash"].split()))) if shape.get("dash") else "-",
         alpha=shape.get("opacity"),
-        zorder=3 if "closed" in shape else 2 if shape["clip"] else 1,
+        zorder=shape["layer"],
     )
     axes.add_patch(patch)
-    if shape["clip"]:
+    if shape["layer"] == LINES:
         left, right, top, bottom = chart.box
         box = Rectangle((left, top), right - left, bottom - top, transform=axes.transData)
         patch.set_clip_path(box)

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from lib.report.contrasts import AA_ROLE
-from lib.report.figures import Chart, Scale
+from lib.report.figures import LINES, Chart, Scale
 from lib.report.options import NATS, UNITS
 from lib.report.text import number_text, verdict_colour, verdict_word
 from lib.units import format_amount, signed
@@ -106,7 +106,7 @@ def _file(name: str) -> str:
 
 def _forests(document: Values, rows: Sequence[Values]) -> list[Chart]:
     """Return the comparisons by kind: with the baseline, with the parent, effects of a design."""
-    names = {row["name"]: row["label"] for row in rows}
+    names: dict[str, str] = {row["name"]: row["label"] for row in rows}
     kinds: dict[str, list[Values]] = {}
     for verdict in (*document["verdicts"], *document["aa_steps"]):
         role = "baseline" if verdict["role"] == AA_ROLE else verdict["role"]
@@ -114,78 +114,73 @@ def _forests(document: Values, rows: Sequence[Values]) -> list[Chart]:
     charts = []
     for kind, verdicts in kinds.items():
         verdicts = [verdict for verdict in verdicts if verdict["difference"] is not None]
-        chunks = [
-            verdicts[i : i + _MAX_FOREST_ROWS] for i in range(0, len(verdicts), _MAX_FOREST_ROWS)
-        ]
-        for number, chunk in enumerate(chunks, 1):
-            part = f"-{number}" if len(chunks) > 1 else ""
-            limit = _forest_limit(verdicts)
-            charts.append(
-                _forest(f"forest-{kind}{part}", kind, chunk, limit, names, document["unit"])
-            )
+        for first in range(0, len(verdicts), _MAX_FOREST_ROWS):
+            part = f"-{first // _MAX_FOREST_ROWS + 1}" * (len(verdicts) > _MAX_FOREST_ROWS)
+            chunk, limit = verdicts[first : first + _MAX_FOREST_ROWS], _forest_limit(verdicts)
+            texts = [
+                (
+                    names[v["step"]] if v["step"] in names else v["step"],
+                    _forest_text(v),
+                    verdict_colour(v),
+                )
+                for v in chunk
+            ]
+            name = (f"forest-{kind}{part}", "forest", _FOREST_TITLES[kind])
+            chart = _rows_chart(name, texts, limit, document["unit"])
+            _forest(chart, chunk, limit)
+            if kind == "parent":
+                chart.caption += (
+                    " Steps whose parent is the baseline are in the figure of the baseline."
+                )
+            charts.append(chart)
     return charts
 
 
-def _forest(
-    name: str,
-    kind: str,
-    verdicts: Sequence[Values],
-    limit: float,
-    names: Mapping[str, str],
-    unit: str,
-) -> Chart:
-    labels = [_label(names.get(v["step"], v["step"])) for v in verdicts]
-    words = [_forest_text(verdict) for verdict in verdicts]
-    chart = _rows_chart((name, "forest", _FOREST_TITLES[kind]), labels, words, limit, unit)
-    band = verdicts[0]["band"]
-    if band:
-        (left, right), (_, _, top, bottom) = (chart.at(x, 0)[0] for x in (-band, band)), chart.box
-        area = [(left, top), (right, top), (right, bottom), (left, bottom)]
-        chart.path(area, fill="equivalent", opacity=0.12)
-    for y, (verdict, text) in enumerate(zip(verdicts, words, strict=True)):
-        _forest_row(chart, y, verdict, limit)
-        right, at = chart.box[1], chart.at(0, y)[1]
-        chart.text(right + 6, at + 3.5, text, verdict_colour(verdict))
-    if not any(verdict["verdict"] for verdict in verdicts):
-        chart.caption = "Mean over seeds; grey ticks are single seeds. No comparison has a verdict."
-        return chart
-    chart.caption = (
-        "Mean over seeds with its 95 % interval; grey ticks are single seeds. The word, if there is "
-        f"one, is corrected for all {verdicts[0]['planned_comparisons']} comparisons of the study; a "
-        "hollow circle is inconclusive."
-    )
-    if kind == "parent":
-        chart.caption += " Steps whose parent is the baseline are in the figure of the baseline."
-    if band:
+def _forest(chart: Chart, verdicts: Sequence[Values], limit: float) -> None:
+    """Draw the differences of the comparisons, each in a row, and their caption."""
+    chart.caption = "Mean over seeds; grey ticks are single seeds. No comparison has a verdict."
+    if any(verdict["verdict"] for verdict in verdicts):
+        chart.caption = (
+            "Mean over seeds with its 95 % interval; grey ticks are single seeds. The word, if there "
+            f"is one, is corrected for all {verdicts[0]['planned_comparisons']} comparisons of the "
+            "study; a hollow circle is inconclusive."
+        )
+    if band := verdicts[0]["band"]:
+        ends = {"low": [chart.y.low] * 2, "high": [chart.y.high] * 2}
+        chart.band({"at": [-band, band], **ends}, "equivalent", 0.12)
         chart.caption += f" Shaded: the declared band ±{band:g}."
-    return chart
+    for y, verdict in enumerate(verdicts):
+        _forest_row(chart, y, verdict, limit)
 
 
 def _rows_chart(
-    chart_name: tuple[str, str, str],
-    labels: Sequence[str],
-    words: Sequence[str],
+    name: tuple[str, str, str],
+    rows: Sequence[tuple[str, str, str]],
     limit: float,
     unit: str,
+    head: str = "",
 ) -> Chart:
-    """Return a chart of differences with one labelled row per entry, the first one on top.
+    """Return a chart of differences with one row per entry, the first one on top.
 
-    ``chart_name`` is its file name, kind and title.
+    ``name`` is its file name, kind and title. A row has a label, and a text at the right below the
+    ``head`` with its colour.
     """
-    size = _WIDTH, 62 + _ROW * len(labels)
-    margins = 10 + _CHAR * max(map(len, labels)), 10 + _CHAR * max(map(len, words)), 24, 38
-    chart = Chart(
-        *(*chart_name, size, margins, Scale(-limit, limit)), Scale(len(labels) - 0.4, -0.6)
-    )
-    chart.heading(chart.title)
+    labels = [_label(label) for label, _, _ in rows]
+    size = _WIDTH, 62 + _ROW * len(rows)
+    room = max(len(head), *(len(text) for _, text, _ in rows))
+    margins = 10 + _CHAR * max(map(len, labels)), 10 + _CHAR * room, 24, 38
+    chart = Chart(*(*name, size, margins, Scale(-limit, limit)), Scale(len(rows) - 0.4, -0.6))
     chart.x_axis("", _difference_tick)
-    chart.text(
-        _WIDTH / 2, size[1] - 6, f"← lower loss · {unit} · higher loss →", "muted", anchor="middle"
-    )
-    zero, (left, _, top, bottom) = chart.at(0, 0)[0], chart.box
-    chart.path([(zero, top), (zero, bottom)], stroke="muted", width=0.8)
-    for y, label in enumerate(labels):
-        chart.text(left - 6, chart.at(0, y)[1] + 3.5, label, anchor="end")
+    scale = f"← lower loss · {unit} · higher loss →"
+    chart.text(_WIDTH / 2, size[1] - 6, scale, "muted", anchor="middle")
+    chart.line([0, 0], [chart.y.high, chart.y.low], "muted", width=0.8)
+    left, right, _, _ = chart.box
+    if head:
+        chart.text(right + 6, 18, head, "muted")
+    for y, (label, (_, text, colour)) in enumerate(zip(labels, rows, strict=True)):
+        at = chart.at(0, y)[1] + 3.5
+        chart.text(left - 6, at, label, anchor="end")
+        chart.text(right + 6, at, text, colour)
     return chart
 
 
@@ -207,11 +202,11 @@ def _forest_row(chart: Chart, y: int, verdict: Values, limit: float) -> None:
     for seed in verdict["differences"]:
         x, at = chart.at(seed, y)
         ticks += [(x, at - _SEED_TICK), (x, at + _SEED_TICK), None]
-    chart.path(ticks, stroke="seed", width=0.8)
+    chart.path(ticks, LINES, stroke="seed", width=0.8)
     if verdict["interval_95"]:
         ends = [min(max(end, -limit), limit) for end in verdict["interval_95"]]
         chart.line(ends, [y, y], colour, width=1.4)
-    hollow = "page" if colour in ("muted", "inconclusive") else None
+    hollow = "page" if colour in ("muted", "inconclusive") else ""
     kind = _MARKERS.get(verdict["verdict"] or "INCONCLUSIVE", "cross")
     if abs(difference) > limit:
         kind, difference = ("left", -limit) if difference < 0 else ("right", limit)
@@ -278,7 +273,6 @@ def _loss_chart(
     low, high = min(shown), max(shown)
     margins, ranges = (36, 12, 24, 38), (Scale(start, end, is_log), Scale(low, high, is_log))
     chart = Chart(name, "curves", title, (_WIDTH, 250), margins, *ranges)
-    chart.heading(title)
     chart.x_axis("training tokens", format_amount)
     chart.y_axis(_number)
     named = 1 < len(rows) <= _MANY
@@ -301,7 +295,7 @@ def _loss_chart(
         right, top = chart.box[1], chart.box[2] + 12 * i + 8
         line = {"stroke": row["colour"], "dash": _DASHES[i % len(_DASHES)]}
         width = 1 if row["parent"] else 1.8
-        chart.path([(right - 24, top - 3), (right, top - 3)], clip=False, width=width, **line)
+        chart.path([(right - 24, top - 3), (right, top - 3)], width=width, **line)
         chart.text(right - 28, top, _label(row["label"]), anchor="end")
     return chart
 
@@ -314,15 +308,12 @@ def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
     charts = []
     for row, band in list(zip(drawn, bands, strict=True))[:MAX_PANELS]:
         title = f"Loss of {row['name']} minus the baseline's, over tokens"
-        ranges = Scale(0, band["at"][-1]), Scale(-limit, limit)
-        name = f"difference-{_file(row['name'])}"
-        chart = Chart(name, "panels", title, _PANEL, (38, 8, 18, 18), *ranges)
-        chart.heading(_label(row["label"]))
+        end, name = band["at"][-1], f"difference-{_file(row['name'])}"
+        ranges, heading = (Scale(0, end), Scale(-limit, limit)), _label(row["label"])
+        chart = Chart(name, "panels", title, _PANEL, (38, 8, 18, 18), *ranges, heading)
         chart.x_axis("", format_amount, count=3)
         chart.y_axis(_difference_tick, count=3)
-        left, right, _, _ = chart.box
-        middle = chart.at(0, 0)[1]
-        chart.path([(left, middle), (right, middle)], stroke="ink", width=0.8)
+        chart.line([0, end], [0, 0], "ink", width=0.8)
         chart.band(band, row["colour"], 0.2)
         chart.line(band["at"], band["mean"], row["colour"])
         points = row["series"]["evaluation_difference"]
@@ -379,7 +370,6 @@ def _cost(name: str, title: str, rows: Sequence[Values], values: Sequence[float]
     heading = f"Loss against {title.removesuffix(' (s)')}"
     ranges = _wider(min(values), max(values)), _wider(low, high)
     chart = Chart(f"cost-{name}", "cost", heading, (_WIDTH, 210), (42, 12, 24, 38), *ranges)
-    chart.heading(heading)
     chart.x_axis(title, format_amount)
     chart.y_axis(_number)
     labels = []
@@ -436,18 +426,14 @@ def _documents(rows: Sequence[Values], unit: str) -> list[Chart]:
         return []
     cuts = [quantiles(values, n=20, method="inclusive") for _, values in drawn]
     limit = 1.08 * max(abs(end) for cut in cuts for end in (cut[0], cut[-1])) or 1e-4
-    labels = [_label(row["label"]) for row, _ in drawn]
     counts = [f"{sum(v < 0 for v in values)} of {len(values)}" for _, values in drawn]
-    title = "Differences of documents"
-    chart = _rows_chart(
-        ("documents", "documents", title), labels, ["lower in", *counts], limit, unit
-    )
-    for y, ((row, _), cut, count) in enumerate(zip(drawn, cuts, counts, strict=True)):
+    texts = [(row["label"], count, "ink") for (row, _), count in zip(drawn, counts, strict=True)]
+    name = ("documents", "documents", "Differences of documents")
+    chart = _rows_chart(name, texts, limit, unit, "lower in")
+    for y, ((row, _), cut) in enumerate(zip(drawn, cuts, strict=True)):
         chart.line([cut[0], cut[-1]], [y, y], row["colour"], width=0.9)
         chart.line([cut[4], cut[14]], [y, y], row["colour"], width=3.5)
         chart.marker(cut[9], y, "dot", row["colour"], fill="page")
-        chart.text(chart.box[1] + 6, chart.at(0, y)[1] + 3.5, count)
-    chart.text(chart.box[1] + 6, 18, "lower in", "muted")
     chart.caption = (
         "Loss of each evaluation document minus the baseline's, mean over seeds: median, middle half, "
         "and 5 to 95 % of the documents. Documents of one model share its seed: this is no test."
@@ -473,8 +459,8 @@ def _statistics(rows: Sequence[Values]) -> list[Chart]:
         title = f"{name} over iterations: {', '.join(row['name'] for row, _ in lines)}"
         ranges = Scale(0, end), _wider(low, high)
         size, margins = (_PANEL[0], _PANEL[1] + 12), (38, 24, 18, 30)
-        chart = Chart(f"statistic-{_file(name)}", "statistics", title, size, margins, *ranges)
-        chart.heading(_label(name))
+        file, heading = f"statistic-{_file(name)}", _label(name)
+        chart = Chart(file, "statistics", title, size, margins, *ranges, heading)
         chart.x_axis("iterations", format_amount, count=3)
         chart.y_axis(_number, count=3)
         ends = []

@@ -11,6 +11,7 @@ from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
 from lib.report.answer import answer, notices
 from lib.report.contrast_tests import VerdictRule
+from lib.report.figures import MARKS
 from lib.report.options import LookPlan
 from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.plots import study_figures
@@ -257,7 +258,7 @@ def test_losses_are_in_the_unit_of_the_document(study):
     for unit, dots in (("bits per byte", False), ("nats per token", True)):
         charts = study_figures({**document, "unit": unit}, study_series(study[1]))
         (losses,) = [chart for chart in charts if chart.name == "losses"]
-        assert any("closed" in shape for shape in losses.shapes) == dots
+        assert any(shape["layer"] == MARKS for shape in losses.shapes) == dots
     (caption,) = [text for text in parsed.texts if text.startswith("Training loss, mean")]
     assert "nats per token" in caption and "validation" not in caption
 
