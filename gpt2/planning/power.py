@@ -11,7 +11,7 @@ from gpt2.planning.plan import Plan, declared_verdicts, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
 from lib.report.contrast_tests import deviation_of
-from lib.report.contrasts import EFFECT, Contrast
+from lib.report.contrasts import EFFECT, Contrast, scale_of
 from lib.report.options import MIN_SEEDS, UNITS, short_unit
 from lib.report.power import (
     MAX_SEEDS,
@@ -60,7 +60,7 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
     m = judge_study([], declared).document["planned_comparisons"]
     live = len(effects) if rule.variance == "factorial" else m
     # Of a design with missing cells, the effect with the largest variance.
-    scale = max(c.scale for c in effects or family.values())
+    scale = max(scale_of(c.weights) for c in effects or family.values())
     noise = _noise(plan, family.values(), scale)
     fills = partial(fillable_band, m=m, rule=rule, alpha=alpha, variances=live)
     effect = smallest = needed = without = with_effect = fits = None
@@ -183,7 +183,7 @@ def _noise(plan: Plan, family: Collection[Contrast], scale: float) -> dict[str, 
         if len(seeds) >= MIN_SEEDS:
             weighted = list(zip(contrast.weights.values(), runs, strict=True))
             differences = [math.fsum(w * run[seed] for w, run in weighted) for seed in seeds]
-            variances.append(deviation_of(differences) ** 2 / contrast.scale)
+            variances.append(deviation_of(differences) ** 2 / scale_of(contrast.weights))
     if any(variances):
         sd = math.sqrt(statistics.fmean(variances)) * root
         return {"sd": sd, "source": f"from {len(variances)} comparisons of this study"}

@@ -7,7 +7,8 @@ Numbers are standard deviations instead of variances, so that extreme losses can
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from lib.report.options import MIN_SEEDS
 from lib.report.significance import bonferroni, holm, t_isf, t_sf
@@ -66,26 +67,7 @@ class ErrorLevel:
 WHOLE_ALPHA = ErrorLevel()
 
 
-@dataclass(frozen=True)
-class ContrastTest:
-    """Test of one contrast under one rule; ``p`` values are before and after the correction."""
-
-    # Standard deviation of a difference as used by the rule, and its degrees of freedom.
-    sd: float
-    degrees: float
-    # 95 % interval; the contrast's own except under the factorial rule.
-    interval: tuple[float, float]
-    p: float
-    p_adjusted: float
-    # Tests of the hypothesis that the difference is at or beyond the band; None without a band.
-    p_equivalent: float | None
-    p_equivalent_adjusted: float | None
-    # Whether the contrast's own interval, which contains 0, sets p to 1 under the shared rule.
-    is_gated: bool = False
-
-
-@dataclass(frozen=True)
-class ContrastSample:
+class ContrastSample(NamedTuple):
     """Differences of one contrast: their number, mean and standard deviation.
 
     ``scale`` is the sum of the squared weights of the contrast.
@@ -95,11 +77,6 @@ class ContrastSample:
     mean: float
     sd: float
     scale: float
-
-    @classmethod
-    def of(cls, differences: Sequence[float], scale: float) -> "ContrastSample":
-        """Return the sample of at least two ``differences``."""
-        return cls(len(differences), mean_of(differences), deviation_of(differences), scale)
 
     @property
     def run_sd(self) -> float:
@@ -118,9 +95,12 @@ def contrast_tests(
     m: int,
     level: ErrorLevel = WHOLE_ALPHA,
     decided: Sequence[ContrastSample] = (),
-) -> list[ContrastTest]:
+) -> list[dict[str, Any]]:
     """Return the tests of all contrasts under one rule, corrected for ``m`` comparisons.
 
+    Each is a part of a verdict: ``p`` values before and after the correction, ``sd_of_rule`` and its
+    degrees of freedom, the 95 % interval, which is the contrast's own except under ``factorial``,
+    and whether that interval, which contains 0, sets p to 1 under ``shared`` (``gated``).
     The correction includes the share of the look, so a corrected p is compared with alpha. The
     contrasts that earlier looks ``decided`` are not tested; their variances count.
     """
@@ -138,22 +118,18 @@ def contrast_tests(
         factor = 1 if variance == "own" or level.is_complete else PART_FACTOR
         return [min(1.0, factor * p / level.share) for p in adjusted]
 
-    differ = correct([test.p for test in raw], level.differing)
-    equivalents = [test.p_equivalent for test in raw if test.p_equivalent is not None]
-    equal = iter(correct(equivalents, level.equivalent))
+    differ = correct([test["p"] for test in raw], level.differing)
+    equivalents = [test["p_equivalent"] for test in raw if test["p_equivalent"] is not None]
+    equal = correct(equivalents, level.equivalent) if equivalents else [None] * len(raw)
     return [
-        replace(
-            test,
-            p_adjusted=p,
-            p_equivalent_adjusted=None if test.p_equivalent is None else next(equal),
-        )
-        for test, p in zip(raw, differ, strict=True)
+        {**test, "p_adjusted": p, "p_equivalent_adjusted": q}
+        for test, p, q in zip(raw, differ, equal, strict=True)
     ]
 
 
 def _raw_test(
     sample: ContrastSample, variance: str, band: float, live: int, mean_sd: float | None
-) -> ContrastTest:
+) -> dict[str, Any]:
     """Return the test of one contrast, not corrected.
 
     ``mean_sd`` is the root of the mean variance of ``live`` contrasts, None if this one is not live.
@@ -175,14 +151,19 @@ def _raw_test(
     equivalent = sample.tail(margin, sd, degrees)
     if gated and sample.tail(margin, sample.sd, own_degrees) > INTERVAL_ERROR:
         equivalent = 1.0
-    interval = interval_of(sample, variance, sd, degrees, INTERVAL_ERROR)
-    equal = equivalent if band > 0 else None
-    return ContrastTest(sd, degrees, interval, p, p, equal, None, is_gated)
+    return {
+        "interval_95": interval_of(sample, variance, sd, degrees, INTERVAL_ERROR),
+        "sd_of_rule": sd,
+        "degrees_of_freedom": degrees,
+        "p": p,
+        "p_equivalent": equivalent if band > 0 else None,
+        "gated": is_gated,
+    }
 
 
 def interval_of(
     sample: ContrastSample, variance: str, sd: float, degrees: float, error: float
-) -> tuple[float, float]:
+) -> list[float]:
     """Return the interval at the level 1 - ``error``: the contrast's own except under ``factorial``.
 
     With 0.05 times the share of a look, it is valid at all looks together.
@@ -190,7 +171,7 @@ def interval_of(
     if variance != "factorial":
         sd, degrees = sample.sd, sample.n - 1
     half = t_isf(error / 2, degrees) * sd / math.sqrt(sample.n)
-    return sample.mean - half, sample.mean + half
+    return [sample.mean - half, sample.mean + half]
 
 
 def interval_of_noise(
@@ -268,19 +249,18 @@ def noisier_than_others(deviations: Mapping[str, float]) -> dict[str, float]:
 
 def more_seeds(
     sample: ContrastSample,
-    test: ContrastTest,
+    test: Mapping[str, Any],
     rule: VerdictRule,
-    m: int,
     share_at: Callable[[int], float] = WHOLE_ALPHA.share_at,
 ) -> int | None:
     """Return how many further seeds give a word with the probability ``power``, if few enough.
 
     ``share_at`` is the share of alpha that the look at a number of seeds spends.
     """
-    distance = abs(sample.mean)
+    distance, m = abs(sample.mean), test["planned_comparisons"]
     for n in range(sample.n + 1, _MAX_SEEDS + 1):
-        degrees = (n - 1) * test.degrees / (sample.n - 1)
-        error, margin = test.sd / math.sqrt(n), t_isf(1 - rule.power, degrees)
+        degrees = (n - 1) * test["degrees_of_freedom"] / (sample.n - 1)
+        error, margin = test["sd_of_rule"] / math.sqrt(n), t_isf(1 - rule.power, degrees)
         alpha = rule.alpha * share_at(n)
         if alpha == 0:
             return None

@@ -54,10 +54,10 @@ class Contrast:
         """Return ``step vs reference``, or the name of an effect, which has no reference."""
         return f"{self.step} vs {self.reference}" if self.reference else self.step
 
-    @property
-    def scale(self) -> float:
-        """Return the sum of squared weights: variance of the contrast / variance of a run."""
-        return math.fsum(weight * weight for weight in self.weights.values())
+
+def scale_of(weights: Mapping[str, float]) -> float:
+    """Return the sum of the squared weights: variance of the contrast / variance of a run."""
+    return math.fsum(weight * weight for weight in weights.values())
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def design_effects(
             effects.not_estimable[name] = _reason(factors, cells, member)
             continue
         effects.contrasts.append(contrast)
-        if (growth := contrast.scale * 2 ** len(factors) / 4) >= _INFLATED:
+        if (growth := scale_of(contrast.weights) * 2 ** len(factors) / 4) >= _INFLATED:
             effects.inflated[name] = growth
     return effects
 

@@ -27,11 +27,13 @@ from lib.report.declarations import (
     is_declared,
 )
 from lib.report.options import NATS, LookPlan
-from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
 # Words that decide a comparison.
 LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
 
+# As in the document of the study.
+Verdict = dict[str, Any]
 # Name of a part, its planned comparisons, and the outcomes of its runs by variant.
 StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
 
@@ -249,7 +251,7 @@ class Replay:
 
     # Judging.
 
-    def verdicts(self) -> tuple[list[ContrastVerdict], list[frozenset[str]]]:
+    def verdicts(self) -> tuple[list[Verdict], list[frozenset[str]]]:
         """Return the verdict on each comparison, and the comparisons that each look closed."""
         if self.schedule is None:
             judged = [self._judged(list(part), self.outcomes, WHOLE_ALPHA) for part in self.parts]
@@ -258,7 +260,7 @@ class Replay:
         verdicts = []
         for part in self.parts:
             for now in self._judged(list(part), self.outcomes, None):
-                name = now.contrast.name
+                name = now["name"]
                 verdicts.append(self._shown(now, given.get(name), name in decided))
         return verdicts, closed
 
@@ -268,8 +270,8 @@ class Replay:
         outcomes: Mapping[str, Sequence[SeedOutcome]],
         level: ErrorLevel | None,
         planned: int = 0,
-        decided: Sequence[ContrastVerdict] = (),
-    ) -> list[ContrastVerdict]:
+        decided: Sequence[Verdict] = (),
+    ) -> list[Verdict]:
         contrasts = [self.family[name] for name in names]
         rule = self.plan.rule
         if rule.variance == "factorial" and not any(c.role == EFFECT for c in contrasts):
@@ -280,12 +282,12 @@ class Replay:
     @cached_property
     def _replayed(
         self,
-    ) -> tuple[dict[str, ContrastVerdict], dict[str, ContrastVerdict], list[frozenset[str]]]:
+    ) -> tuple[dict[str, Verdict], dict[str, Verdict], list[frozenset[str]]]:
         """Return the verdicts of the last look at each comparison, the decisions, and what each look
         closed.
         """
-        given: dict[str, ContrastVerdict] = {}
-        decided: dict[str, ContrastVerdict] = {}
+        given: dict[str, Verdict] = {}
+        decided: dict[str, Verdict] = {}
         closed: list[frozenset[str]] = []
         for look in self.looks:
             tested = [name for name in self._judged_at(look) if name not in decided]
@@ -298,7 +300,7 @@ class Replay:
             }
             level = self._level(look, decided, not open_count)
             planned = self._planned_at(look)
-            new: dict[str, ContrastVerdict] = {}
+            new: dict[str, Verdict] = {}
             for part in self.parts:
                 names = [name for name in tested if name in part]
                 standing = {k: v for k, v in decided.items() if k in part}
@@ -311,9 +313,9 @@ class Replay:
                     }
                 earlier = list(standing.values())
                 for verdict in self._judged(names, outcomes, level, planned, earlier):
-                    new[verdict.contrast.name] = self._marked(verdict, look, open_count)
+                    new[verdict["name"]] = self._marked(verdict, look, open_count)
             given |= new
-            decided |= {name: v for name, v in new.items() if v.word in LASTING_WORDS}
+            decided |= {name: v for name, v in new.items() if v["verdict"] in LASTING_WORDS}
             closed.append(frozenset(name for name, v in given.items() if _is_closed(v)))
         if closed and self.baseline_diverged:
             closed[-1] = frozenset(self.family)
@@ -324,15 +326,13 @@ class Replay:
         closed = self._replayed[2][:looks]
         return closed[-1] if closed else frozenset()
 
-    def _level(
-        self, look: Look, decided: Mapping[str, ContrastVerdict], is_complete: bool
-    ) -> ErrorLevel:
+    def _level(self, look: Look, decided: Mapping[str, Verdict], is_complete: bool) -> ErrorLevel:
         assert self.schedule is not None
         after = LookSchedule(self.schedule.plan, self.schedule.taken[: look.number])
         if look.is_at_added:
             # The comparisons of earlier looks are not in the family of this one.
             return ErrorLevel(look.share, is_complete, 0, 0, after.share_at)
-        equivalent = sum(v.word is VerdictWord.EQUIVALENT for v in decided.values())
+        equivalent = sum(v["verdict"] is VerdictWord.EQUIVALENT for v in decided.values())
         differing = len(decided) - equivalent
         return ErrorLevel(look.share, is_complete, differing, equivalent, after.share_at)
 
@@ -352,18 +352,15 @@ class Replay:
                 break
         return family_size(families)
 
-    def _marked(self, verdict: ContrastVerdict, look: Look, open_count: int) -> ContrastVerdict:
+    def _marked(self, verdict: Verdict, look: Look, open_count: int) -> Verdict:
         """Return the verdict with its look, and remarks on it."""
-        if (
-            verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED)
-            or verdict.n < self.plan.rule.min_seeds
-        ):
+        if verdict["verdict"] in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
             return verdict
         assert self.schedule is not None
-        remarks = list(verdict.remarks)
-        has_word = verdict.word in LASTING_WORDS
-        if open_count and verdict.test is not None:
-            own = verdict.rule.variance == "own"
+        remarks = list(verdict["remarks"])
+        has_word = verdict["verdict"] in LASTING_WORDS
+        if open_count and verdict["p"] is not None:
+            own = verdict["variance"] == "own"
             cost = "nothing steps down" if own else f"p is {PART_FACTOR} times larger"
             count = f"{open_count} comparison{'s have' if open_count > 1 else ' has'}"
             remarks.append(f"until {count} all runs, {cost}")
@@ -373,47 +370,48 @@ class Replay:
             remarks.append("unplanned look")
         elif has_word and look.n < self.schedule.plan.seeds[-1]:
             remarks.append("stopped early: the estimate is biased away from 0")
-        return replace(verdict, look=look.number, share=look.share, remarks=tuple(remarks))
+        share = {"share": look.share, "alpha_of_look": verdict["alpha"] * look.share}
+        return {**verdict, "look": look.number, **share, "remarks": remarks}
 
-    def _shown(
-        self, now: ContrastVerdict, given: ContrastVerdict | None, is_decided: bool
-    ) -> ContrastVerdict:
+    def _shown(self, now: Verdict, given: Verdict | None, is_decided: bool) -> Verdict:
         """Return the verdict of the last look, or what all runs show without one."""
         if given is not None and is_decided:
-            remarks = given.remarks
-            if now.word is VerdictWord.DIVERGED:
-                remarks += (f"diverged since: {now.reason}",)
-            return self._with_trained_again(replace(given, remarks=remarks))
-        if now.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED):
+            remarks = list(given["remarks"])
+            if now["verdict"] is VerdictWord.DIVERGED:
+                remarks.append(f"diverged since: {now['reason']}")
+            return self._with_trained_again({**given, "remarks": remarks})
+        if now["verdict"] in (VerdictWord.UNFAIR, VerdictWord.DIVERGED):
             return now
-        if given is not None and set(now.seeds) <= self._look_seeds(given):
+        if given is not None and set(now["seeds"]) <= self._look_seeds(given):
             return self._with_trained_again(given)
-        if now.n < self.plan.rule.min_seeds:
+        if now["n"] < self.plan.rule.min_seeds:
             return now
-        return replace(now, share=0.0, reason=self._wait(now))
+        return {**now, "reason": self._wait(now)}
 
-    def _look_seeds(self, verdict: ContrastVerdict) -> set[int]:
-        return set(self.looks[verdict.look - 1].seeds if verdict.look else verdict.seeds)
+    def _look_seeds(self, verdict: Verdict) -> set[int]:
+        number = verdict["look"]
+        return set(self.looks[number - 1].seeds if number else verdict["seeds"])
 
-    def _with_trained_again(self, verdict: ContrastVerdict) -> ContrastVerdict:
+    def _with_trained_again(self, verdict: Verdict) -> Verdict:
         """Return the verdict with a remark if its runs started after it was first given."""
-        if verdict.look is None:
+        if verdict["look"] is None:
             return verdict
-        given_at = self.looks[verdict.look - 1].judged.get(verdict.contrast.name, math.inf)
+        given_at = self.looks[verdict["look"] - 1].judged.get(verdict["name"], math.inf)
         started = (
             run.started_at
-            for arm in verdict.contrast.weights
+            for arm in verdict["weights"]
             for run in self.outcomes.get(arm, ())
-            if run.seed in verdict.seeds and run.started_at is not None
+            if run.seed in verdict["seeds"] and run.started_at is not None
         )
         if max(started, default=0.0) <= given_at:
             return verdict
-        return replace(verdict, remarks=(*verdict.remarks, "its runs were trained again since"))
+        return {**verdict, "remarks": [*verdict["remarks"], "its runs were trained again since"]}
 
-    def _wait(self, verdict: ContrastVerdict) -> str:
+    def _wait(self, verdict: Verdict) -> str:
         """Return the reason of a comparison that has enough seeds, but no word."""
         assert self.schedule is not None
-        name, contrast, last = verdict.contrast.name, verdict.contrast, self.schedule.last
+        name, last = verdict["name"], self.schedule.last
+        contrast = self.family[name]
         seeds: Sequence[int] = self.seeds
         if (
             last is not None
@@ -452,7 +450,7 @@ class Replay:
         controls = {c.name: c for c in self.plan.controls} | self.controls
         return [c for c in controls.values() if c.role == AA_ROLE]
 
-    def aa_steps(self) -> tuple[list[ContrastVerdict], bool]:
+    def aa_steps(self) -> tuple[list[Verdict], bool]:
         """Return the verdict on each A/A step, and whether one differs at any look."""
         verdicts, failed = [], False
         alone = replace(self.plan.rule, variance="own")
@@ -471,7 +469,7 @@ class Replay:
                 }
                 (given,) = judge([contrast], outcomes, alone, 1, ErrorLevel(look.share))
                 failed |= is_failed(given)
-                if set(shown.seeds) <= set(look.seeds) and shown.difference is not None:
+                if set(shown["seeds"]) <= set(look.seeds) and shown["difference"] is not None:
                     shown = given
             verdicts.append(shown)
         return verdicts, failed
@@ -566,14 +564,15 @@ class Replay:
         return list(dict.fromkeys(notes))
 
 
-def is_failed(verdict: ContrastVerdict) -> bool:
+def is_failed(verdict: Verdict) -> bool:
     """Return whether the A/A step differs from its parent."""
-    return verdict.word in (VerdictWord.BETTER, VerdictWord.WORSE)
+    return verdict["verdict"] in (VerdictWord.BETTER, VerdictWord.WORSE)
 
 
-def _is_closed(verdict: ContrastVerdict) -> bool:
+def _is_closed(verdict: Verdict) -> bool:
     """Return whether further seeds would not change the word."""
-    return verdict.word is not VerdictWord.INCONCLUSIVE or verdict.is_rounding
+    is_open = verdict["verdict"] in (None, VerdictWord.INCONCLUSIVE)
+    return not is_open or verdict["rounding_only"]
 
 
 # Names.

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lib.report.contrast_tests import INTERVAL_ERROR, noisier_than_others
+from lib.report.contrasts import scale_of
 from lib.report.options import UNITS
 from lib.report.run_facts import code_digest, recorded_facts
 from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
@@ -54,8 +55,8 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "question": list(context["question"]),
         "unit": UNITS[study.plan.unit],
         "unigram_entropy": table.unigram_entropy,
-        "verdicts": [verdict.to_json() for verdict in study.verdicts],
-        "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
+        "verdicts": list(study.verdicts),
+        "aa_steps": list(study.aa_steps),
         "exploratory": study.plan.exploratory,
         "noise": _noise(study),
         "divergence_limit": _divergence_limit(study),
@@ -80,9 +81,9 @@ def _noise(study: StudyVerdicts) -> list[dict[str, Any]]:
     if study.plan.rule.variance != "shared":
         return []
     deviations = {
-        v.contrast.name: v.sd / math.sqrt(v.contrast.scale)
+        v["name"]: v["sd"] / math.sqrt(scale_of(v["weights"]))
         for v in study.verdicts
-        if v.test and v.sd
+        if v["p"] is not None and v["sd"]
     }
     noisy = noisier_than_others(deviations).items()
     return [{"comparison": name, "factor": factor} for name, factor in noisy]
@@ -93,10 +94,10 @@ def _divergence_limit(study: StudyVerdicts) -> dict[str, Any] | None:
 
     The rate is 1 - 0.05^(1/n). None if a seed diverged or nothing was tested.
     """
-    tested = [verdict for verdict in study.verdicts if verdict.test]
-    if not tested or any(v.word is VerdictWord.DIVERGED for v in study.verdicts):
+    tested = [v for v in study.verdicts if v["p"] is not None]
+    if not tested or any(v["verdict"] is VerdictWord.DIVERGED for v in study.verdicts):
         return None
-    n = min(verdict.n for verdict in tested)
+    n = min(v["n"] for v in tested)
     return {"n": n, "rate": 1 - INTERVAL_ERROR ** (1 / n)}
 
 

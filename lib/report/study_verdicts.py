@@ -10,7 +10,6 @@ from lib.report.contrasts import REPEAT_ROLE, DesignEffects
 from lib.report.declarations import Look, LookSchedule, declaration_record
 from lib.report.replay import Replay, StudyPart, VerdictPlan
 from lib.report.significance import TimedValue, drift_test
-from lib.report.verdicts import ContrastVerdict
 
 VERDICTS_FILE = "verdicts.json"
 # Remark on every verdict of a study with an A/A step that differs.
@@ -22,9 +21,9 @@ class StudyVerdicts:
     """The verdicts on one study."""
 
     plan: VerdictPlan
-    verdicts: Sequence[ContrastVerdict]
+    verdicts: Sequence[Mapping[str, Any]]
     # Each A/A step against its parent.
-    aa_steps: Sequence[ContrastVerdict]
+    aa_steps: Sequence[Mapping[str, Any]]
     # The planned looks, and those that were taken; None if the study was judged without looks.
     schedule: LookSchedule | None
     # Of each look, the comparisons that need no further seeds after it.
@@ -45,8 +44,8 @@ class StudyVerdicts:
 
     def of_arms(self, arms: Set[str]) -> "StudyVerdicts":
         """Return the verdicts on comparisons of these arms only."""
-        verdicts = [v for v in self.verdicts if v.contrast.weights.keys() <= arms]
-        aa_steps = [v for v in self.aa_steps if v.contrast.weights.keys() <= arms]
+        verdicts = [v for v in self.verdicts if v["weights"].keys() <= arms]
+        aa_steps = [v for v in self.aa_steps if v["weights"].keys() <= arms]
         return replace(self, verdicts=verdicts, aa_steps=aa_steps)
 
 
@@ -68,7 +67,7 @@ def judge_study(
     verdicts, closed = replay.verdicts()
     aa_steps, aa_failed = replay.aa_steps()
     marks = (*replay.rule_changes(), *([AA_FAILED] if aa_failed else []))
-    verdicts = [replace(v, remarks=(*v.remarks, *marks)) for v in verdicts]
+    verdicts = [{**v, "remarks": [*v["remarks"], *marks]} for v in verdicts]
     schedule, looks = replay.schedule, zip(replay.looks, closed, strict=True)
     document = {
         "metric": "val_loss",
@@ -149,14 +148,14 @@ def _drifts(parts: Sequence[StudyPart]) -> dict[str, Any]:
     }
 
 
-def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
+def pairing_gain(verdicts: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the share of the variance that pairing by seed removes, over all step contrasts.
 
     None without a tested contrast of two runs. One contrast has too few seeds for this figure.
     """
     paired, separate = 0.0, 0.0
     for verdict in verdicts:
-        if verdict.test is not None and verdict.sd is not None and len(verdict.values) == 2:
-            paired += verdict.sd**2
-            separate += sum(statistics.stdev(losses) ** 2 for losses in verdict.values.values())
+        if verdict["p"] is not None and len(verdict["values"]) == 2:
+            paired += verdict["sd"] ** 2
+            separate += sum(statistics.stdev(losses) ** 2 for losses in verdict["values"].values())
     return 1 - paired / separate if separate else None

@@ -40,7 +40,7 @@ from lib.report.run_results import (
     sparsity_by_layer,
 )
 from lib.report.study_verdicts import StudyVerdicts, judge_study
-from lib.report.verdicts import ContrastVerdict, SeedOutcome
+from lib.report.verdicts import SeedOutcome
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.tracking.stability import instability_text, unstable_steps
 from lib.units import format_runs
@@ -420,8 +420,8 @@ def row_document(
         **_verdict_figures("baseline", verdicts["baseline"]),
         **_difference("parent", row, row.parent),
         **_verdict_figures("parent", verdicts["parent"]),
-        "comparisons": verdicts["baseline"] and verdicts["baseline"].planned,
-        "against": {kind: v and v.contrast.name for kind, v in verdicts.items()},
+        "comparisons": verdicts["baseline"] and verdicts["baseline"]["planned_comparisons"],
+        "against": {kind: v and v["name"] for kind, v in verdicts.items()},
         "parameters": records[0].final.parameters if records else None,
         "tokens": _mean([record.final.tokens for record in records]),
         "train_seconds": _mean([record.timing.train_seconds for record in records]),
@@ -452,26 +452,24 @@ def _difference(kind: str, row: RowRuns, other: RowRuns | None) -> dict[str, Any
     return dict(zip(names, sample(gaps), strict=True))
 
 
-def _verdicts(row: RowRuns, study: StudyVerdicts) -> dict[str, ContrastVerdict | None]:
-    verdicts = [v for v in (*study.verdicts, *study.aa_steps) if v.contrast.step == row.name]
+def _verdicts(row: RowRuns, study: StudyVerdicts) -> dict[str, Mapping[str, Any] | None]:
+    verdicts = [v for v in (*study.verdicts, *study.aa_steps) if v["step"] == row.name]
     parent = f"{_prefix(row.labels)}{row.variant.parent}"
-    roles = ("baseline", AA_ROLE)
     return {
-        "baseline": next((v for v in verdicts if v.contrast.role in roles), None),
-        "parent": next((v for v in reversed(verdicts) if v.contrast.reference == parent), None),
+        "baseline": next((v for v in verdicts if v["role"] in ("baseline", AA_ROLE)), None),
+        "parent": next((v for v in reversed(verdicts) if v["reference"] == parent), None),
     }
 
 
-def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, Any]:
+def _verdict_figures(name: str, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return word, 95 % interval, corrected p and p of the own test; no test gives none of these."""
-    test = verdict and verdict.test
-    low, high = test.interval if test else (None, None)
+    low, high = (verdict and verdict["interval_95"]) or (None, None)
     return {
-        f"{name}_verdict": verdict.word.value if verdict and verdict.is_given else None,
+        f"{name}_verdict": verdict and verdict["verdict"],
         f"{name}_low": low,
         f"{name}_high": high,
-        f"{name}_p": verdict and verdict.p_of_word,
-        f"{name}_p_own": verdict and verdict.p_own,
+        f"{name}_p": verdict and verdict["p_of_word"],
+        f"{name}_p_own": verdict and verdict["p_own"],
     }
 
 

@@ -16,7 +16,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -25,7 +25,6 @@ from lib.report.contrast_tests import (
     SPREAD_VARIANCES,
     WHOLE_ALPHA,
     ContrastSample,
-    ContrastTest,
     ErrorLevel,
     VerdictRule,
     contrast_tests,
@@ -38,7 +37,7 @@ from lib.report.contrast_tests import (
     more_seeds,
     noisy_runs,
 )
-from lib.report.contrasts import Contrast
+from lib.report.contrasts import Contrast, scale_of
 from lib.report.options import MIN_SEEDS
 from lib.report.significance import sign_flip_p, smallest_p
 from lib.units import format_difference, format_interval
@@ -46,6 +45,7 @@ from lib.units import format_difference, format_interval
 # Differences below this many nats are rounding; no step is better because of them.
 _ROUNDING_NATS = 1e-5
 _SMALLEST_BAND = 1e-4
+_ROUNDING = "differs by rounding only"
 # Differences that agree in all but the last bits of the losses.
 _CONSTANT_ULPS = 8
 
@@ -95,124 +95,15 @@ class SeedOutcome:
     ended: bool = True
 
 
-@dataclass(frozen=True)
-class ContrastVerdict:
-    """The word on one contrast, with all that it rests on. Losses are in nats per token."""
-
-    contrast: Contrast
-    word: VerdictWord
-    # Number of planned comparisons.
-    planned: int
-    rule: VerdictRule
-    # Why the word is UNFAIR, DIVERGED or INCONCLUSIVE.
-    reason: str = ""
-    remarks: tuple[str, ...] = ()
-    # Complete blocks: seeds, losses of each arm and differences.
-    seeds: tuple[int, ...] = ()
-    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    differences: tuple[float, ...] = ()
-    # Mean difference; None if the word is UNFAIR or DIVERGED, or no block is complete.
-    difference: float | None = None
-    # Sample standard deviation of the differences.
-    sd: float | None = None
-    test: ContrastTest | None = None
-    # Standard error of the difference over the documents of the evaluation set; None if unknown.
-    document_error: float | None = None
-    # p of the own t-test, exact p of the sign-flip test, and its smallest possible value.
-    p_own: float | None = None
-    p_sign_flip: float | None = None
-    p_smallest: float | None = None
-    # About this many further seeds give a word; None if none or too many are needed.
-    more_seeds: int | None = None
-    # The word and p under the other rule.
-    other: Mapping[str, Any] = field(default_factory=dict)
-    # Runs that do not count, with reasons.
-    excluded: tuple[str, ...] = ()
-    # Number of the look that judged the contrast, and its share of alpha: 0 if no look was due.
-    look: int | None = None
-    share: float = 1.0
-    # Interval that is valid at all looks together.
-    interval_of_look: tuple[float, float] | None = None
-
-    @property
-    def n(self) -> int:
-        """Return the number of complete blocks."""
-        return len(self.seeds)
-
-    @property
-    def p_of_word(self) -> float | None:
-        """Return the corrected p: of the band if EQUIVALENT, else of the difference."""
-        if self.test is None:
-            return None
-        equal = self.word is VerdictWord.EQUIVALENT
-        return self.test.p_equivalent_adjusted if equal else self.test.p_adjusted
-
-    @property
-    def is_rounding(self) -> bool:
-        """Return whether the models differ by rounding only, which more seeds cannot resolve."""
-        return self.n >= self.rule.min_seeds and max(map(abs, self.differences)) < _ROUNDING_NATS
-
-    @property
-    def is_given(self) -> bool:
-        """Return whether there is a word: too few seeds give none, nor do seeds between looks."""
-        judged = self.n >= self.rule.min_seeds and self.share > 0
-        return judged or self.word is not VerdictWord.INCONCLUSIVE
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the verdict as plain JSON types; a value that was not computed is null."""
-        test = self.test
-        return {
-            "step": self.contrast.step,
-            "reference": self.contrast.reference,
-            "role": self.contrast.role,
-            "weights": dict(self.contrast.weights),
-            "verdict": self.word.value if self.is_given else None,
-            "reason": self.reason or None,
-            "remarks": list(self.remarks),
-            "seeds": list(self.seeds),
-            "n": self.n,
-            "values": {arm: list(losses) for arm, losses in self.values.items()},
-            "differences": list(self.differences),
-            "difference": self.difference,
-            "sd": self.sd,
-            "document_error": self.document_error,
-            "interval_95": list(test.interval) if test else None,
-            "interval_of_look": list(self.interval_of_look) if self.interval_of_look else None,
-            "sd_of_rule": test and test.sd,
-            "degrees_of_freedom": test and test.degrees,
-            "p": test and test.p,
-            "p_adjusted": test and test.p_adjusted,
-            "p_equivalent": test and test.p_equivalent,
-            "p_equivalent_adjusted": test and test.p_equivalent_adjusted,
-            "p_own": self.p_own,
-            "gated": test and test.is_gated,
-            "p_sign_flip": self.p_sign_flip,
-            "p_smallest_sign_flip": self.p_smallest,
-            "planned_comparisons": self.planned,
-            "alpha": self.rule.alpha,
-            "look": self.look,
-            "share": self.share,
-            "alpha_of_look": self.rule.alpha * self.share,
-            "band": self.rule.band,
-            "variance": self.rule.variance,
-            "more_seeds": self.more_seeds,
-            "other_rule": dict(self.other) or None,
-            "excluded": list(self.excluded),
-            "name": self.contrast.name,
-            "p_of_word": self.p_of_word,
-            "rounding_only": self.is_rounding,
-        }
-
-
 def judge(
     contrasts: Sequence[Contrast],
     outcomes: Mapping[str, Sequence[SeedOutcome]],
     rule: VerdictRule,
     planned: int | None = None,
     level: ErrorLevel | None = WHOLE_ALPHA,
-    decided: Sequence[ContrastVerdict] = (),
-) -> list[ContrastVerdict]:
-    """Return the verdict on each contrast.
+    decided: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """Return the verdict on each contrast, as in the document of the study.
 
     ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
     the family, at least and by default that of the ``contrasts``. ``level`` is the level of the look,
@@ -220,32 +111,52 @@ def judge(
     earlier looks ``decided`` count.
     """
     m = max(len(contrasts), planned or 0)
-    verdicts = [_blocks(contrast, outcomes, rule, m) for contrast in contrasts]
-    testable = [i for i, verdict in enumerate(verdicts) if _is_testable(verdict)]
+    verdicts = [_untested(contrast, outcomes, rule, m) for contrast in contrasts]
+    testable = [verdict for verdict in verdicts if _is_testable(verdict)]
     if level is None:
-        verdicts = [_without_word(verdict) for verdict in verdicts]
+        for verdict in verdicts:
+            if verdict["verdict"] not in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
+                verdict |= {"verdict": None, "share": 0.0, "alpha_of_look": 0.0}
     elif testable:
-        samples = [_sample(verdicts[i]) for i in testable]
-        earlier = [_sample(verdict) for verdict in decided if verdict.test]
+        samples = [_sample(verdict) for verdict in testable]
+        earlier = [_sample(verdict) for verdict in decided if verdict["p"] is not None]
         tests = contrast_tests(samples, rule.variance, rule.band, m, level, earlier)
         alternative = "shared" if rule.variance == "own" else "own"
         others = contrast_tests(samples, alternative, rule.band, m, level, earlier)
         mean_sd = mean_run_sd([*samples, *earlier])
         is_factorial = rule.variance == "factorial"
-        noisy = noisy_runs([verdicts[i].values for i in testable]) if is_factorial else []
-        for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
-            both = test, alternative, other
-            verdicts[i] = _decided(verdicts[i], sample, both, mean_sd, level, noisy)
-    return [_with_instability(verdict, outcomes) for verdict in verdicts]
+        noisy = noisy_runs([verdict["values"] for verdict in testable]) if is_factorial else []
+        for verdict, sample, test, other in zip(testable, samples, tests, others, strict=True):
+            verdict |= test
+            if is_factorial:
+                spread = [f"SPREAD: {arm} is much noisier than the other runs" for arm in noisy]
+            else:
+                spread = list(_spread(verdict, sample, mean_sd))
+            other_word = _word(sample, other, rule.alpha)
+            verdict["other_rule"] = {
+                "variance": alternative,
+                "verdict": other_word,
+                "p_adjusted": other["p_adjusted"],
+                "p_equivalent_adjusted": other["p_equivalent_adjusted"],
+            }
+            _decide(verdict, sample, rule, level, bool(noisy))
+            verdict["remarks"] += spread
+            if (verdict["document_error"] or 0.0) > sample.sd / math.sqrt(sample.n):
+                verdict["remarks"].append("limited by the evaluation set, not by seeds")
+            if other_word is not verdict["verdict"] and not is_factorial:
+                verdict["remarks"].append(f"the rule {alternative} gives {other_word}")
+    for verdict in verdicts:
+        verdict["remarks"] += _instability(verdict, outcomes)
+    return verdicts
 
 
-def _with_instability(
-    verdict: ContrastVerdict, outcomes: Mapping[str, Sequence[SeedOutcome]]
-) -> ContrastVerdict:
-    """Return the verdict with a remark on its runs with unstable steps: by arm, or for an effect of
-    a design, whose arms are those of all effects, their number.
+def _instability(
+    verdict: Mapping[str, Any], outcomes: Mapping[str, Sequence[SeedOutcome]]
+) -> list[str]:
+    """Return remarks on the runs with unstable steps: by arm, or for an effect of a design, whose
+    arms are those of all effects, their number.
     """
-    judged = set(verdict.seeds)
+    judged = set(verdict["seeds"])
     arms = {
         arm: sorted(
             {
@@ -254,85 +165,132 @@ def _with_instability(
                 if run.unstable and (not judged or run.seed in judged)
             }
         )
-        for arm in verdict.contrast.weights
+        for arm in verdict["weights"]
     }
     remarks = [f"{UNSTABLE_REMARK}{arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
-    if remarks and not verdict.contrast.reference:
+    if remarks and not verdict["reference"]:
         remarks = [f"{UNSTABLE_REMARK}{sum(map(len, arms.values()))} runs"]
-    return replace(verdict, remarks=tuple(dict.fromkeys((*verdict.remarks, *remarks))))
+    return remarks
 
 
-def _sample(verdict: ContrastVerdict) -> ContrastSample:
-    return ContrastSample.of(verdict.differences, verdict.contrast.scale)
-
-
-def _without_word(verdict: ContrastVerdict) -> ContrastVerdict:
-    """Return the verdict of a contrast between looks: DIVERGED and UNFAIR remain."""
-    if verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED) or not verdict.is_given:
-        return verdict
-    return replace(verdict, word=VerdictWord.INCONCLUSIVE, share=0.0)
+def _sample(verdict: Mapping[str, Any]) -> ContrastSample:
+    scale = scale_of(verdict["weights"])
+    return ContrastSample(verdict["n"], verdict["difference"], verdict["sd"], scale)
 
 
 # Complete blocks, and the words UNFAIR and DIVERGED, which need no test.
 
 
-def _blocks(
+def _new_verdict(contrast: Contrast, rule: VerdictRule, m: int) -> dict[str, Any]:
+    """Return the verdict on a contrast of which nothing is known. Losses are in nats per token."""
+    return {
+        "step": contrast.step,
+        "reference": contrast.reference,
+        "role": contrast.role,
+        "weights": dict(contrast.weights),
+        # None without a word: with too few seeds, and between looks.
+        "verdict": None,
+        # Why the word is UNFAIR, DIVERGED or INCONCLUSIVE.
+        "reason": None,
+        "remarks": [],
+        # Complete blocks: seeds, losses of each arm and differences.
+        "seeds": [],
+        "n": 0,
+        "values": {},
+        "differences": [],
+        "difference": None,
+        "sd": None,
+        # Standard error of the difference over the documents of the evaluation set.
+        "document_error": None,
+        "interval_95": None,
+        # The interval that is valid at all looks together.
+        "interval_of_look": None,
+        "sd_of_rule": None,
+        "degrees_of_freedom": None,
+        "p": None,
+        "p_adjusted": None,
+        "p_equivalent": None,
+        "p_equivalent_adjusted": None,
+        # p of the own t-test, exact p of the sign-flip test, and its smallest possible value.
+        "p_own": None,
+        "gated": None,
+        "p_sign_flip": None,
+        "p_smallest_sign_flip": None,
+        "planned_comparisons": m,
+        "alpha": rule.alpha,
+        # Number of the look that judged the contrast, and its share of alpha: 0 between looks.
+        "look": None,
+        "share": 1.0,
+        "alpha_of_look": rule.alpha,
+        "band": rule.band,
+        "variance": rule.variance,
+        # About this many further seeds give a word; None if none or too many are needed.
+        "more_seeds": None,
+        "other_rule": None,
+        # Runs that do not count, with reasons.
+        "excluded": [],
+        "name": contrast.name,
+        # The corrected p: of the band if the word is EQUIVALENT, else of the difference.
+        "p_of_word": None,
+        # Whether the models differ by rounding only, which more seeds cannot resolve.
+        "rounding_only": False,
+    }
+
+
+def _untested(
     contrast: Contrast, outcomes: Mapping[str, Sequence[SeedOutcome]], rule: VerdictRule, m: int
-) -> ContrastVerdict:
+) -> dict[str, Any]:
     """Return the verdict before any test: UNFAIR, DIVERGED, or INCONCLUSIVE with the differences."""
+    verdict = _new_verdict(contrast, rule, m)
     arms = {
         arm: sorted(outcomes.get(arm, ()), key=lambda o: (o.seed, o.reason, o.items))
         for arm in contrast.weights
     }
     if reason := _unfairness(arms):
-        return ContrastVerdict(contrast, VerdictWord.UNFAIR, m, rule, reason)
+        return verdict | {"verdict": VerdictWord.UNFAIR, "reason": reason}
     by_seed = {arm: {o.seed: o for o in runs} for arm, runs in arms.items()}
     seeds = sorted({seed for runs in by_seed.values() for seed in runs})
     complete = [s for s in seeds if all(_finished(runs.get(s)) for runs in by_seed.values())]
-    values = {arm: tuple(_loss(runs[s]) for s in complete) for arm, runs in by_seed.items()}
+    values = {arm: [_loss(runs[s]) for s in complete] for arm, runs in by_seed.items()}
     weights = list(contrast.weights.items())
-    differences = tuple(
+    differences = [
         math.fsum(weight * values[arm][block] for arm, weight in weights)
         for block in range(len(complete))
-    )
-    excluded = tuple(
+    ]
+    verdict["excluded"] = [
         f"{arm} s{s}: {_absence(runs.get(s))}"
         for arm, runs in by_seed.items()
         for s in seeds
         if not _finished(runs.get(s))
-    )
-    verdict = ContrastVerdict(contrast, VerdictWord.INCONCLUSIVE, m, rule, excluded=excluded)
+    ]
     if reason := _divergence(contrast, by_seed):
-        verdict = replace(verdict, word=VerdictWord.DIVERGED, reason=reason)
-        if not differences:
-            return verdict
-        rest = f"over the other {len(differences)}: {format_difference(mean_of(differences))}"
-        return replace(verdict, remarks=(f"{rest}, not a verdict",))
+        if differences:
+            rest = f"over the other {len(differences)}: {format_difference(mean_of(differences))}"
+            verdict["remarks"].append(f"{rest}, not a verdict")
+        return verdict | {"verdict": VerdictWord.DIVERGED, "reason": reason}
     if reason := _implausible(contrast, by_seed, complete, differences, values):
-        return replace(verdict, word=VerdictWord.UNFAIR, reason=reason)
-    verdict = replace(
-        verdict, seeds=tuple(complete), values=values, differences=differences, reason="no result"
-    )
+        return verdict | {"verdict": VerdictWord.UNFAIR, "reason": reason}
+    n = len(complete)
+    verdict |= {"seeds": complete, "n": n, "values": values, "differences": differences}
     if not complete:
-        return verdict
-    n, mean = len(complete), mean_of(differences)
-    verdict = replace(
-        verdict,
-        difference=mean,
-        sd=deviation_of(differences) if n > 1 else None,
-        document_error=_document_error(contrast, by_seed, complete),
-        p_smallest=smallest_p(n),
-    )
+        return verdict | {"reason": "no result"}
+    mean = mean_of(differences)
+    verdict |= {
+        "difference": mean,
+        "sd": deviation_of(differences) if n > 1 else None,
+        "document_error": _document_error(contrast, by_seed, complete),
+        "p_smallest_sign_flip": smallest_p(n),
+    }
     if n < rule.min_seeds:
         reason = f"{n} seed{'s' * (n > 1)}; no verdict below {rule.min_seeds}"
         reason += _interval_of_reference(contrast, by_seed, n, mean)
-        return replace(verdict, reason=reason, more_seeds=rule.min_seeds - n)
+        return verdict | {"reason": reason, "more_seeds": rule.min_seeds - n}
     if max(map(abs, differences)) < _ROUNDING_NATS:
-        equal = rule.band >= _SMALLEST_BAND
-        word = VerdictWord.EQUIVALENT if equal else VerdictWord.INCONCLUSIVE
-        reason = "" if equal else "differs by rounding only"
-        return replace(verdict, word=word, reason=reason, remarks=("differs by rounding only",))
-    return replace(verdict, reason="")
+        verdict |= {"rounding_only": True, "remarks": [_ROUNDING]}
+        if rule.band >= _SMALLEST_BAND:
+            return verdict | {"verdict": VerdictWord.EQUIVALENT}
+        verdict["reason"] = _ROUNDING
+    return verdict | {"verdict": VerdictWord.INCONCLUSIVE}
 
 
 def _interval_of_reference(
@@ -363,12 +321,8 @@ def _document_error(
     return deviation_of(differences) / math.sqrt(len(differences))
 
 
-def _is_testable(verdict: ContrastVerdict) -> bool:
-    return (
-        verdict.word is VerdictWord.INCONCLUSIVE
-        and verdict.n >= verdict.rule.min_seeds
-        and not verdict.is_rounding
-    )
+def _is_testable(verdict: Mapping[str, Any]) -> bool:
+    return verdict["verdict"] is VerdictWord.INCONCLUSIVE and not verdict["rounding_only"]
 
 
 def _unfairness(arms: Mapping[str, Sequence[SeedOutcome]]) -> str:
@@ -447,104 +401,79 @@ def _absence(run: SeedOutcome | None) -> str:
 # Words.
 
 
-def _decided(
-    verdict: ContrastVerdict,
+def _decide(
+    verdict: dict[str, Any],
     sample: ContrastSample,
-    tests: tuple[ContrastTest, str, ContrastTest],
-    mean_sd: float,
+    rule: VerdictRule,
     level: ErrorLevel,
-    noisy: Sequence[str],
-) -> ContrastVerdict:
-    """Return the verdict with its word, tests, remarks and the number of further seeds.
+    is_noisy: bool,
+) -> None:
+    """Set the word of a tested verdict, its remarks and the number of further seeds.
 
-    Under the rule factorial, ``noisy`` runs stop every word: their variance is part of each effect.
+    Under the rule factorial, noisy runs stop every word: their variance is part of each effect.
     """
-    rule, (test, alternative, other_test) = verdict.rule, tests
-    word = _word(sample, test, rule.alpha)
-    reason, more = "", None
-    if rule.variance == "factorial":
-        spread = [f"SPREAD: {arm} is much noisier than the other runs" for arm in noisy]
-    else:
-        spread = list(_spread(verdict, sample, mean_sd))
-    if noisy:
-        word, reason = VerdictWord.INCONCLUSIVE, "the variance is not common to all runs"
+    word, more = _word(sample, verdict, rule.alpha), None
+    if is_noisy:
+        word = VerdictWord.INCONCLUSIVE
+        verdict["reason"] = "the variance is not common to all runs"
     elif word is VerdictWord.INCONCLUSIVE:
-        more = more_seeds(sample, test, rule, verdict.planned, level.share_at)
-        reason = "needs more than 50 more seeds: widen the band or drop the step"
+        more = more_seeds(sample, verdict, rule, level.share_at)
+        verdict["reason"] = "needs more than 50 more seeds: widen the band or drop the step"
         if more is not None:
             # Rounded up to fives, because the prediction of many seeds is wide.
             more = more if more < 10 else 5 * math.ceil(more / 5)
-            reason = f"needs about {more} more seed{'s' * (more > 1)}"
-    other_word = _word(sample, other_test, rule.alpha)
-    remarks = [*_remarks(verdict, sample, test, word, level.share), *spread]
-    if (verdict.document_error or 0.0) > sample.sd / math.sqrt(sample.n):
-        remarks.append("limited by the evaluation set, not by seeds")
-    if other_word is not word and rule.variance != "factorial":
-        remarks.append(f"the rule {alternative} gives {other_word}")
-    return replace(
-        verdict,
-        word=word,
-        reason=reason,
-        remarks=tuple(remarks),
-        test=test,
-        interval_of_look=interval_of(
-            sample, rule.variance, test.sd, test.degrees, INTERVAL_ERROR * level.share
+            verdict["reason"] = f"needs about {more} more seed{'s' * (more > 1)}"
+    is_equal = word is VerdictWord.EQUIVALENT
+    error = INTERVAL_ERROR * level.share
+    verdict |= {
+        "verdict": word,
+        "p_of_word": verdict["p_equivalent_adjusted" if is_equal else "p_adjusted"],
+        "interval_of_look": interval_of(
+            sample, rule.variance, verdict["sd_of_rule"], verdict["degrees_of_freedom"], error
         ),
-        p_own=2 * sample.tail(abs(sample.mean), sample.sd, sample.n - 1),
-        p_sign_flip=sign_flip_p(verdict.differences),
-        more_seeds=more,
-        other={
-            "variance": alternative,
-            "verdict": other_word.value,
-            "p_adjusted": other_test.p_adjusted,
-            "p_equivalent_adjusted": other_test.p_equivalent_adjusted,
-        },
-    )
+        "p_own": 2 * sample.tail(abs(sample.mean), sample.sd, sample.n - 1),
+        "p_sign_flip": sign_flip_p(verdict["differences"]),
+        "more_seeds": more,
+    }
+    verdict["remarks"] += _remarks(verdict, rule.alpha * level.share)
 
 
-def _word(sample: ContrastSample, test: ContrastTest, alpha: float) -> VerdictWord:
-    equal = test.p_equivalent_adjusted
+def _word(sample: ContrastSample, test: Mapping[str, Any], alpha: float) -> VerdictWord:
+    equal = test["p_equivalent_adjusted"]
     if equal is not None and equal <= alpha:
         return VerdictWord.EQUIVALENT
-    if test.p_adjusted <= alpha:
+    if test["p_adjusted"] <= alpha:
         return VerdictWord.BETTER if sample.mean < 0 else VerdictWord.WORSE
     return VerdictWord.INCONCLUSIVE
 
 
-def _remarks(
-    verdict: ContrastVerdict,
-    sample: ContrastSample,
-    test: ContrastTest,
-    word: VerdictWord,
-    share: float,
-) -> Iterator[str]:
-    rule, n = verdict.rule, sample.n
-    if word is VerdictWord.EQUIVALENT and test.p_adjusted <= rule.alpha:
+def _remarks(verdict: Mapping[str, Any], alpha_of_look: float) -> Iterator[str]:
+    word, n, exact = verdict["verdict"], verdict["n"], verdict["p_sign_flip"]
+    if word is VerdictWord.EQUIVALENT and verdict["p_adjusted"] <= verdict["alpha"]:
         yield "real, but under the band"
     if word not in (VerdictWord.BETTER, VerdictWord.WORSE):
         return
-    if abs(sample.mean) < rule.band:
+    if abs(verdict["difference"]) < verdict["band"]:
         yield "under the band"
-    exact = sign_flip_p(verdict.differences)
     if n < 6:
         yield (
             f"rests on the normal model: without it {n} seeds cannot give p below {smallest_p(n):g}"
         )
     elif exact is not None and exact > INTERVAL_ERROR:
         yield f"not confirmed without the normal model (p={exact:.2g})"
-    elif exact is not None and exact * verdict.planned <= rule.alpha * share:
+    elif exact is not None and exact * verdict["planned_comparisons"] <= alpha_of_look:
         yield "confirmed without the normal model"
 
 
-def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) -> Iterator[str]:
+def _spread(verdict: Mapping[str, Any], sample: ContrastSample, mean_sd: float) -> Iterator[str]:
     """Yield remarks on a contrast much noisier than the study, and on outlying runs."""
-    median = statistics.median(verdict.differences)
+    median = statistics.median(verdict["differences"])
     opposite = "; mean and median disagree" if median * sample.mean < 0 else ""
     if sample.run_sd > math.sqrt(SPREAD_VARIANCES) * mean_sd:
-        low, high = min(verdict.differences), max(verdict.differences)
+        low, high = min(verdict["differences"]), max(verdict["differences"])
         shown = ", ".join(map(format_difference, (low, median, high)))
         yield f"SPREAD: differences {shown}{opposite}"
-    for arm, losses in verdict.values.items():
+    for arm, losses in verdict["values"].items():
         centre = statistics.median(losses)
         if has_outlier(losses):
             yield (

@@ -69,7 +69,7 @@ def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(plann
     assert "BETTER" not in shown and "-0.3" not in shown
     assert set(words(long).values()) <= {None}
     table = launch.result_table(long)
-    assert not any(verdict.is_given for verdict in table.verdicts.verdicts)
+    assert all(verdict["verdict"] is None for verdict in table.verdicts.verdicts)
     claim = {"name": "it", "text": "it helps", "verdict": "BETTER"}
     for plan, holds in ((short, True), (long, False)):
         document = study_document_of(plan, launch.result_table(plan))

@@ -1,5 +1,6 @@
 """Documents of fabricated studies."""
 
+from copy import deepcopy
 from typing import Any
 
 from lib.report.study import study_document
@@ -17,10 +18,10 @@ CONTEXT: dict[str, Any] = {
 
 
 def document_of(results: ResultTable | StudyVerdicts) -> dict[str, Any]:
-    """Return the document of a table, or of verdicts without one."""
+    """Return the document of a table, or of verdicts without one; a test may change it."""
     if isinstance(results, StudyVerdicts):
         results = ResultTable("demo", (), None, (), verdicts=results)
-    return study_document(results, CONTEXT)
+    return deepcopy(study_document(results, CONTEXT))
 
 
 def verdict_of(study: StudyVerdicts, name: str) -> dict[str, Any]:

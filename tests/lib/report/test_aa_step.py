@@ -47,11 +47,11 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     gain = table.verdicts.document["pairing_gain"]
     assert gain == without.verdicts.document["pairing_gain"]
     (aa,) = table.verdicts.aa_steps
-    assert (aa.planned, aa.rule.variance, aa.n) == (1, "own", 5)
+    assert (aa["planned_comparisons"], aa["variance"], aa["n"]) == (1, "own", 5)
     # It stands in the table, with its verdict.
     assert table.rows[2]["slug"] == "base-aa"
-    assert table.rows[2]["against"]["baseline"] == aa.contrast.name
-    assert table.rows[2]["baseline_p_own"] == aa.p_own is not None
+    assert table.rows[2]["against"]["baseline"] == aa["name"]
+    assert table.rows[2]["baseline_p_own"] == aa["p_own"] is not None
     assert "A/A step passed" in verdict_lines(document_of(table))
     assert "A/A step passed" in to_markdown(document_of(table))
     assert verdicts_exit_code(document_of(table)) == 0
@@ -64,13 +64,13 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
 def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
     verdicts = build_table("demo", study(), verdict_plan=VerdictPlan()).verdicts
     (aa,) = verdicts.aa_steps
-    assert "seeds" in aa.reason
+    assert "seeds" in aa["reason"]
     table = verdict_table(document_of(verdicts))
     wide, passed = (dict(zip(table.header, row, strict=True)) for row in table.rows)
     (verdict,) = verdicts.verdicts
     assert (wide["comparison"], wide["verdict"]) == ("wide vs base", "BETTER")
-    assert (wide["low"], wide["high"]) == verdict.test.interval
-    assert (wide["n"], wide["p"], wide["of"]) == (5, verdict.test.p_adjusted, 1)
+    assert [wide["low"], wide["high"]] == verdict["interval_95"]
+    assert (wide["n"], wide["p"], wide["of"]) == (5, verdict["p_adjusted"], 1)
     assert passed["verdict"] == "A/A step passed" and "seeds" not in passed["remarks"]
     few = [run for run in study() if run.seed < 3]
     assert not verdict_table(document_of(build_table("demo", few).verdicts)).rows
@@ -80,11 +80,11 @@ def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):
     table = build_table("demo", study(shift=0.03), verdict_plan=PLAN)
     (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
     # In the band and real: the band wins, and the step is not a failure.
-    assert aa.word is VerdictWord.EQUIVALENT and verdicts_exit_code(document_of(table)) == 0
+    assert aa["verdict"] is VerdictWord.EQUIVALENT and verdicts_exit_code(document_of(table)) == 0
     table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan())
     (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
-    assert aa.word is VerdictWord.WORSE and wide.word is VerdictWord.BETTER
-    assert AA_FAILED in wide.remarks
+    assert aa["verdict"] is VerdictWord.WORSE and wide["verdict"] is VerdictWord.BETTER
+    assert AA_FAILED in wide["remarks"]
     assert AA_FAILED in verdict_lines(document_of(table)) and AA_FAILED in to_markdown(
         document_of(table)
     )
@@ -95,10 +95,10 @@ def test_a_diverged_step_is_named(study):
     runs = study()
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
     table = build_table("demo", runs, verdict_plan=PLAN)
-    assert table.verdicts.aa_steps[0].word is VerdictWord.DIVERGED
+    assert table.verdicts.aa_steps[0]["verdict"] is VerdictWord.DIVERGED
     assert "A/A step DIVERGED" in verdict_lines(document_of(table))
     assert verdicts_exit_code(document_of(table)) == 1
-    assert AA_FAILED not in table.verdicts.verdicts[0].remarks
+    assert AA_FAILED not in table.verdicts.verdicts[0]["remarks"]
 
 
 def test_a_failure_at_a_look_stays_at_the_next_one(study, make_run):
@@ -116,18 +116,18 @@ def test_a_failure_at_a_look_stays_at_the_next_one(study, make_run):
     assert [look.n for look in later.looks] == [3] and later.closed[0]
     (aa,) = later.aa_steps
     assert (
-        not aa.is_given
+        aa["verdict"] is None
         and later.document["aa_failed"]
         and verdicts_exit_code(document_of(later)) == 4
     )
-    assert AA_FAILED in later.verdicts[0].remarks
+    assert AA_FAILED in later.verdicts[0]["remarks"]
 
 
 def test_between_looks_it_is_not_tested(study):
     plan = VerdictPlan(looks=LookPlan((8,), (0.9,)))
     table = build_table("demo", study(shift=0.03), verdict_plan=plan)
     (aa,) = table.verdicts.aa_steps
-    assert not aa.is_given and verdicts_exit_code(document_of(table)) == 0
+    assert aa["verdict"] is None and verdicts_exit_code(document_of(table)) == 0
     assert "passed" not in verdict_lines(document_of(table))
 
 

@@ -97,8 +97,8 @@ def test_a_longer_list_of_seeds_is_an_unplanned_look(tmp_path):
     """Without the file, it would be a second look at all of alpha."""
     first, second = report(tmp_path, 3), report(tmp_path, 5)
     assert [look.share for look in second.looks] == [0.9, 0.05]
-    assert (first.verdicts[0].word, second.verdicts[0].look) == (BETTER, 1)
-    assert "unplanned look" in second.verdicts[1].remarks
+    assert (first.verdicts[0]["verdict"], second.verdicts[0]["look"]) == (BETTER, 1)
+    assert "unplanned look" in second.verdicts[1]["remarks"]
 
 
 def test_processes_that_report_at_once_declare_one_look(tmp_path):
@@ -115,7 +115,7 @@ def test_processes_that_report_at_once_declare_one_look(tmp_path):
 def test_a_table_that_takes_no_look_writes_nothing(tmp_path):
     study = report(tmp_path, exploratory=True)
     assert not study.looks and not list(tmp_path.iterdir())
-    assert study.verdicts[0].reason == "a table of selected steps or seeds takes no look"
+    assert study.verdicts[0]["reason"] == "a table of selected steps or seeds takes no look"
 
 
 def test_a_link_is_not_followed(tmp_path):
@@ -272,16 +272,18 @@ def test_runs_that_were_trained_after_their_look_are_named(tmp_path):
     again["wide"] = again["gate"] = [replace(run, loss=run.loss + 1e-3) for run in again["base"]]
     again["wide"] = [replace(run, loss=run.loss + run.seed / 999) for run in again["wide"]]
     wide = report(tmp_path, runs=again).verdicts[0]
-    assert wide.word is not BETTER and wide.remarks[-1] == "its runs were trained again since"
+    assert (
+        wide["verdict"] is not BETTER and wide["remarks"][-1] == "its runs were trained again since"
+    )
 
 
 def test_results_under_another_rule_are_marked(tmp_path):
     report(tmp_path, at=1000.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule(band=0.1))
     # Nothing had ended: a declaration may change before there are results.
     study = report(tmp_path, at=1500.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule())
-    assert not study.verdicts[0].remarks
+    assert not study.verdicts[0]["remarks"]
     study = report(tmp_path, at=3000.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule("own"))
-    assert study.verdicts[0].remarks == ("rule changed after results: variance",)
+    assert study.verdicts[0]["remarks"] == ["rule changed after results: variance"]
 
 
 # Import of an earlier version's record.
@@ -319,9 +321,9 @@ def test_looks_of_an_earlier_version_are_imported_once_and_words_are_not(tmp_pat
         (5, 0.05, False),
     ]
     # The word is that of the runs, and the runs are older than the file.
-    assert study.verdicts[0].word is BETTER and not study.notes
-    assert "rule changed after results: now as before" not in study.verdicts[0].remarks
-    assert study.verdicts[0].remarks[-1] == "rule changed after results: band"
+    assert study.verdicts[0]["verdict"] is BETTER and not study.notes
+    assert "rule changed after results: now as before" not in study.verdicts[0]["remarks"]
+    assert study.verdicts[0]["remarks"][-1] == "rule changed after results: band"
     imported = [line for line in lines(tmp_path) if line.get("imported")]
     assert [line["kind"] for line in imported] == ["plan", "look", "plan"]
     assert {line["at"] for line in imported} == {"1970-01-01T01:23:20.000+00:00"}

@@ -11,7 +11,7 @@ import pytest
 from lib.plan.run import RunVariant
 from lib.report.columns import to_markdown
 from lib.report.contrast_tests import VerdictRule
-from lib.report.contrasts import EFFECT, design_effects
+from lib.report.contrasts import EFFECT, design_effects, scale_of
 from lib.report.declarations import read_declarations
 from lib.report.options import LookPlan
 from lib.report.replay import VerdictPlan, declare
@@ -47,7 +47,7 @@ def test_effects_of_a_complete_design_are_orthogonal(factors):
     slugs = [variant.slug for variant in variants(cells)]
     matrix = np.array([[c.weights[slug] for slug in slugs] for c in effects.contrasts])
     assert (matrix @ matrix.T == 4 / len(cells) * np.eye(len(matrix))).all()
-    assert {contrast.scale for contrast in effects.contrasts} == {4 / len(cells)}
+    assert {scale_of(contrast.weights) for contrast in effects.contrasts} == {4 / len(cells)}
     assert all(contrast.role == EFFECT for contrast in effects.contrasts)
     main = dict(zip(slugs, cells, strict=True))
     weights = effects.contrasts[0].weights
@@ -120,7 +120,7 @@ def test_an_effect_is_the_mean_over_the_pairs_that_exist(factors, interactions):
                 total = sum(weights.get(slugs[cell].slug, 0.0) * losses[cell] for cell in cells)
                 assert total == pytest.approx(expected, abs=1e-12)
         for contrast in effects.contrasts:
-            growth = contrast.scale * len(full) / 4
+            growth = scale_of(contrast.weights) * len(full) / 4
             assert effects.inflated.get(contrast.name, 1.0) == pytest.approx(growth, abs=5e-3)
         seen |= {bool(missing), bool(effects.inflated)}
     assert seen == {True, False}
@@ -165,7 +165,7 @@ def factorial(make_run):
 
 
 def words(table):
-    return {verdict.contrast.name: verdict.word for verdict in table.verdicts.verdicts}
+    return {verdict["name"]: verdict["verdict"] for verdict in table.verdicts.verdicts}
 
 
 def test_the_words_stand_beside_the_marginal_means(factorial):
@@ -187,14 +187,14 @@ def test_few_seeds_give_no_word(factorial, seeds):
         "VERDICT", ""
     )
     assert not any(word in text for word in VerdictWord)
-    assert all(verdict.test is None for verdict in table.verdicts.verdicts)
+    assert all(verdict["p"] is None for verdict in table.verdicts.verdicts)
 
 
 def test_a_noisy_run_stops_the_words(factorial):
     table = build_table("demo", factorial(noisy="r110"), verdict_plan=PLAN)
     assert set(words(table).values()) == {INCONCLUSIVE}
     for verdict in table.verdicts.verdicts:
-        assert any(remark.startswith("SPREAD: r110") for remark in verdict.remarks)
+        assert any(remark.startswith("SPREAD: r110") for remark in verdict["remarks"])
     assert set(words(build_table("demo", factorial(), verdict_plan=PLAN)).values()) != {
         INCONCLUSIVE
     }
@@ -232,7 +232,7 @@ def test_runs_that_are_no_cells_are_judged_by_the_rule_shared(make_run):
     ]
     table = build_table("demo", runs, verdict_plan=PLAN)
     assert table.verdicts.document["not_estimable"] is None
-    assert {verdict.rule.variance for verdict in table.verdicts.verdicts} == {"shared"}
+    assert {verdict["variance"] for verdict in table.verdicts.verdicts} == {"shared"}
 
 
 def outcomes_of(losses_RN, cells):
@@ -259,14 +259,14 @@ def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_pat
         outcomes = outcomes_of(losses_RN[:count], cells[:count])
         parts = [("", effects.contrasts, outcomes)]
         study = judge_study(parts, declare(plan, parts), effects=effects)
-        return study, {v.contrast.name: v for v in study.verdicts}
+        return study, {v["name"]: v for v in study.verdicts}
 
     _, first = report(7)
-    assert first["AB"].word is WORSE and first["BC"].word is INCONCLUSIVE
+    assert first["AB"]["verdict"] is WORSE and first["BC"]["verdict"] is INCONCLUSIVE
     study, whole = report(8)
-    assert all((len(v.values), v.look) == (8, 2) for v in whole.values())
+    assert all((len(v["values"]), v["look"]) == (8, 2) for v in whole.values())
     assert [(look.n, look.share) for look in study.looks] == [(3, 0.9), (3, 0.05)]
-    assert study.document["planned_comparisons"] == 12 and whole["BC"].planned == 6
+    assert study.document["planned_comparisons"] == 12 and whole["BC"]["planned_comparisons"] == 6
 
 
 def judged(losses_RN, cells, rule):
@@ -304,9 +304,9 @@ def test_false_words_of_a_factorial_design(noise, n):
     for _ in range(studies):
         losses = 10 + mean_R[:, None] + scale_R[:, None] * rng.standard_normal((len(cells), n))
         verdicts = judged(losses, cells, VerdictRule("factorial"))
-        estimates.append([verdict.difference for verdict in verdicts])
-        names = [v.contrast.name for v in verdicts]
-        false += any(v.word in (BETTER, WORSE) for v in verdicts if v.contrast.name not in planted)
+        estimates.append([verdict["difference"] for verdict in verdicts])
+        names = [v["name"] for v in verdicts]
+        false += any(v["verdict"] in (BETTER, WORSE) for v in verdicts if v["name"] not in planted)
     means = dict(zip(cells, mean_R, strict=True))
     members = ["ABCD".index(letter) for letter in "ABCD"]
     groups = [(i,) for i in members] + list(itertools.combinations(members, 2))

@@ -23,6 +23,7 @@ from lib.report.table import build_table
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, changed, seal
+from tests.lib.report.documents import document_of
 from tests.lib.report.fabricated_study import renamed, steps, write_study
 from tests.lib.report.web_page import CONTEXT, Parsed, page_of
 
@@ -50,7 +51,7 @@ def test_every_run_step_and_comparison_is_named(study, parsed):
     assert [line["run"] for line in parsed.tables["Runs"]] == [
         run.path.name for run in runs[::3]
     ] + [run.path.name for run in runs[1::3]] + [run.path.name for run in runs[2::3]]
-    given = [verdict.word.value for verdict in table.verdicts.verdicts]
+    given = [verdict["verdict"] for verdict in table.verdicts.verdicts]
     assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
     for title in ("Question", "Answer", "Verdicts", "Losses", "Training", "What differed"):
         assert title in parsed.texts
@@ -184,7 +185,7 @@ def test_three_seeds_give_no_notice(parsed):
 
 def judged(study, *words, **fields):
     """Return the document of the study with other words of its comparisons with the baseline."""
-    document = study_document(study[1], CONTEXT)
+    document = document_of(study[1])
     for verdict, word in zip(document["verdicts"], words, strict=True):
         verdict.update(verdict=word, difference={"BETTER": -0.5, "WORSE": 0.25}.get(word, 0.1))
         verdict.update(interval_95=[verdict["difference"] - 0.1, verdict["difference"] + 0.1])
@@ -350,7 +351,7 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     plan = VerdictPlan(VerdictRule("factorial"), interactions=True)
     table = build_table("matrix", runs, verdict_plan=plan)
     parsed = Parsed(page_of(table))
-    names = {verdict.contrast.step for verdict in table.verdicts.verdicts}
+    names = {verdict["step"] for verdict in table.verdicts.verdicts}
     assert len(parsed.words) == len(names) == 3 and names <= set(parsed.texts)
     assert "Effects of the design" in parsed.values("aria-label")
     # An effect has no reference.
@@ -375,7 +376,7 @@ def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     table = build_table("demo", runs)
     parsed = Parsed(page_of(table))
     assert len(parsed.words) == 2 and parsed.words[-1].startswith("A/A step")
-    failed = replace(table.verdicts.aa_steps[0], word=VerdictWord.WORSE)
+    failed = {**table.verdicts.aa_steps[0], "verdict": VerdictWord.WORSE}
     verdicts = replace(table.verdicts, aa_steps=[failed])
     parsed = Parsed(page_of(replace(table, verdicts=verdicts)))
     assert parsed.words[-1] == "A/A step failed"
@@ -383,7 +384,7 @@ def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
 
 
 def test_a_rule_is_called_declared_only_if_it_was_before_the_runs(study):
-    document = study_document(study[1], CONTEXT)
+    document = document_of(study[1])
     for is_first, head in ((True, "Rule, declared before the first run: "), (False, "Rule: ")):
         document["is_declared_first"] = is_first
         assert (
@@ -403,7 +404,7 @@ def test_a_changed_rule_is_stated(study):
 
 
 def test_a_remark_is_listed_once_and_repeats_no_column(study):
-    document = study_document(study[1], CONTEXT)
+    document = document_of(study[1])
     for verdict in document["verdicts"]:
         # The comparison's own interval contains 0: the column p says so.
         verdict |= {"verdict": "INCONCLUSIVE", "interval_95": [-0.1, 0.1], "p": 1.0, "p_own": 0.4}

@@ -27,7 +27,7 @@ def points(make_run, seeds=(1, 2, 3)):
 def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
     table = points(make_run)
     # The comparisons with the first point have words.
-    assert {verdict.word for verdict in table.verdicts.verdicts} >= {"BETTER"}
+    assert {verdict["verdict"] for verdict in table.verdicts.verdicts} >= {"BETTER"}
     section = ranking(table.rows)
     assert section.header == ["rank", "LEARNING_RATE", "val loss", "Δ lowest", "state"]
     shown = [row[:2] + row[3:] for row in section.rows]

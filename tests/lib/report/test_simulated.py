@@ -52,12 +52,12 @@ def test_the_arrays_give_the_same_words_as_the_product(name, variance):
                         else (VerdictWord.INCONCLUSIVE,)
                     )
                 )
-                if verdict.remarks[-1:] != ("differs by rounding only",):
-                    assert verdict.word in expected
+                if verdict["remarks"][-1:] != ["differs by rounding only"]:
+                    assert verdict["verdict"] in expected
                     half = arrays.half_width[study, step]
-                    low, high = verdict.test.interval
+                    low, high = verdict["interval_95"]
                     assert high - low == pytest.approx(2 * half, rel=1e-6)
-                seen.add(verdict.word)
+                seen.add(verdict["verdict"])
     assert len(seen) > 1
 
 
@@ -117,18 +117,18 @@ def test_the_predicted_seeds_decide():
         losses_AN = (effect_A + rng.standard_normal((STEPS + 1, 60)) / np.sqrt(2)) + 10.0
         n = int(rng.choice((3, 5)))
         first = judged(losses_AN[:, :n], rule)
-        waiting = [i for i, v in enumerate(first) if v.word in open_words and v.more_seeds]
+        waiting = [i for i, v in enumerate(first) if v["verdict"] in open_words and v["more_seeds"]]
         if waiting:
             step = int(rng.choice(waiting))
-            later = judged(losses_AN[:, : n + first[step].more_seeds], rule)
-            decided.append(later[step].word not in open_words)
+            later = judged(losses_AN[:, : n + first[step]["more_seeds"]], rule)
+            decided.append(later[step]["verdict"] not in open_words)
     assert len(decided) > 150 and 70 <= percent(decided) <= 100
 
 
 def test_random_studies_have_no_word_without_an_effect():
     draw = random.Random(1)
     words = [
-        verdict.word
+        verdict["verdict"]
         for _ in range(20)
         for verdict in judged(
             [[draw.gauss(3, 0.01) for _ in range(5)] for _ in range(6)], VerdictRule()
@@ -149,4 +149,4 @@ def test_one_percent_of_normal_steps_have_an_outlying_run(n):
     assert limit < 19 and outlier_limit(4) == math.inf
     step = [*(3 + 0.001 * math.sin(i * i) for i in range(n - 1)), 9.0]
     (verdict,) = judged([[3 + 0.01 * math.cos(i * i) for i in range(n)], step], VerdictRule())
-    assert [r for r in verdict.remarks if r.startswith("SPREAD: losses of a1")]
+    assert [r for r in verdict["remarks"] if r.startswith("SPREAD: losses of a1")]

@@ -35,7 +35,7 @@ def words_in_parts(losses_AN, arrives_C, variance):
         plan = declare(plan, parts)
         study = judge_study(parts, plan)
         assert len(study.looks) == 1
-        yield [v.word in (VerdictWord.BETTER, VerdictWord.WORSE) for v in study.verdicts]
+        yield [v["verdict"] in (VerdictWord.BETTER, VerdictWord.WORSE) for v in study.verdicts]
 
 
 @pytest.mark.parametrize("variance", ["shared", "own"])

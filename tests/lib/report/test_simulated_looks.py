@@ -42,8 +42,8 @@ def judged_at_looks(losses_AN, rule):
             assert study.closed[-1] == set(study.document["family"])
             break
         assert plan.taken.share == pytest.approx(share)
-    words = np.array([CODES.get(verdict.word, 1) for verdict in study.verdicts])
-    looks = np.array([0 if v.look is None else v.look - 1 for v in study.verdicts])
+    words = np.array([CODES.get(verdict["verdict"], 1) for verdict in study.verdicts])
+    looks = np.array([0 if v["look"] is None else v["look"] - 1 for v in study.verdicts])
     return words, np.where(words > 0, looks, 0)
 
 
@@ -149,12 +149,14 @@ def test_the_predicted_seeds_decide_at_their_look():
         level = ErrorLevel(0.2, share_at=after.share_at)
         first = judge(FAMILY, outcomes(losses_AN, 3), rule, STEPS, level)
         waiting = [
-            i for i, v in enumerate(first) if v.word is VerdictWord.INCONCLUSIVE and v.more_seeds
+            i
+            for i, v in enumerate(first)
+            if v["verdict"] is VerdictWord.INCONCLUSIVE and v["more_seeds"]
         ]
         if waiting:
             step = int(rng.choice(waiting))
-            n = 3 + first[step].more_seeds
+            n = 3 + first[step]["more_seeds"]
             level = ErrorLevel(after.share_at(n))
             later = judge(FAMILY, outcomes(losses_AN, n), rule, STEPS, level)
-            decided.append(later[step].word is not VerdictWord.INCONCLUSIVE)
+            decided.append(later[step]["verdict"] is not VerdictWord.INCONCLUSIVE)
     assert len(decided) > 150 and 70 <= percent(decided) <= 100

@@ -277,7 +277,7 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
     (note,) = table.notes
     assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
     (verdict,) = table.verdicts.verdicts
-    assert verdict.remarks == ("UNSTABLE: wide, seeds 1, 2",)
+    assert verdict["remarks"] == ["UNSTABLE: wide, seeds 1, 2"]
     assert shown(to_terminal(document_of(table), 80), colour=False).count("UNSTABLE") == 2
 
 
@@ -403,7 +403,7 @@ def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(ma
     assert table.notes == [] and [row["state"] for row in table.rows] == ["done"] * 4
     differences = [row["delta_baseline"] for row in table.rows]
     assert differences == [None, pytest.approx(-0.098), None, pytest.approx(0.202)]
-    names = [verdict.contrast.name for verdict in table.verdicts.verdicts]
+    names = [verdict["name"] for verdict in table.verdicts.verdicts]
     assert names == ["512-b vs 512-a", "1024-b vs 1024-a"]
     # No row is the first one of all the others.
     assert "Δ reference" in to_markdown(document_of(table))

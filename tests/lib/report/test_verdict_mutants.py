@@ -111,7 +111,7 @@ def _dropped(judge):
 
 
 def _one_way(test):
-    return lambda sample, *a: (lambda t: replace(t, p=t.p / 2))(test(sample, *a))  # one-sided
+    return lambda sample, *a: (lambda t: {**t, "p": t["p"] / 2})(test(sample, *a))  # one-sided
 
 
 def _ungated(test):
@@ -119,10 +119,14 @@ def _ungated(test):
         found = test(sample, variance, band, live, mean_sd)
         if variance != "shared":
             return found
-        p = 2 * sample.tail(abs(sample.mean), found.sd, found.degrees)
+        p = 2 * sample.tail(abs(sample.mean), found["sd_of_rule"], found["degrees_of_freedom"])
         margin = band - abs(sample.mean)
-        equal = sample.tail(margin, found.sd, found.degrees) if band > 0 else None
-        return replace(found, p=p, p_equivalent=equal)
+        equal = (
+            sample.tail(margin, found["sd_of_rule"], found["degrees_of_freedom"])
+            if band > 0
+            else None
+        )
+        return {**found, "p": p, "p_equivalent": equal}
 
     return changed
 
@@ -131,7 +135,7 @@ def _quieter(sample, variance, band, live, mean_sd):
     quiet = mean_sd and min(sample.run_sd, mean_sd)
     if quiet is None or variance != "shared":
         return sample, variance, band, live, mean_sd
-    return replace(sample, sd=quiet * math.sqrt(sample.scale)), variance, band, live, quiet
+    return sample._replace(sd=quiet * math.sqrt(sample.scale)), variance, band, live, quiet
 
 
 def _patched_judge(change):
@@ -198,6 +202,8 @@ MISSING = test_verdicts.test_a_missing_run_reduces_n_but_not_the_family
 def _normal(self, distance, sd, degrees):
     return distance, sd, 1e6
 
+
+INCONCLUSIVE = VerdictWord.INCONCLUSIVE
 
 MUTANTS = [
     EngineMutant(
@@ -279,7 +285,7 @@ MUTANTS = [
         _function(
             contrast_tests,
             "_raw_test",
-            lambda test: lambda *a: (lambda t: replace(t, p_equivalent=1 - t.p))(test(*a)),
+            lambda test: lambda *a: (lambda t: {**t, "p_equivalent": 1 - t["p"]})(test(*a)),
         ),
         EQUAL,
     ),
@@ -289,7 +295,7 @@ MUTANTS = [
             contrast_tests,
             "_raw_test",
             lambda test: lambda *a: (
-                lambda t: replace(t, p_equivalent=t.p_equivalent and 2 * t.p_equivalent)
+                lambda t: {**t, "p_equivalent": t["p_equivalent"] and 2 * t["p_equivalent"]}
             )(test(*a)),
         ),
         EQUAL,
@@ -321,7 +327,7 @@ MUTANTS = [
     EngineMutant(
         "two seeds suffice",
         lambda patch: patch.setattr(
-            verdicts, "_is_testable", lambda v: v.word is VerdictWord.INCONCLUSIVE and v.n > 1
+            verdicts, "_is_testable", lambda v: v["verdict"] in (None, INCONCLUSIVE) and v["n"] > 1
         ),
         test_verdicts.test_one_or_two_seeds_give_the_difference_and_no_word,
     ),
@@ -330,7 +336,9 @@ MUTANTS = [
         _function(
             verdicts,
             "more_seeds",
-            lambda f: lambda sample, test, rule, m, *rest: f(sample, test, rule, 1, *rest),
+            lambda f: lambda sample, test, *rest: f(
+                sample, {**test, "planned_comparisons": 1}, *rest
+            ),
         ),
         FOUR,
     ),

@@ -13,7 +13,7 @@ import pytest
 from lib.project import ROOT
 from lib.report import contrast_tests
 from lib.report.contrast_tests import VerdictRule, deviation_of
-from lib.report.contrasts import Contrast, plan_contrasts
+from lib.report.contrasts import Contrast, plan_contrasts, scale_of
 from lib.report.significance import holm, smallest_p, t_isf, t_sf
 from lib.report.study_verdicts import pairing_gain
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
@@ -48,17 +48,25 @@ def judged(outcomes, rule=VerdictRule(), planned=None):
     )
 
 
+def figures(verdict):
+    """Return the figures of the test of a verdict."""
+    names = ("sd_of_rule", "degrees_of_freedom", "interval_95", "gated", "p", "p_adjusted")
+    return [verdict[name] for name in (*names, "p_equivalent", "p_equivalent_adjusted")]
+
+
 # Golden values.
 
 
 def test_a_single_contrast_is_the_paired_t_test():
     (verdict,) = judged(study((-0.010, -0.012, -0.008, -0.011, -0.009)))
-    assert verdict.difference == pytest.approx(-0.010, abs=1e-12)
-    assert verdict.sd == pytest.approx(0.00158114, rel=1e-5)
-    assert verdict.difference / (verdict.sd / math.sqrt(5)) == pytest.approx(-14.1421, rel=1e-5)
-    assert verdict.p_own == pytest.approx(1.451281e-4, rel=1e-6)
-    assert verdict.test.interval == pytest.approx((-0.0119632, -0.0080368), abs=5e-8)
-    assert verdict.word is BETTER
+    assert verdict["difference"] == pytest.approx(-0.010, abs=1e-12)
+    assert verdict["sd"] == pytest.approx(0.00158114, rel=1e-5)
+    assert verdict["difference"] / (verdict["sd"] / math.sqrt(5)) == pytest.approx(
+        -14.1421, rel=1e-5
+    )
+    assert verdict["p_own"] == pytest.approx(1.451281e-4, rel=1e-6)
+    assert verdict["interval_95"] == pytest.approx((-0.0119632, -0.0080368), abs=5e-8)
+    assert verdict["verdict"] is BETTER
 
 
 def test_holm_is_monotone():
@@ -71,8 +79,8 @@ def test_holm_is_monotone():
 def test_pairs_are_runs_of_one_seed():
     base, step = (3.0, 3.01, 3.02, 3.03), (2.98, 3.0, 2.97, 2.99)
     (verdict,) = judged({"base": runs(base), "s1": runs(step)})
-    assert verdict.differences == pytest.approx((-0.02, -0.01, -0.05, -0.04))
-    assert verdict.sd == pytest.approx(0.0182574, rel=1e-5)
+    assert verdict["differences"] == pytest.approx((-0.02, -0.01, -0.05, -0.04))
+    assert verdict["sd"] == pytest.approx(0.0182574, rel=1e-5)
 
 
 def test_the_own_rule_steps_down():
@@ -88,39 +96,42 @@ def test_the_own_rule_steps_down():
         VerdictRule("own"),
     )
     first, last = found[0], found[-1]
-    assert last.test.p_adjusted == pytest.approx(5 * last.p_own)
-    assert first.test.p_adjusted == pytest.approx(4 * first.p_own)
+    assert last["p_adjusted"] == pytest.approx(5 * last["p_own"])
+    assert first["p_adjusted"] == pytest.approx(4 * first["p_own"])
 
 
 def test_equivalence_is_two_one_sided_tests():
     (verdict,) = judged(study((0.001, -0.0005, 0.0012, -0.0008, 0.0003)), VerdictRule(band=0.005))
-    assert verdict.test.p_equivalent == pytest.approx(1.369387e-4, rel=1e-6)
-    assert verdict.word is EQUIVALENT
+    assert verdict["p_equivalent"] == pytest.approx(1.369387e-4, rel=1e-6)
+    assert verdict["verdict"] is EQUIVALENT
 
 
 def test_four_contrasts_share_their_variance():
     first, second, third, fourth = judged(study(*FOUR), VerdictRule(band=0.005))
-    assert [v.word for v in (first, second, third, fourth)] == [
+    assert [v["verdict"] for v in (first, second, third, fourth)] == [
         *(BETTER, EQUIVALENT, INCONCLUSIVE, EQUIVALENT)
     ]
-    assert (second.test.sd**2 / 2, second.test.degrees) == (pytest.approx(8.45e-7, rel=1e-4), 4)
-    assert first.test.p_adjusted == pytest.approx(8.051e-4, rel=1e-4)
-    assert [v.test.p_adjusted for v in (second, third, fourth)] == [1, 1, 1]
-    assert second.test.p_equivalent_adjusted == pytest.approx(0.00569, rel=1e-3)
-    assert fourth.test.p_equivalent_adjusted == pytest.approx(0.00800, rel=1e-3)
-    assert first.test.p_equivalent_adjusted == third.test.p_equivalent_adjusted == 1
-    assert first.test.interval == pytest.approx((-0.011879, -0.007654), abs=1e-6)
-    assert third.more_seeds == 5 and "about 5 more" in third.reason
+    assert (second["sd_of_rule"] ** 2 / 2, second["degrees_of_freedom"]) == (
+        pytest.approx(8.45e-7, rel=1e-4),
+        4,
+    )
+    assert first["p_adjusted"] == pytest.approx(8.051e-4, rel=1e-4)
+    assert [v["p_adjusted"] for v in (second, third, fourth)] == [1, 1, 1]
+    assert second["p_equivalent_adjusted"] == pytest.approx(0.00569, rel=1e-3)
+    assert fourth["p_equivalent_adjusted"] == pytest.approx(0.00800, rel=1e-3)
+    assert first["p_equivalent_adjusted"] == third["p_equivalent_adjusted"] == 1
+    assert first["interval_95"] == pytest.approx((-0.011879, -0.007654), abs=1e-6)
+    assert third["more_seeds"] == 5 and "about 5 more" in third["reason"]
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])
 def test_one_comparison_is_the_same_under_both_rules(n):
     outcomes = study([0.001 * (i * i - 3) for i in range(n)])
     (shared,), (own,) = (judged(outcomes, VerdictRule(r, band=0.02)) for r in ("shared", "own"))
-    assert shared.test.p_adjusted == pytest.approx(own.test.p_adjusted, rel=1e-12)
-    assert shared.test.p_adjusted == pytest.approx(shared.p_own, rel=1e-12)
-    assert shared.test.p_equivalent == pytest.approx(own.test.p_equivalent, rel=1e-12)
-    assert shared.test.interval == own.test.interval and shared.word is own.word
+    assert shared["p_adjusted"] == pytest.approx(own["p_adjusted"], rel=1e-12)
+    assert shared["p_adjusted"] == pytest.approx(shared["p_own"], rel=1e-12)
+    assert shared["p_equivalent"] == pytest.approx(own["p_equivalent"], rel=1e-12)
+    assert shared["interval_95"] == own["interval_95"] and shared["verdict"] is own["verdict"]
 
 
 def test_the_sign_flip_minimum():
@@ -160,11 +171,11 @@ def test_tails_and_tests_equal_scipy_and_statsmodels():
             VerdictRule("own", band=0.005),
         )
         differences = [a - b for a, b in zip(step, base)]
-        assert verdict.p_own == pytest.approx(stats.ttest_rel(step, base).pvalue, rel=1e-9)
+        assert verdict["p_own"] == pytest.approx(stats.ttest_rel(step, base).pvalue, rel=1e-9)
         low, high = models.DescrStatsW(differences).tconfint_mean()
-        assert verdict.test.interval == pytest.approx((low, high), rel=1e-9)
+        assert verdict["interval_95"] == pytest.approx((low, high), rel=1e-9)
         oracle = models.DescrStatsW(differences).ttost_mean(-0.005, 0.005)[0]
-        assert verdict.test.p_equivalent == pytest.approx(oracle, rel=1e-9)
+        assert verdict["p_equivalent"] == pytest.approx(oracle, rel=1e-9)
     values = [draw.random() ** 4 for _ in range(30)]
     assert holm(values, 30) == pytest.approx(list(multipletests(values, method="holm")[1]))
 
@@ -175,13 +186,13 @@ def test_tails_and_tests_equal_scipy_and_statsmodels():
 def test_one_or_two_seeds_give_the_difference_and_no_word():
     for n in (1, 2):
         (verdict,) = judged(study((-0.5, -0.3)[:n]))
-        assert verdict.word is INCONCLUSIVE and f"{n} seed" in verdict.reason
-        assert verdict.difference == pytest.approx(-0.5 if n == 1 else -0.4)
-        assert verdict.test is verdict.p_own is verdict.p_sign_flip is None
-        assert verdict.to_json()["interval_95"] is verdict.to_json()["p_adjusted"] is None
-        assert verdict.more_seeds == 3 - n
+        assert verdict["verdict"] is None and f"{n} seed" in verdict["reason"]
+        assert verdict["difference"] == pytest.approx(-0.5 if n == 1 else -0.4)
+        assert verdict["p"] is verdict["p_own"] is verdict["p_sign_flip"] is None
+        assert verdict["interval_95"] is verdict["p_adjusted"] is None
+        assert verdict["more_seeds"] == 3 - n
     (verdict,) = judged(study((-0.5, -0.4, -0.45)), VerdictRule(min_seeds=4))
-    assert verdict.word is INCONCLUSIVE and verdict.test is None
+    assert verdict["verdict"] is None and verdict["p"] is None
 
 
 def test_two_seeds_have_the_interval_of_the_noise_of_the_reference():
@@ -193,10 +204,10 @@ def test_two_seeds_have_the_interval_of_the_noise_of_the_reference():
     half = 2.776445 * deviation_of(base)
     low, high = contrast_tests.interval_of_noise(base, 2, -0.08)
     assert (low, high) == pytest.approx((-0.08 - half, -0.08 + half), rel=1e-6)
-    assert not verdict.is_given and verdict.test is None and verdict.p_own is None
-    assert f"[{low:.4f}, {high:+.4f}] by 5 seeds of base" in verdict.reason
+    assert verdict["verdict"] is None and verdict["p"] is None and verdict["p_own"] is None
+    assert f"[{low:.4f}, {high:+.4f}] by 5 seeds of base" in verdict["reason"]
     few = {"base": runs(base[:2]), "step": runs((2.9, 2.95))}
-    assert "[" not in judge([contrast], few, VerdictRule())[0].reason
+    assert "[" not in judge([contrast], few, VerdictRule())[0]["reason"]
 
 
 def test_losses_that_cannot_be_separate_trainings_are_unfair():
@@ -208,38 +219,38 @@ def test_losses_that_cannot_be_separate_trainings_are_unfair():
     reasons = {"listed twice": twice, "seed has no effect": stuck, "same model": dead}
     for reason, outcomes in {**reasons, "the same difference": copied}.items():
         (verdict,) = judged(outcomes)
-        assert verdict.word is UNFAIR and reason in verdict.reason
-        assert verdict.difference is verdict.test is None
+        assert verdict["verdict"] is UNFAIR and reason in verdict["reason"]
+        assert verdict["difference"] is verdict["p"] is None
     (verdict,) = judged(study((0.0,)))
-    assert verdict.word is UNFAIR and "same model" in verdict.reason
+    assert verdict["verdict"] is UNFAIR and "same model" in verdict["reason"]
     # Equal means over different items do not show the same model.
     items = [replace(run, items="other") for run in good["base"]]
     (verdict,) = judged({"base": good["base"], "s1": items}, VerdictRule(band=0.001))
-    assert verdict.word is EQUIVALENT and "rounding" in verdict.remarks[0]
+    assert verdict["verdict"] is EQUIVALENT and "rounding" in verdict["remarks"][0]
 
 
 def test_an_undeclared_difference_is_unfair_before_anything_else():
     outcomes = study((-0.01, -0.012, -0.009))
     first = replace(outcomes["s1"][0], undeclared=("torch", "data"), diverged=True, loss=None)
     (verdict,) = judged({**outcomes, "s1": [first, *outcomes["s1"][1:]]})
-    assert (verdict.word, verdict.reason) == (UNFAIR, "data, torch")
+    assert (verdict["verdict"], verdict["reason"]) == (UNFAIR, "data, torch")
 
 
 def test_rounding_is_never_better_and_changes_no_other_verdict():
     rounding = (-1e-7, -1.1e-7, -0.9e-7)
     alone, among = judged(study(*FOUR), planned=5), judged(study(*FOUR, rounding))
-    assert [v.test for v in alone] == [v.test for v in among[:4]]
-    assert among[4].word is INCONCLUSIVE and among[4].test is None
+    assert [*map(figures, alone)] == [*map(figures, among[:4])]
+    assert among[4]["verdict"] is INCONCLUSIVE and among[4]["p"] is None
     for variance in ("shared", "own"):
         *_, last = judged(study(*FOUR, rounding), VerdictRule(variance, band=0.001))
-        assert (last.word, last.remarks) == (EQUIVALENT, ("differs by rounding only",))
+        assert (last["verdict"], last["remarks"]) == (EQUIVALENT, ["differs by rounding only"])
 
 
 def test_a_step_of_nearly_no_variance_does_not_lower_that_of_the_others():
     quiet = (-0.02, -0.0200001, -0.02)
     *among, last = judged(study(*FOUR, quiet))
-    assert [v.test for v in among] == [v.test for v in judged(study(*FOUR), planned=5)]
-    assert last.test.sd == last.sd and last.test.degrees == 2
+    assert [*map(figures, among)] == [*map(figures, judged(study(*FOUR), planned=5))]
+    assert last["sd_of_rule"] == last["sd"] and last["degrees_of_freedom"] == 2
 
 
 def test_a_diverged_seed_leaves_no_number():
@@ -249,12 +260,12 @@ def test_a_diverged_seed_leaves_no_number():
     untrained = SeedOutcome(4, 9.75, diverged=True)
     step = [outcomes["s1"][i] for i in (0, 2, 4)] + [failed, untrained]
     first, second = judged({**outcomes, "s1": step})
-    assert (first.word, first.reason) == (DIVERGED, "2/5 (seeds 2, 4)")
-    assert first.difference is first.test is first.sd is None and first.seeds == ()
-    assert first.remarks == ("over the other 3: -0.0097, not a verdict",)
-    assert "9.75" not in json.dumps(first.to_json()) and second.test is not None
+    assert (first["verdict"], first["reason"]) == (DIVERGED, "2/5 (seeds 2, 4)")
+    assert first["difference"] is first["p"] is first["sd"] is None and first["seeds"] == []
+    assert first["remarks"] == ["over the other 3: -0.0097, not a verdict"]
+    assert "9.75" not in json.dumps(first) and second["p"] is not None
     both = judged({**outcomes, "base": [*outcomes["base"][:4], replace(failed, seed=5)]})
-    assert [(v.word, v.reason) for v in both] == [(DIVERGED, "base, seed 5")] * 2
+    assert [(v["verdict"], v["reason"]) for v in both] == [(DIVERGED, "base, seed 5")] * 2
 
 
 def test_a_missing_run_reduces_n_but_not_the_family():
@@ -263,20 +274,20 @@ def test_a_missing_run_reduces_n_but_not_the_family():
     # Another seed takes no place: only one arm has it.
     step = [*outcomes["s1"][:2], lost, outcomes["s1"][3], SeedOutcome(9, 2.9)]
     first, second = judged({**outcomes, "s1": step})
-    assert (first.n, first.seeds, second.n) == (3, (1, 2, 4), 4)
-    assert first.planned == second.planned == 2
-    assert first.excluded == ("s1 s3: out of memory", "base s9: not planned")
+    assert (first["n"], first["seeds"], second["n"]) == (3, [1, 2, 4], 4)
+    assert first["planned_comparisons"] == second["planned_comparisons"] == 2
+    assert first["excluded"] == ["s1 s3: out of memory", "base s9: not planned"]
     two = {name: step for name, step in outcomes.items() if name != "s2"}
-    assert judged(two, planned=2)[0].test.p_adjusted == pytest.approx(2 * judged(two)[0].p_own)
+    assert judged(two, planned=2)[0]["p_adjusted"] == pytest.approx(2 * judged(two)[0]["p_own"])
 
 
 def test_the_order_of_runs_and_arms_changes_no_byte():
     outcomes = study(*FOUR)
-    expected = json.dumps([v.to_json() for v in judged(outcomes, VerdictRule(band=0.005))])
+    expected = json.dumps(judged(outcomes, VerdictRule(band=0.005)))
     mixed = dict(reversed([(name, step[::-1]) for name, step in outcomes.items()]))
     contrasts = [Contrast.pair(f"s{i}", "base") for i in range(1, 5)]
     found = judge(contrasts, mixed, VerdictRule(band=0.005))
-    assert json.dumps([v.to_json() for v in found]) == expected
+    assert json.dumps(found) == expected
 
 
 @pytest.mark.parametrize("variance", contrast_tests.VARIANCE_RULES)
@@ -290,24 +301,28 @@ def test_units_and_signs(variance):
         return {s: [replace(r, loss=change(r.loss)) for r in rs] for s, rs in outcomes.items()}
 
     doubled = judged(changed(lambda loss: 2 * loss), replace(rule, band=2 * rule.band))
-    assert [(v.word, v.test.p_adjusted, v.test.p_equivalent_adjusted) for v in doubled] == [
-        (v.word, v.test.p_adjusted, v.test.p_equivalent_adjusted) for v in before
+    assert [(v["verdict"], v["p_adjusted"], v["p_equivalent_adjusted"]) for v in doubled] == [
+        (v["verdict"], v["p_adjusted"], v["p_equivalent_adjusted"]) for v in before
     ]
     shifted = judged(changed(lambda loss: loss + 4), rule)
-    assert [(v.word, v.test) for v in shifted] == [(v.word, v.test) for v in before]
+    assert [(v["verdict"], figures(v)) for v in shifted] == [
+        (v["verdict"], figures(v)) for v in before
+    ]
     swapped = judge([Contrast.pair("base", f"s{i}") for i in range(1, 5)], outcomes, rule)
     mirror = {BETTER: WORSE, WORSE: BETTER}
-    assert [v.word for v in swapped] == [mirror.get(v.word, v.word) for v in before]
-    assert [v.test.interval for v in swapped] == [
-        (-high, -low) for low, high in (v.test.interval for v in before)
+    assert [v["verdict"] for v in swapped] == [
+        mirror.get(v["verdict"], v["verdict"]) for v in before
+    ]
+    assert [v["interval_95"] for v in swapped] == [
+        [-high, -low] for low, high in (v["interval_95"] for v in before)
     ]
 
 
 def test_an_interval_without_zero_is_no_word_among_many_comparisons():
     (verdict,) = judged(study((-0.010, -0.012, -0.004, -0.011, -0.009)), planned=200)
-    assert verdict.test.interval[1] < 0 and 0.05 < verdict.test.p_adjusted < 1
-    assert verdict.word is INCONCLUSIVE and verdict.planned == 200
-    assert judged(study((-0.010, -0.012, -0.004, -0.011, -0.009)))[0].word is BETTER
+    assert verdict["interval_95"][1] < 0 and 0.05 < verdict["p_adjusted"] < 1
+    assert verdict["verdict"] is INCONCLUSIVE and verdict["planned_comparisons"] == 200
+    assert judged(study((-0.010, -0.012, -0.004, -0.011, -0.009)))[0]["verdict"] is BETTER
 
 
 @pytest.mark.parametrize("variance", ["shared", "own"])
@@ -319,10 +334,10 @@ def test_no_word_contradicts_its_interval(variance):
         means = [draw.choice((0, 1, 5)) * sd * draw.choice((-1, 1)) for sd in noise]
         steps = [[draw.gauss(m, sd) for _ in range(n)] for m, sd in zip(means, noise)]
         for verdict in judged(study(*steps), VerdictRule(variance)):
-            low, high = verdict.test.interval
-            assert verdict.word is not BETTER or high < 0
-            assert verdict.word is not WORSE or low > 0
-            words.append(verdict.word)
+            low, high = verdict["interval_95"]
+            assert verdict["verdict"] is not BETTER or high < 0
+            assert verdict["verdict"] is not WORSE or low > 0
+            words.append(verdict["verdict"])
     assert {BETTER, WORSE, INCONCLUSIVE} <= set(words)
 
 
@@ -335,10 +350,10 @@ def test_no_number_overflows_or_is_nan():
     outcomes |= {f"s{i}": runs(losses) for i, losses in enumerate((big, tiny, close), 1)}
     for variance in contrast_tests.VARIANCE_RULES:
         for verdict in judged(outcomes, VerdictRule(variance, band=0.005)):
-            json.dumps(verdict.to_json(), allow_nan=False)
+            json.dumps(verdict, allow_nan=False)
     exact = study([-1e6 - i * 1e-9 for i in range(8)], base=[float(i) for i in range(8)])
     (verdict,) = judged({**exact, "s1": [replace(r, loss=r.loss * 1.0) for r in exact["s1"]]})
-    assert verdict.word in (BETTER, UNFAIR)
+    assert verdict["verdict"] in (BETTER, UNFAIR)
 
 
 @pytest.mark.slow
@@ -347,7 +362,7 @@ def test_a_thousand_steps_over_a_thousand_seeds():
     base = [3 + draw.gauss(0, 0.01) for _ in range(1000)]
     steps = [[draw.gauss(-0.01, 0.001) for _ in range(1000)] for _ in range(200)]
     found = judged(study(*steps, base=base), planned=1000)
-    assert {v.word for v in found} == {BETTER} and max(v.test.p_adjusted for v in found) < 1e-12
+    assert {v["verdict"] for v in found} == {BETTER} and max(v["p_adjusted"] for v in found) < 1e-12
 
 
 def test_the_same_bytes_without_numpy_in_any_locale():
@@ -355,9 +370,9 @@ def test_the_same_bytes_without_numpy_in_any_locale():
         "import json, sys\n"
         "sys.modules.update(numpy=None, scipy=None, torch=None)\n"
         "from tests.lib.report.test_verdicts import FOUR, study, judged, VerdictRule\n"
-        "print(json.dumps([v.to_json() for v in judged(study(*FOUR), VerdictRule(band=0.005))]))"
+        "print(json.dumps(judged(study(*FOUR), VerdictRule(band=0.005))))"
     )
-    expected = json.dumps([v.to_json() for v in judged(study(*FOUR), VerdictRule(band=0.005))])
+    expected = json.dumps(judged(study(*FOUR), VerdictRule(band=0.005)))
     environment = {**os.environ, "LC_ALL": "C"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(
@@ -388,30 +403,30 @@ def test_remarks_say_what_a_word_rests_on():
     outcomes = study(*[(-0.02, -0.021, -0.022, -0.02, -0.0215, -0.0205, -0.0212, -0.0201)])
     exact = 2 / 2**8
     (verdict,) = judged(outcomes)
-    assert verdict.p_sign_flip == exact and verdict.remarks == (
-        "confirmed without the normal model",
-    )
+    assert verdict["p_sign_flip"] == exact and verdict["remarks"] == [
+        "confirmed without the normal model"
+    ]
     (verdict,) = judged(outcomes, planned=20)
-    assert verdict.word is BETTER and verdict.remarks == ()
+    assert verdict["verdict"] is BETTER and verdict["remarks"] == []
     (verdict,) = judged({arm: step[:4] for arm, step in outcomes.items()})
-    assert verdict.remarks[0].startswith("rests on the normal model") and "0.125" in (
-        verdict.remarks[0]
+    assert verdict["remarks"][0].startswith("rests on the normal model") and "0.125" in (
+        verdict["remarks"][0]
     )
     (verdict,) = judged(outcomes, VerdictRule(band=0.05))
-    assert (verdict.word, verdict.remarks) == (EQUIVALENT, ("real, but under the band",))
+    assert (verdict["verdict"], verdict["remarks"]) == (EQUIVALENT, ["real, but under the band"])
     (verdict,) = judged(outcomes, VerdictRule(band=0.0212))
-    assert verdict.word is BETTER and verdict.remarks[0] == "under the band"
+    assert verdict["verdict"] is BETTER and verdict["remarks"][0] == "under the band"
 
 
 def test_a_noisy_step_and_an_outlying_run_are_remarked():
     quiet = [[0.001 * ((i * j) % 5 - 2.2) for i in range(1, 6)] for j in range(1, 12)]
     wild = [0.0, 0.001, -0.001, 0.0005, 9.0]
     *_, last = judged(study(*quiet, wild))
-    assert [r.split(":")[0] for r in last.remarks] == ["SPREAD"] * 2
-    assert "losses of s12" in last.remarks[1]
-    assert "disagree" not in last.remarks[0]
+    assert [r.split(":")[0] for r in last["remarks"]] == ["SPREAD"] * 2
+    assert "losses of s12" in last["remarks"][1]
+    assert "disagree" not in last["remarks"][0]
     *_, opposite = judged(study(*quiet, [-0.01, -0.011, -0.012, -0.009, 0.9]))
-    assert "mean and median disagree" in opposite.remarks[0]
+    assert "mean and median disagree" in opposite["remarks"][0]
 
 
 def test_few_documents_limit_a_difference_of_many_seeds():
@@ -425,28 +440,27 @@ def test_few_documents_limit_a_difference_of_many_seeds():
         ]
     small, noisy = judged(outcomes)
     error = deviation_of([shift - 0.01 for shift in shifts]) / 2
-    assert small.document_error == pytest.approx(error) and error > small.sd / math.sqrt(5)
-    assert small.to_json()["document_error"] == small.document_error
+    assert small["document_error"] == pytest.approx(error) and error > small["sd"] / math.sqrt(5)
     limited = "limited by the evaluation set, not by seeds"
-    assert limited in small.remarks and limited not in noisy.remarks
+    assert limited in small["remarks"] and limited not in noisy["remarks"]
     # Another number of documents is another evaluation, and no documents are none.
     outcomes["s1"][0] = replace(outcomes["s1"][0], documents=(1.0,))
-    assert [verdict.document_error is None for verdict in judged(outcomes)] == [True, False]
+    assert [verdict["document_error"] is None for verdict in judged(outcomes)] == [True, False]
 
 
 def test_pairing_is_reported_for_the_study():
     found = judged(study(*FOUR))
     paired = sum(deviation_of(each) ** 2 for each in FOUR)
-    apart = sum(deviation_of(list(v)) ** 2 for f in found for v in f.values.values())
+    apart = sum(deviation_of(list(v)) ** 2 for f in found for v in f["values"].values())
     assert pairing_gain(found) == pytest.approx(1 - paired / apart, rel=1e-6)
     assert pairing_gain(judged(study((0.1,)))) is None
 
 
 def test_the_other_rule_is_recorded_and_remarked():
     first, *_ = judged(study(*FOUR), planned=35)
-    assert first.other["variance"] == "own"
-    assert first.other["p_adjusted"] == pytest.approx(35 * first.p_own)
-    assert first.word is BETTER and "the rule own gives INCONCLUSIVE" in first.remarks
+    assert first["other_rule"]["variance"] == "own"
+    assert first["other_rule"]["p_adjusted"] == pytest.approx(35 * first["p_own"])
+    assert first["verdict"] is BETTER and "the rule own gives INCONCLUSIVE" in first["remarks"]
 
 
 def test_a_factorial_uses_one_variance():
@@ -463,8 +477,13 @@ def test_a_factorial_uses_one_variance():
         for name, sign in columns.items()
     ]
     found = judge(effects, outcomes, VerdictRule("factorial"))
-    assert [v.word for v in found] == [BETTER, INCONCLUSIVE, INCONCLUSIVE]
-    assert found[0].difference == pytest.approx(-0.4, abs=0.01) and found[0].contrast.scale == 1
-    assert len({v.test.sd for v in found}) == 1 and {v.test.degrees for v in found} == {4.5}
-    widths = {round(v.test.interval[1] - v.test.interval[0], 12) for v in found}
+    assert [v["verdict"] for v in found] == [BETTER, INCONCLUSIVE, INCONCLUSIVE]
+    assert (
+        found[0]["difference"] == pytest.approx(-0.4, abs=0.01)
+        and scale_of(found[0]["weights"]) == 1
+    )
+    assert len({v["sd_of_rule"] for v in found}) == 1 and {
+        v["degrees_of_freedom"] for v in found
+    } == {4.5}
+    widths = {round(v["interval_95"][1] - v["interval_95"][0], 12) for v in found}
     assert len(widths) == 1
