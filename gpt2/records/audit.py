@@ -44,7 +44,7 @@ class Verdict:
 
 def audit(run: RunDir, build_dir: Path) -> Verdict:
     """Audit a run from its directory, and against its data set if the data set is available."""
-    record = RunRecord(run, growing=False)
+    record = RunRecord(run)
     verdict = Verdict(str(run.path), [*artifact_findings(record)])
     problems = [*format_findings(record)]
     verdict.findings += [problem for problem in problems if problem not in verdict.findings]

@@ -18,33 +18,26 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
 from lib.json_files import DamagedRecord, MissingRecord, read_record
 from lib.project import ROOT
-from lib.runs.record import RunRecord
+from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir
 
-# Code that only configures, plans and starts runs, writes text, or reads results: editing these files
-# does not make a finished run stale. What they configure is the recorded identity of the run. A worker
-# has some of them loaded, depending on the command that started it.
+# Code that a worker loads, and that only configures, plans and starts runs, writes text, or reads
+# results: editing these files does not make a finished run stale. What they configure is the recorded
+# identity of the run.
 NOT_TRAINING = (
     "gpt2/ablation/",
-    "gpt2/bench/",
-    "gpt2/check/",
-    "gpt2/mutation/",
     "gpt2/planning/",
-    "gpt2/records/audit.py",
-    "gpt2/records/comparison.py",
     "gpt2/records/listing.py",
     "gpt2/records/report.py",
     "gpt2/records/sections.py",
     "gpt2/running/",
-    "lib/build/",
     "lib/config/check.py",
     "lib/config/commands.py",
     "lib/config/dotconfig.py",
@@ -52,7 +45,6 @@ NOT_TRAINING = (
     "lib/env/speed.py",
     "lib/errors.py",
     "lib/gone.py",
-    "lib/make_help.py",
     "lib/make_variables.py",
     "lib/plan/",
     "lib/report/",
@@ -148,7 +140,7 @@ def _source(name: str, digest: str, commit: str | None) -> bytes | None:
 @functools.cache
 def _committed_source(root: str, name: str, digest: str, commit: str) -> bytes | None:
     # A record is data: text that is no commit would be an option or another revision.
-    if not _COMMIT.fullmatch(commit):
+    if not _COMMIT.fullmatch(str(commit)):
         return None
     source = run_git("show", f"{commit}:{name}")
     if source is None or hashlib.sha256(source).hexdigest() != digest:
@@ -169,20 +161,15 @@ def _syntax(source: bytes) -> str | None:
     return ast.dump(tree)
 
 
-@dataclass(frozen=True)
-class GitCommit:
+class GitCommit(NamedTuple):
     """HEAD commit of the tree and the files that differ from it."""
 
     sha: str
     branch: str
-    # Tracked files that were changed, added or removed since the commit.
-    tracked: Sequence[str]
     # Files not tracked by git, ignored or not, that Python could import or Kconfig could read.
     untracked: Sequence[str]
-
-    @property
-    def uncommitted(self) -> list[str]:
-        return [*self.tracked, *self.untracked]
+    # Tracked files that were changed, added or removed since the commit, and the untracked ones.
+    uncommitted: Sequence[str]
 
 
 def head_commit() -> GitCommit | None:
@@ -202,8 +189,14 @@ def head_commit() -> GitCommit | None:
     # Number of fields before the path, for a change and for a conflict.
     fields = {"1": 8, "u": 10}
     tracked = [line.split(" ", fields[line[0]])[-1] for line in lines if line[0] in fields]
-    untracked = [name for name in _entries(untracked_output) if _is_code(name)]
-    return GitCommit(heads["branch.oid"], heads["branch.head"], sorted(tracked), sorted(untracked))
+    untracked = [
+        name
+        for name in sorted(_entries(untracked_output))
+        if Path(name).match("*.py") or Path(name).match("Kconfig*")
+        if (ROOT / name).is_file()
+    ]
+    uncommitted = [*sorted(tracked), *untracked]
+    return GitCommit(heads["branch.oid"], heads["branch.head"], untracked, uncommitted)
 
 
 def git_state() -> dict[str, str | bool | None]:
@@ -215,11 +208,7 @@ def git_state() -> dict[str, str | bool | None]:
     head = head_commit()
     if head is None:
         return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
-    return {
-        "git_sha": head.sha,
-        "branch": head.branch,
-        "dirty_tree": bool(head.uncommitted),
-    }
+    return {"git_sha": head.sha, "branch": head.branch, "dirty_tree": bool(head.uncommitted)}
 
 
 @functools.cache
@@ -250,11 +239,6 @@ def run_git(*args: str, expected: Sequence[int] = (0,)) -> bytes | None:
 
 def _entries(output: bytes) -> list[str]:
     return [entry for entry in os.fsdecode(output).split("\0") if entry]
-
-
-def _is_code(name: str) -> bool:
-    path = ROOT / name
-    return (path.suffix == ".py" or path.name.startswith("Kconfig")) and path.is_file()
 
 
 def makes_results(name: str) -> bool:
@@ -296,13 +280,16 @@ def run_drift(
     run that never started.
     """
     try:
-        origin = record.origin
+        manifest = record.manifest
+        recorded = {name: manifest.value(str, "origin", name) for name in ("torch", "device")}
+        commit = manifest.find("origin", "commit", default=record.code.git_sha)
+        origin = {**recorded, "sources": record.sources, "commit": commit}
     except MissingRecord:
         return []
     except DamagedRecord:
         return [f"{record.run.manifest.name}, unreadable"]
-    now = {"torch": installed_torch(), "device": origin.device if device is None else device}
-    return drift(vars(origin), now, comparison)
+    now = {"torch": installed_torch(), "device": recorded["device"] if device is None else device}
+    return drift(origin, now, comparison)
 
 
 def drift(
@@ -327,13 +314,9 @@ def installed_torch() -> str:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return "none"
-    tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            if isinstance(target, ast.Name) and target.id == "__version__":
-                return str(node.value.value)
-    return "unknown"
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    match = re.search(r"^__version__(?:: \w+)? = ['\"](.+)['\"]$", text, re.MULTILINE)
+    return match[1] if match else UNKNOWN
 
 
 _MAX_FILES_SHOWN = 3

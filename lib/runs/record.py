@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -51,18 +51,6 @@ class CodeRecord:
     git_sha: str | None
     # "unknown" if git failed.
     dirty_tree: bool | str
-
-
-@dataclass(frozen=True)
-class OriginRecord:
-    """Facts that decide whether a finished run is still up to date."""
-
-    torch: str
-    device: str
-    # File → SHA-256 of all loaded code that can change the result.
-    sources: Mapping[str, str]
-    # Commit of the tree; None in older records, which have it elsewhere.
-    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,13 +226,10 @@ class RunRecord:
     """The content of a run directory: each file is read at most once, on first use, and kept."""
 
     run: RunDir
-    # Whether the run may still append to metrics.jsonl; else an incomplete last line is damage.
-    growing: bool = True
     # The run whose directory this is; None if no plan has it.
     planned: Run[Any] | None = field(default=None, compare=False)
-    # By name: content of files that were read for their digests and are not parsed yet; the digests.
-    _contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
-    _digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    # Content of files that were read for their digests and are not parsed yet.
+    _contents: dict[Path, bytes] = field(default_factory=dict, repr=False, compare=False)
     _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -291,12 +276,6 @@ class RunRecord:
     @cached_property
     def code(self) -> CodeRecord:
         return self.manifest.section(CodeRecord, "code")
-
-    @cached_property
-    def origin(self) -> OriginRecord:
-        """Return source digests, torch version, device model and commit."""
-        origin = self.manifest.section(OriginRecord, "origin")
-        return replace(origin, sources=self.sources, commit=origin.commit or self.code.git_sha)
 
     @cached_property
     def sources(self) -> Mapping[str, str]:
@@ -367,8 +346,12 @@ class RunRecord:
 
     @cached_property
     def metrics_fields(self) -> Sequence[Mapping[str, Any]]:
-        """Return every row of metrics.jsonl with all its fields."""
-        return self._lines(self.run.metrics, growing=self.growing)
+        """Return every row of metrics.jsonl with all its fields.
+
+        An incomplete last line is damage if the run is finished.
+        """
+        done = self.status is not None and self.status.state is State.SUCCESS
+        return self._lines(self.run.metrics, growing=not done)
 
     @cached_property
     def metrics(self) -> Sequence[MetricsRow]:
@@ -401,19 +384,14 @@ class RunRecord:
 
         Raises MissingRecord or DamagedRecord.
         """
-        if path not in self._records:
-            try:
-                return sha256_file(path)
-            except OSError as error:
-                raise unreadable(path, "a file", error) from None
-        if path.name not in self._digests:
-            self._contents[path.name] = self._read(path, "a file")
-        return self._digests[path.name]
-
-    @cached_property
-    def _records(self) -> tuple[Path, ...]:
         run = self.run
-        return run.metrics, run.per_query, run.resolved_config, run.summary, run.timing
+        if path in (run.metrics, run.per_query, run.resolved_config, run.summary, run.timing):
+            self._contents[path] = content = read_record(path, "a file")
+            return hashlib.sha256(content).hexdigest()
+        try:
+            return sha256_file(path)
+        except OSError as error:
+            raise unreadable(path, "a file", error) from None
 
     def forget_rows(self) -> None:
         """Free the rows and contents of files; what was derived from them stays.
@@ -425,11 +403,8 @@ class RunRecord:
             vars(self).pop(name, None)
 
     def _read(self, path: Path, expected: str, max_bytes: int = 0) -> bytes:
-        content = self._contents.pop(path.name, None)
-        if content is None:
-            content = read_record(path, expected, max_bytes)
-            self._digests[path.name] = hashlib.sha256(content).hexdigest()
-        return content
+        content = self._contents.pop(path, None)
+        return read_record(path, expected, max_bytes) if content is None else content
 
     def _object(self, path: Path) -> JsonRecord:
         content = self._read(path, "a JSON object", MAX_OBJECT_BYTES)

@@ -68,7 +68,7 @@ def test_statistics_do_not_change_results(
     assert plain.rows("statistics") == []
     assert [row["iteration"] for row in watched.rows("statistics")] == [*range(1, 7)]
     # The audit accepts the rows and their positions.
-    record = RunRecord(watched.files, growing=False)
+    record = RunRecord(watched.files)
     assert [*format_findings(record), *consistency_findings(record)] == []
 
 

@@ -86,7 +86,8 @@ def test_the_patch_makes_the_same_code_from_the_commit(
 ) -> None:
     edit(root, git)
     found = head_commit()
-    assert found.tracked == ["gpt2/model.py", "gpt2/old.py", "lib/staged.py", "lib/table.bin"]
+    tracked = ["gpt2/model.py", "gpt2/old.py", "lib/staged.py", "lib/table.bin"]
+    assert found.uncommitted == [*tracked, *found.untracked]
     new = ["gpt2/Kconfig.mine", "gpt2/scratch.py", "lib/empty.py", "lib/nové.py"]
     assert found.untracked == new
     record = write_code_patch(tmp_path)

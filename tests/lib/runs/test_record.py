@@ -31,7 +31,7 @@ def record(tmp_path: Path) -> RunRecord:
 
 def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     assert record.status is not None and record.status.state is State.SUCCESS
-    assert record.origin.torch == "2.13.0" and record.code.dirty_tree is False
+    assert record.code.dirty_tree is False
     assert (
         record.hardware.gpu_name is None
         and record.manifest.value(int, "processes", "world_size") == 1
@@ -83,7 +83,7 @@ def test_a_field_is_checked_when_it_is_read(tmp_path: Path) -> None:
         3,
     )
     with pytest.raises(DamagedRecord) as caught:
-        _ = run.origin
+        run.manifest.value(str, "origin", "torch")
     assert "origin.torch" in caught.value.expected
     with pytest.raises(DamagedRecord) as caught:
         _ = run.code
@@ -120,8 +120,9 @@ def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path: Path) ->
     run = RunDir(tmp_path)
     run.metrics.write_text('{"a": 1}\n{"a": 2')
     assert RunRecord(run).metrics_fields == [{"a": 1}]
+    write_status(run, RunStatus(State.SUCCESS))
     with pytest.raises(DamagedRecord):
-        _ = RunRecord(run, growing=False).metrics_fields
+        _ = RunRecord(run).metrics_fields
 
 
 def test_a_growing_file_gives_each_row_once(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_sources_are_digests(tmp_path: Path, digest: object) -> None:
     sources = {"gpt2/model.py": "a" * 64, "gpt2/train.py": digest}
     write_run(tmp_path / "run", manifest=changed(MANIFEST, origin__sources=sources))
     with pytest.raises(DamagedRecord, match=r"origin\.sources"):
-        _ = RunRecord(RunDir(tmp_path / "run")).origin
+        _ = RunRecord(RunDir(tmp_path / "run")).sources
 
 
 def test_equal_sources_of_manifests_are_one_object(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_a_record_is_read_once_for_its_digest_and_its_content(
     assert record.sha256(run.metrics) == digest
     # What was not digested is not parsed.
     run.metrics.write_text("")
-    assert record.train_rows and record.sha256(run.metrics) == digest
+    assert record.train_rows
 
 
 def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> None:
