@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from gpt2.planning.plan import Plan
 from gpt2.records.trust import identity_symbols
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
-from lib.report.render import TableSection, json_document, text_lines
+from lib.report.render import TableSection, fitting_columns, json_document, text_lines
 from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import UNKNOWN, RunRecord
@@ -34,7 +34,6 @@ SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
 # A longer name is cut before the seed in a table that must fit the terminal.
 _MAX_NAME_CHARS = 44
-_COMMIT_CHARS = 8
 _MAX_VALUES_SHOWN = 5
 # Causes of failures and damage below the table, and runs of each.
 _MAX_CAUSES_SHOWN = 10
@@ -47,26 +46,45 @@ _MAX_NAMES_SHOWN = 3
 # None if it was not recorded.
 Row = Mapping[str, Any]
 STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", "replaced")
-# Field → heading, in the order of the full table.
-FIELDS: Mapping[str, str] = {
-    "run": "run",
-    "study": "study",
-    "step": "step",
-    "state": "state",
-    "seed": "seed",
-    "iteration": "iteration",
-    "val_loss": "val loss",
-    "parameters": "params",
-    "tokens": "tokens",
-    "train_seconds": "seconds",
-    "finished": "finished",
-    "commit": "commit",
-    "hash": "hash",
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ("y" if value else "n") if isinstance(value, bool) else str(value)
+
+
+class _Column(NamedTuple):
+    """Column of a field, or of a symbol: how its values are shown and compared."""
+
+    heading: str
+    # A text is aligned to the left; a beginning is a text of which conditions name the beginning.
+    kind: Literal["number", "text", "beginning"] = "number"
+    cell: Callable[[Any], str] = _shown
+
+
+# By field, in the order of the full table.
+FIELDS: Mapping[str, _Column] = {
+    "run": _Column("run", "text"),
+    "study": _Column("study", "text"),
+    "step": _Column("step", "text"),
+    "state": _Column("state", "text"),
+    "seed": _Column("seed"),
+    "iteration": _Column("iteration"),
+    "val_loss": _Column("val loss", cell="{:.4f}".format),
+    "parameters": _Column("params"),
+    "tokens": _Column("tokens"),
+    "train_seconds": _Column("seconds", cell="{:.0f}".format),
+    "finished": _Column("finished", "beginning"),
+    # Eight characters of the hash, and whether there were uncommitted changes.
+    "commit": _Column("commit", "beginning", lambda commit: f"{commit[:8]}{commit[40:]}"),
+    "hash": _Column("hash", "beginning"),
 }
-# Fields that are compared as text and aligned to the left, the last three compared by their beginning.
-_TEXTS = ("run", "study", "step", "state", "finished", "commit", "hash")
-_BY_BEGINNING = ("finished", "commit", "hash")
 _ALWAYS_SHOWN = ("run", "state", "val_loss")
+
+
+def _column(name: str) -> _Column:
+    return FIELDS.get(name) or _Column(name)
 
 
 def _value(row: Row, name: str) -> Any:
@@ -238,10 +256,11 @@ class _Condition:
         if value is None:
             return False
         compare = _OPERATORS[self.sign]
-        a, b = (None, None) if self.name in _TEXTS else (_number(value), _number(self.text))
+        column = _column(self.name)
+        a, b = (None, None) if column.kind != "number" else (_number(value), _number(self.text))
         if a is not None and b is not None:
             return compare(a, b)
-        if self.name in _BY_BEGINNING:
+        if column.kind == "beginning":
             return compare(str(value)[: len(self.text)], self.text)
         if self.sign not in ("=", "!="):
             return False
@@ -279,16 +298,19 @@ def _condition(text: str, runs: Sequence[Row]) -> _Condition:
         raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
     if name == "finished" and not _DAY.fullmatch(condition.text):
         raise _invalid(text, "expected a time such as 2026-11-23, or '2026-11-23 14:05'")
-    if name in _BY_BEGINNING:
+    column = _column(name)
+    if column.kind == "beginning":
         return condition
     ordered, pattern = condition.sign not in ("=", "!="), "*" in condition.text
     if name == "state" and not (ordered or pattern) and condition.text not in STATES:
         near = nearest(condition.text, STATES)
         raise _invalid(text, f"unknown state{near} (expected one of {', '.join(STATES)})")
     numbers = [_number(value) for run in runs if (value := _value(run, name)) is not None]
-    if ordered and (name in _TEXTS or (numbers and all(number is None for number in numbers))):
+    if ordered and (
+        column.kind != "number" or (numbers and all(number is None for number in numbers))
+    ):
         raise _invalid(text, f"{name} is not a number (expected = or !=)")
-    numeric = name not in _TEXTS and bool(numbers) and None not in numbers
+    numeric = column.kind == "number" and bool(numbers) and None not in numbers
     if _number(condition.text) is None and (ordered or (numeric and not pattern)):
         raise _invalid(text, f"expected a number, got {condition.text!r}")
     return condition
@@ -339,21 +361,25 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     differing = listed.differing
     asked = re.findall(r"\w+", where)
     names = sorted(differing, key=lambda name: (name not in asked, -len(differing[name])))
-    fixed = list(FIELDS) if every_column else list(_ALWAYS_SHOWN)
-    last = [] if every_column else ["finished"]
-    columns = [_column(name, listed.runs, every_column) for name in [*fixed, *names, *last]]
+    fields = list(FIELDS) if every_column else [*_ALWAYS_SHOWN]
+    columns: dict[str, Sequence[str]] = {}
+    for name in [*fields, *names, *([] if every_column else ["finished"])]:
+        column, values = _column(name), [_value(run, name) for run in listed.runs]
+        cells = ["-" if value in (None, "") else column.cell(value) for value in values]
+        columns[column.heading] = cells
     if not every_column:
-        columns = _fitting(columns, width, len(fixed))
-    right = [i for i, (heading, *_) in enumerate(columns) if heading in _RIGHT_ALIGNED]
-    lines = text_lines(list(zip(*columns, strict=True)), right=right) if listed.runs else []
-    for text in _problems(listed.runs, every_column):
+        columns["run"] = [*map(_short_name, columns["run"])]
+    shown = fitting_columns(columns, [*columns], None if every_column else width)
+    rows = [shown, *zip(*(columns[heading] for heading in shown), strict=True)]
+    numeric = {column.heading for column in FIELDS.values() if column.kind == "number"}
+    right = [i for i, heading in enumerate(shown) if heading in numeric]
+    lines = text_lines(rows, right=right) if listed.runs else []
+    texts = _problems(listed.runs, every_column)
+    if hidden := [name for name in names if name not in shown]:
+        ranges = "; ".join(f"{name} {_some(differing[name])}" for name in hidden)
+        texts.append(f"also differ in (V=1 shows all): {ranges}")
+    for text in [*texts, _summary(listed)]:
         lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
-    hidden = [name for name in names if name not in {heading for heading, *_ in columns}]
-    if hidden:
-        values = "; ".join(f"{name} {_some(differing[name])}" for name in hidden)
-        text = f"also differ in (V=1 shows all): {values}"
-        lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
-    lines += textwrap.wrap(_summary(listed), width, subsequent_indent="  ", break_on_hyphens=False)
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
@@ -373,36 +399,9 @@ def _problems(runs: Sequence[Row], full: bool) -> list[str]:
     return lines + ([f"and {hidden} more causes (V=1 shows all)"] if hidden > 0 else [])
 
 
-_RIGHT_ALIGNED = {heading for name, heading in FIELDS.items() if name not in _TEXTS}
-
-
-def _column(name: str, runs: Sequence[Row], full: bool) -> list[str]:
-    """Return the heading and the cells of a column."""
-    cells = []
-    for run in runs:
-        value = _value(run, name)
-        text = "-" if value in (None, "") else _shown(value)
-        if name == "val_loss" and value is not None:
-            text = f"{value:.4f}"
-        elif name == "train_seconds" and value is not None:
-            text = f"{value:.0f}"
-        elif name == "commit":
-            text = text.replace(text[_COMMIT_CHARS:40], "") if len(text) >= 40 else text
-        elif name == "run" and not full and len(text) > _MAX_NAME_CHARS:
-            text = f"{text[: _MAX_NAME_CHARS - 18]}…{text[-17:]}"
-        cells.append(text)
-    return [FIELDS.get(name, name), *cells]
-
-
-def _fitting(columns: Sequence[list[str]], width: int, at_least: int) -> list[list[str]]:
-    """Return the first columns, and each further column for which there is room."""
-    chosen, used = [], -2
-    for number, column in enumerate(columns):
-        needed = max(map(len, column)) + 2
-        if number < at_least or used + needed <= width:
-            chosen.append(column)
-            used += needed
-    return chosen
+def _short_name(name: str) -> str:
+    end = _MAX_NAME_CHARS - 18
+    return f"{name[:end]}…{name[-17:]}" if len(name) > _MAX_NAME_CHARS else name
 
 
 def _summary(listed: RunList) -> str:
@@ -418,12 +417,6 @@ def _summary(listed: RunList) -> str:
 def _some(values: Sequence[str]) -> str:
     shown = ", ".join(value or "-" for value in values[:_MAX_VALUES_SHOWN])
     return f"{shown}, …" if values[_MAX_VALUES_SHOWN:] else shown
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return ("y" if value else "n") if isinstance(value, bool) else str(value)
 
 
 def _order(text: str) -> tuple[bool, float, str]:
