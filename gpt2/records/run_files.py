@@ -22,7 +22,7 @@ from lib.files import write_json
 from lib.json_files import RecordError
 from lib.make_variables import require_value
 from lib.report.render import json_document
-from lib.runs.record import UNKNOWN, JsonRecord, RunRecord
+from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -191,36 +191,38 @@ def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> P
 
 
 EXPLANATION_VERSION = 1
-# Symbol → observed settings of the manifest that it requests.
-_KNOBS: Mapping[str, Sequence[str]] = {
-    "PRECISION": ("precision_mode", "amp_enabled", "grad_scaler_enabled"),
-    "MATMUL_PRECISION": ("float32_matmul_precision", "allow_tf32_matmul", "allow_tf32_cudnn"),
-    "CPU_THREADS": ("cpu_threads",),
-    "GPUS": ("world_size",),
-    "CUDNN_BENCHMARK": ("cudnn_benchmark",),
-    "DEVICE": ("device",),
-    "DETERMINISTIC": ("deterministic_algorithms", "cublas_workspace_config"),
-    "EXPANDABLE_SEGMENTS": ("expandable_segments",),
-    "COMPILE": ("torch_compile_enabled",),
-    "WARMUP_ITERATIONS": ("compile_warmup_steps",),
-    "DATA_PARALLEL": ("data_parallel",),
-    "DDP_SAFE": ("ddp_bucket_cap_mib", "ddp_gradients_copied"),
-    "ATTENTION_BACKEND": ("attention_impl", "sdpa_backends_allowed", "sdpa_backend_selected"),
-    "NSA_BACKEND": ("nsa_backend",),
-    "LOSS_BACKEND": ("loss_backend",),
-    "GRAD_CHECKPOINTING": ("gradient_checkpointing_enabled",),
-    "LOADER_WORKERS": ("num_workers",),
-    "PIN_MEMORY": ("pin_memory",),
-    "PREFETCH_FACTOR": ("prefetch_factor",),
-    "PERSISTENT_WORKERS": ("persistent_workers",),
-}
-# Symbol → fact of the manifest that it determines, unless the run fell back to a smaller batch.
-_FACTS: Mapping[str, Sequence[str]] = {
-    "BATCH_SIZE": ("batch", "micro_batch"),
-    "GRAD_ACCUMULATION": ("batch", "accumulation"),
-    "GLOBAL_BATCH": ("batch", "global_sequences"),
-    "SEED": ("seeds", "seed"),
-    "DATASET": ("data", "dataset"),
+# Symbol → fields of the manifest with the observed settings that it requests, and the facts that it
+# determines unless the run fell back to a smaller batch.
+_OBSERVED: Mapping[str, Sequence[str]] = {
+    "PRECISION": ("knobs.precision_mode", "knobs.amp_enabled", "knobs.grad_scaler_enabled"),
+    "MATMUL_PRECISION": (
+        *("knobs.float32_matmul_precision", "knobs.allow_tf32_matmul", "knobs.allow_tf32_cudnn"),
+    ),
+    "CPU_THREADS": ("knobs.cpu_threads",),
+    "GPUS": ("knobs.world_size",),
+    "CUDNN_BENCHMARK": ("knobs.cudnn_benchmark",),
+    "DEVICE": ("knobs.device",),
+    "DETERMINISTIC": ("knobs.deterministic_algorithms", "knobs.cublas_workspace_config"),
+    "EXPANDABLE_SEGMENTS": ("knobs.expandable_segments",),
+    "COMPILE": ("knobs.torch_compile_enabled",),
+    "WARMUP_ITERATIONS": ("knobs.compile_warmup_steps",),
+    "DATA_PARALLEL": ("knobs.data_parallel",),
+    "DDP_SAFE": ("knobs.ddp_bucket_cap_mib", "knobs.ddp_gradients_copied"),
+    "ATTENTION_BACKEND": (
+        *("knobs.attention_impl", "knobs.sdpa_backends_allowed", "knobs.sdpa_backend_selected"),
+    ),
+    "NSA_BACKEND": ("knobs.nsa_backend",),
+    "LOSS_BACKEND": ("knobs.loss_backend",),
+    "GRAD_CHECKPOINTING": ("knobs.gradient_checkpointing_enabled",),
+    "LOADER_WORKERS": ("knobs.num_workers",),
+    "PIN_MEMORY": ("knobs.pin_memory",),
+    "PREFETCH_FACTOR": ("knobs.prefetch_factor",),
+    "PERSISTENT_WORKERS": ("knobs.persistent_workers",),
+    "BATCH_SIZE": ("batch.micro_batch",),
+    "GRAD_ACCUMULATION": ("batch.accumulation",),
+    "GLOBAL_BATCH": ("batch.global_sequences",),
+    "SEED": ("seeds.seed",),
+    "DATASET": ("data.dataset",),
 }
 
 
@@ -267,46 +269,31 @@ def explain_setting(
     origin = {"label": "default", "where": "Kconfig"}
     if name in record.settings:
         origin = {key: record.config.value(str, "settings", name, key) for key in origin}
+    places = _OBSERVED.get(name, ())
+    observed = {place: record.manifest.find(*place.split(".")) for place in places}
     document = {
         "symbol": name,
         "value": symbols[name],
         "run": str(found.path),
         "origin": origin,
-        "observed": _observed(name, record.manifest),
+        "observed": {p.removeprefix("knobs."): v for p, v in observed.items() if v != UNKNOWN},
     }
     return json_document(EXPLANATION_VERSION, document).rstrip() if json else _text(document)
 
 
-def _observed(name: str, manifest: JsonRecord) -> dict[str, Any]:
-    """Return the observed settings and facts that the manifest records for a symbol."""
-    places: dict[str, Sequence[str]] = {knob: ("knobs", knob) for knob in _KNOBS.get(name, ())}
-    places |= {".".join(place): place for place in filter(None, [_FACTS.get(name)])}
-    return {
-        label: value
-        for label, place in places.items()
-        if (value := manifest.find(*place)) != UNKNOWN
-    }
-
-
 def _text(document: Mapping[str, Any]) -> str:
     origin, observed = document["origin"], document["observed"]
-    rows = [("run", document["run"]), ("from", f"{origin['where']} ({origin['label']})")]
+    rows = {"run": document["run"], "from": f"{origin['where']} ({origin['label']})"}
     for name, state in observed.items():
-        stages = ("requested", "resolved", "observed")
-        if isinstance(state, Mapping):
-            text = ", ".join(f"{stage} {_json(state[stage])}" for stage in stages if stage in state)
-        else:
-            text = f"observed {_json(state)}"
-        rows.append((name, text))
+        stages = state if isinstance(state, Mapping) else {"observed": state}
+        shown = [s for s in ("requested", "resolved", "observed") if s in stages]
+        values = (json_format.dumps(stages[stage], ensure_ascii=False) for stage in shown)
+        rows[name] = ", ".join(map(" ".join, zip(shown, values, strict=True)))
     if not observed:
-        rows.append(("observed", "not recorded for this symbol"))
-    width = max(len(title) for title, _ in rows)
+        rows["observed"] = "not recorded for this symbol"
+    width = max(map(len, rows))
     lines = [f"{document['symbol']} = {to_kconfig_text(document['value'])}"]
-    for title, text in rows:
+    for title, text in rows.items():
         indent = " " * (width + 6)
         lines.append(fill(f"    {title:<{width}}  {text}", 80, subsequent_indent=indent))
     return "\n".join(lines)
-
-
-def _json(value: Any) -> str:
-    return json_format.dumps(value, ensure_ascii=False)
