@@ -170,12 +170,13 @@ def _is_run(path: Path) -> bool:
 def _row(record: RunRecord, comparison: SourceComparison) -> Row:
     path, status = record.run.path, record.status
     name = _NAME.fullmatch(path.name)
+    explained = record.state in (State.FAILED.word, State.DAMAGED.word)
     row: dict[str, Any] = {
         "run": f"{path.parent.name}/{path.name}",
         "study": path.parent.name,
         "step": name["step"] if name else path.name,
         "state": record.state,
-        "problem": record.problem,
+        "problem": status.message.split("\n")[0] if status and explained else "",
         "seed": int(name["seed"]) if name else None,
         "iteration": status.iteration if status else 0,
         **dict.fromkeys(("val_loss", "parameters", "tokens", "train_seconds", "ended_at")),

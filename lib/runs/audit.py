@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
@@ -165,39 +164,24 @@ def _attachments(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[Aud
 
 # Field of the manifest.
 _WEIGHTS_DIGEST = "final_weights_digest"
-_TEXT_OR_NONE = (str, NoneType)
-# A dot in a name separates the keys of nested objects.
-_MANIFEST_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "schema_version": int,
-    "status": str,
-    "failure": _TEXT_OR_NONE,
+# Fields that commands read from the manifest as they are; a dot separates the keys of nested objects.
+_MANIFEST_FIELDS: Mapping[str, type] = {
     "run.run_id": str,
     "run.run_profile": str,
     "run.hash8": str,
     "config.config_digest": str,
-    "config.defconfig": list,
     "config.overrides": dict,
-    "code.git_sha": _TEXT_OR_NONE,
-    "code.branch": _TEXT_OR_NONE,
-    "code.dirty_tree": (bool, str),
     "code.changed_during_run": list,
     "origin.sources": dict,
     "origin.torch": str,
     "origin.device": str,
     "environment.python_version": str,
     "environment.packages": dict,
-    "environment.torch_git": _TEXT_OR_NONE,
-    "torch.version": str,
     "torch.build_digest": str,
-    "hardware.cpu_model": str,
     "hardware.cpu_capability": str,
-    "threads.intra_op": int,
-    "threads.inter_op": int,
     "variables": dict,
     "knobs": dict,
-    "deviations": list,
     "oom_fallbacks": list,
-    "nondeterministic_ops_warned": (list, NoneType),
     "debug_flags.check_numerics": bool,
     "debug_flags.detect_anomaly": bool,
     "attention.kernel": str,
@@ -206,32 +190,20 @@ _MANIFEST_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "batch.accumulation": int,
     "processes.world_size": int,
     "seeds.seed": int,
-    "seeds.dataloader_seed_policy": str,
-    "rng.algorithms": dict,
-    "rng.streams": dict,
-    "rng_state_at_start": dict,
-    "rng_state_at_end": dict,
     "init_weights_digest": list,
     _WEIGHTS_DIGEST: str,
-    "optimizer_state_digest": str,
     "data.digest": str,
     "data.files": dict,
     "data.split": dict,
     "data.tokenizer": dict,
-    "artifacts": dict,
-    "manifest_digest": str,
     "volatile.host": str,
-    "volatile.attempts": list,
-    "volatile.argv": list,
-    "volatile.rerun": str,
-    "volatile.artifacts": dict,
-    "volatile.digest": str,
 }
 
 
 def format_findings(record: RunRecord) -> Iterator[AuditFinding]:
     """Yield a finding for every unreadable file, and for every field of an unexpected type."""
     reads: Sequence[Callable[[], object]] = (
+        lambda: (record.code, record.sources, record.hardware, record.attempts),
         lambda: (record.final, record.timing),
         lambda: (record.hash8, record.identity, record.settings, record.symbols),
         lambda: record.metrics,
@@ -249,16 +221,14 @@ def format_findings(record: RunRecord) -> Iterator[AuditFinding]:
 
 
 def _manifest_fields(record: RunRecord) -> Iterator[AuditFinding]:
-    for name, kinds in _MANIFEST_FIELDS.items():
-        accepted = kinds if isinstance(kinds, tuple) else (kinds,)
+    file = record.run.manifest.name
+    for name, kind in _MANIFEST_FIELDS.items():
         value = record.manifest.find(*name.split("."), default=...)
         if value is ...:
-            yield AuditFinding(record.run.manifest.name, f"a field {name}", "none")
+            yield AuditFinding(file, f"a field {name}", "none")
         # In Python a bool is also an int.
-        elif type(value) not in accepted:
-            types = ("null" if kind is NoneType else kind.__name__ for kind in accepted)
-            expected = f"{name} of type {' or '.join(types)}"
-            yield AuditFinding(record.run.manifest.name, expected, repr(value)[:60])
+        elif type(value) is not kind:
+            yield AuditFinding(file, f"{name} of type {kind.__name__}", repr(value)[:60])
 
 
 def consistency_findings(record: RunRecord) -> Iterator[AuditFinding]:

@@ -250,13 +250,6 @@ class RunRecord:
             return State.INTERRUPTED.word
         return self.status.state.word
 
-    @property
-    def problem(self) -> str:
-        """Return the cause of a failure or damage in one line, else ""."""
-        if self.status is None or self.state not in (State.FAILED.word, State.DAMAGED.word):
-            return ""
-        return self.status.message.split("\n")[0]
-
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Return name → bytes of the regular files directly in the directory; empty if none can be

@@ -216,12 +216,11 @@ def test_the_state_of_a_run_is_one_word(tmp_path: Path, state: State, word: str)
     run = RunDir(tmp_path)
     write_status(run, RunStatus(state, 1, "loss is nan\nat step 3"))
     assert RunRecord(run).state == word
-    assert RunRecord(run).problem == ("loss is nan" if word == "failed" else "")
 
 
 def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a-s1-00000000")
-    assert (RunRecord(run).state, RunRecord(run).problem) == ("new", "")
+    assert RunRecord(run).state == "new"
     run.path.mkdir()
     with take_lease(run, 60):
         write_status(run, RunStatus(State.RUNNING))
@@ -236,4 +235,4 @@ def test_a_missing_or_unreadable_status_beside_results_is_damage(tmp_path: Path)
     for damage in ("{", None):
         run.status.unlink() if damage is None else run.status.write_text(damage)
         record = RunRecord(run)
-        assert record.state == "damaged" and record.problem.startswith("status.json: ")
+        assert record.state == "damaged" and record.status.message.startswith("status.json: ")
