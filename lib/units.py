@@ -62,6 +62,12 @@ def signed(nats: float) -> str:
     return format_difference(nats).replace("-", "−")
 
 
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def format_runs(labels: Sequence[str]) -> str:
     """Return the first of ``labels`` and the number of further runs."""
     more = len(labels) - 1

@@ -40,12 +40,6 @@ class CheckFinding:
     absent: bool = False
 
 
-def few_names(names: Sequence[str]) -> str:
-    """Return the first three names, and the number of the others."""
-    hidden = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {hidden} more" if hidden > 0 else "")
-
-
 @dataclass(frozen=True)
 class CheckCase:
     """One step, combination or training, without its seeds."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.check.cases import CheckFinding, few_names
+from gpt2.check.cases import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import HEADINGS, estimate
@@ -16,7 +16,7 @@ from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.config.field import kconfig_fields
 from lib.errors import RunError
-from lib.units import GIB, format_size
+from lib.units import GIB, first_of, format_size
 
 
 def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
@@ -40,12 +40,12 @@ def _count(config: Config, model: GPT) -> list[CheckFinding]:
         findings.append(CheckFinding("model-params", expected, f"{built:,} built"))
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     if frozen:
-        text = f"no gradient for {few_names(frozen)}"
+        text = f"no gradient for {first_of(frozen)}"
         findings.append(CheckFinding("trainable-parameters", "every parameter is trained", text))
     if strays := list(_strays(model)):
         expected = "every trained tensor is a parameter"
         findings.append(
-            CheckFinding("registered-parameters", expected, f"unregistered: {few_names(strays)}")
+            CheckFinding("registered-parameters", expected, f"unregistered: {first_of(strays)}")
         )
     return findings
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.check.cases import CheckCase, CheckFinding, few_names
+from gpt2.check.cases import CheckCase, CheckFinding
 from gpt2.check.context import InitialMatrix
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
@@ -30,6 +30,7 @@ from lib.config.field import SymbolValue
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.runs.run_dir import RunDir
+from lib.units import first_of
 
 # Elements of a matrix that are drawn again. torch draws normal values in groups of 16, and draws the
 # last 16 of a matrix separately, so that only matrices beyond this size have this beginning.
@@ -95,7 +96,7 @@ def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding
     if not wrong:
         return []
     seed = f"SEED={config.seed}" + f", INIT_STREAM={config.init.init_stream}"
-    expected = f"initial {few_names(wrong)} drawn from the stream of {seed} and the name alone"
+    expected = f"initial {first_of(wrong)} drawn from the stream of {seed} and the name alone"
     return [CheckFinding("initial-stream", expected, "values of another stream")]
 
 
@@ -152,7 +153,7 @@ def _same_start(subject: StepUnderTest) -> list[CheckFinding]:
         if different := [
             name for name, shape in common if mine[name, shape] != theirs[name, shape]
         ]:
-            expected = f"the initial bits of {few_names(different)} as in {other.slug}"
+            expected = f"the initial bits of {first_of(different)} as in {other.slug}"
             text = f"other values of {len(different)} of {len(common)} common matrices"
             return [CheckFinding("paired-initial-weights", expected, text)]
     return []

@@ -9,12 +9,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gpt2.check import Check
-from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, few_names
+from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
 from gpt2.check.distinct import Fingerprint
 from gpt2.planning.notes import note_lines
 from lib.console import folded, painted
 from lib.errors import printable
 from lib.report.render import fitting_columns, text_lines
+from lib.units import first_of
 
 SCHEMA_VERSION = 1
 # Findings shown for one check of one step; a wrong logit makes every gradient wrong.
@@ -187,7 +188,7 @@ def _titles(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:
     """Return a note for each title that could not be compared with facts of its step."""
     named = [report.results.get("named") for report in reports]
     return [
-        f"NOTE    {case.label}: its title is not compared with {few_names(facts)}"
+        f"NOTE    {case.label}: its title is not compared with {first_of(facts)}"
         for case, result in zip(cases.chosen, named, strict=True)
         if result and (facts := result.facts.get("uncompared"))
     ]

@@ -24,9 +24,9 @@ from lib.runs.audit import (
 from lib.runs.code import changed_since
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
+from lib.units import first_of
 
 SCHEMA_VERSION = 1
-_MAX_NAMES_SHOWN = 3
 
 
 @dataclass
@@ -101,9 +101,8 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
     recorded = manifest.value(str, "config", "config_digest")
     verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
     if changed := changed_since(record.sources, record.code.git_sha):
-        names = ", ".join(changed[:_MAX_NAMES_SHOWN])
-        names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
-        verdict.notes.append(f"identity and documents: made by other code ({names})")
+        note = f"identity and documents: made by other code ({first_of(changed)})"
+        verdict.notes.append(note)
         return
     own = own_values(build_dir)
     try:

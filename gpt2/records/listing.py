@@ -29,15 +29,15 @@ from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State
+from lib.units import first_of
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
 # A longer name is cut before the seed in a table that must fit the terminal.
 _MAX_NAME_CHARS = 44
 _MAX_VALUES_SHOWN = 5
-# Causes of failures and damage below the table, and runs of each.
+# Causes of failures and damage below the table.
 _MAX_CAUSES_SHOWN = 10
-_MAX_NAMES_SHOWN = 3
 
 # A run directory as plain values: ``run`` (<study>/<directory>), ``study``, ``step``, ``seed``,
 # ``state`` (one of STATES), ``problem`` (cause of a failure or damage, else ""), ``iteration``, the
@@ -393,9 +393,7 @@ def _problems(runs: Sequence[Row], full: bool) -> list[str]:
     shown = len(causes) if full else _MAX_CAUSES_SHOWN
     lines = []
     for cause, names in [*causes.items()][:shown]:
-        most = len(names) if full else _MAX_NAMES_SHOWN
-        more = f" and {len(names) - most} more" if names[most:] else ""
-        lines.append(f"{', '.join(names[:most])}{more}: {cause}")
+        lines.append(f"{first_of(names, len(names) if full else 3)}: {cause}")
     hidden = len(causes) - shown
     return lines + ([f"and {hidden} more causes (V=1 shows all)"] if hidden > 0 else [])
 

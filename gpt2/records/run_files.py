@@ -24,6 +24,7 @@ from lib.make_variables import require_value
 from lib.report.render import json_document
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
+from lib.units import first_of
 
 SCHEMA_VERSION = 2
 _SHIPPED = ("defconfig", "fragment")
@@ -96,7 +97,6 @@ def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
 
 
 _LIST_RUNS = "type: make plan, to list the runs"
-_MAX_NAMES_SHOWN = 3
 
 
 def find_finished(
@@ -178,9 +178,7 @@ def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> P
         what = f"{named!r} is neither a run directory nor a run of {plan.study}"
         raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
     if len(runs) > 1:
-        labels = ", ".join(run.label for run in runs[:_MAX_NAMES_SHOWN])
-        labels += ", …" if runs[_MAX_NAMES_SHOWN:] else ""
-        what = f"{named!r} matches {len(runs)} runs: {labels}"
+        what = f"{named!r} matches {len(runs)} runs: {first_of([run.label for run in runs])}"
         raise ConfigError(
             Problem(what, variable, "select one of the runs, or set SEEDS=", code="run.ambiguous")
         )

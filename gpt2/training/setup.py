@@ -46,6 +46,7 @@ from lib.runs.checkpoint import (
 )
 from lib.runs.code import drift, loaded_commit, loaded_source
 from lib.runs.rng import seed_all
+from lib.units import first_of
 
 # Division of a step's sequences among ranks and micro-batches. A run can resume with another
 # division, but its results then differ in the last bits.
@@ -95,9 +96,6 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 # Setup of a session that is ready to train; all setup errors are raised before the first step.
-
-
-_MAX_CHANGES_SHOWN = 5
 
 
 def open_session(
@@ -337,10 +335,7 @@ def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
 
 
 def _refuse(session: TrainingSession, step: int, changes: list[str], allow_stale: bool) -> None:
-    listed = ", ".join(changes[:_MAX_CHANGES_SHOWN])
-    more = len(changes) - _MAX_CHANGES_SHOWN
-    what = f"the checkpoint of step {step} was made by other code: {listed}"
-    what += f" and {more} more" if more > 0 else ""
+    what = f"the checkpoint of step {step} was made by other code: {first_of(changes, 5)}"
     if allow_stale:
         session.records.line("WARN", f"{what}; resumed anyway")
         return

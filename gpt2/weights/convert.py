@@ -16,10 +16,10 @@ from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.runs.checkpoint import STATE, read_checkpoint
 from lib.runs.run_dir import RunDir
+from lib.units import first_of
 
 # The mechanism of a parameter, or else its last module.
 _PART = re.compile(r"(?m)(?:.*\.(?:terms|gates|mechanisms)\.(\w+)\..*$|(?:.*\.)?(\w+)\.\w+$)")
-_MAX_NAMES_SHOWN = 4
 
 
 def load_initial_weights(
@@ -85,10 +85,7 @@ def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = Fa
         )
     unused = sorted(tensors.keys() - parameters.keys() - {hf.HEAD_NAME})
     if biases := [name for name in unused if tensors[name].any()]:
-        more = (
-            f" and {len(biases) - _MAX_NAMES_SHOWN} more" if len(biases) > _MAX_NAMES_SHOWN else ""
-        )
-        what = f"BIAS: the weights have biases: {', '.join(biases[:_MAX_NAMES_SHOWN])}{more}"
+        what = f"BIAS: the weights have biases: {first_of(biases)}"
         raise ConfigError(Problem(what, next="set BIAS=y", code="weights.config-mismatch"))
     vocab_size = model.config.shape.vocab_size
     values = {

@@ -20,6 +20,7 @@ from lib.files import sha256_file
 from lib.json_files import RecordError, read_json_object
 from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir, is_done
+from lib.units import first_of
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -30,7 +31,6 @@ _INDEX = "model.safetensors.index.json"
 _DOWNLOAD_PATTERNS = [CONFIG_FILE, WEIGHTS_FILE, _INDEX, "model-*.safetensors"]
 # Dtypes that convert to float32 without rounding.
 _DTYPES = {"F32", "F16", "BF16"}
-_MAX_NAMES_SHOWN = 4
 
 
 def weights_folder(config: Config, build_dir: Path) -> Path:
@@ -157,7 +157,7 @@ def _run_folder(name: str, output: Path) -> Path:
     if len(paths) == 1:
         return paths[0]
     if paths:
-        listed = ", ".join(path.name for path in sorted(paths)[:_MAX_NAMES_SHOWN])
+        listed = first_of([path.name for path in sorted(paths)])
         what = f"{len(paths)} finished runs begin with {name!r}: {listed}"
     else:
         what = f"no finished run {name!r} below {output}"
@@ -242,8 +242,7 @@ def _check_tensors(folder: Path, weights: list[Path], theirs: dict[str, Any]) ->
     wrong += [f"{name} is unexpected" for name in shapes if name not in expected]
     wrong += [f"unsupported dtype {dtype}" for dtype in sorted(dtypes - _DTYPES)]
     if wrong:
-        more = f" and {len(wrong) - _MAX_NAMES_SHOWN} more" if len(wrong) > _MAX_NAMES_SHOWN else ""
-        what = f"tensors do not match {CONFIG_FILE}: {', '.join(wrong[:_MAX_NAMES_SHOWN])}{more}"
+        what = f"tensors do not match {CONFIG_FILE}: {first_of(wrong)}"
         raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
 
 

@@ -18,9 +18,9 @@ from lib.runs.record import UNKNOWN
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunDirSource, RunRef, RunSource
 from lib.tracking.tracker import TrackerMetadata as TrackerFacts
+from lib.units import first_of
 
 SCHEMA_VERSION = 1
-_MAX_NAMES_SHOWN = 3
 _MAX_REASONS_SHOWN = 8
 _MAX_VALUE_CHARS = 48
 
@@ -62,12 +62,6 @@ def check_row(check: str, said: str, remarks: Iterable[CheckRemark], next: str =
     runs = [run for run in dict.fromkeys(remark.run for remark in causes) if run]
     failed = any(remark.verdict is CheckVerdict.FAIL for remark in causes)
     return CheckRow(check, CheckVerdict.FAIL if failed else CheckVerdict.UNKNOWN, what, runs, next)
-
-
-def first_of(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _MAX_NAMES_SHOWN
-    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def values_by_run_text(values: Iterable[tuple[str, Any]]) -> str:

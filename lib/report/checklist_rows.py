@@ -16,13 +16,13 @@ from lib.report.checklist import (
     CheckVerdict,
     RunEvidence,
     check_row,
-    first_of,
     value_text,
     values_by_run_text,
 )
 from lib.report.run_facts import FieldDifference, field_differences
 from lib.runs.code import files_not_committed, has_commit, run_git
 from lib.runs.record import UNKNOWN
+from lib.units import first_of
 
 _SHA_CHARS = 12
 

@@ -15,7 +15,7 @@ from lib.report.options import short_unit
 from lib.report.render import visible
 from lib.report.study_verdicts import AA_FAILED
 from lib.tracking.tracker import TrackerTable
-from lib.units import format_difference, format_interval
+from lib.units import first_of, format_difference, format_interval
 
 # A document of a study, and one of its verdicts.
 Document = Mapping[str, Any]
@@ -25,7 +25,6 @@ _SMALLEST_SHOWN_P = 1e-12
 # Columns of a terminal, and the indentation of a continued line.
 LINE_WIDTH = 80
 _INDENT = " " * 8
-_MAX_STUDIES_NAMED = 3
 _DECIDED = ("BETTER", "WORSE")
 
 
@@ -332,11 +331,9 @@ def legend(document: Document) -> list[str]:
         )
     # The best of many studies is selected, whatever the error of each.
     if others := document["same_documents"]:
-        more = f" and {len(others) - _MAX_STUDIES_NAMED} more"
-        names = ", ".join(others[:_MAX_STUDIES_NAMED]) + more * (len(others) > _MAX_STUDIES_NAMED)
         subject = "1 other study has" if len(others) == 1 else f"{len(others)} other studies have"
         notes.append(
-            f"{subject} verdicts on these evaluation documents ({names}): the error of "
+            f"{subject} verdicts on these evaluation documents ({first_of(others)}): the error of "
             f"{rule['alpha']:g} is per study."
         )
     if any(v["more_seeds"] and v["verdict"] == "INCONCLUSIVE" for v in verdicts):

@@ -22,12 +22,9 @@ from lib.runs.audit import damage_of
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
-from lib.units import format_runs
+from lib.units import first_of, format_runs
 
 # Decide what to do with each planned run, based only on the contents of its run directory.
-
-
-_MAX_CHANGES_SHOWN = 3
 
 
 class RunAction(StrEnum):
@@ -128,11 +125,9 @@ def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
     counts = Counter(change for each in changes.values() for change in each)
     shown = [
         change if count == len(changes) else f"{change} ({count} run{'s' * (count > 1)})"
-        for change, count in counts.most_common(_MAX_CHANGES_SHOWN)
+        for change, count in counts.most_common()
     ]
-    hidden = len(counts) - len(shown)
-    text = f"{format_runs(list(changes))}: changed since: {', '.join(shown)}"
-    return text + (f" and {hidden} more" if hidden else "")
+    return f"{format_runs(list(changes))}: changed since: {first_of(shown)}"
 
 
 def belongs_to_different_run(run: Run[Any]) -> bool:

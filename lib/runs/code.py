@@ -27,6 +27,7 @@ from lib.json_files import DamagedRecord, MissingRecord, read_record
 from lib.project import ROOT
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir
+from lib.units import first_of
 
 # Code that a worker loads, and that only configures, plans and starts runs, writes text, or reads
 # results: editing these files does not make a finished run stale. What they configure is the recorded
@@ -319,7 +320,6 @@ def installed_torch() -> str:
     return match[1] if match else UNKNOWN
 
 
-_MAX_FILES_SHOWN = 3
 # The patch must not depend on the user's git settings or external programs.
 _PATCH = (
     *("diff", "--binary", "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv"),
@@ -336,9 +336,7 @@ def describe_tree() -> str:
         return "no commit found for this code (see git status)"
     if not head.uncommitted:
         return ""
-    shown = ", ".join(head.uncommitted[:_MAX_FILES_SHOWN])
-    hidden = len(head.uncommitted) - _MAX_FILES_SHOWN
-    return f"not committed: {shown}" + (f" and {hidden} more" if hidden > 0 else "")
+    return f"not committed: {first_of(head.uncommitted)}"
 
 
 def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:

@@ -16,6 +16,7 @@ from lib.gone import ANY_VALUE, removed_symbols
 from lib.report.figures import load_pyplot
 from lib.report.render import json_document
 from lib.tracking.sources import RunRef, RunSource, find_run, list_runs, metric_series
+from lib.units import first_of
 
 SCHEMA_VERSION = 1
 # Compared counters: (metric, label).
@@ -24,6 +25,7 @@ COMPILE_METRICS = (
     ("gpu/compute_util_avg", "GPU compute (%)"),
     ("gpu/memory_used_avg_gb", "GPU memory (GB)"),
 )
+
 # Configuration keys that may differ within a pair: compilation, names, and derived values; also
 # symbols that went, if their value never changed a result.
 _PAIR_SPECIFIC = {
@@ -35,7 +37,6 @@ _PAIR_SPECIFIC = {
     "TRACKER_RUN_NAME",
     "WARMUP_ITERATIONS",
 }
-_MAX_NAMES_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -155,11 +156,7 @@ def _nearest(some: Sequence[_Candidate], all_runs: Sequence[_Candidate]) -> str:
     if not both:
         return ": all runs are " + ("compiled" if some and some[0].compiled else "eager")
     a, b = min(both, key=lambda pair: len(_differing(*pair)))
-    names = _differing(a, b)
-    more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
-    return (
-        f": {a.name.name} and {b.name.name} differ in {', '.join(names[:_MAX_NAMES_SHOWN])}{more}"
-    )
+    return f": {a.name.name} and {b.name.name} differ in {first_of(_differing(a, b), 6)}"
 
 
 def _differing(a: _Candidate, b: _Candidate) -> list[str]:
