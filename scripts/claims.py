@@ -44,7 +44,7 @@ def main() -> int:
     shown = {run.path for run in plan.runs}
     table = launch.result_table(table_plan(plan, layers), shown=shown)
     checked = claims.check_claims(content, study_document_of(plan, table))
-    if any(claim.problems for claim in checked):
+    if any(claim["problems"] for claim in checked):
         console.log("SKIP", f"{' and '.join(OUTPUTS)}: not every claim holds")
     else:
         folder = Path(args.out) if args.out else plan.folder
@@ -52,7 +52,7 @@ def main() -> int:
         for name, text in OUTPUTS.items():
             write_atomic(folder / name, text(checked))
             console.log("CLAIMS", str(folder / name))
-    document = {"schema_version": 2, "claims": [vars(claim) for claim in checked]}
+    document = {"schema_version": 2, "claims": checked}
     console.show(pretty_json(document) if args.json else claims.claim_lines(checked))
     return claims.claims_exit_code(checked)
 

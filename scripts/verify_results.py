@@ -32,7 +32,7 @@ from gpt2.records.verification import tracker, verify
 from gpt2.running import launch
 from lib import console
 from lib.report.checklist import checklist_to_json, checklist_to_markdown, log_failing
-from lib.report.checklist_words import word_rows
+from lib.report.checklist_rows import word_rows
 
 
 def main() -> int:

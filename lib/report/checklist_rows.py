@@ -1,15 +1,17 @@
-"""Rows of the checklist: commit, facts that can change a result or its cost, and settings.
+"""Rows of the checklist: commit, facts that can change a result or its cost, settings, and words.
 
 The commit must be present, clean and public, and contain the loaded code. All other facts are
 compared in named groups. Settings must be present, consistent and equal in the tracker and in the
-run's own records.
+run's own records. The words of the study's table must be about the runs that are there now.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lib.files import sha256_file
+from lib.json_files import RecordError, read_json_object
 from lib.report.checklist import (
     CheckRemark,
     CheckRow,
@@ -20,11 +22,15 @@ from lib.report.checklist import (
     values_by_run_text,
 )
 from lib.report.run_facts import FieldDifference, field_differences
+from lib.report.study import SCHEMA_VERSION
+from lib.report.study_verdicts import VERDICTS_FILE
 from lib.runs.code import files_not_committed, has_commit, run_git
 from lib.runs.record import UNKNOWN
 from lib.units import first_of
 
+Values = Mapping[str, Any]
 _SHA_CHARS = 12
+_FAIL, _UNKNOWN = CheckVerdict.FAIL, CheckVerdict.UNKNOWN
 
 
 def commit_rows(runs: Sequence[RunEvidence]) -> list[CheckRow]:
@@ -170,10 +176,30 @@ def group_rows(
         reasons: list[CheckRemark] = []
         for field, differing in undeclared.items():
             if _group(field) == group:
-                reasons += _difference_remarks(runs, names.get(field, field), differing)
-        reasons += [*_extra_remarks(runs, group, declared), *remarks.get(group, ())]
-        rows.append(check_row(group, text, reasons))
+                first = next(iter(differing.values())).a
+                values = {run: each.b for run, each in differing.items()}
+                shown = [(run, values.get(run.name, first)) for run in runs]
+                reasons += _unequal(names.get(field, field), shown)
+        for name, path in _EXTRA_FIELDS.get(group, {}).items():
+            if not declared.keys() & set(_FOLLOWS.get(name, ())):
+                read = RunEvidence.figure if path[0] == "final" else RunEvidence.of
+                reasons += _unequal(name, [(run, read(run, *path)) for run in runs])
+        rows.append(check_row(group, text, [*reasons, *remarks.get(group, ())]))
     return rows
+
+
+def _group(field: str) -> str:
+    return next(group for group, starts in _FIELDS.items() if field.startswith(starts))
+
+
+def _unequal(name: str, values: Sequence[tuple[RunEvidence, Any]]) -> Iterator[CheckRemark]:
+    """Yield a remark for each run without a value, and for each that differs from the first one."""
+    known = [(run.name, value) for run, value in values if value != UNKNOWN]
+    for run, value in values:
+        if value == UNKNOWN:
+            yield run.lacks(f"no {name} recorded for {run.name}")
+        elif value != known[0][1]:
+            yield run.fails(f"{name}: {values_by_run_text(known)}")
 
 
 def package_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
@@ -188,42 +214,7 @@ def package_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
             yield run.lacks(f"no packages recorded for {run.name} or {runs[0].name}")
             continue
         for name in sorted(first.keys() & packages.keys()):
-            if first[name] != packages[name]:
-                both = [(runs[0].name, first[name]), (run.name, packages[name])]
-                yield run.fails(f"package {name}: {values_by_run_text(both)}")
-
-
-def _group(field: str) -> str:
-    return next(group for group, starts in _FIELDS.items() if field.startswith(starts))
-
-
-def _difference_remarks(
-    runs: Sequence[RunEvidence], name: str, differing: Mapping[str, FieldDifference]
-) -> Iterator[CheckRemark]:
-    """Yield a remark for each run that differs from the first, with the value of every run."""
-    first = next(iter(differing.values())).a
-    values = {run: difference.b for run, difference in differing.items()}
-    text = values_by_run_text((run.name, values.get(run.name, first)) for run in runs)
-    unknown = UNKNOWN in (first, *values.values())
-    for run in values:
-        verdict = CheckVerdict.UNKNOWN if unknown else CheckVerdict.FAIL
-        yield CheckRemark(verdict, f"{name}: {text}", run)
-
-
-def _extra_remarks(
-    runs: Sequence[RunEvidence], group: str, declared: Mapping[str, str]
-) -> Iterator[CheckRemark]:
-    for name, path in _EXTRA_FIELDS.get(group, {}).items():
-        if declared.keys() & set(_FOLLOWS.get(name, ())):
-            continue
-        read = RunEvidence.figure if path[0] == "final" else RunEvidence.of
-        values = [(run.name, read(run, *path)) for run in runs]
-        known = [(run, value) for run, value in values if value != UNKNOWN]
-        for run, value in values:
-            if value == UNKNOWN:
-                yield CheckRemark(CheckVerdict.UNKNOWN, f"no {name} recorded for {run}", run)
-            elif value != known[0][1]:
-                yield CheckRemark(CheckVerdict.FAIL, f"{name}: {values_by_run_text(known)}", run)
+            yield from _unequal(f"package {name}", [(runs[0], first[name]), (run, packages[name])])
 
 
 class TrackedSetting(NamedTuple):
@@ -285,3 +276,126 @@ def manifest_row(runs: Sequence[RunEvidence]) -> CheckRow:
     unreachable = any(isinstance(run.tracker_config, str) for run in runs)
     advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if unreachable else ""
     return check_row("manifest", "matches the tracker's digest", remarks, advice)
+
+
+# Rows from the study's document: what its table says about the runs to publish.
+
+
+def word_rows(document: Values, names: Collection[str], folder: Path) -> list[CheckRow]:
+    """Return the rows about the runs in directories ``names`` of the study in ``folder``."""
+    runs = [run for run in document["runs"] if run["folder"] in names]
+    arms = {run["variant"] for run in runs}
+    verdicts = [v for v in document["verdicts"] if arms >= v["values"].keys()]
+    words = Counter(verdict["verdict"] for verdict in verdicts)
+    counts = ", ".join(f"{count} {word}" for word, count in words.items())
+    unstable, diverged = (
+        [CheckRemark(_FAIL, f"{r['label']} {said}", r["folder"]) for r in runs if r[field]]
+        for field, said in (("unstable", "is unstable"), ("diverged", "diverged"))
+    )
+    return [
+        check_row(
+            "stability",
+            "no jump of loss or gradient",
+            unstable,
+            "type: make report, and see UNSTABLE; a longer warm-up or a smaller LEARNING_RATE helps",
+        ),
+        check_row("divergence", "no seed diverged", diverged, "type: make report"),
+        check_row(
+            "verdicts",
+            counts or "no comparison",
+            _open(verdicts, document["rule"]["min_seeds"]),
+            "type: make verdicts, which names the seeds that give a word; to publish without a step, "
+            "name the others: RUNS=",
+        ),
+        _aa_row(document, arms),
+        check_row(
+            "document",
+            f"{VERDICTS_FILE} is about these runs",
+            _outdated(document, runs, verdicts, folder / VERDICTS_FILE),
+            "type: make report",
+        ),
+    ]
+
+
+def _open(verdicts: list[Values], least: int) -> Iterator[CheckRemark]:
+    """Yield a remark for each comparison without a word, and for each that is not fair."""
+    for verdict in verdicts:
+        name, reason = verdict["name"], verdict["reason"]
+        if verdict["verdict"] is None:
+            seeds = f"{verdict['n']} of at least {least} seeds"
+            why = seeds if verdict["n"] < least else reason or "the look is not taken"
+            yield CheckRemark(_UNKNOWN, f"{name}: no word, {why}")
+        elif verdict["verdict"] == "INCONCLUSIVE":
+            more = verdict["more_seeds"]
+            needed = f", about {more} more seeds give a word" if more else ""
+            yield CheckRemark(_UNKNOWN, f"{name}: INCONCLUSIVE{needed}")
+        elif verdict["verdict"] == "UNFAIR":
+            yield CheckRemark(_FAIL, f"{name}: UNFAIR, {reason}")
+
+
+def _aa_row(document: Values, arms: Collection[str]) -> CheckRow:
+    """Return the row of the A/A steps, which have no effect by construction."""
+    steps = [step for step in document["aa_steps"] if step["step"] in arms]
+    failed = [step for step in steps if step["verdict"] in ("BETTER", "WORSE")]
+    remarks = [CheckRemark(_FAIL, f"{step['name']}: {step['verdict']}") for step in failed]
+    if document["aa_failed"] and not failed:
+        remarks = [CheckRemark(_FAIL, "an A/A step failed at an earlier look")]
+    remarks += [
+        CheckRemark(_UNKNOWN, f"{step['name']}: no word") for step in steps if not step["verdict"]
+    ]
+    seeds = sorted({run["seed"] for run in document["runs"]})
+    more = f"{seeds[-1] + 1}-{seeds[-1] + len(seeds)}" if seeds else "1-3"
+    advice = (
+        "one of 20 studies has this by chance: search for what differs between its runs, then train the "
+        f"study with other seeds (make SEEDS={more}), and publish both"
+    )
+    passed = "no effect where there is none" if steps else "no run of one"
+    return check_row("A/A step", passed, remarks, advice)
+
+
+def _outdated(
+    document: Values, runs: list[Values], verdicts: list[Values], file: Path
+) -> Iterator[CheckRemark]:
+    """Yield how the written document differs from ``document``, computed from the runs of today.
+
+    The written one is compared only: no word or figure is taken from it.
+    """
+    now = _results(document)
+    try:
+        written = read_json_object(file)
+        then, is_readable = _results(written), written["schema_version"] == SCHEMA_VERSION
+    except RecordError as error:
+        yield CheckRemark(_UNKNOWN, f"{file}: {error.problems[0].what}")
+        return
+    except (KeyError, TypeError):
+        is_readable = False
+    if not is_readable:
+        yield CheckRemark(_UNKNOWN, f"{file} is of another version, or damaged")
+        return
+    for run in runs:
+        if then.get(run["folder"]) != now[run["folder"]]:
+            what = f"{run['label']}: another result in {VERDICTS_FILE}"
+            yield CheckRemark(_FAIL, what, run["folder"])
+    variants = {run["variant"] for run in runs}
+    for run in written["runs"]:
+        gone = run["folder"] not in now or now[run["folder"]][1] is None
+        if gone and run["variant"] in variants and run.get("run_id"):
+            what = f"{VERDICTS_FILE} rests on {run['folder']}, which has no result"
+            yield CheckRemark(_FAIL, what, run["folder"])
+    for verdict in verdicts:
+        if then.get(verdict["name"]) != now[verdict["name"]]:
+            yield CheckRemark(_FAIL, f"{verdict['name']}: another result in {VERDICTS_FILE}")
+
+
+def _results(document: Values) -> dict[str, list[Any]]:
+    """Return what a second training changes of each run, and the result of each comparison.
+
+    Raises KeyError or TypeError if the document is damaged or of another version.
+    """
+    runs = [{**run} for run in document["runs"]]
+    results = {
+        run["folder"]: [run.get(k) for k in ("configuration", "run_id", "commit", "weights")]
+        for run in runs
+    }
+    verdicts = {v["name"]: [v["verdict"], v["difference"], v["n"]] for v in document["verdicts"]}
+    return {**results, **verdicts}

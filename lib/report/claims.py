@@ -1,36 +1,19 @@
 """Claims: numbers and words as a paper prints them, in a TOML file, against the study's document.
 
-    study = "ratio"
-    seeds = "1-5"
-
-    [[claim]]
-    name = "ra"
-    text = "RA lowers the loss"
-    contrast = "ra vs baseline"
-    verdict = "BETTER"
-    value = "-0.0062"
-    document = "paper.tex"
-
-    [[claim]]
-    name = "gate-loss"
-    text = "loss of the gate, mean over the seeds"
-    step = "golden-gate"
-    field = "val_loss"
-    value = "2.5063 nats"
-
-A value is text, so that its digits count. A claim whose runs are not all there does not hold.
+docs/verdicts.md, Claims, has the format. A value is text, so that its digits count. A claim whose runs
+are not all there does not hold.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem, nearest
+from lib.report.columns import VERDICTS, origin
 from lib.report.render import latex_table, latex_text, markdown_table, visible
-from lib.report.text import Document, p_cell
+from lib.report.text import Document
 from lib.toml_files import TomlEntries
 
 _FILE = {"study": str, "seeds": str, "claim": list}
@@ -38,28 +21,21 @@ _KEYS = ("name", "text", "contrast", "verdict", "step", "field", "value", "docum
 _REQUIRED = {"contrast": ("name", "text", "verdict"), "step": ("name", "text", "field", "value")}
 _SCALES = {"": 0, "k": 3, "M": 6, "G": 9, "%": -2}
 _NUMBER = re.compile(
-    r"(?P<number>(?P<sign>[-+−]?)(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-    r"(?:\.(?P<fraction>[0-9]+))?(?P<scale>[kMG%]?))(?: (?:nats|tokens|parameters|tok/s|s))?"
+    r"(?P<number>[-+−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)(?P<scale>[kMG%]?)"
+    r"(?: (?:nats|tokens|parameters|tok/s|s))?"
 )
 _FORMS = {
     "name": (re.compile(r"[A-Za-z]+(-[A-Za-z]+)*"), "letters, joined by -"),
     "verdict": (re.compile("BETTER|WORSE|EQUIVALENT|INCONCLUSIVE|DIVERGED"), "a word of a verdict"),
     "value": (_NUMBER, "a number such as -0.0062, 47.5% or 7.9k tok/s"),
 }
-_HEADER = ("claim", "value", "95 % interval", "n", "p", "verdict")
+_COLUMNS = VERDICTS[2:]
+_HEADER = ("claim", "value", *(column.heading for column in _COLUMNS))
 
 
-@dataclass(frozen=True)
-class CheckedClaim:
-    """An entry of the file, the runs behind it, and why it does not hold, if it does not."""
-
-    entry: Mapping[str, str]
-    runs: Sequence[Mapping[str, Any]]
-    problems: Sequence[str]
-    # Whether a run is damaged, or not comparable.
-    damaged: bool
-    # None for a figure of a step.
-    verdict: Mapping[str, Any] | None
+# Keys: ``entry`` of the file, ``runs`` behind it, ``problems`` if it does not hold, ``damaged`` if a run
+# is damaged or not comparable, and ``verdict``, None for a figure of a step.
+CheckedClaim = dict[str, Any]
 
 
 def read_claims(path: Path) -> dict[str, Any]:
@@ -121,8 +97,9 @@ def _checked(entry: Mapping[str, str], document: Document, folder: Path) -> Chec
     if "value" in entry and not (found is not None and holds(entry["value"], found)):
         problems.append(f"value: quoted {entry['value']}, found {found!r}")
     problems += _unquoted(entry, folder)
-    unfair = verdict is not None and verdict["verdict"] == "UNFAIR"
-    return CheckedClaim(entry, runs, problems, unfair or bool(damaged), verdict)
+    is_damaged = bool(damaged) or (verdict is not None and verdict["verdict"] == "UNFAIR")
+    claim = {"entry": entry, "runs": runs, "problems": problems, "verdict": verdict}
+    return {**claim, "damaged": is_damaged}
 
 
 def _named(kind: str, entry: Mapping[str, str], known: Mapping[str, Any]) -> Any:
@@ -140,13 +117,12 @@ def holds(quoted: str, recorded: float) -> bool:
     """
     match = _NUMBER.fullmatch(quoted)
     assert match is not None
-    fraction, exact = match["fraction"] or "", Decimal(repr(recorded))
-    last = Decimal(1).scaleb(_SCALES[match["scale"]] - len(fraction))
-    number = Decimal(match["digits"].replace(",", "") + fraction) * last
-    negative = match["sign"] in ("-", "−")
-    if number == 0 and match["sign"] and exact and negative != (exact < 0):
+    number = Decimal(match["number"].replace(",", "").replace("−", "-"))
+    number, exact = number.scaleb(_SCALES[match["scale"]]), Decimal(repr(recorded))
+    is_signed_zero = number == 0 and not match["number"][0].isdigit()
+    if is_signed_zero and exact and number.is_signed() != exact.is_signed():
         return False
-    return abs(exact - (-number if negative else number)) <= last / 2
+    return abs(exact - number) <= Decimal(5).scaleb(int(number.as_tuple().exponent) - 1)
 
 
 def _unquoted(entry: Mapping[str, str], folder: Path) -> list[str]:
@@ -155,64 +131,55 @@ def _unquoted(entry: Mapping[str, str], folder: Path) -> list[str]:
     if "document" not in entry or match is None:
         return []
     text = (folder / entry["document"]).read_text(encoding="utf-8", errors="replace")
-    quoted = re.search(rf"(?<![\w.,+−-]){re.escape(match['number'])}(?![\w]|[.,]\w)", text)
-    return [] if quoted else [f"{entry['document']} does not quote {match['number']}"]
+    number = match["number"] + match["scale"]
+    quoted = re.search(rf"(?<![\w.,+−-]){re.escape(number)}(?![\w]|[.,]\w)", text)
+    return [] if quoted else [f"{entry['document']} does not quote {number}"]
 
 
 def claims_exit_code(claims: Sequence[CheckedClaim]) -> int:
     """Return 4 if a run is damaged or not comparable, 1 if a claim does not hold, else 0."""
-    if any(claim.damaged for claim in claims):
+    if any(claim["damaged"] for claim in claims):
         return EXIT_NOT_COMPARABLE
-    return EXIT_FAILED if any(claim.problems for claim in claims) else EXIT_DONE
+    return EXIT_FAILED if any(claim["problems"] for claim in claims) else EXIT_DONE
 
 
 def claim_lines(claims: Sequence[CheckedClaim]) -> str:
     """Return a line for each claim that holds, and one for each reason why another does not."""
     lines = []
     for claim in claims:
-        entry, where = claim.entry, claim.entry["where"]
+        entry = claim["entry"]
         shown = f"{entry.get('value', '')} {entry.get('verdict', '')}".strip()
-        lines += [f"FAIL    {entry['name']}: {text} ({where})" for text in claim.problems]
-        lines += [] if claim.problems else [f"HOLDS   {entry['name']}: {shown}"]
+        failed = [f"FAIL    {entry['name']}: {t} ({entry['where']})" for t in claim["problems"]]
+        lines += failed or [f"HOLDS   {entry['name']}: {shown}"]
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
 def _cells(claim: CheckedClaim) -> list[str]:
-    text, value = claim.entry["text"], claim.entry.get("value", "-")
-    if claim.verdict is None:
-        return [text, value, "-", str(len(claim.runs)), "-", "-"]
-    digits = len(value.partition(" ")[0].partition(".")[2])
-    bounds = ", ".join(f"{bound:+.{digits or 4}f}" for bound in claim.verdict["interval_95"] or ())
-    n, word = str(claim.verdict["n"]), claim.verdict["verdict"]
-    return [text, value, f"[{bounds}]" if bounds else "-", n, p_cell(claim.verdict), word]
-
-
-def _origin(claim: CheckedClaim) -> str:
-    runs = (
-        f"run {run['folder']} ({run.get('run_id')}), configuration {run['configuration']}, "
-        f"commit {run.get('commit')}{' edited' if run.get('edited') else ''}"
-        for run in claim.runs
-    )
-    return visible(f"{claim.entry['name']}: {'; '.join(runs)}")
+    entry, verdict = claim["entry"], claim["verdict"]
+    figures = ["-", str(len(claim["runs"])), "-", "-"]
+    if verdict is not None:
+        figures = [column.text(verdict) for column in _COLUMNS if column.text]
+    return [entry["text"], entry.get("value", "-"), *figures]
 
 
 def claims_to_markdown(claims: Sequence[CheckedClaim]) -> str:
     """Return a Markdown table, and in comments the origin of each number."""
-    origins = "".join(f"<!-- {_origin(claim).replace('--', '- -')} -->\n" for claim in claims)
-    return f"{markdown_table(_HEADER, map(_cells, claims), left=(0, 5))}\n{origins}"
+    text = f"{markdown_table(_HEADER, map(_cells, claims), left=(0, 5))}\n"
+    for claim in claims:
+        comment = origin(claim["entry"]["name"], claim["runs"]).replace("--", "- -")
+        text += f"<!-- {comment} -->\n"
+    return text
 
 
 def claims_to_latex(claims: Sequence[CheckedClaim]) -> str:
     """Return a command for each number or word, and ``claimstable``; origins are in comments."""
-    lines = [
-        "% Generated by make claims. In the preamble: \\usepackage{booktabs}, \\input{claims}."
-    ]
+    text = "% Generated by make claims. In the preamble: \\usepackage{booktabs}, \\input{claims}.\n"
     for claim in claims:
-        lines.append(f"% {_origin(claim)}")
-        number = latex_text(claim.entry.get("value") or claim.entry["verdict"])
-        lines.append(rf"\newcommand{{\{_command(claim.entry)}}}{{{number}}}")
+        number = latex_text(claim["entry"].get("value") or claim["entry"]["verdict"])
+        text += f"% {origin(claim['entry']['name'], claim['runs'])}\n"
+        text += f"\\newcommand{{\\{_command(claim['entry'])}}}{{{number}}}\n"
     table = latex_table(_HEADER, map(_cells, claims), left=(0, 5))
-    return "\n".join([*lines, r"\newcommand{\claimstable}{%", table.rstrip() + "}", ""])
+    return f"{text}\\newcommand{{\\claimstable}}{{%\n{table.rstrip()}}}\n"
 
 
 def _command(entry: Mapping[str, str]) -> str:

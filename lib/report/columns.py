@@ -40,6 +40,7 @@ from lib.report.text import (
     verdict_word,
     warnings,
 )
+from lib.runs.record import UNKNOWN
 from lib.units import format_difference, format_duration, format_si
 
 Row = dict[str, Any]
@@ -384,20 +385,28 @@ def _list(title: str, texts: Sequence[str]) -> str:
     return f"\n## {title}\n\n{_items(texts)}" if texts else ""
 
 
+def origin(name: str, runs: Iterable[Row]) -> str:
+    """Return the commits and runs behind a number; the hash of a folder is its configuration."""
+    commits, shown = list[str](), list[str]()
+    for run in runs:
+        edited = " edited" * bool(run.get("edited"))
+        commits.append((run.get("commit") or UNKNOWN)[:_COMMIT_DIGITS] + edited)
+        shown.append(f"{run['folder']} ({run.get('run_id')})")
+    commits = list(dict.fromkeys(commits))
+    return visible(f"{name}: commit {', '.join(commits)}, runs {', '.join(shown)}")
+
+
 def _origins(document: Document) -> list[str]:
-    """Return commit and runs of each row with a result; the hash of a folder is its configuration."""
-    return [
-        f"{row['slug']}: commit {', '.join(c[:_COMMIT_DIGITS] for c in row['commits'])}, runs "
-        + ", ".join(f"{run} ({id_})" for run, id_ in zip(row["runs"], row["run_ids"], strict=True))
-        for row in document["rows"]
-        if row["runs"]
-    ]
+    """Return the origin of each row with a result."""
+    runs = {run["folder"]: run for run in document["runs"]}
+    rows = [row for row in document["rows"] if row["runs"]]
+    return [origin(row["slug"], map(runs.__getitem__, row["runs"])) for row in rows]
 
 
 def to_latex(document: Document) -> str:
     """Return the main table for LaTeX, with the origin of every row in comments."""
     filled, lines = grid(columns(document), rows_of(document))
     left = [i for i, column in enumerate(filled) if column.is_left]
-    origins = (f"% {visible(origin)}\n" for origin in _origins(document))
+    origins = (f"% {each}\n" for each in _origins(document))
     table = latex_table([column.heading for column in filled], lines, left=left)
     return "".join([_LATEX_HEAD, *origins, table])

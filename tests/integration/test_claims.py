@@ -39,7 +39,7 @@ def test_claims_of_a_trained_run(build):
     for name in ("claims.tex", "claims.md"):
         written = (outputs / name).read_text()
         assert run.name.replace("--", "- -") in written and manifest["run"]["run_id"] in written
-        assert f"commit {manifest['code']['git_sha']}" in written
+        assert f"commit {manifest['code']['git_sha'][:12]}" in written
     code, text, _ = folder.command(SCRIPT, STEPS="0", OUT=str(outputs), JSON="1")
     assert code == 0 and json.loads(text)["claims"][0]["problems"] == []
 

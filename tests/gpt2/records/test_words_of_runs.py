@@ -78,7 +78,7 @@ def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(plann
             {"claims": [{**claim, "contrast": contrast}], "path": tmp_path / "claims.toml"},
             document,
         )
-        assert (not checked.problems) is holds and (claims_exit_code([checked]) == 0) is holds
+        assert (not checked["problems"]) is holds and (claims_exit_code([checked]) == 0) is holds
     # The trained study still has its words.
     judged(planned())
     assert set(words(short).values()) == {"BETTER"}

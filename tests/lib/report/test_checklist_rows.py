@@ -9,7 +9,7 @@ import pytest
 
 from lib.files import write_json
 from lib.plan.run import Run
-from lib.report.checklist_words import word_rows
+from lib.report.checklist_rows import word_rows
 from lib.report.columns import write_tables
 from lib.report.table import build_table
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -127,7 +127,7 @@ def test_a_document_about_other_runs_does_not_pass(
     trained_again(RunDir(runs[0].path))
     assert rows(runs, written=False)["document"] == (
         "FAIL",
-        "demo/00-base s1: another run_id in verdicts.json",
+        "demo/00-base s1: another result in verdicts.json",
     )
     assert rows(runs)["document"][0] == "PASS"
     write_status(RunDir(runs[4].path), RunStatus(State.FAILED, 1, "a full disk"))
