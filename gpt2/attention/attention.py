@@ -20,13 +20,12 @@ from gpt2.attention.chunk_parts import (
     AttentionResult,
     AttentionWeightsTap,
     Gate,
-    Inputs,
     Pattern,
     RowChunk,
     ScoreTerm,
     repeat_kv,
 )
-from gpt2.attention.chunked import ChunkSoftmaxes, chunk_softmaxes
+from gpt2.attention.chunked import ChunkSoftmaxes, add_terms_, chunk_softmaxes
 from gpt2.attention.components import build, build_pattern
 from gpt2.attention.config import AttentionConfig, select_backend
 from gpt2.attention.kernels import build_kernels
@@ -142,7 +141,7 @@ class Attention(nn.Module):
         context_BNTH = result.context_BNTH
         gates = cast(list[Gate], list(self.gates.values()))
         factors_BNT = [
-            gate.factor(statistic_BNT, gate.inputs())
+            gate.factor(statistic_BNT, list(gate.parameters()))
             for gate, statistic_BNT in zip(gates, result.statistics_BNT, strict=True)
             if not gate.scales_scores
         ]
@@ -170,24 +169,23 @@ def attention_statistics(
     <term>/moved        ½ Σ_j |p_ij − p⁰_ij|: p⁰ the weights without the term
     <gate>/gate_*       see ``gate_statistics``
     """
-    inputs = plan.by_part(plan.inputs())
     sums: dict[str, list[Tensor]] = defaultdict(list)
     statistics: dict[str, list[Tensor]] = defaultdict(list)
     with torch.autocast(q_BNTH.device.type, enabled=False):
         q_BNTH = q_BNTH * q_BNTH.shape[-1] ** -0.5
         k_BNTH = repeat_kv(k_BKTH, q_BNTH.shape[1])
         for chunk in plan.chunks(q_BNTH):
-            soft = chunk_softmaxes(plan, q_BNTH, k_BNTH, chunk, inputs)
+            soft = chunk_softmaxes(plan, q_BNTH, k_BNTH, chunk)
             sums["attention/entropy"].append(torch.special.entr(soft.last_BNrc).sum())
             for name, term in terms.items():
-                for statistic, total in _term_sums(term, plan, q_BNTH, k_BNTH, chunk, inputs, soft):
+                for statistic, total in _term_sums(term, plan, q_BNTH, k_BNTH, chunk, soft):
                     sums[f"{name}/{statistic}"].append(total)
-            for name, saved_BNrm in zip(gates, soft.known_BNrm, strict=True):
-                statistics[name].append(saved_BNrm[..., 0])
+            for name, statistic_BNr in zip(gates, soft.statistics_BNr, strict=True):
+                statistics[name].append(statistic_BNr)
         rows = q_BNTH.shape[:3].numel()
         means = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
         for name, gate in gates.items():
-            gate_BNT = gate.gate(torch.cat(statistics[name], 2), gate.inputs())
+            gate_BNT = gate.gate(torch.cat(statistics[name], 2), list(gate.parameters()))
             means |= gate_statistics(name, gate_BNT)
     return means
 
@@ -198,18 +196,17 @@ def _term_sums(
     q_BNTH: Tensor,
     k_BNTH: Tensor,
     chunk: RowChunk,
-    inputs: Inputs,
     soft: ChunkSoftmaxes,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the statistics of a term, summed over the rows of a chunk."""
     others = replace(plan, terms=[each for each in plan.terms if each is not term])
-    without = chunk_softmaxes(others, q_BNTH, k_BNTH, chunk, inputs)
+    without = chunk_softmaxes(others, q_BNTH, k_BNTH, chunk)
     weights_BNrc = soft.last_BNrc
     added_BNrc = torch.zeros_like(weights_BNrc)
-    term.add_(added_BNrc, q_BNTH, k_BNTH, chunk, inputs[term])
+    add_terms_(replace(plan, terms=[term]), added_BNrc, q_BNTH, k_BNTH, chunk)
     added_BNrc.abs_()
     # Masked pairs have a huge score and weight 0, so their share is 0.
-    both_BNrc = added_BNrc + without.first.scores_BNrc.abs()
+    both_BNrc = added_BNrc + without.scores_BNrc.abs()
     tiny = torch.finfo(both_BNrc.dtype).tiny
     yield "share", (weights_BNrc * added_BNrc / both_BNrc.clamp_min(tiny)).sum()
     yield "moved", (weights_BNrc - without.last_BNrc).abs().sum() / 2

@@ -1,22 +1,23 @@
 """Components of chunked attention: pattern, score term, gate, chunk of rows, and their plan.
 
-Scores and weights are fp32 (fp64 for fp64 inputs). The row engine has hand-written derivatives, so
-every component provides its own; tests compare each with autograd through a naive reference.
+Scores and weights are fp32 (fp64 for fp64 inputs).
 
 B batch, T tokens (queries), S tokens (keys), N heads, H head dim; r the rows of a chunk, c its
-columns. Scores and weights of a chunk are BNrc, one value per row is BNr1.
+columns, b the last of them. Scores and weights of a chunk are BNrc, one value per row is BNr1.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, library, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.attention.tiled import TileLaunch, TileSpec
@@ -67,15 +68,6 @@ class RowChunk:
         return one_based[:, None]
 
 
-@dataclass(frozen=True)
-class ScoredRows:
-    """Scores of a chunk (masked pairs near MASKED_SCORE) and their softmax: the input of a gate."""
-
-    chunk: RowChunk
-    scores_BNrc: Tensor
-    weights_BNrc: Tensor
-
-
 class Pattern(Protocol):
     """Pattern: which earlier tokens a token sees."""
 
@@ -95,38 +87,32 @@ class Pattern(Protocol):
         """Return the number of columns visible to each row, [r, 1]."""
 
 
+class QueriesKeys(NamedTuple):
+    """Queries, divided by √H, and keys of the same tokens, BNTH."""
+
+    q: Tensor
+    k: Tensor
+
+
 class ScoreTerm(nn.Module):
-    """Term added to the scores; differentiable with respect to ``inputs``."""
+    """Term added to the scores, differentiated by autograd within a chunk.
+
+    ``reach`` earlier tokens of every row, besides its own, are those that the formula reads.
+    """
+
+    reach: int = 0
 
     @abstractmethod
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Return the learnable tensors."""
+    def scores(
+        self, rows: QueriesKeys, band: QueriesKeys, chunk: RowChunk, inputs: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the addition to the scores of the chunk's last columns, BNrb.
 
-    @abstractmethod
-    def add_(
-        self,
-        scores_BNrc: Tensor,
-        q_BNTH: Tensor,
-        k_BNTH: Tensor,
-        chunk: RowChunk,
-        inputs: Sequence[Tensor],
-    ) -> None:
-        """Add the term to the scores of the chunk, in place. q is already divided by √H."""
+        ``band`` are the visible tokens from ``reach`` before the first row to the last row.
+        ``inputs`` are the parameters, in order.
+        """
 
-    @abstractmethod
-    def backward_(
-        self,
-        dscores_BNrc: Tensor,
-        q_BNTH: Tensor,
-        k_BNTH: Tensor,
-        chunk: RowChunk,
-        inputs: Sequence[Tensor],
-        dq_BNTH: Tensor,
-        dk_BNTH: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Add to dq and dk in place; return the gradients of ``inputs``."""
-
-    def tile_spec(self, spec: TileSpec, inputs: Sequence[Tensor]) -> tuple[TileSpec, Tensor | None]:
+    def tile_spec(self, spec: TileSpec) -> tuple[TileSpec, Tensor | None]:
         """Return the specification with the term added, and a learnable factor per head, if any.
 
         Not called if ``lacks_triton`` of the term's options is set.
@@ -144,20 +130,12 @@ class Gate(nn.Module):
     scales_scores: bool
 
     @abstractmethod
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Return the learnable tensors of ``factor``."""
+    def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+        """Return the statistic of every row, BNr.
 
-    @abstractmethod
-    def statistic(self, rows: ScoredRows) -> Tensor:
-        """Return the statistic followed by the values per row that ``add_slope_`` needs: BNrm."""
-
-    @abstractmethod
-    def add_slope_(
-        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: ScoredRows, known_BNrm: Tensor
-    ) -> None:
-        """Add the gradient of the statistic to the gradient of the weights, in place.
-
-        A constant per row may be omitted: it cancels in the gradient of the softmax.
+        It is differentiated by autograd with respect to ``weights``; ``scores``, of which ``weights``
+        is the softmax, are a constant near MASKED_SCORE in masked pairs. The derivative may lack a
+        constant per row, which cancels in the gradient of the softmax.
         """
 
     @abstractmethod
@@ -166,7 +144,7 @@ class Gate(nn.Module):
 
     @abstractmethod
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the factor of every row, BNT, by differentiable operations."""
+        """Return the factor of every row, BNT, differentiable; ``inputs`` are the parameters."""
 
     @abstractmethod
     def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
@@ -203,6 +181,37 @@ def _(weights: Tensor, k: int) -> Tensor:
 @topk_values.register_fake
 def _(weights: Tensor, k: int) -> Tensor:
     return weights.new_empty(*weights.shape[:-1], min(k, weights.shape[-1]))
+
+
+class _LargestSum(Function):
+    """Sum of the k largest elements; ties with the k-th share its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, k: int) -> Tensor:
+        largest = topk_values(weights, k)
+        ctx.save_for_backward(weights, largest.amin(-1, keepdim=True))
+        ctx.k = k
+        return largest.sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dsum: Tensor) -> tuple[Tensor, None]:
+        weights, edge = ctx.saved_tensors
+        # Float comparison results are several times faster on a CPU than bool results.
+        above = torch.gt(weights, edge, out=torch.empty_like(weights))
+        level = torch.eq(weights, edge, out=torch.empty_like(weights))
+        places = min(ctx.k, weights.shape[-1]) - above.sum(-1, keepdim=True)
+        share = places / level.sum(-1, keepdim=True).clamp_min(1)
+        return above.addcmul_(level, share).mul_(dsum[..., None]), None
+
+
+def largest_sum(weights: Tensor, k: int) -> Tensor:
+    """Return the sum of the k largest elements of the last dimension; ``weights`` must be ≥ 0.
+
+    Differentiable: elements equal to the k-th largest share the derivatives of their places.
+    """
+    total: Tensor = _LargestSum.apply(weights, k)
+    return total
 
 
 class AttentionWeightsTap:
@@ -273,10 +282,6 @@ class ScoreChunks:
             yield RowChunk(first, min(first + height, length), first_column(first))
 
 
-# Learnable tensors, or their gradients, of every component differentiated by the engine.
-Inputs = dict[ScoreTerm | Gate, list[Tensor]]
-
-
 @dataclass(frozen=True)
 class AttentionPlan:
     """Components of one attention call, dropout on its weights, and the kernels of its backend.
@@ -295,17 +300,12 @@ class AttentionPlan:
     tile_launch: TileLaunch | None = None
 
     def parts(self) -> list[ScoreTerm | Gate]:
-        """Return the terms, and the gates that scale scores."""
+        """Return the components with inputs of the row engine: terms, and gates that scale scores."""
         return [*self.terms, *(gate for gate in self.gates if gate.scales_scores)]
 
     def inputs(self) -> list[Tensor]:
-        """Return the learnable tensors of all components, in order."""
-        return [tensor for part in self.parts() for tensor in part.inputs()]
-
-    def by_part(self, tensors: Sequence[Tensor]) -> Inputs:
-        """Group ``tensors``, in the order of ``inputs``, by component."""
-        remaining = iter(tensors)
-        return {part: [next(remaining) for _ in part.inputs()] for part in self.parts()}
+        """Return the parameters of ``parts``, in order."""
+        return [parameter for part in self.parts() for parameter in part.parameters()]
 
     def chunks(self, q_BNTH: Tensor) -> Iterator[RowChunk]:
         """Yield the chunks of rows in order."""

@@ -1,135 +1,165 @@
 """Row engine: attention by chunks of query rows, with score terms, gates and exposed weights.
 
 The scores of a chunk are one matrix product; all other operations work on that block, which fits
-into the cache. Only the inputs and a few values per row are saved; backward processes the same
-chunks and recomputes the scores, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135). No
-tensor of B·N·T·T elements is created.
+into the cache. Only the inputs are saved; backward processes the same chunks and recomputes the
+scores, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135). No tensor of B·N·T·T elements is
+created. Products and softmaxes are differentiated here, terms, statistics and factors by autograd,
+whose graph ends with the chunk.
 
 B batch, T tokens (queries), S tokens (keys), N heads, K key/value heads, H head dim; r the rows of
-a chunk, c its columns, m the saved values of a gate per row. dx is the gradient of the loss with
-respect to x.
+a chunk, c its columns. dx is the gradient of the loss with respect to x.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpt2.attention.chunk_parts import (
     AttentionPlan,
     AttentionResult,
-    Inputs,
+    Gate,
+    QueriesKeys,
     RowChunk,
-    ScoredRows,
+    ScoreTerm,
     default_generator,
     repeat_kv,
 )
 
 
 @dataclass(frozen=True)
-class ChunkSoftmaxes:
-    """Intermediate results of a chunk, from its scores to the weights that multiply V."""
+class TermGraph:
+    """Graph of a term's scores in one chunk, which were added to the last ``columns``."""
 
-    first: ScoredRows
-    # Saved values per row of each gate, the statistic first.
-    known_BNrm: Sequence[Tensor]
+    term: ScoreTerm
+    tokens: slice
+    # q and k of the rows, q and k of ``tokens``, and the parameters of the term.
+    leaves: Sequence[Tensor]
+    columns: int
+    # In place of the scores, so that they are freed.
+    edge: GradientEdge
+
+
+@dataclass(frozen=True)
+class ChunkSoftmaxes:
+    """Intermediate results of a chunk, from its scores to the weights that multiply V.
+
+    With a graph, its leaves are ``first`` and ``inputs``, the parameters of gates that scale scores.
+    """
+
+    scores_BNrc: Tensor
+    first_BNrc: Tensor
+    statistics_BNr: Sequence[Tensor]
+    inputs: Mapping[Gate, Sequence[Tensor]]
     # Product of the gates that scale scores; None without such a gate (the first softmax is last).
-    factor_BNr1: Tensor | None
+    factor_BNr: Tensor | None
     last_BNrc: Tensor
 
 
 def chunk_softmaxes(
+    plan: AttentionPlan, q_BNTH: Tensor, k_BNTH: Tensor, chunk: RowChunk
+) -> ChunkSoftmaxes:
+    """Compute the scores of a chunk and the softmaxes derived from them, without a graph."""
+    scores_BNrc = _products(q_BNTH, k_BNTH, chunk)
+    add_terms_(plan, scores_BNrc, q_BNTH, k_BNTH, chunk)
+    return softmaxes_from_scores(plan, scores_BNrc, chunk)
+
+
+def _products(q_BNTH: Tensor, k_BNTH: Tensor, chunk: RowChunk) -> Tensor:
+    wide = torch.promote_types(q_BNTH.dtype, torch.float32)
+    return (q_BNTH[:, :, chunk.rows] @ k_BNTH[:, :, chunk.columns].mT).to(wide)
+
+
+def add_terms_(
     plan: AttentionPlan,
+    scores_BNrc: Tensor,
     q_BNTH: Tensor,
     k_BNTH: Tensor,
     chunk: RowChunk,
-    inputs: Inputs,
-    known_BNrm: Sequence[Tensor] | None = None,
-) -> ChunkSoftmaxes:
-    """Compute the scores of a chunk and the softmaxes derived from them."""
-    wide = torch.promote_types(q_BNTH.dtype, torch.float32)
-    scores = (q_BNTH[:, :, chunk.rows] @ k_BNTH[:, :, chunk.columns].mT).to(wide)
+    graph: bool = False,
+) -> list[TermGraph]:
+    """Add the score terms in place; return the graph of each that has a gradient, if required."""
+    graphs = []
     for term in plan.terms:
-        term.add_(scores, q_BNTH, k_BNTH, chunk, inputs[term])
-    return softmaxes_from_scores(plan, scores, chunk, inputs, known_BNrm)
+        tokens = chunk.slice(max(chunk.left, chunk.first - term.reach))
+        leaves = [x[:, :, each] for each in (chunk.rows, tokens) for x in (q_BNTH, k_BNTH)]
+        leaves += term.parameters()
+        if graph:
+            leaves = _leaves(leaves)
+        with torch.set_grad_enabled(graph):
+            rows, band = QueriesKeys(*leaves[:2]), QueriesKeys(*leaves[2:4])
+            added_BNrb = term.scores(rows, band, chunk, leaves[4:])
+        columns = added_BNrb.shape[-1]
+        scores_BNrc[..., -columns:].add_(added_BNrb.detach())
+        if added_BNrb.requires_grad:
+            edge = get_gradient_edge(added_BNrb)
+            graphs.append(TermGraph(term, tokens, leaves, columns, edge))
+    return graphs
 
 
 def softmaxes_from_scores(
-    plan: AttentionPlan,
-    scores: Tensor,
-    chunk: RowChunk,
-    inputs: Inputs,
-    known_BNrm: Sequence[Tensor] | None = None,
+    plan: AttentionPlan, scores_BNrc: Tensor, chunk: RowChunk, graph: bool = False
 ) -> ChunkSoftmaxes:
-    """Compute first softmax, statistics, factor and last softmax; ``scores`` is modified in place.
+    """Compute first softmax, statistics, factor and last softmax; scores are masked in place."""
+    plan.pattern.hide_(scores_BNrc, chunk)
+    first_BNrc = scores_BNrc.softmax(-1)
+    gates = [gate for gate in plan.gates if gate.scales_scores]
+    inputs: dict[Gate, list[Tensor]] = {gate: list(gate.parameters()) for gate in gates}
+    if graph:
+        first_BNrc.requires_grad_()
+        inputs = {gate: _leaves(inputs[gate]) for gate in gates}
+    factor_BNr: Tensor | None = None
+    with torch.set_grad_enabled(graph):
+        statistics_BNr = [gate.statistic(first_BNrc, scores_BNrc, chunk) for gate in plan.gates]
+        for gate, statistic_BNr in zip(plan.gates, statistics_BNr, strict=True):
+            if gate.scales_scores:
+                factor = gate.factor(statistic_BNr, inputs[gate])
+                factor_BNr = factor if factor_BNr is None else factor_BNr * factor
+    last_BNrc = first_BNrc
+    if factor_BNr is not None:
+        scaled_BNrc = scores_BNrc * factor_BNr.detach()[..., None]
+        # A small factor must not unmask hidden pairs.
+        plan.pattern.hide_(scaled_BNrc, chunk)
+        last_BNrc = scaled_BNrc.softmax(-1)
+    return ChunkSoftmaxes(scores_BNrc, first_BNrc, statistics_BNr, inputs, factor_BNr, last_BNrc)
 
-    Statistics are not recomputed if ``known_BNrm`` is given.
-    """
-    plan.pattern.hide_(scores, chunk)
-    first = ScoredRows(chunk, scores, scores.softmax(-1))
-    if known_BNrm is None:
-        known_BNrm = [gate.statistic(first) for gate in plan.gates]
-    factor = scores_factor(plan, [saved[..., 0] for saved in known_BNrm], inputs)
-    if factor is None:
-        return ChunkSoftmaxes(first, known_BNrm, None, first.weights_BNrc)
-    factor_BNr1 = factor[..., None]
-    scaled = scores * factor_BNr1
-    # A small factor must not unmask hidden pairs.
-    plan.pattern.hide_(scaled, chunk)
-    return ChunkSoftmaxes(first, known_BNrm, factor_BNr1, scaled.softmax(-1))
 
-
-def scores_factor(
-    plan: AttentionPlan, statistics_BNr: Sequence[Tensor], inputs: Inputs
-) -> Tensor | None:
-    """Return the product of the factors of score-scaling gates, BNr; None without such a gate."""
-    product = None
-    for gate, statistic in zip(plan.gates, statistics_BNr, strict=True):
-        if gate.scales_scores:
-            factor = gate.factor(statistic, inputs[gate])
-            product = factor if product is None else product * factor
-    return product
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [x.detach().requires_grad_() for x in tensors]
 
 
 def forward(
-    plan: AttentionPlan, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, inputs: Inputs
+    plan: AttentionPlan, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Return head outputs BNTH, exposed weights BTS, and the saved values of each gate, BNTm."""
+    """Return head outputs BNTH, exposed weights BTS, and the statistic of each gate, BNT."""
     batch, heads, length, width = q_BNTH.shape
     k, v = (repeat_kv(x, heads) for x in (k_BKTH, v_BKTH))
     generator = default_generator(q_BNTH.device) if plan.dropout else None
     # Memory layout B, T, N, H: the output projection reads the tensor without a copy.
     context = q_BNTH.new_empty(batch, length, heads, width).transpose(1, 2)
     shown = q_BNTH.new_zeros(batch, length, length) if plan.reader else None
-    saved: list[list[Tensor]] = [[] for _ in plan.gates]
+    statistics: list[list[Tensor]] = [[] for _ in plan.gates]
     for chunk in plan.chunks(q_BNTH):
-        soft = chunk_softmaxes(plan, q_BNTH, k, chunk, inputs)
+        soft = chunk_softmaxes(plan, q_BNTH, k, chunk)
         mask = plan.drop(soft.last_BNrc, generator)
         weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
         context[:, :, chunk.rows] = weights.to(v.dtype) @ v[:, :, chunk.columns]
         if plan.reader and shown is not None:
             shown[:, chunk.rows, chunk.columns] = plan.reader.read(soft.last_BNrc, chunk)
-        for chunks, values in zip(saved, soft.known_BNrm, strict=True):
+        for chunks, values in zip(statistics, soft.statistics_BNr, strict=True):
             chunks.append(values)
-    return context, shown, [torch.cat(chunks, dim=2) for chunks in saved]
+    return context, shown, [torch.cat(chunks, dim=2) for chunks in statistics]
 
 
 class ChunkedBackward:
-    """Accumulator of the gradients of q, k, v and the learnable inputs of terms and gates."""
+    """Accumulator of the gradients of q, k, v and the parameters of terms and gates."""
 
-    def __init__(
-        self,
-        plan: AttentionPlan,
-        q_BNTH: Tensor,
-        k_BKTH: Tensor,
-        v_BKTH: Tensor,
-        known_BNTm: Sequence[Tensor],
-        inputs: Inputs,
-    ) -> None:
-        self.plan, self.saved, self.inputs = plan, known_BNTm, inputs
+    def __init__(self, plan: AttentionPlan, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor) -> None:
+        self.plan = plan
         self.kv_heads = k_BKTH.shape[1]
         self.q = q_BNTH
         self.k, self.v = (repeat_kv(x, q_BNTH.shape[1]) for x in (k_BKTH, v_BKTH))
@@ -138,7 +168,9 @@ class ChunkedBackward:
         self.dq, self.dk, self.dv = (
             torch.zeros_like(x, dtype=wide) for x in (self.q, self.k, self.v)
         )
-        self.dinputs = {part: [torch.zeros_like(x) for x in inputs[part]] for part in inputs}
+        self.dinputs = {
+            part: [torch.zeros_like(x) for x in part.parameters()] for part in plan.parts()
+        }
 
     def run(
         self,
@@ -148,18 +180,25 @@ class ChunkedBackward:
         generator: Generator | None,
     ) -> None:
         """Process all chunks; ``generator`` is in the state it had before forward."""
-        for chunk in self.plan.chunks(self.q):
-            saved = [rows[:, :, chunk.rows] for rows in self.saved]
-            soft = chunk_softmaxes(self.plan, self.q, self.k, chunk, self.inputs, saved)
+        reached = [
+            (gate, d)
+            for gate, d in zip(self.plan.gates, dstatistics_BNT, strict=True)
+            if gate.scales_scores or d is not None
+        ]
+        plan = replace(self.plan, gates=[gate for gate, _ in reached])
+        for chunk in plan.chunks(self.q):
+            scores = _products(self.q, self.k, chunk)
+            terms = add_terms_(plan, scores, self.q, self.k, chunk, graph=True)
+            soft = softmaxes_from_scores(plan, scores, chunk, graph=True)
             dlast = self._values(soft, dcontext_BNTH[:, :, chunk.rows], chunk, generator)
-            if dshown_BTS is not None and self.plan.reader:
+            if dshown_BTS is not None and plan.reader:
                 drows = dshown_BTS[:, chunk.rows, chunk.columns]
-                dlast += self.plan.reader.backward(drows, soft.last_BNrc, chunk)
-            dstatistics = [d if d is None else d[:, :, chunk.rows, None] for d in dstatistics_BNT]
-            self._scores(self._softmaxes(soft, dlast, dstatistics), chunk)
+                dlast += plan.reader.backward(drows, soft.last_BNrc, chunk)
+            dstatistics = [d if d is None else d[:, :, chunk.rows] for _, d in reached]
+            self._scores(self._softmaxes(soft, dlast, dstatistics), terms, chunk)
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of q, k, v and the inputs, in that order and in their dtypes."""
+        """Return the gradients of q, k, v and the parameters, in that order and in their dtypes."""
         dk, dv = (
             x.unflatten(1, (self.kv_heads, -1)).sum(2) if self.kv_heads < x.shape[1] else x
             for x in (self.dk, self.dv)
@@ -183,71 +222,63 @@ class ChunkedBackward:
         return dlast if mask is None else dlast.mul_(mask)
 
     def _softmaxes(
-        self,
-        soft: ChunkSoftmaxes,
-        dlast_BNrc: Tensor,
-        dstatistics_BNr1: list[Tensor | None],
+        self, soft: ChunkSoftmaxes, dlast_BNrc: Tensor, dstatistics_BNr: Sequence[Tensor | None]
     ) -> Tensor:
         """Backpropagate through softmaxes, factor and statistics; return dscores."""
-        dfirst, dscaled = dlast_BNrc, None
-        if soft.factor_BNr1 is not None:
-            dscaled = _through_softmax(soft.last_BNrc, dlast_BNrc)
-            dfactor_BNr = torch.linalg.vecdot(dscaled, soft.first.scores_BNrc)
-            dstatistics_BNr1 = self._factor(soft, dfactor_BNr, dstatistics_BNr1)
-            dscaled *= soft.factor_BNr1
-            dfirst = torch.zeros_like(dlast_BNrc)
-        for gate, saved, dstatistic in zip(
-            self.plan.gates, soft.known_BNrm, dstatistics_BNr1, strict=True
-        ):
-            if dstatistic is not None:
-                gate.add_slope_(dfirst, dstatistic, soft.first, saved)
-        dscores = _through_softmax(soft.first.weights_BNrc, dfirst)
-        return dscores if dscaled is None else dscores.add_(dscaled)
+        if soft.factor_BNr is None:
+            dgates = self._gates(soft, soft.statistics_BNr, dstatistics_BNr)
+            dfirst = dlast_BNrc if dgates is None else dlast_BNrc.add_(dgates)
+            return _through_softmax(soft.first_BNrc, dfirst)
+        dscaled = _through_softmax(soft.last_BNrc, dlast_BNrc)
+        dfactor_BNr = torch.linalg.vecdot(dscaled, soft.scores_BNrc)
+        roots = [*soft.statistics_BNr, soft.factor_BNr]
+        dgates = self._gates(soft, roots, [*dstatistics_BNr, dfactor_BNr])
+        dscaled *= soft.factor_BNr.detach()[..., None]
+        return (
+            dscaled if dgates is None else _through_softmax(soft.first_BNrc, dgates).add_(dscaled)
+        )
 
-    def _factor(
-        self, soft: ChunkSoftmaxes, dfactor_BNr: Tensor, dstatistics_BNr1: list[Tensor | None]
-    ) -> list[Tensor | None]:
-        """Backpropagate through the factor by autograd (few elements per row).
+    def _gates(
+        self, soft: ChunkSoftmaxes, roots: Sequence[Tensor], droots: Sequence[Tensor | None]
+    ) -> Tensor | None:
+        """Backpropagate statistics and factor; return the gradient of the first softmax."""
+        pairs = zip(roots, droots, strict=True)
+        reached = [(x, dx) for x, dx in pairs if dx is not None and x.requires_grad]
+        if not reached:
+            return None
+        leaves = [soft.first_BNrc, *(x for tensors in soft.inputs.values() for x in tensors)]
+        dfirst, *dinputs = torch.autograd.grad(
+            [x for x, _ in reached], leaves, [dx for _, dx in reached], allow_unused=True
+        )
+        _add_([total for gate in soft.inputs for total in self.dinputs[gate]], dinputs)
+        return dfirst
 
-        Returns ``dstatistics_BNr1`` with the gradients of the factor added.
-        """
-        statistics = [saved[..., 0].detach().requires_grad_() for saved in soft.known_BNrm]
-        inputs = {p: [x.detach().requires_grad_() for x in self.inputs[p]] for p in self.inputs}
-        gates = [gate for gate in self.plan.gates if gate.scales_scores]
-        leaves = statistics + [x for gate in gates for x in inputs[gate]]
-        with torch.enable_grad():
-            factor = scores_factor(self.plan, statistics, inputs)
-            assert factor is not None
-            gradients = torch.autograd.grad(factor, leaves, dfactor_BNr, allow_unused=True)
-        totals = [x for gate in gates for x in self.dinputs[gate]]
-        for total, gradient in zip(totals, gradients[len(statistics) :], strict=True):
-            total += gradient
-        return [
-            _sum(d, None if gradient is None else gradient[..., None])
-            for d, gradient in zip(dstatistics_BNr1, gradients[: len(statistics)], strict=True)
-        ]
-
-    def _scores(self, dscores_BNrc: Tensor, chunk: RowChunk) -> None:
+    def _scores(self, dscores_BNrc: Tensor, terms: Sequence[TermGraph], chunk: RowChunk) -> None:
         """Backpropagate through the terms and scores = q @ kᵀ."""
-        for term in self.plan.terms:
-            gradients = term.backward_(
-                dscores_BNrc, self.q, self.k, chunk, self.inputs[term], self.dq, self.dk
+        for graph in terms:
+            dadded_BNrb = dscores_BNrc[..., -graph.columns :]
+            gradients = torch.autograd.grad(
+                [graph.edge], graph.leaves, [dadded_BNrb], allow_unused=True
             )
-            for total, gradient in zip(self.dinputs[term], gradients, strict=True):
-                total += gradient
+            totals = [
+                x[:, :, each] for each in (chunk.rows, graph.tokens) for x in (self.dq, self.dk)
+            ]
+            _add_([*totals, *self.dinputs[graph.term]], gradients)
         low = dscores_BNrc.to(self.q.dtype)
         self.dq[:, :, chunk.rows].add_(low @ self.k[:, :, chunk.columns])
         self.dk[:, :, chunk.columns].add_(low.mT @ self.q[:, :, chunk.rows])
+
+
+def _add_(totals: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for total, gradient in zip(totals, gradients, strict=True):
+        if gradient is not None:
+            total.add_(gradient)
 
 
 def _through_softmax(weights_BNrc: Tensor, dweights_BNrc: Tensor) -> Tensor:
     """Return the gradient of the scores, w ⊙ (dw − Σ w·dw), computed in place."""
     mean = torch.linalg.vecdot(weights_BNrc, dweights_BNrc)[..., None]
     return dweights_BNrc.sub_(mean).mul_(weights_BNrc)
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
 
 
 @torch.compiler.disable
@@ -278,12 +309,13 @@ class _RowAttention(torch.autograd.Function):
         # Save the generator state, so that backward draws the same dropout masks.
         ctx.generator = default_generator(q_BNTH.device).clone_state() if plan.dropout else None
         with torch.autocast(q_BNTH.device.type, enabled=False):
-            context, shown, saved = forward(plan, q_BNTH, k_BKTH, v_BKTH, plan.by_part(inputs))
-        ctx.save_for_backward(q_BNTH, k_BKTH, v_BKTH, *saved, *inputs)
+            context, shown, statistics = forward(plan, q_BNTH, k_BKTH, v_BKTH)
+        # Inputs are saved so that torch reports a change between forward and backward.
+        ctx.save_for_backward(q_BNTH, k_BKTH, v_BKTH, *inputs)
         ctx.set_materialize_grads(False)
         if plan.reader and plan.reader.request.detach:
             ctx.mark_non_differentiable(shown)
-        return context, shown, *(rows[..., 0] for rows in saved)
+        return context, shown, *statistics
 
     @staticmethod
     @once_differentiable
@@ -293,11 +325,10 @@ class _RowAttention(torch.autograd.Function):
         dshown_BTS: Tensor | None,
         *dstatistics_BNT: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, *rest = ctx.saved_tensors
-        saved, inputs = rest[: len(ctx.plan.gates)], rest[len(ctx.plan.gates) :]
+        q, k, v, *_ = ctx.saved_tensors
         dcontext = torch.zeros_like(q) if dcontext_BNTH is None else dcontext_BNTH
         with torch.autocast(q.device.type, enabled=False):
-            walk = ChunkedBackward(ctx.plan, q, k, v, saved, ctx.plan.by_part(inputs))
+            walk = ChunkedBackward(ctx.plan, q, k, v)
             generator = ctx.generator and ctx.generator.clone_state()
             walk.run(dcontext, dshown_BTS, dstatistics_BNT, generator)
         return None, *walk.gradients()

@@ -1,7 +1,7 @@
 """Execution paths of attention behind one interface, and their selection.
 
 sdpa     one call of torch's scaled_dot_product_attention
-rows     chunks of query rows, with hand-written derivatives (``chunked.py``)
+rows     chunks of query rows (``chunked.py``)
 triton   one pass of our own kernels, with hand-written derivatives (``tiled.py``)
 own      the kernel of the pattern itself
 cached   new tokens against a KV cache, by the components of the row engine
@@ -26,7 +26,7 @@ from gpt2.attention.chunk_parts import (
     RowChunk,
     repeat_kv,
 )
-from gpt2.attention.chunked import scores_factor, softmaxes_from_scores
+from gpt2.attention.chunked import add_terms_, softmaxes_from_scores
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV, Projection
@@ -115,12 +115,12 @@ class TiledKernel:
         """Attend within a whole sequence. Raises RunError if the kernels cannot run."""
         q_BNTH = qkv.q_BNTH
         k, v = (x.to(q_BNTH.dtype) for x in (qkv.k_BKTH, qkv.v_BKTH))
-        inputs, launch = plan.by_part(plan.inputs()), plan.tile_launch or triton_launch
+        launch = plan.tile_launch or triton_launch
         window, scale = plan.pattern.longest_row(q_BNTH.shape[2]), q_BNTH.shape[-1] ** -0.5
         spec, alpha_N, factor_BNT = TileSpec(window, scale, dropout=plan.dropout), None, None
         with torch.autocast(q_BNTH.device.type, enabled=False):
             for term in plan.terms:
-                spec, alpha_N = term.tile_spec(spec, inputs[term])
+                spec, alpha_N = term.tile_spec(spec)
             statistics: list[Tensor] = []
             for gate in plan.gates:
                 gated = gate.tile_spec(spec)
@@ -130,7 +130,7 @@ class TiledKernel:
                 first = tiled_attention(q_BNTH, k, None, alpha_N, None, gated, launch)
                 assert first.statistic_BNT is not None
                 statistics.append(first.statistic_BNT)
-                factor_BNT = scores_factor(plan, statistics, inputs)
+                factor_BNT = gate.factor(first.statistic_BNT, list(gate.parameters()))
             reads = plan.reader is not None
             context, statistic, mean_BTS = tiled_attention(
                 q_BNTH, k, v, alpha_N, factor_BNT, spec, launch, reads
@@ -231,14 +231,11 @@ class CachedKernel:
             wide = torch.promote_types(q_BNTH.dtype, torch.float32)
             scores = _product(q_BNTH, k_BKSH.mT).to(wide)
             keys = repeat_kv(k_BKSH[:, :, chunk.origin - chunk.left :], q_BNTH.shape[1])
-            inputs = plan.by_part(plan.inputs())
-            for term in plan.terms:
-                term.add_(scores, queries, keys, chunk, inputs[term])
-            soft = softmaxes_from_scores(plan, scores, chunk, inputs)
+            add_terms_(plan, scores, queries, keys, chunk)
+            soft = softmaxes_from_scores(plan, scores, chunk)
             context = _product(soft.last_BNrc.to(v_BKSH.dtype), v_BKSH)
             shown = plan.reader.read(soft.last_BNrc, chunk) if plan.reader else None
-        statistics = [saved[..., 0] for saved in soft.known_BNrm]
-        return AttentionResult(self.projection.expand(context), statistics, shown)
+        return AttentionResult(self.projection.expand(context), soft.statistics_BNr, shown)
 
 
 def _product(rows_BNrx: Tensor, shared_BKxy: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
         "BIAS": block.attn.c_proj.bias is not None,
         "SLIDING_WINDOW": facts["window"],
         "N_KV_HEAD": facts["key/value heads"],
-        "RECIPROCAL_WINDOW": _of_term(block, "window"),
+        "RECIPROCAL_WINDOW": _of_term(block, "reach"),
         "RECIPROCAL_ALPHA": _of_term(block, "constant"),
     }
     if model.wpe is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.attention.chunk_parts import RowChunk, ScoredRows
+from gpt2.attention.chunk_parts import RowChunk
 from gpt2.check.cases import CheckCase, CheckFinding
 from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest
@@ -427,7 +427,7 @@ def _measured(model: GPT) -> Facts:
         "positions": "rotary" if model.wpe is None else "learned",
         "reciprocal": "reciprocal" in terms,
         "alpha per head": bool(list(terms.parameters())) if "reciprocal" in terms else None,
-        "band": terms["reciprocal"].window if "reciprocal" in terms else None,
+        "band": terms["reciprocal"].reach if "reciprocal" in terms else None,
         "MLP weights": matrix_elements(block.mlp),
         "MLP / attention": matrix_elements(block.mlp) / matrix_elements(block.attn),
         "equal shares in every block": _equal_shares(model),
@@ -483,10 +483,8 @@ def _gate_facts(block: Block) -> Facts:
 def _statistic(gate: Any) -> str:
     """Return the name of the statistic that the gate computes from a row of known weights."""
     weights = torch.arange(1.0, 65.0) / 2080
-    rows = ScoredRows(
-        RowChunk(63, 64, 0), weights.log()[None, None, None], weights[None, None, None]
-    )
-    value = float(gate.statistic(rows)[0, 0, 0, 0])
+    rows_BNrc = weights[None, None, None]
+    value = float(gate.statistic(rows_BNrc, rows_BNrc.log(), RowChunk(63, 64, 0)))
     known = {
         "max": float(weights.max()),
         "rms": float(weights.square().sum().sqrt()),

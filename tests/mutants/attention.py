@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from gpt2 import model
 from gpt2.attention import chunked
 from gpt2.attention.attention import Attention
-from gpt2.attention.chunk_parts import MASKED_SCORE
+from gpt2.attention.chunk_parts import MASKED_SCORE, QueriesKeys
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.patterns import Full, Sliding
 from gpt2.attention.projections import QKV, Dense, Grouped, Latent, split_heads
-from gpt2.attention.ra_cross_token.module import STATISTICS, Entropy, Max, RaCrossToken, Topk
+from gpt2.attention.ra_cross_token import module as ra_cross_token
+from gpt2.attention.ra_cross_token.module import RaCrossToken
 from gpt2.attention.reciprocal.module import Reciprocal
 from tests.mutants.mutant import (
     LOGITS,
@@ -25,21 +26,17 @@ from tests.mutants.mutant import (
     Mutant,
     Plant,
     after_init,
-    nothing,
+    edited,
     replaced,
     same_as,
     then,
-    together,
 )
 
 
-def _not_transposed(
-    self: Any, scores: Tensor, q: Tensor, k: Tensor, chunk: Any, inputs: Any
-) -> None:
-    left = self._left(chunk)
-    straight = self.constant * q[:, :, chunk.rows] @ k[:, :, chunk.slice(left)].mT
-    self._cut_(straight, chunk, left)
-    scores[..., left - chunk.left :].add_(straight)
+def _not_transposed(right: Any) -> Any:
+    return lambda self, rows, band, *rest: right(
+        self, QueriesKeys(rows.k, rows.q), QueriesKeys(band.k, band.q), *rest
+    )
 
 
 def _other_masks(right: Any) -> Any:
@@ -55,8 +52,14 @@ def _without_random_state(right: Any) -> Any:
     return lambda *given, **named: right(*given, **named, preserve_rng_state=False)
 
 
-def _narrower_band(self: Any, reverse_BNrb: Tensor, chunk: Any, left: int) -> None:
-    reverse_BNrb[..., : chunk.height].triu_(chunk.first - self.window - left + 1)
+def _band_detached(right: Any) -> Any:
+    return lambda self, rows, band, *rest: right(
+        self, rows, QueriesKeys(band.q.detach(), band.k), *rest
+    )
+
+
+def _inputs_detached(right: Any) -> Any:
+    return lambda self, *rest: right(self, *rest[:-1], [x.detach() for x in rest[-1]])
 
 
 def _sees_next(self: Any, length: int, device: torch.device) -> dict[str, Any]:
@@ -104,12 +107,7 @@ def _mix_first_keys(right: Any) -> Any:
 
 def _statistic_is(mode: str) -> Plant:
     """Return a plant that ignores the configured mode."""
-
-    def plant(patch: Any) -> None:
-        for name in STATISTICS:
-            patch.setitem(STATISTICS, name, STATISTICS[mode])
-
-    return plant
+    return after_init(RaCrossToken, lambda self: setattr(self, "mode", mode))
 
 
 @torch.no_grad()
@@ -132,9 +130,12 @@ def _leaking(out: Any, *rest: Any) -> Any:
     return out[0] + 1e-6 * out[0].mean(0, keepdim=True), out[1]
 
 
-def _unnormalised(self: Any, rows: Any) -> Tensor:
-    p = rows.weights_BNrc
-    return -(torch.xlogy(p, p)).sum(-1, keepdim=True)
+def _slope_of_max(right: Any) -> Any:
+    def largest(weights: Tensor, k: int) -> Tensor:
+        highest = weights.amax(-1)
+        return right(weights.detach(), k) + (highest - highest.detach())
+
+    return largest
 
 
 MUTANTS = (
@@ -144,10 +145,7 @@ MUTANTS = (
         "dropped",
         "ra",
         {"distinct": same_as("baseline"), "reference": LOGITS},
-        together(
-            nothing(Reciprocal, "add_"),
-            replaced(Reciprocal, "backward_", lambda _: lambda *given: ()),
-        ),
+        then(Reciprocal, "scores", lambda out, *given: 0 * out),
         quick=True,
     ),
     Mutant(
@@ -156,7 +154,7 @@ MUTANTS = (
         "dropped",
         "ra",
         {"reference": LOGITS},
-        replaced(Reciprocal, "add_", lambda _: _not_transposed),
+        replaced(Reciprocal, "scores", _not_transposed),
     ),
     Mutant(
         "reciprocal band off by one",
@@ -164,7 +162,7 @@ MUTANTS = (
         "off by one",
         "ra-golden",
         {"reference": LOGITS},
-        replaced(Reciprocal, "_cut_", lambda _: _narrower_band),
+        edited(Reciprocal, "scores", "chunk.first - self.reach", "chunk.first + 1 - self.reach"),
     ),
     Mutant(
         "reciprocal strength is not the configured one",
@@ -176,11 +174,11 @@ MUTANTS = (
     ),
     Mutant(
         "reciprocal leaves the queries without its gradient",
-        "the hand-written derivative forgets one side",
+        "the derivative forgets one side",
         "gradient",
         "ra",
         {"reference": ("reference-formulas", r"gradient of h\.0\.attn\.c_attn\.weight")},
-        replaced(Reciprocal, "backward_", lambda _: lambda *given: ()),
+        replaced(Reciprocal, "scores", _band_detached),
     ),
     Mutant(
         "learnable alpha is a constant",
@@ -197,7 +195,7 @@ MUTANTS = (
         "gradient",
         "ra-learnable",
         {"gradients": ("nonzero-gradient", r"h\.0\.attn\.terms\.reciprocal\.alpha")},
-        then(Reciprocal, "backward_", lambda out, *given: tuple(0 * o for o in out)),
+        replaced(Reciprocal, "scores", _inputs_detached),
         MECHANISMS,
     ),
     Mutant(
@@ -206,7 +204,7 @@ MUTANTS = (
         "constant",
         "ra",
         {"reference": LOGITS},
-        then(Reciprocal, "_scaled_keys", lambda out, *given: out * 1.001),
+        then(Reciprocal, "scores", lambda out, *given: out * 1.001),
     ),
     Mutant(
         "learnable alpha has another initial value",
@@ -388,7 +386,7 @@ MUTANTS = (
         "dropped",
         "ract-entropy",
         {"reference": LOGITS},
-        replaced(Entropy, "of", lambda _: _unnormalised),
+        edited(ra_cross_token, "entropy", "entropy_BNr1 / logs_r1", "entropy_BNr1"),
     ),
     Mutant(
         "top-k has the gradient of the maximum",
@@ -396,7 +394,7 @@ MUTANTS = (
         "gradient",
         "ract",
         {"reference": ("reference-formulas", "^the gradient of")},
-        replaced(Topk, "add_slope_", lambda _: Max.add_slope_),
+        replaced(ra_cross_token, "largest_sum", _slope_of_max),
     ),
     Mutant(
         "cross-token gate reads the next row",

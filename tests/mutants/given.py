@@ -197,6 +197,6 @@ MUTANTS = (
         "off by one",
         "ra-golden",
         {"reference": LOGITS},
-        after_init(Reciprocal, lambda self: setattr(self, "window", self.window + 1)),
+        after_init(Reciprocal, lambda self: setattr(self, "reach", self.reach + 1)),
     ),
 )

@@ -15,7 +15,7 @@ from gpt2.attention.chunk_parts import AttentionWeightsTap, RowChunk, ScoreChunk
 from gpt2.attention.options import SlidingOptions
 from gpt2.attention.patterns import Sliding
 from gpt2.attention.positions import Rope
-from gpt2.attention.ra_cross_token.module import Entropy
+from gpt2.attention.ra_cross_token import module as ra_cross_token
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.model import GPT
 from gpt2.nsa import ops, query_major, select
@@ -81,16 +81,11 @@ def _without_last_row(out: Iterator[RowChunk], *given: Any) -> Iterator[RowChunk
 
 
 def _ends(right: Any) -> Any:
-    def add_(
-        self: Reciprocal, scores_BNrc: Tensor, q: Tensor, k: Tensor, chunk: Any, x: Any
-    ) -> None:
-        before = scores_BNrc.clone()
-        right(self, scores_BNrc, q, k, chunk, x)
-        if chunk.last > 1000:
-            rows = slice(max(0, 1000 - chunk.first), None)
-            scores_BNrc[..., rows, :] = before[..., rows, :]
+    def scores(self: Reciprocal, rows: Any, band: Any, chunk: Any, inputs: Any) -> Tensor:
+        added_BNrb: Tensor = right(self, rows, band, chunk, inputs)
+        return added_BNrb * (chunk.positions(added_BNrb) <= 1000)
 
-    return add_
+    return scores
 
 
 def _unranked(right: Any) -> Any:
@@ -119,6 +114,12 @@ def _whole_pieces(right: Any) -> Any:
 
 def _shorter_if_long(out: Any, q: Tensor, k: Tensor, size: int) -> Any:
     return dataclasses.replace(out, window=size - (k.shape[2] > 512))
+
+
+def _slope_of_a_chunk(out: Tensor, weights: Tensor, scores: Tensor, chunk: RowChunk) -> Tensor:
+    positions_r = chunk.positions(out)[:, 0]
+    ratio = positions_r.log() / (positions_r - chunk.first).clamp_min(2).log()
+    return out.detach() + (out - out.detach()) * ratio
 
 
 MUTANTS = (
@@ -167,7 +168,7 @@ MUTANTS = (
         "later tokens have plain scores",
         "dropped",
         "ra",
-        replaced(Reciprocal, "add_", _ends),
+        replaced(Reciprocal, "scores", _ends),
     ),
     _long(
         "selection stops ranking at 512 tokens",
@@ -221,12 +222,7 @@ MUTANTS = (
         "gradient",
         "ract-entropy",
         {"long": _GRADIENT, "reference": ("reference-formulas", "^the gradient of ")},
-        edited(
-            Entropy,
-            "add_slope_",
-            "rows.chunk.positions(rows.scores_BNrc).log()",
-            "(rows.chunk.positions(rows.scores_BNrc) - rows.chunk.first).log()",
-        ),
+        then(ra_cross_token, "entropy", _slope_of_a_chunk),
         # A gradient with dropout is not compared if a value is detached.
         settings={"MLP_CROSS_TOKEN": True},
     ),

@@ -50,8 +50,8 @@ def _precise(
 
 
 def _narrow_softmax(right: Any) -> Any:
-    def softmaxes(plan: Any, scores: Tensor, *rest: Any) -> Any:
-        return right(plan, scores.bfloat16(), *rest)
+    def softmaxes(plan: Any, scores: Tensor, *rest: Any, **named: Any) -> Any:
+        return right(plan, scores.bfloat16(), *rest, **named)
 
     return softmaxes
 

@@ -15,12 +15,11 @@ from gpt2.attention.chunk_parts import (
     AttentionWeightsTap,
     RowChunk,
     ScoreChunks,
-    ScoredRows,
     topk_values,
 )
 from gpt2.attention.chunked import attend
 from gpt2.attention.options import GroupedOptions, SlidingOptions
-from gpt2.attention.ra_cross_token.module import Max, Topk
+from gpt2.attention.ra_cross_token.module import RaCrossToken
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.state import AttentionWeightsOptions
 
@@ -128,11 +127,11 @@ def test_autocast_multiplies_in_bf16_and_reads_rows_in_fp32(build, gate, monkeyp
     seen = []
     gate = case.module.gates["ra_cross_token"]
     read = gate.statistic
-    monkeypatch.setattr(gate, "statistic", lambda rows: seen.append(rows) or read(rows))
+    monkeypatch.setattr(gate, "statistic", lambda *rows: seen.append(rows[0]) or read(*rows))
     with torch.autocast("cpu", torch.bfloat16):
         low, view = case.module(case.x_BTC, case.state)
     assert low.dtype == view.weights_BTS.dtype == torch.bfloat16
-    assert {rows.weights_BNrc.dtype for rows in seen} == {torch.float32}
+    assert {weights.dtype for weights in seen} == {torch.float32}
     assert (low - out).abs().max() < 0.05 * out.abs().max()
     for found, expected in zip(case.gradients((low, None)), exact, strict=True):
         assert found.dtype == torch.float32
@@ -159,20 +158,21 @@ def test_largest_are_those_of_a_sort(width, k):
     torch_library.opcheck(topk_values, (weights, k), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_equal_weights_count_once_each_and_share_the_slope(gate):
+def test_equal_weights_count_once_each_and_share_the_slope(build, gate):
     weights = torch.tensor([0.3, 0.2, 0.2, 0.2, 0.1], dtype=torch.float64).reshape(1, 1, 1, 5)
-    rows = ScoredRows(RowChunk(4, 5, 0), weights.log(), weights)
-    for statistic, value, slope in (
-        (Topk(gate(topk=2)), 0.5, [1, 1 / 3, 1 / 3, 1 / 3, 0]),
-        (Topk(gate(topk=3)), 0.7, [1, 2 / 3, 2 / 3, 2 / 3, 0]),
-        (Topk(gate(topk=9)), 1.0, [1, 1, 1, 1, 1]),
-        (Max(gate("max")), 0.3, [1, 0, 0, 0, 0]),
+    weights.requires_grad_()
+    shape = build(5, n_head=1).shape
+    for options, value, slope in (
+        (gate(topk=2), 0.5, [1, 1 / 3, 1 / 3, 1 / 3, 0]),
+        (gate(topk=3), 0.7, [1, 2 / 3, 2 / 3, 2 / 3, 0]),
+        (gate(topk=9), 1.0, [1, 1, 1, 1, 1]),
+        (gate("max"), 0.3, [1, 0, 0, 0, 0]),
     ):
-        known = statistic.of(rows)
-        assert known[..., 0].item() == pytest.approx(value)
-        found = torch.zeros_like(weights)
-        statistic.add_slope_(found, torch.ones(1, 1, 1, 1, dtype=torch.float64), rows, known)
-        assert found.flatten().tolist() == pytest.approx(slope)
+        gate_of_row = RaCrossToken(shape, options)
+        statistic = gate_of_row.statistic(weights, weights.log().detach(), RowChunk(4, 5, 0))
+        assert statistic.item() == pytest.approx(value)
+        (slopes,) = torch.autograd.grad(statistic, weights, torch.ones_like(statistic))
+        assert slopes.flatten().tolist() == pytest.approx(slope)
 
 
 def test_a_row_of_which_nothing_is_kept_is_zero(build):
