@@ -249,7 +249,10 @@ def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
 
 
 def check_dataset(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
-    """Run ``check_files`` and check for unlisted files. The DataError lists all problems."""
+    """Compare all files with their recorded size and SHA-256, and check for unlisted files.
+
+    The DataError lists all problems.
+    """
     problems = [
         Problem(
             f"file is not part of the data set (SHA-256 {sha256_file(path)})",
@@ -264,13 +267,17 @@ def check_dataset(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = 
         raise _rebuild_error(folder, *problems)
 
 
-def check_files(folder: Path, manifest: dict[str, Any]) -> None:
-    """Compare the files of ``manifest`` with their recorded size and SHA-256.
+def open_split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
+    """Open one split after verifying every byte of it.
 
     Raises DataError listing every missing or damaged file.
     """
-    if problems := _file_problems(folder, manifest, sizes_only=False):
+    split = manifest["splits"][name]
+    names = [*split["shards"], *filter(None, [split["index"]])]
+    files = {file: manifest["files"][file] for file in names}
+    if problems := _file_problems(folder, {"files": files}, sizes_only=False):
         raise _rebuild_error(folder, *problems)
+    return _split(folder, manifest, name)
 
 
 def _file_problems(folder: Path, manifest: dict[str, Any], sizes_only: bool) -> list[Problem]:

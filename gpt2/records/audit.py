@@ -148,11 +148,6 @@ def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
     for path in sorted(data_dir.glob(f"*/{store.MANIFEST}")):
         manifest = store.read_manifest(path.parent, config.data)
         if manifest["digest"] == digest:
-            side = manifest["splits"]["val"]
-            names = [*side["shards"], *filter(None, [side["index"]])]
-            files = {name: manifest["files"][name] for name in names}
-            store.check_files(path.parent, manifest | {"files": files})
-            index = path.parent / side["index"] if side["index"] else None
-            return TokenSplit("val", [path.parent / shard for shard in side["shards"]], index)
+            return store.open_split(path.parent, manifest, "val")
     what = f"data set {digest[:12]} not found below {data_dir}"
     raise DataError(Problem(what, code="data.missing"))

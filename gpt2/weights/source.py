@@ -242,7 +242,7 @@ def _check_tensors(folder: Path, weights: list[Path], theirs: dict[str, Any]) ->
     wrong += [f"{name} is unexpected" for name in shapes if name not in expected]
     wrong += [f"unsupported dtype {dtype}" for dtype in sorted(dtypes - _DTYPES)]
     if wrong:
-        what = f"tensors do not match {CONFIG_FILE}: {first_of(wrong)}"
+        what = f"tensors do not match {CONFIG_FILE}: {first_of(wrong, 4)}"
         raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
 
 

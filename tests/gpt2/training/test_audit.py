@@ -89,6 +89,20 @@ def test_missing_data_skips_a_check_and_is_not_damage(run: RunDir, tmp_path: Pat
     assert "evaluation documents: data set " in to_text([verdict])
 
 
+def test_a_changed_byte_of_the_held_out_text_is_not_damage_of_the_run(
+    run: RunDir, build_dir: Path, tmp_path: Path
+) -> None:
+    build = shutil.copytree(build_dir, tmp_path / "build")
+    (shard,) = build.glob("data/**/val*.bin")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    verdict = audit(run, build)
+    assert verdict.valid
+    (note,) = verdict.notes
+    assert note.startswith("evaluation documents: damaged: SHA-256 mismatch")
+
+
 def test_a_run_of_other_code_is_still_judged(
     run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
