@@ -141,7 +141,7 @@ def _source(name: str, digest: str, commit: str | None) -> bytes | None:
 @functools.cache
 def _committed_source(root: str, name: str, digest: str, commit: str) -> bytes | None:
     # A record is data: text that is no commit would be an option or another revision.
-    if not _COMMIT.fullmatch(str(commit)):
+    if not _COMMIT.fullmatch(commit):
         return None
     source = run_git("show", f"{commit}:{name}")
     if source is None or hashlib.sha256(source).hexdigest() != digest:
@@ -283,8 +283,9 @@ def run_drift(
     try:
         manifest = record.manifest
         recorded = {name: manifest.value(str, "origin", name) for name in ("torch", "device")}
-        commit = manifest.find("origin", "commit", default=record.code.git_sha)
-        origin = {**recorded, "sources": record.sources, "commit": commit}
+        # Older records have the commit elsewhere.
+        commit = manifest.find("origin", "commit", default=None) or record.code.git_sha or ""
+        origin = {**recorded, "sources": record.sources, "commit": str(commit)}
     except MissingRecord:
         return []
     except DamagedRecord:
