@@ -64,14 +64,6 @@ def parse_json_object(path: Path, content: bytes) -> dict[str, Any]:
         raise DamagedRecord(path, "a JSON object", str(error)) from None
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file with one object per line, which may be growing.
-
-    Raises MissingRecord or DamagedRecord, with the number of the line.
-    """
-    return parse_json_lines(path, read_record(path, "one JSON object per line"))
-
-
 def parse_json_lines(path: Path, content: bytes, *, growing: bool = True) -> list[dict[str, Any]]:
     """Return the JSON objects of the content of a file with one object per line.
 

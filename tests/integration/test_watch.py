@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lib.errors import EXIT_INTERRUPTED
-from lib.json_files import read_json_lines
 from lib.runs.lease import current_holder, read_lease
 from lib.runs.run_dir import RunDir, State, read_status
+from tests.json_rows import read_rows
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def _trains(run: RunDir) -> bool:
     beats = run.heartbeats()
-    return 0 in beats and any(row["msg"] == "train" for row in read_json_lines(beats[0]))
+    return 0 in beats and any(row["msg"] == "train" for row in read_rows(beats[0]))
 
 
 def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
@@ -108,5 +108,5 @@ def _silence(run: RunDir) -> None:
     status = json.loads(run.status.read_text())
     run.status.write_text(json.dumps(status | {"state": "RUNNING"}))
     (path,) = run.heartbeats().values()
-    rows = [row | {"ts": row["ts"] - 3600} for row in read_json_lines(path)]
+    rows = [row | {"ts": row["ts"] - 3600} for row in read_rows(path)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -14,13 +14,13 @@ from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.training.metrics import record_statistics
 from gpt2.training.session import TrainingSession
-from lib.json_files import read_json_lines
 from lib.runs.audit import consistency_findings, format_findings
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import State
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.watch import raised_alarms, read_watched_records
 from tests.gpt2.training.test_oom import memory_for
+from tests.json_rows import read_rows
 
 Configure = Callable[..., Config]
 NONE = {"STATISTICS_INTERVAL": 0}
@@ -78,7 +78,7 @@ def test_statistics_are_measured_at_the_interval_and_at_the_end(
     done = train(configure(STATISTICS_INTERVAL=5))
     rows = done.rows("statistics")
     assert [(row["iteration"], row["tokens"]) for row in rows] == [(5, 320), (10, 640), (12, 768)]
-    kinds = [row["kind"] for row in read_json_lines(done.files.metrics)]
+    kinds = [row["kind"] for row in read_rows(done.files.metrics)]
     assert kinds[4:7] == ["train", "statistics", "eval"]
     assert kinds[-3:] == ["train", "statistics", "eval"]
 
@@ -161,7 +161,7 @@ def test_statistics_are_measured_on_rank_0_only(
     plain, told = left(NONE, "plain"), left(ALWAYS, "told")
     assert learned(plain) == learned(told)
     assert [row["iteration"] for row in told.rows("statistics")] == [1, 2, 3, 4]
-    beats = [[*read_json_lines(told.files.heartbeat(rank))] for rank in (0, 1)]
+    beats = [[*read_rows(told.files.heartbeat(rank))] for rank in (0, 1)]
     assert [sum(b["msg"] == "statistics" for b in found) for found in beats] == [4, 0]
 
 
@@ -187,7 +187,7 @@ def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable)
     ill = watched(done, config)
     assert ill["gate-entropy"].startswith("mean gate entropy 0.0")
     assert "1.000" in ill["gate-max"] and "0.9" in ill["gate-max"]
-    (beat,) = (b for b in read_json_lines(done.files.heartbeat(0)) if b["msg"] == "statistics")
+    (beat,) = (b for b in read_rows(done.files.heartbeat(0)) if b["msg"] == "statistics")
     # Over all layers, and of the worst layer for the alarms.
     assert beat["statistics"]["nsa/gate_collapsed"] == 0.5
     assert beat["gate_entropy"] < 0.01 < 0.5 < beat["statistics"]["nsa/gate_entropy"]
@@ -222,7 +222,7 @@ HEARTBEAT = [
 
 def test_heartbeats_have_every_published_field(configure: Configure, train: Callable) -> None:
     done = train(configure(PEAK_TFLOPS="1"))
-    beats = [*read_json_lines(done.files.heartbeat(0))]
+    beats = [*read_rows(done.files.heartbeat(0))]
     trained = [beat for beat in beats if beat["msg"] == "train"]
     assert len(trained) == 4
     for beat in trained:

@@ -23,10 +23,10 @@ from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
 from lib.files import sha256_file
-from lib.json_files import read_json_lines
 from lib.runs.run_dir import RunDir, State
 from lib.tracking import config as tracking_config
 from lib.tracking import sidecar
+from tests.json_rows import read_rows
 
 Configure = Callable[..., Config]
 WANDB = {"TRACKER_WANDB": True}
@@ -108,7 +108,7 @@ class Fake:
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         """Return the calls of one kind."""
-        return [row for row in read_json_lines(self.log) if row["kind"] == kind]
+        return [row for row in read_rows(self.log) if row["kind"] == kind]
 
     def steps(self) -> list[int]:
         """Return the iterations with a logged training loss."""
@@ -204,7 +204,7 @@ def test_three_trackers_do_not_change_the_run(
     assert done.core() == uninterrupted
     assert "WARN" not in done.lines()
 
-    expected = expected_history([*read_json_lines(done.files.metrics)])
+    expected = expected_history([*read_rows(done.files.metrics)])
     for read in (wandb_history, trackio_history, tensorboard_history):
         history, shown = read(done.files)
         speeds = history.pop("tokens_per_second")

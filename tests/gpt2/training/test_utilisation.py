@@ -10,9 +10,9 @@ from gpt2.config import Config
 from gpt2.training.metrics import mfu, peak_flops
 from gpt2.training.session import TrainingSession
 from lib.errors import ConfigError
-from lib.json_files import read_json_lines
 from lib.tracking.reader import ReadCursor, RecordReader
 from tests.gpt2.training.conftest import Trained
+from tests.json_rows import read_rows
 
 Configure = Callable[..., Config]
 
@@ -26,7 +26,7 @@ def matrix_flops(config: Config) -> float:
 
 def test_mfu_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Callable) -> None:
     done = train(configure(PEAK_TFLOPS="0.25"))
-    rows = [*read_json_lines(done.files.timing)]
+    rows = [*read_rows(done.files.timing)]
     flops = matrix_flops(configure())
     for row in rows:
         assert row["mfu"] == pytest.approx(flops * row["tokens_per_second"] / 0.25e12)
@@ -37,7 +37,7 @@ def test_mfu_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: C
 
 def test_a_cpu_has_no_mfu_and_one_line_reports_it(trained: Trained) -> None:
     done = trained
-    assert {row["mfu"] for row in read_json_lines(done.files.timing)} == {None}
+    assert {row["mfu"] for row in read_rows(done.files.timing)} == {None}
     (line,) = [text for text in done.files.logs.read_text().splitlines() if "MFU" in text]
     assert "fp32" in line and "PEAK_TFLOPS" in line
     assert not any("mfu" in metrics for _, metrics in RecordReader(done.files, ReadCursor()).new())

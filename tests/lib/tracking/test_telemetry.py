@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from lib.files import write_json
-from lib.json_files import read_json_lines
 from lib.runs.record import TelemetrySample
 from lib.runs.run_dir import RunDir
 from lib.tracking import telemetry
@@ -24,6 +23,7 @@ from lib.tracking.telemetry import (
     memory_and_cpu_seconds,
     visible_gpus,
 )
+from tests.json_rows import read_rows
 
 VALUES = {
     "attention/entropy": [1.0, 2.0, 6.0],
@@ -200,7 +200,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.close()
         assert process.wait(20) == 0
-    rows = list(read_json_lines(run.telemetry))
+    rows = list(read_rows(run.telemetry))
     assert all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
 
