@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gpt2.attention.config import AttentionConfig, select_backend
+from gpt2.attention.backends import choose_backend
+from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import GroupedOptions
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.mlp.options import MlpConfig
@@ -160,7 +161,7 @@ def _backend_problems(model: ModelConfig, machine: MachineConfig) -> Iterator[Pr
     reads_weights = {model.mlp.reads_weights(site) for site in model.sites()}
     for weights_needed in sorted(reads_weights):
         try:
-            select_backend(model.attention, model.shape, weights_needed, machine.device)
+            choose_backend(model.attention, model.shape, weights_needed, "cpu")
         except ConfigError as error:
             yield from error.problems
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpt2.attention.chunk_parts import ScoreChunks
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.tiled import TileLaunch
 from gpt2.loss import LogitsChunks, SoftmaxGradient
 

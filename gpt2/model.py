@@ -86,7 +86,7 @@ class GPT(nn.Module):
         """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
         self.execution = execution
         for block in self.blocks:
-            block.attn.execution = execution
+            block.attn.set_execution(execution)
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return logits [B, T, vocab_size], or the mean cross-entropy in nats if targets are given.

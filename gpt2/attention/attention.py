@@ -5,47 +5,109 @@ latent dim; r the rows of a chunk, c its columns.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import mul
-from typing import cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from gpt2.attention.chunk_parts import (
-    AttentionPlan,
-    AttentionResult,
-    AttentionWeightsTap,
+from gpt2.attention import rows
+from gpt2.attention.backends import choose_backend
+from gpt2.attention.components import (
+    CustomAttention,
+    Full,
     Gate,
     Pattern,
     RowChunk,
     ScoreTerm,
+    Sliding,
+)
+from gpt2.attention.config import AttentionConfig
+from gpt2.attention.cross_token import RaCrossToken
+from gpt2.attention.exposed import AttentionWeightsTap
+from gpt2.attention.options import (
+    DenseOptions,
+    FullOptions,
+    GroupedOptions,
+    LatentOptions,
+    LearnedOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
+    RopeOptions,
+    SlidingOptions,
+)
+from gpt2.attention.positions import Learned, PositionEncoding, Rope
+from gpt2.attention.projections import QKV, Dense, Grouped, Latent
+from gpt2.attention.reciprocal import Reciprocal
+from gpt2.attention.rows import (
+    AttentionPlan,
+    AttentionResult,
+    ChunkSoftmaxes,
+    add_terms_,
+    chunk_softmaxes,
     repeat_kv,
 )
-from gpt2.attention.chunked import ChunkSoftmaxes, add_terms_, chunk_softmaxes
-from gpt2.attention.components import build, build_pattern
-from gpt2.attention.config import AttentionConfig, select_backend
-from gpt2.attention.kernels import build_kernels
-from gpt2.attention.options import LearnedOptions
-from gpt2.attention.patterns import CustomAttention
-from gpt2.attention.positions import PositionEncoding
+from gpt2.attention.sdpa import sdpa_attention
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
+from gpt2.attention.tiled import TileSpec, place_of, tiled_attention, triton_launch
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, gate_statistics
+from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
+
+
+def _nsa(shape: ModelShape, options: AttentionConfig, block: int) -> CustomAttention:
+    # Loaded by models with this pattern only.
+    from gpt2.nsa.module import Nsa
+
+    assert isinstance(options.pattern, NsaOptions)
+    positions = build(shape, options.positions)
+    return Nsa(shape, options.pattern, options.projection, positions, block)
+
+
+# Module of each class of options. Projections, positions, score terms and gates are called with the
+# shape and their options, patterns with the shape, the options of the attention and the index of the
+# layer.
+MODULES: dict[type[Any], Callable[..., Any]] = {
+    DenseOptions: Dense,
+    GroupedOptions: Grouped,
+    LatentOptions: Latent,
+    LearnedOptions: lambda shape, options: Learned(),
+    RopeOptions: Rope,
+    FullOptions: lambda shape, options, block: Full(),
+    SlidingOptions: lambda shape, options, block: Sliding(options.pattern),
+    NsaOptions: _nsa,
+    ReciprocalOptions: Reciprocal,
+    RaCrossTokenOptions: RaCrossToken,
+}
+
+
+def build(shape: ModelShape, options: Any) -> Any:
+    """Return the projection, positions, score term or gate of one block."""
+    return MODULES[type(options)](shape, options)
+
+
+def build_pattern(
+    shape: ModelShape, options: AttentionConfig, block: int
+) -> Pattern | CustomAttention:
+    """Return the pattern of block ``block``, with its own kernel if ``attends``."""
+    pattern: Pattern | CustomAttention = MODULES[type(options.pattern)](shape, options, block)
+    return pattern
 
 
 class Attention(nn.Module):
     """Causal self-attention of one block.
 
     ``c_attn`` is the projection of any kind, ``c_proj`` the output projection into the residual
-    stream. Without terms, gates or an MLP that reads attention weights, attention is one SDPA call;
-    the other execution paths are listed in ``kernels.py``. ``block`` is the index of the layer.
-    ``execution`` may be changed between forward passes.
+    stream. ``block`` is the index of the layer. ``backend`` is that of ``backends.py`` for the
+    device and dtype of the parameters; raises ConfigError if the configured one is not supported
+    there.
     """
 
     def __init__(
@@ -58,7 +120,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.options, self.shape = options, shape
-        self.dropout, self.execution = shape.dropout, execution
+        self.dropout = shape.dropout
         self.c_attn = build(shape, options.projection)
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
         self.terms = nn.ModuleDict({term.name: build(shape, term) for term in options.terms})
@@ -72,24 +134,27 @@ class Attention(nn.Module):
             options.pattern.attends and needs_weights
         ), "pattern does not expose attention weights"
         self.reader = AttentionWeightsTap(request, self._visible) if request else None
-        backend = self.backend("cpu")
-        if options.backend == "auto" and self.backend("cuda") == "triton":
-            backend = "triton or rows"
-        scale = shape.head_dim**-0.5
-        self.kernels = build_kernels(backend, options, scale, self.c_attn, self.pattern)
+        self.set_execution(execution)
+
+    def set_execution(self, execution: Execution) -> None:
+        """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
+        self.execution = execution
+        weight = self.c_proj.weight
+        # A launch that is given stands for a GPU.
+        place = "gpu" if execution.tile_launch else place_of(weight.device, weight.dtype)
+        shows_weights = self.reader is not None
+        self.backend = choose_backend(self.options, self.shape, shows_weights, place)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Choose the backend again: parameters have moved, or have another dtype."""
+        super()._apply(fn, recurse)
+        self.set_execution(self.execution)
+        return self
 
     @property
     def _visible(self) -> Pattern:
-        """Return the pattern for kernels that read one; the pattern's own kernel reads no plan."""
+        """Return the pattern for backends that read one; the pattern's own kernel reads no plan."""
         return cast(Pattern, self.pattern)
-
-    def backend(self, device: str, tiles: bool = True) -> str:
-        """Return the backend for a whole sequence on ``device``: sdpa, rows, triton or own.
-
-        ``tiles`` is true if the GPU can run the Triton kernels. Raises ConfigError if the
-        configured backend does not support the components there.
-        """
-        return select_backend(self.options, self.shape, self.reader is not None, device, tiles)
 
     def new_cache(self) -> BlockKVCache:
         """Return an empty cache for the block."""
@@ -105,13 +170,19 @@ class Attention(nn.Module):
         With a cache, ``x`` contains only the tokens that follow the cached ones.
         """
         if cache is None:
-            first, qkv, kernel = 0, self.c_attn(x_BTC, state), self.kernels.sequence
+            first, qkv = 0, self.c_attn(x_BTC, state)
         else:
-            first, kernel = cache.position, self.kernels.cached
-            qkv = self.c_attn.decode(x_BTC, state)
+            first, qkv = cache.position, self.c_attn.decode(x_BTC, state)
         qkv = qkv.with_positions(self.positions, first, state.rotation)
-        dropout = self.dropout if self.training else 0.0
-        result = kernel(qkv, self._plan(dropout), x_BTC, cache)
+        plan = self._plan(self.dropout if self.training else 0.0)
+        if isinstance(self.pattern, CustomAttention):
+            result = AttentionResult(self.pattern(x_BTC, qkv, cache), (), None)
+        elif cache is None:
+            result = BACKENDS[self.backend](qkv, plan)
+        else:
+            result = rows.attend_cached(qkv, plan, cache, self.shape.head_dim**-0.5)
+            context_BNTH = self.c_attn.expand(result.context_BNTH)
+            result = replace(result, context_BNTH=context_BNTH)
         context_BNTH = self._scaled(result, state)
         out_BTC = self.c_proj(context_BNTH.transpose(1, 2).flatten(-2))
         out_BTC = F.dropout(out_BTC, self.dropout, self.training)
@@ -132,8 +203,8 @@ class Attention(nn.Module):
     def _plan(self, dropout: float) -> AttentionPlan:
         terms = cast(list[ScoreTerm], list(self.terms.values()))
         gates = cast(list[Gate], list(self.gates.values()))
-        execution = self.execution
-        kernels = execution.score_chunks, execution.tile_launch
+        execution, kernel = self.execution, self.options.backend
+        kernels = execution.score_chunks, execution.tile_launch, kernel
         return AttentionPlan(self._visible, terms, gates, self.reader, dropout, *kernels)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:
@@ -150,6 +221,86 @@ class Attention(nn.Module):
         if not factors_BNT:
             return context_BNTH
         return (context_BNTH * reduce(mul, factors_BNT)[..., None]).to(context_BNTH.dtype)
+
+
+# Attends within a whole sequence, whose heads are position-encoded.
+AttentionBackend = Callable[[QKV, AttentionPlan], AttentionResult]
+
+
+def attend_sdpa(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
+    """Attend by torch; raises RunError if the configured kernel of torch cannot run."""
+    context_BNTH = sdpa_attention(qkv, plan.pattern, plan.sdpa_kernel, plan.dropout)
+    return AttentionResult(context_BNTH, (), None)
+
+
+def attend_rows(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
+    """Attend by chunks of rows."""
+    return rows.attend(qkv.q_BNTH, qkv.k_BKTH, qkv.v_BKTH, plan)
+
+
+def attend_tiles(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
+    """Attend by Triton kernels; raises RunError if they cannot run."""
+    q_BNTH = qkv.q_BNTH
+    k, v = (x.to(q_BNTH.dtype) for x in (qkv.k_BKTH, qkv.v_BKTH))
+    launch = plan.tile_launch or triton_launch
+    window, scale = plan.pattern.longest_row(q_BNTH.shape[2]), q_BNTH.shape[-1] ** -0.5
+    spec, alpha_N, factor_BNT = TileSpec(window, scale, dropout=plan.dropout), None, None
+    with torch.autocast(q_BNTH.device.type, enabled=False):
+        for term in plan.terms:
+            spec, alpha_N = term.tile_spec(spec)
+        statistics: list[Tensor] = []
+        for gate in plan.gates:
+            gated = gate.tile_spec(spec)
+            if not gate.scales_scores:
+                spec = gated
+                continue
+            first = tiled_attention(q_BNTH, k, None, alpha_N, None, gated, launch)
+            assert first.statistic_BNT is not None
+            statistics.append(first.statistic_BNT)
+            factor_BNT = gate.factor(first.statistic_BNT, list(gate.parameters()))
+        reads = plan.reader is not None
+        context, statistic, mean_BTS = tiled_attention(
+            q_BNTH, k, v, alpha_N, factor_BNT, spec, launch, reads
+        )
+    weights = None
+    if plan.reader:
+        (weights,) = _SelectedWeights.apply(mean_BTS, plan.reader, q_BNTH.dtype)
+    if statistic is not None:
+        statistics.append(statistic)
+    assert context is not None
+    return AttentionResult(context, statistics, weights)
+
+
+class _SelectedWeights(torch.autograd.Function):
+    """Selection of mean weights by the reader of the row engine, whose only chunk is all rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean_BTS: Tensor, reader: AttentionWeightsTap, dtype: torch.dtype
+    ) -> tuple[Tensor]:
+        ctx.reader = reader
+        ctx.chunk = RowChunk(0, mean_BTS.shape[1], 0)
+        ctx.save_for_backward(mean_BTS)
+        # A copy: compiled by torch 2.11, a result that was changed in place has no gradient.
+        weights = reader.read(mean_BTS[:, None], ctx.chunk).to(dtype, copy=True)
+        if reader.request.detach:
+            ctx.mark_non_differentiable(weights)
+        # torch.compile expects a tuple.
+        return (weights,)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dweights_BTS: Tensor) -> tuple[Tensor | None, ...]:
+        (mean_BTS,) = ctx.saved_tensors
+        dmean_B1TS = ctx.reader.backward(dweights_BTS, mean_BTS[:, None], ctx.chunk)
+        return dmean_B1TS[:, 0], None, None
+
+
+BACKENDS: Mapping[str, AttentionBackend] = {
+    "sdpa": attend_sdpa,
+    "rows": attend_rows,
+    "triton": attend_tiles,
+}
 
 
 def attention_statistics(

@@ -1,63 +1,231 @@
-"""The component of attention that each class of options describes."""
+"""Base classes of the components of attention, and the patterns.
 
-from collections.abc import Callable
-from typing import Any
+Scores and weights are fp32 (fp64 for fp64 inputs).
 
-from gpt2.attention.chunk_parts import Pattern
-from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import (
-    DenseOptions,
-    FullOptions,
-    GroupedOptions,
-    LatentOptions,
-    LearnedOptions,
-    RopeOptions,
-    SlidingOptions,
-)
-from gpt2.attention.patterns import CustomAttention, Full, Sliding
-from gpt2.attention.positions import Learned, Rope
-from gpt2.attention.projections import Dense, Grouped, Latent
-from gpt2.attention.ra_cross_token.module import RaCrossToken
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.reciprocal.module import Reciprocal
-from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.nsa.options import NsaOptions
-from gpt2.shape import ModelShape
+B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim; r the rows of a chunk, c
+its columns, b the last of them. Scores and weights of a chunk are BNrc, one value per row is BNr1.
+"""
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-def _nsa(shape: ModelShape, options: AttentionConfig, block: int) -> CustomAttention:
-    # Loaded by models with this pattern only.
-    from gpt2.nsa.module import Nsa
+import torch
+from torch import Tensor, nn
 
-    assert isinstance(options.pattern, NsaOptions)
-    positions = build(shape, options.positions)
-    return Nsa(shape, options.pattern, options.projection, positions, block)
+from gpt2.attention.options import SlidingOptions
+from gpt2.attention.projections import QKV
+from gpt2.attention.tiled import TileSpec
+from gpt2.kv_cache import BlockKVCache
+
+# Added to the score of a masked pair: exp() of it is exactly 0, but unlike −inf its product with a
+# weight of 0 or a small gradient is finite.
+MASKED_SCORE = -1e30
 
 
-# Projections, positions, score terms and gates are called with the shape and their options, patterns
-# with the shape, the options of the attention and the index of the layer.
-MODULES: dict[type[Any], Callable[..., Any]] = {
-    DenseOptions: Dense,
-    GroupedOptions: Grouped,
-    LatentOptions: Latent,
-    LearnedOptions: lambda shape, options: Learned(),
-    RopeOptions: Rope,
-    FullOptions: lambda shape, options, block: Full(),
-    SlidingOptions: lambda shape, options, block: Sliding(options.pattern),
-    NsaOptions: _nsa,
-    ReciprocalOptions: Reciprocal,
-    RaCrossTokenOptions: RaCrossToken,
-}
+@dataclass(frozen=True)
+class RowChunk:
+    """Chunk of query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i.
+
+    All positions count from the start of the sequence. The tensors start at token ``origin``, which
+    is non-zero when decoding with a cache.
+    """
+
+    first: int
+    last: int
+    left: int
+    origin: int = 0
+
+    @property
+    def height(self) -> int:
+        """Return the number of rows."""
+        return self.last - self.first
+
+    @property
+    def rows(self) -> slice:
+        """Return the slice of the rows in q and k."""
+        return self.slice(self.first)
+
+    @property
+    def columns(self) -> slice:
+        """Return the slice of the columns in k and v."""
+        return self.slice(self.left)
+
+    def slice(self, start: int) -> slice:
+        """Return the slice of q, k and v from token ``start`` to the last row."""
+        assert start >= self.origin, "token is not cached: declare a larger reach"
+        return slice(start - self.origin, self.last - self.origin)
+
+    def positions(self, like: Tensor) -> Tensor:
+        """Return i + 1 for every row, [r, 1], in the dtype and on the device of ``like``."""
+        one_based = torch.arange(
+            self.first + 1, self.last + 1, dtype=like.dtype, device=like.device
+        )
+        return one_based[:, None]
 
 
-def build(shape: ModelShape, options: Any) -> Any:
-    """Return the projection, positions, score term or gate of one block."""
-    return MODULES[type(options)](shape, options)
+class Pattern(Protocol):
+    """Pattern: which earlier tokens a token sees."""
+
+    def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
+        """Return the mask arguments of scaled_dot_product_attention."""
+
+    def left(self, row: int) -> int:
+        """Return the first column visible to ``row``."""
+
+    def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
+        """Add MASKED_SCORE to the score of every masked pair, in place."""
+
+    def longest_row(self, length: int) -> int:
+        """Return w such that row i of ``length`` rows sees max(0, i − w + 1) ≤ j ≤ i."""
+
+    def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
+        """Return the number of columns visible to each row, [r, 1]."""
 
 
-def build_pattern(
-    shape: ModelShape, options: AttentionConfig, block: int
-) -> Pattern | CustomAttention:
-    """Return the pattern of block ``block``, with its own kernel if ``attends``."""
-    pattern: Pattern | CustomAttention = MODULES[type(options.pattern)](shape, options, block)
-    return pattern
+class QueriesKeys(NamedTuple):
+    """Queries, divided by √H, and keys of the same tokens, BNTH."""
+
+    q: Tensor
+    k: Tensor
+
+
+class ScoreTerm(nn.Module):
+    """Term added to the scores, differentiated by autograd within a chunk.
+
+    ``reach`` earlier tokens of every row, besides its own, are those that the formula reads.
+    """
+
+    reach: int = 0
+
+    @abstractmethod
+    def scores(
+        self, rows: QueriesKeys, band: QueriesKeys, chunk: RowChunk, inputs: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the addition to the scores of the chunk's last columns, BNrb.
+
+        ``band`` are the visible tokens from ``reach`` before the first row to the last row.
+        ``inputs`` are the parameters, in order.
+        """
+
+    def tile_spec(self, spec: TileSpec) -> tuple[TileSpec, Tensor | None]:
+        """Return the specification with the term added, and a learnable factor per head, if any.
+
+        Not called if ``lacks_triton`` of the term's options is set.
+        """
+        raise NotImplementedError
+
+
+class Gate(nn.Module):
+    """Gate: a factor per row, computed from a statistic of the first softmax of the row.
+
+    A gate either scales the scores of the row, followed by a second softmax (``scales_scores``), or
+    scales the head output outside the engine.
+    """
+
+    scales_scores: bool
+
+    @abstractmethod
+    def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+        """Return the statistic of every row, BNr.
+
+        It is differentiated by autograd with respect to ``weights``; ``scores``, of which ``weights``
+        is the softmax, are a constant near MASKED_SCORE in masked pairs. The derivative may lack a
+        constant per row, which cancels in the gradient of the softmax.
+        """
+
+    @abstractmethod
+    def tile_spec(self, spec: TileSpec) -> TileSpec:
+        """Return the specification with the statistic, if the Triton kernels support the gate."""
+
+    @abstractmethod
+    def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the factor of every row, BNT, differentiable; ``inputs`` are the parameters."""
+
+    @abstractmethod
+    def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the openness of the gate per row, between 0 and 1, BNT; input of ``factor``."""
+
+
+class CustomAttention(nn.Module):
+    """Pattern with its own kernel: it has parameters, or more than one softmax per row.
+
+    It cannot be combined with score terms, gates or an MLP that reads attention weights.
+    """
+
+    @abstractmethod
+    def kernel(self, device: str) -> str:
+        """Return the name of the kernel used on a ``device`` of this type, for the run header."""
+
+    @abstractmethod
+    def forward(self, x_BTC: Tensor, heads: QKV, cache: BlockKVCache | None = None) -> Tensor:
+        """Return head outputs, BNTH; ``heads`` is the projection of ``x``.
+
+        With a cache, ``x`` contains only the tokens that follow the cached ones; they are appended.
+        """
+
+    @abstractmethod
+    def new_cache(self) -> BlockKVCache:
+        """Return an empty cache for the block."""
+
+
+class Full:
+    """Full causal pattern: token i sees j ≤ i."""
+
+    def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
+        """Return the mask arguments of scaled_dot_product_attention."""
+        return {"is_causal": True}
+
+    def longest_row(self, length: int) -> int:
+        """Return ``length``: the last row sees the whole sequence."""
+        return length
+
+    def left(self, row: int) -> int:
+        """Return 0: every row sees the first token."""
+        return 0
+
+    def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
+        """Mask later tokens, the upper triangle of the last columns, in place."""
+        height = chunk.height
+        later = scores_BNrc.new_full((height, height), MASKED_SCORE).triu_(1)
+        scores_BNrc[..., -height:].add_(later)
+
+    def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
+        """Return i + 1 for every row."""
+        return chunk.positions(like)
+
+
+class Sliding:
+    """Sliding-window pattern: token i sees max(0, i − w + 1) ≤ j ≤ i."""
+
+    def __init__(self, options: SlidingOptions) -> None:
+        self.window = options.window
+
+    def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
+        """Return the mask arguments of scaled_dot_product_attention."""
+        if length <= self.window:
+            return {"is_causal": True}
+        visible = torch.ones(length, length, dtype=torch.bool, device=device)
+        return {"attn_mask": visible.tril_().triu_(1 - self.window)}
+
+    def longest_row(self, length: int) -> int:
+        """Return w, or ``length`` if it is smaller."""
+        return min(self.window, length)
+
+    def left(self, row: int) -> int:
+        """Return i − w + 1, or 0 near the start of the sequence."""
+        return max(0, row - self.window + 1)
+
+    def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
+        """Mask later tokens and tokens before the window: one triangle at each end."""
+        height = chunk.height
+        square = scores_BNrc.new_full((height, height), MASKED_SCORE)
+        # Row i hides j < i − w + 1, counted from the chunk's first row and column.
+        offset = chunk.first - self.window + 1 - chunk.left
+        scores_BNrc[..., :height].add_(square.tril(offset - 1))
+        scores_BNrc[..., -height:].add_(square.triu(1))
+
+    def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
+        """Return i + 1, at most w, for every row."""
+        return chunk.positions(like).clamp_max_(self.window)

@@ -1,13 +1,12 @@
-"""Configuration of attention: registered components, their composition, selection of the backend.
+"""Configuration of attention: registered components and their composition.
 
 Imports no torch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpt2.attention.options import (
-    ConfigNote,
     DenseOptions,
     FullOptions,
     GateOptions,
@@ -17,23 +16,17 @@ from gpt2.attention.options import (
     PatternOptions,
     PositionOptions,
     ProjectionOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
     TermOptions,
 )
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import SmallForm
-from lib.errors import ConfigError, Problem
-
-# Maximum head dim of the Triton kernels: wider tiles exceed the registers.
-MAX_TILE_HEAD_DIM = 128
-# Minimum compute capability, major number, of the Triton kernels on NVIDIA's GPUs.
-MIN_TILE_CAPABILITY = 8
 
 PROJECTIONS: Registry[ProjectionOptions] = Registry(
     "attention projection",
@@ -69,7 +62,7 @@ class AttentionConfig:
     positions: PositionOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[GateOptions, ...]
-    # auto, rows, triton, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
+    # auto, rows, triton, or an SDPA kernel (see backends.py); empty if the pattern has its own kernel.
     backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
 
     @classmethod
@@ -122,69 +115,3 @@ class AttentionConfig:
         projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
         pattern = self.pattern.flops_per_token(shape, self.projection)
         return projections + scores_and_values + pattern + parts
-
-
-def select_backend(
-    attention: AttentionConfig,
-    shape: ModelShape,
-    shows_weights: bool,
-    device: str,
-    tiles: bool = True,
-) -> str:
-    """Return the backend for attention on ``device`` ("cpu" or "cuda").
-
-    One of sdpa, rows, triton, or own if the pattern has its own kernel. ``shows_weights`` is true
-    if an MLP reads attention weights; ``tiles`` is true if the GPU can run the Triton kernels.
-    Raises ConfigError if the Triton kernels are configured but do not support the GPU or the
-    configured components.
-    """
-    if attention.pattern.attends:
-        return "own"
-    lacks_triton = unsupported_by_triton(attention, shape)
-    if device == "cuda" and not tiles:
-        lacks_triton.append(f"GPUs below compute capability {MIN_TILE_CAPABILITY}.0")
-    if attention.backend == "triton":
-        if lacks_triton:
-            raise ConfigError(
-                Problem(
-                    f"ATTENTION_BACKEND: triton does not support {', '.join(lacks_triton)}",
-                    next="type: SET=ATTENTION_BACKEND_ROWS=y",
-                    code="attention.backend-unsupported",
-                )
-            )
-        return "triton"
-    plain = not (attention.terms or attention.gates or shows_weights)
-    if plain and attention.backend != "rows":
-        return "sdpa"
-    # One pass over tiles in place of a loop over chunks of rows.
-    by_tiles = attention.backend == "auto" and device == "cuda" and not lacks_triton
-    return "triton" if by_tiles else "rows"
-
-
-def gpu_notes(
-    attention: AttentionConfig, shape: ModelShape, shows_weights: Collection[bool]
-) -> list[ConfigNote]:
-    """Return a note if AUTO selects the Triton kernels, or a faster backend than rows exists.
-
-    ``shows_weights`` contains true if an MLP reads attention weights, and false if one does not.
-    """
-    forms = {select_backend(attention, shape, shows, "cuda") for shows in shows_weights}
-    if attention.backend == "auto" and "triton" in forms:
-        compared = "they are compared with rows on the GPU before training"
-        return [ConfigNote(f"attention by Triton kernels; {compared}")]
-    if "rows" not in forms or unsupported_by_triton(attention, shape):
-        return []
-    # docs/gpu.md
-    slow = "on an H100, a step took 3 to 6 times as long as the baseline"
-    return [ConfigNote(f"attention by rows ({slow}); ATTENTION_BACKEND_TRITON=y avoids them")]
-
-
-def unsupported_by_triton(attention: AttentionConfig, shape: ModelShape) -> list[str]:
-    """Return the configured features that the Triton kernels do not support."""
-    unsupported = [part.lacks_triton for part in (*attention.terms, *attention.gates)]
-    # A pass has one band and one statistic.
-    unsupported += ["several score terms"] * (len(attention.terms) > 1)
-    unsupported += ["several gates"] * (len(attention.gates) > 1)
-    if shape.head_dim > MAX_TILE_HEAD_DIM:
-        unsupported.append(f"head dim {shape.head_dim} (maximum {MAX_TILE_HEAD_DIM})")
-    return [feature for feature in unsupported if feature]

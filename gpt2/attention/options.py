@@ -1,51 +1,70 @@
-"""Options of the components of attention; does not import torch.
+"""Options of the components of attention; imports no torch.
 
 Options declare the cost of a component, so that a plan can be printed and a built model can be
-checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two. The component of
-each class of options is in ``components.py``, its formula in ``reference.py``. T tokens, C n_embd,
-N heads, H head dim, R latent dim.
+checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two. The module of each
+class of options is in ``MODULES`` of ``attention.py``, its formula in ``REFERENCES`` of
+``reference.py``. T tokens, C n_embd, N heads, H head dim, R latent dim.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 from gpt2.shape import ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import SmallForm, scale_tokens, scale_width
 
+# Largest k of the Triton kernels, which sort a tile of columns.
+MAX_TILE_TOPK = 32
 
-class PositionOptions(Protocol):
-    """Options of a position encoding."""
+
+class AttentionPartOptions:
+    """Options of a component of attention."""
 
     name: ClassVar[str]
+
+    def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
+        """Return the initial values of vectors by the parameter's name in the component.
+
+        A vector that is not among them starts at the option of its name, or at 0.
+        """
+        return {}
+
+
+class PositionOptions(AttentionPartOptions):
+    """Options of a position encoding."""
+
     # True if queries and keys are rotated instead of adding position embeddings to x.
-    rotates: ClassVar[bool]
+    rotates: ClassVar[bool] = False
 
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of the whole model."""
+        return 0
 
 
-class ProjectionOptions(Protocol):
+class ProjectionOptions(AttentionPartOptions, ABC):
     """Options of the query, key and value projection (output projection excluded)."""
 
-    name: ClassVar[str]
-
+    @abstractmethod
     def weights(self, shape: ModelShape) -> int:
         """Return the parameters of one block without biases."""
 
+    @abstractmethod
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of one block with biases."""
 
     def flops_per_token(self, shape: ModelShape) -> int:
         """Return the forward FLOPs per token and block, without attention scores."""
+        return 2 * self.weights(shape)
 
+    @abstractmethod
     def cached_numbers(self, shape: ModelShape) -> int:
         """Return the cached key and value elements per token and block."""
 
     def query_numbers(self, shape: ModelShape) -> int:
         """Return the query elements per token as used in decoding."""
+        return shape.n_embd
 
 
 @dataclass(frozen=True)
@@ -61,7 +80,7 @@ class ConfigNote:
         return "WARN" if self.warns else "NOTE"
 
 
-class PatternOptions(ABC):
+class PatternOptions(AttentionPartOptions, ABC):
     """Options of a pattern: which earlier tokens a token sees. By default without parameters."""
 
     name: ClassVar[str]
@@ -84,7 +103,7 @@ class PatternOptions(ABC):
         """Return the number of tokens with an additional cached copy of unrotated keys."""
         return 0
 
-    def check(self, shape: ModelShape) -> None:  # noqa: B027 (most patterns fit every shape)
+    def check(self, shape: ModelShape) -> None:
         """Raise ConfigError if the pattern does not fit the shape."""
 
     def for_any_device(self) -> "PatternOptions":
@@ -112,54 +131,49 @@ class PatternOptions(ABC):
         return 0
 
 
-class ScoreComponentOptions(Protocol):
-    """Options of a score term or gate: parameters and added cost."""
+class ScoreOptions(AttentionPartOptions, ABC):
+    """Options of a score term or gate."""
 
-    name: ClassVar[str]
     # Values of symbols with which the built component has no effect.
-    off: ClassVar[Mapping[str, SymbolValue]]
-
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of one block."""
-
-    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
-        """Return the added forward FLOPs per token and block with ``keys`` visible keys."""
+    off: ClassVar[Mapping[str, SymbolValue]] = {}
 
     @property
     def lacks_triton(self) -> str:
         """Return the features that the Triton kernels do not support ("" if none)."""
+        return ""
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return the parameters of one block."""
+        return 0
+
+    @abstractmethod
+    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
+        """Return the added forward FLOPs per token and block with ``keys`` visible keys."""
 
 
-@runtime_checkable
-class DeclaresStarts(Protocol):
-    """Options of a component with learnable vectors that start at other values than an option's."""
-
-    def starts(self, shape: ModelShape) -> Mapping[str, Sequence[float]]:
-        """Return the initial values of vectors by the parameter's name in the component."""
-
-
-class TermOptions(ScoreComponentOptions, Protocol):
+class TermOptions(ScoreOptions):
     """Options of a score term."""
 
     @property
     def reach(self) -> int:
         """Return the number of earlier tokens with queries that affect the scores of a row."""
+        return 0
 
 
-class GateOptions(ScoreComponentOptions, Protocol):
+class GateOptions(ScoreOptions):
     """Options of a gate."""
 
     @property
+    @abstractmethod
     def scales_scores(self) -> bool:
         """Return whether the gate scales the scores of a row instead of its head output."""
 
 
 @dataclass(frozen=True)
-class LearnedOptions:
+class LearnedOptions(PositionOptions):
     """Options of GPT-2's ``wpe``: one embedding per position."""
 
     name: ClassVar[str] = "learned"
-    rotates: ClassVar[bool] = False
 
     def num_params(self, shape: ModelShape) -> int:
         """Return ``block_size`` · C."""
@@ -167,7 +181,7 @@ class LearnedOptions:
 
 
 @dataclass(frozen=True)
-class RopeOptions:
+class RopeOptions(PositionOptions):
     """Options of RoPE (Su et al. 2021, arXiv 2104.09864).
 
     Pair j of H elements is rotated by t · ``base``^(−2j/H) at token t.
@@ -178,13 +192,9 @@ class RopeOptions:
 
     base: float = kconfig_field("ROPE_BASE", low=2.0, high=1e9)
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return 0."""
-        return 0
-
 
 @dataclass(frozen=True)
-class DenseOptions:
+class DenseOptions(ProjectionOptions):
     """Options of GPT-2's ``c_attn``: one C → 3C matrix in the order q, k, v."""
 
     name: ClassVar[str] = "dense"
@@ -197,17 +207,9 @@ class DenseOptions:
         """Return 3C² weights plus 3C biases if enabled."""
         return self.weights(shape) + (3 * shape.n_embd if shape.bias else 0)
 
-    def flops_per_token(self, shape: ModelShape) -> int:
-        """Return two FLOPs (multiply and add) per weight."""
-        return 2 * self.weights(shape)
-
     def cached_numbers(self, shape: ModelShape) -> int:
         """Return 2C: the keys and values of all heads."""
         return 2 * shape.n_embd
-
-    def query_numbers(self, shape: ModelShape) -> int:
-        """Return C."""
-        return shape.n_embd
 
 
 def _small_kv_heads(form: SmallForm, name: str) -> int:
@@ -221,7 +223,7 @@ def _small_kv_heads(form: SmallForm, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class GroupedOptions:
+class GroupedOptions(ProjectionOptions):
     """Options of ``n_kv_head`` key/value heads shared by query heads (1 is MQA).
 
     Grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245.
@@ -240,17 +242,9 @@ class GroupedOptions:
         columns = shape.n_embd + 2 * self.n_kv_head * shape.head_dim
         return self.weights(shape) + (columns if shape.bias else 0)
 
-    def flops_per_token(self, shape: ModelShape) -> int:
-        """Return two FLOPs (multiply and add) per weight."""
-        return 2 * self.weights(shape)
-
     def cached_numbers(self, shape: ModelShape) -> int:
         """Return 2·n_kv_head·H."""
         return 2 * self.n_kv_head * shape.head_dim
-
-    def query_numbers(self, shape: ModelShape) -> int:
-        """Return C."""
-        return shape.n_embd
 
 
 _scale_latent = scale_width(8, 2)
@@ -272,7 +266,7 @@ def default_latent(n_embd: int) -> int:
 
 
 @dataclass(frozen=True)
-class LatentOptions:
+class LatentOptions(ProjectionOptions):
     """Options of the latent projection, after multi-head latent attention (arXiv 2405.04434).
 
     c_k = x W_dk and c_v = x W_dv have width R and are shared by the heads; per head k_h = c_k K_h
@@ -299,10 +293,6 @@ class LatentOptions:
     def num_params(self, shape: ModelShape) -> int:
         """Return the weights: the latent projection has no bias."""
         return self.weights(shape)
-
-    def flops_per_token(self, shape: ModelShape) -> int:
-        """Return two FLOPs per weight; a shared expansion is applied once."""
-        return 2 * self.weights(shape)
 
     def cached_numbers(self, shape: ModelShape) -> int:
         """Return 2R: c_k and c_v, shared by the heads."""
@@ -344,3 +334,84 @@ class SlidingOptions(PatternOptions):
     def cached_tokens(self, length: int) -> int:
         """Return at most w − 1: the next token fills the last place of the window."""
         return min(length, self.window - 1)
+
+
+@dataclass(frozen=True)
+class ReciprocalOptions(TermOptions):
+    """Options of reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i.
+
+    α = 0 disables it (scores are unchanged).
+    """
+
+    name: ClassVar[str] = "reciprocal"
+    # A learnable α would start at 0 and be trained.
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "RECIPROCAL_ALPHA": "0.0",
+        "RECIPROCAL_LEARNABLE": False,
+    }
+
+    alpha: float = kconfig_field("RECIPROCAL_ALPHA", low=0.0, high=2.0)
+    # W: the band reaches this many tokens back.
+    window: int = kconfig_field("RECIPROCAL_WINDOW", small=scale_tokens)
+    # One learnable α per head, starting at ``alpha``.
+    learnable: bool = kconfig_field("RECIPROCAL_LEARNABLE")
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return one α per head if it is learnable."""
+        return shape.n_head if self.learnable else 0
+
+    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
+        """Return the FLOPs of one more dot product of width C per key of the band."""
+        return 2 * shape.n_embd * min(self.window + 1, keys)
+
+    @property
+    def reach(self) -> int:
+        """Return W."""
+        return self.window
+
+
+@dataclass(frozen=True)
+class RaCrossTokenOptions(GateOptions):
+    """Options of the cross-token gate: g = σ(scale_h · statistic + bias_h) per row of weights.
+
+    Rows are scaled by (1 − α) + α g; α = 0 disables it.
+
+    ``mode``: topk (sum of the k largest weights), max, entropy (divided by ln(i+1)) or rms (root of
+    the sum of squares). ``apply``: output scales the head output after aggregation; weights scales
+    the scores of the row and computes the softmax a second time.
+    """
+
+    name: ClassVar[str] = "ra_cross_token"
+    off: ClassVar[Mapping[str, SymbolValue]] = {"RA_CROSS_TOKEN_ALPHA": "0.0"}
+
+    mode: str = kconfig_field("RA_CROSS_TOKEN_MODE")
+    apply: str = kconfig_field("RA_CROSS_TOKEN_APPLY")
+    alpha: float = kconfig_field("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0)
+    topk: int = kconfig_field("RA_CROSS_TOKEN_TOPK", small=scale_tokens)
+    # The gradient of a saturated gate is below fp32 resolution.
+    scale: float = kconfig_field("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0)
+    bias: float = kconfig_field("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0)
+    # Average the statistic of a token over heads.
+    head_average: bool = kconfig_field("RA_CROSS_TOKEN_HEAD_AVERAGE")
+    # No gradient through the statistic.
+    detach_stats: bool = kconfig_field("RA_CROSS_TOKEN_DETACH_STATS")
+
+    @property
+    def lacks_triton(self) -> str:
+        """Return k if a list of so many weights of each row exceeds the registers, else ""."""
+        many = self.mode == "topk" and self.topk > MAX_TILE_TOPK
+        return f"RA_CROSS_TOKEN_TOPK={self.topk} (maximum {MAX_TILE_TOPK})" if many else ""
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return 2N: a scale and a bias per head."""
+        return 2 * shape.n_head
+
+    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
+        """Return about one FLOP per weight; ``weights`` doubles it for the second softmax."""
+        passes = 2 if self.apply == "weights" else 1
+        return passes * shape.n_head * keys
+
+    @property
+    def scales_scores(self) -> bool:
+        """Return whether the factor scales the scores of the row instead of the head output."""
+        return self.apply == "weights"

@@ -2,8 +2,7 @@
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim; c the
 columns visible to a row. It shares no code with the trained model and is differentiable in any
-float dtype. The formulas of score terms, gates and NSA are in the ``reference.py`` of their
-folders.
+float dtype. The formulas of score terms and gates are in the files of their modules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +12,19 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.config import AttentionConfig
+from gpt2.attention.cross_token import reference_factor
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
     GroupedOptions,
     LatentOptions,
     LearnedOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
 )
-from gpt2.attention.ra_cross_token import reference as ra_cross_token
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.reciprocal import reference as reciprocal
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.reciprocal import reference_scores
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.nsa import reference as nsa
 from gpt2.nsa.options import NsaOptions
@@ -147,8 +146,8 @@ REFERENCES: dict[type[Any], Callable[..., Any]] = {
     RopeOptions: rope_rotate,
     FullOptions: full_sees,
     SlidingOptions: sliding_sees,
-    ReciprocalOptions: reciprocal.score,
-    RaCrossTokenOptions: ra_cross_token.factor,
+    ReciprocalOptions: reference_scores,
+    RaCrossTokenOptions: reference_factor,
     # A pattern that attends itself: see the function.
     NsaOptions: nsa.attend,
 }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2.attention.chunk_parts import Pattern
+from gpt2.attention.components import Pattern
 from gpt2.attention.projections import QKV
 from lib.errors import KablateError, Problem, RunError
 

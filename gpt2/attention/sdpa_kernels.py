@@ -6,10 +6,9 @@ N heads, H head dim.
 import torch
 from torch import Tensor
 
-from gpt2.attention.chunk_parts import Pattern
-from gpt2.attention.components import build_pattern
+from gpt2.attention.attention import build_pattern
+from gpt2.attention.components import CustomAttention, Pattern
 from gpt2.attention.options import GroupedOptions
-from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.projections import QKV
 from gpt2.attention.sdpa import allowing, attend, only_backend
 from gpt2.model_config import ModelConfig

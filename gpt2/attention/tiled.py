@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
-from gpt2.attention.config import MIN_TILE_CAPABILITY
+from gpt2.attention.backends import MIN_TILE_CAPABILITY, Place
 from lib.errors import Problem, RunError
 
 LOG2_E = math.log2(math.e)
@@ -215,6 +215,14 @@ def runs_tiles(device: torch.device) -> bool:
         return False
     major = torch.cuda.get_device_capability(device)[0]
     return bool(torch.version.hip) or major >= MIN_TILE_CAPABILITY
+
+
+def place_of(device: torch.device, dtype: torch.dtype) -> Place:
+    """Return the place of a computation on ``device`` in ``dtype``."""
+    if device.type != "cuda":
+        return "cpu"
+    kernels = runs_tiles(device) and dtype != torch.float64
+    return "gpu" if kernels else "gpu without kernels"
 
 
 # Tensors that a kernel writes, by its name.

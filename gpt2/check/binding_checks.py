@@ -216,7 +216,7 @@ def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
     }
     if model.wpe is not None:
         built["BLOCK_SIZE"] = model.wpe.num_embeddings
-    backend = block.attn.backend("cpu")
+    backend = block.attn.backend
     if values["ATTENTION_BACKEND"] == "rows" and backend != "own":
         built["ATTENTION_BACKEND"] = backend
     rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)} | {block.attn.dropout}

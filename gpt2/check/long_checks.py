@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpt2.attention import reference
 from gpt2.attention.attention import Attention
-from gpt2.attention.chunk_parts import ScoreChunks
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import BlockState
 from gpt2.check.cases import CheckFinding
 from gpt2.check.shrink import long_config

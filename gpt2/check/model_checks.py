@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpt2 import reference
-from gpt2.attention.options import DeclaresStarts, ScoreComponentOptions
+from gpt2.attention.options import AttentionPartOptions, ScoreOptions
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.short_run import GRADIENT_STEPS
@@ -425,19 +425,16 @@ def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
     norm at 1, and any other vector at 0.
     """
     starts: dict[str, float | Sequence[float]] = dict(_STARTS)
-    for component in _components(config):
-        declared = component.starts(config.shape) if isinstance(component, DeclaresStarts) else {}
-        values = {**vars(component), **declared}
-        starts |= {f"{component.name}.{name}": value for name, value in values.items()}
+    for module, component in _modules(config).items():
+        values = {**vars(component), **component.starts(config.shape)}
+        starts |= {f"{module}.{name}": value for name, value in values.items()}
     findings = []
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             continue
         parts = name.split(".")
-        expected = starts.get(".".join(parts[-2:]), starts.get(parts[-1], 0.0))
-        if name.endswith("gates.bias"):
-            # Each of the c gates of a head starts at σ(b) = 1/c, so that their sum is a mean.
-            expected = -math.log(parameter.numel() / config.shape.n_head - 1)
+        ends = [".".join(parts[first:]) for first in range(len(parts))]
+        expected = next((starts[end] for end in ends if end in starts), 0.0)
         start = torch.tensor(expected, dtype=parameter.dtype)
         fits = start.ndim == 0 or start.shape == parameter.shape
         if not fits or not torch.allclose(parameter, start, rtol=1e-6, atol=0.0):
@@ -521,9 +518,16 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     return findings
 
 
-def _components(config: ModelConfig) -> list[ScoreComponentOptions | MlpMechanismOptions]:
+def _components(config: ModelConfig) -> list[ScoreOptions | MlpMechanismOptions]:
     """Return the options of the components that a model may have or not."""
     return [*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms]
+
+
+def _modules(config: ModelConfig) -> dict[str, AttentionPartOptions | MlpMechanismOptions]:
+    """Return the options of every component, by the name of its module in a block."""
+    attention = config.attention
+    fixed = {"c_attn": attention.projection, "pattern": attention.pattern}
+    return {**fixed, **{part.name: part for part in _components(config)}}
 
 
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.attention.chunk_parts import RowChunk
+from gpt2.attention.components import RowChunk
 from gpt2.check.cases import CheckCase, CheckFinding
 from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest

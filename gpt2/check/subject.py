@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.chunk_parts import MIN_CHUNK_ROWS, ScoreChunks
+from gpt2.attention.rows import MIN_CHUNK_ROWS, ScoreChunks
 from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext
 from gpt2.check.distinct import Fingerprint

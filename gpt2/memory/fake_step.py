@@ -24,7 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, RowChunk, ScoreChunks
+from gpt2.attention.backends import Place, backends_of
+from gpt2.attention.components import RowChunk
+from gpt2.attention.rows import GPU_CHUNK_ELEMENTS, ScoreChunks
 from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
@@ -272,7 +274,11 @@ class FakeTrainingStep:
 
     def _use_kernels(self, target: Gpu | None, tracker: StorageTracker) -> None:
         """Use chunk sizes and kernels of ``target``; raise ConfigError if it has none."""
-        loss = self.config.model.loss_backend
+        model, loss = self.config.model, self.config.model.loss_backend
+        if target:
+            # A GPU may not support components that a CPU does.
+            place: Place = "gpu" if target.flash else "gpu without kernels"
+            backends_of(model.attention, model.shape, {True, False}, place)
         self.model.set_execution(target_execution(target, tracker, loss))
         for block in self.model.blocks:
             pattern = block.attn.pattern
@@ -280,9 +286,6 @@ class FakeTrainingStep:
                 fuses = target and pattern.options.fuses
                 pattern.fused = fake_nsa_kernels(tracker) if fuses else None
                 pattern.packs = partial(_packs_rows, target)
-            if target:
-                # A GPU may not support components that a CPU does.
-                block.attn.backend("cuda", target.flash)
 
     def _build(self) -> None:
         # Tensors without memory have no values in which to detect an anomaly.

@@ -9,7 +9,7 @@ parameters and from the share β of the sized mechanisms, so a study applies to 
 ``sizing = params``, r follows from the parameters of the whole model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -106,6 +106,10 @@ class MlpMechanismOptions:
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the cached elements for ``length`` tokens."""
         return 0
+
+    def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
+        """Return the initial values of vectors, as ``starts`` of the options of attention does."""
+        return {}
 
     def check(self, hidden: int, site: LayerSpec) -> None:
         """Raise ConfigError if the mechanism does not fit a block with ``hidden`` units."""

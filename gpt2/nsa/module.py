@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2.attention.components import CustomAttention
 from gpt2.attention.options import ProjectionOptions
-from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.positions import PositionEncoding
 from gpt2.attention.projections import QKV, split_heads
 from gpt2.kv_cache import BlockKVCache

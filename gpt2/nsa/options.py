@@ -1,5 +1,7 @@
 """Options of native sparse attention (Yuan et al. 2025, arXiv 2502.11089)."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import ClassVar
@@ -103,6 +105,12 @@ class NsaOptions(PatternOptions):
             problems.append(Problem(what, code="config.out-of-range"))
         if problems:
             raise ConfigError(*problems)
+
+    def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
+        """Return that the gates of a head start at σ(b) = 1/c, so that their sum is a mean."""
+        if len(self.branches) == 1:
+            return {}
+        return {"gates.bias": -math.log(len(self.branches) - 1)}
 
     @property
     def branches(self) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, MASKED_SCORE
+from gpt2.attention.components import MASKED_SCORE
+from gpt2.attention.rows import GPU_CHUNK_ELEMENTS
 
 LOG2_E = math.log2(math.e)
 

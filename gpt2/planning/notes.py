@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpt2.attention.config import gpu_notes
+from gpt2.attention.backends import gpu_notes
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
 from gpt2.training.budget import run_budget

@@ -12,14 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
-from gpt2.attention.components import build, build_pattern
-from gpt2.attention.config import MIN_TILE_CAPABILITY, select_backend
-from gpt2.attention.kernels import AttentionKernel, ChunkedKernel, TiledKernel
+from gpt2.attention.attention import (
+    AttentionBackend,
+    attend_rows,
+    attend_tiles,
+    build,
+    build_pattern,
+)
+from gpt2.attention.backends import MIN_TILE_CAPABILITY, backends_of
+from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.projections import QKV
+from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.sdpa_kernels import DTYPES, kv_heads, selected_sdpa_kernel
 from gpt2.attention.state import AttentionWeightsOptions
-from gpt2.attention.tiled import runs_tiles, tile_problem
+from gpt2.attention.tiled import place_of, runs_tiles, tile_problem
 from gpt2.loss import softmax_gradient
 from gpt2.model_config import ModelConfig
 from gpt2.nsa.cache import BranchKeyValues
@@ -108,11 +114,8 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
     device = _device(machine)
     # A named backend is refused below, with the GPU's capability.
-    tiles = options.backend != "auto" or runs_tiles(device)
-    forms = {
-        select_backend(options, model.shape, shows, machine.device, tiles)
-        for shows in shows_weights
-    }
+    place = "gpu" if options.backend == "triton" else place_of(device, torch.float32)
+    forms = backends_of(options, model.shape, shows_weights, place)
     if "sdpa" in forms and model.attention.backend != "auto":
         selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
     if "triton" in forms:
@@ -140,20 +143,20 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         for count in heads
     ]
 
-    def run(kernel: AttentionKernel, dropout: float, as_type: torch.dtype | None = None) -> Any:
+    def run(kernel: AttentionBackend, dropout: float, as_type: torch.dtype | None = None) -> Any:
         # The kernels read parameters in fp32.
         plan = probe_plan(model, tokens, device, as_type or torch.float32)
         parts = attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
         return [*parts[0], *parts[1]]
 
     def tiled() -> list[Tensor]:
-        run(TiledKernel(), shape.dropout)
-        return run(TiledKernel(), 0.0)
+        run(attend_tiles, shape.dropout)
+        return run(attend_tiles, 0.0)
 
     what = f"the Triton kernels of attention on {device} ({dtype}, head dim {shape.head_dim})"
     compare_values(
         tiled,
-        partial(run, ChunkedKernel(), 0.0, torch.float64),
+        partial(run, attend_rows, 0.0, torch.float64),
         TOLERANCES[dtype],
         device,
         lambda problem, code: _refusal(model, f"{what} {problem}", code),
@@ -161,7 +164,7 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 
 def attention_pass(
-    kernel: AttentionKernel, plan: AttentionPlan, qkv: Sequence[Tensor]
+    kernel: AttentionBackend, plan: AttentionPlan, qkv: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs of ``kernel``, and the gradients of a random combination of them.
 
@@ -169,7 +172,7 @@ def attention_pass(
     and of the learnable tensors that the plan gives to the kernel.
     """
     leaves = [x.clone().requires_grad_() for x in qkv]
-    result = kernel(QKV(*leaves), plan, leaves[0], None)
+    result = kernel(QKV(*leaves), plan)
     read = [] if result.weights_BTS is None else [result.weights_BTS]
     outputs = [result.context_BNTH, *result.statistics_BNT, *read]
     generator = torch.Generator().manual_seed(1)

@@ -13,7 +13,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.backends import backends_of
+from gpt2.attention.components import CustomAttention
 from gpt2.attention.sdpa import BACKENDS
 from gpt2.attention.sdpa_kernels import (
     KERNELS,
@@ -21,7 +22,7 @@ from gpt2.attention.sdpa_kernels import (
     observed_sdpa_kernel,
     selected_sdpa_kernel,
 )
-from gpt2.attention.tiled import runs_tiles
+from gpt2.attention.tiled import place_of
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.data.sampler import TrainSampler
@@ -115,8 +116,10 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     """
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
-    kind, tiles = device.type, runs_tiles(device)
-    forms = sorted({block.attn.backend(kind, tiles) for block in session.state.model.blocks})
+    forms = sorted({block.attn.backend for block in session.state.model.blocks})
+    place = place_of(device, torch.float32)
+    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    chosen = backends_of(model.attention, shape, shows_weights, place)
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])
@@ -138,7 +141,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     return {
         **_nsa_backend(session),
         **_loss_backend(session),
-        "attention_impl": _state("+".join(forms), "+".join(forms), requested),
+        "attention_impl": _state("+".join(sorted(chosen)), "+".join(forms), requested),
         "sdpa_backends_allowed": _state(*allowed, requested),
         "sdpa_backend_selected": _state(resolved, observed, requested),
         "flash_attention_enabled": _state(
@@ -266,11 +269,10 @@ def attention_kernel(session: TrainingSession) -> str:
     attention = session.state.model.blocks[0].attn
     if isinstance(attention.pattern, CustomAttention):
         return attention.pattern.kernel(session.device.type)
-    form = attention.backend(session.device.type, runs_tiles(session.device))
-    if form == "rows":
+    if attention.backend == "rows":
         return "by rows"
-    if form == "triton":
-        return form
+    if attention.backend == "triton":
+        return "triton"
     model, precision = session.config.model, session.config.machine.precision
     return f"sdpa {observed_sdpa_kernel(model, precision, session.device, model.shape.dropout)}"
 

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from gpt2.attention.config import select_backend
+from gpt2.attention.backends import backends_of
 from gpt2.config import Config
 from gpt2.data import store as data_source
 from gpt2.data.corpus import download_wheels
@@ -165,7 +165,7 @@ def _any_device(model: ModelConfig) -> ModelConfig:
     """
     shown = {model.mlp.reads_weights(site) for site in model.sites()}
     auto = dataclasses.replace(model.attention, backend=model.attention.backend and "auto")
-    plain = all(select_backend(auto, model.shape, shows, "cuda") != "triton" for shows in shown)
+    plain = "triton" not in backends_of(auto, model.shape, shown, "gpu")
     backend = auto.backend if plain else "rows"
     attention = dataclasses.replace(
         model.attention,

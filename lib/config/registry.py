@@ -1,7 +1,7 @@
 """Registries of components: the options classes that a configuration selects from, by name.
 
-An options class imports no torch, so the configuration, the plan and the report can bind it. Its
-method ``build`` returns the component itself, and imports the module of the component only then.
+An options class imports no torch, so the configuration, the plan and the report can bind it. Tables
+of the packages with modules map it to the component itself.
 """
 
 from collections.abc import Iterator, Mapping

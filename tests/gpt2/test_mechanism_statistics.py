@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.attention import Attention
-from gpt2.attention.chunk_parts import ScoreChunks
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import BlockState
 from gpt2.execution import Execution
 from gpt2.mechanism_statistics import (
@@ -98,7 +98,7 @@ def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
 
 def test_without_a_term_every_backend_reports_entropy_only() -> None:
     model = built()
-    assert {block.attn.backend("cpu") for block in model.h} == {"sdpa"}
+    assert {block.attn.backend for block in model.h} == {"sdpa"}
     statistics = collect_statistics(model, tokens(model))
     assert statistics.keys() == {"attention/entropy"}
     x_BTC = given_to(model, model.h[0].attn)[0]

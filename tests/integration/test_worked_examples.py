@@ -107,18 +107,19 @@ def changed(clone: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_mechanism_is_a_folder_three_entries_a_test_and_a_page(clone):
+def test_a_mechanism_is_a_file_five_entries_a_test_and_a_page(clone):
     printed = follow(clone, "docs/add-a-mechanism.md")
-    parts = ("__init__.py", "Kconfig", "options.py", "module.py", "reference.py")
     assert changed(clone) == {
-        *(f"gpt2/attention/alibi/{part}" for part in parts),
-        *(f"gpt2/attention/{name}.py" for name in ("components", "config", "reference")),
+        *(f"gpt2/attention/{name}" for name in ("Kconfig", "Kconfig.alibi", "alibi.py")),
+        *(f"gpt2/attention/{name}.py" for name in ("attention", "config", "options", "reference")),
         "tests/gpt2/attention/test_alibi.py",
         "docs/mechanisms/alibi.md",
     }
     assert git(clone, "diff", "--numstat").splitlines() == [
-        "3\t0\tgpt2/attention/components.py",
+        "1\t0\tgpt2/attention/Kconfig",
+        "3\t0\tgpt2/attention/attention.py",
         "2\t1\tgpt2/attention/config.py",
+        "12\t0\tgpt2/attention/options.py",
         "3\t0\tgpt2/attention/reference.py",
     ]
     # Planned, and checked.

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gpt2 import model
-from gpt2.attention import chunked
+from gpt2.attention import cross_token, rows
 from gpt2.attention.attention import Attention
-from gpt2.attention.chunk_parts import MASKED_SCORE, QueriesKeys
+from gpt2.attention.components import MASKED_SCORE, Full, QueriesKeys, Sliding
+from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.options import LatentOptions
-from gpt2.attention.patterns import Full, Sliding
 from gpt2.attention.projections import QKV, Dense, Grouped, Latent, split_heads
-from gpt2.attention.ra_cross_token import module as ra_cross_token
-from gpt2.attention.ra_cross_token.module import RaCrossToken
-from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.attention.reciprocal import Reciprocal
 from tests.mutants.mutant import (
     LOGITS,
     MECHANISMS,
@@ -386,7 +384,7 @@ MUTANTS = (
         "dropped",
         "ract-entropy",
         {"reference": LOGITS},
-        edited(ra_cross_token, "entropy", "entropy_BNr1 / logs_r1", "entropy_BNr1"),
+        edited(cross_token, "entropy", "entropy_BNr1 / logs_r1", "entropy_BNr1"),
     ),
     Mutant(
         "top-k has the gradient of the maximum",
@@ -394,7 +392,7 @@ MUTANTS = (
         "gradient",
         "ract",
         {"reference": ("reference-formulas", "^the gradient of")},
-        replaced(ra_cross_token, "largest_sum", _slope_of_max),
+        replaced(cross_token, "largest_sum", _slope_of_max),
     ),
     Mutant(
         "cross-token gate reads the next row",
@@ -426,7 +424,7 @@ MUTANTS = (
         "dropped",
         "ract",
         {"reference": LOGITS},
-        replaced(chunked, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
+        replaced(rows, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
     ),
     Mutant(
         "dropout outlives training",
@@ -451,7 +449,7 @@ MUTANTS = (
         "stream",
         "ra",
         {"gradients": "dropout-gradient"},
-        replaced(chunked._RowAttention, "backward", _other_masks),
+        replaced(rows._RowAttention, "backward", _other_masks),
     ),
     Mutant(
         "recomputed blocks draw other masks",

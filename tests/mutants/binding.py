@@ -10,10 +10,8 @@ import torch
 
 from gpt2 import evaluate, train
 from gpt2.attention import attention
-from gpt2.attention.options import LatentOptions
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.reciprocal.module import Reciprocal
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.options import LatentOptions, RaCrossTokenOptions, ReciprocalOptions
+from gpt2.attention.reciprocal import Reciprocal
 from gpt2.check import short_run
 from gpt2.config import TrainConfig
 from gpt2.data.options import DataOptions
@@ -444,7 +442,7 @@ MUTANTS = (
         "rows are not computed as rows",
         "ATTENTION_BACKEND has no effect",
         "dropped",
-        replaced(attention, "select_backend", lambda _: lambda *given: "sdpa"),
+        replaced(attention, "choose_backend", lambda _: lambda *given: "sdpa"),
         "built-size",
         "^ATTENTION_BACKEND=rows",
         settings={"ATTENTION_BACKEND_ROWS": True},

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpt2.attention.config import AttentionConfig
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.options import ReciprocalOptions
 from gpt2.check import cases
 from gpt2.mlp.options import LayerSpec, MlpConfig, MlpCrossTokenOptions
 from gpt2.model_config import ModelConfig

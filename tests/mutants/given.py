@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpt2 import model
 from gpt2.attention.attention import Attention
-from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.attention.reciprocal import Reciprocal
 from gpt2.data import loader
 from gpt2.data.loader import BatchLoader
 from gpt2.evaluate import Evaluator

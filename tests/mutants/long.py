@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import chunk_parts
-from gpt2.attention.chunk_parts import AttentionWeightsTap, RowChunk, ScoreChunks
+from gpt2.attention import cross_token, exposed
+from gpt2.attention.components import RowChunk, Sliding
+from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.options import SlidingOptions
-from gpt2.attention.patterns import Sliding
 from gpt2.attention.positions import Rope
-from gpt2.attention.ra_cross_token import module as ra_cross_token
-from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.attention.reciprocal import Reciprocal
+from gpt2.attention.rows import ScoreChunks
 from gpt2.model import GPT
 from gpt2.nsa import ops, query_major, select
 from tests.mutants.mutant import (
@@ -104,7 +104,7 @@ def _near_alone(out: Tensor, *given: Any) -> Tensor:
 
 def _whole_pieces(right: Any) -> Any:
     def values(weights: Tensor, k: int) -> Tensor:
-        size = chunk_parts.SORT_WIDTH
+        size = exposed.SORT_WIDTH
         whole = weights.shape[-1] // size * size
         out: Tensor = right(weights[..., : whole or None], k)
         return out
@@ -191,7 +191,7 @@ MUTANTS = (
         "top-k reads a multiple of 256 columns",
         "dropped",
         "golden-gate-cross",
-        replaced(chunk_parts, "topk_values", _whole_pieces),
+        replaced(exposed, "topk_values", _whole_pieces),
         ("long-context", "^attention weights"),
     ),
     _long(
@@ -222,7 +222,7 @@ MUTANTS = (
         "gradient",
         "ract-entropy",
         {"long": _GRADIENT, "reference": ("reference-formulas", "^the gradient of ")},
-        then(ra_cross_token, "entropy", _slope_of_a_chunk),
+        then(cross_token, "entropy", _slope_of_a_chunk),
         # A gradient with dropout is not compared if a value is detached.
         settings={"MLP_CROSS_TOKEN": True},
     ),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.attention.chunk_parts import AttentionWeightsTap
+from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mlp import activations
 from gpt2.mlp.cross_token import MlpCrossToken

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2 import evaluate, loss, model, train
-from gpt2.attention import chunked
+from gpt2.attention import rows
 from gpt2.attention.attention import Attention
 from gpt2.attention.positions import Rope
 from gpt2.mlp import gate
@@ -162,7 +162,7 @@ MUTANTS = (
         "attention softmax is in bf16",
         "rows of weights do not sum to 1",
         "dtype",
-        replaced(chunked, "softmaxes_from_scores", _narrow_softmax),
+        replaced(rows, "softmaxes_from_scores", _narrow_softmax),
         (_WIDE, "^softmax"),
         "ra",
         quick=True,

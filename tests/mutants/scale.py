@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.attention import Attention
-from gpt2.attention.patterns import Sliding
+from gpt2.attention.components import Sliding
 from gpt2.attention.projections import Latent
 from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import BlockKVCache, KVCache

@@ -23,8 +23,8 @@ from triton.compiler import ASTSource
 
 from gpt2 import loss_kernels
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.chunk_parts import AttentionPlan
-from gpt2.attention.kernels import ChunkedKernel, TiledKernel
+from gpt2.attention.attention import attend_rows, attend_tiles
+from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.tiled import TileSpec, launch_arguments
 from gpt2.nsa import kernels
 from gpt2.running.kernel_checks import attention_pass, probe_plan, relative_errors
@@ -116,7 +116,7 @@ def _launched_tiles(case: tuple[str, int], dtype: str) -> list[tuple[str, Any]]:
 
     plan = _tile_plan(case, torch.float32)
     qkv = [torch.zeros(1, 2, _COMPILED_TOKENS, case[1], dtype=_TYPES[dtype])] * 3
-    attention_pass(TiledKernel(), replace(plan, dropout=0.1, tile_launch=launch), qkv)
+    attention_pass(attend_tiles, replace(plan, dropout=0.1, tile_launch=launch), qkv)
     return compiled
 
 
@@ -160,9 +160,9 @@ def tile_errors(case: tuple[str, int], dtype: str) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     size = (3, 1, 2, _TILE_TOKENS, case[1])
     qkv = list(torch.randn(size, generator=generator).to(_TYPES[dtype]))
-    actual = attention_pass(TiledKernel(), _tile_plan(case, torch.float32), qkv)
+    actual = attention_pass(attend_tiles, _tile_plan(case, torch.float32), qkv)
     exact = [x.double() for x in qkv]
-    expected = attention_pass(ChunkedKernel(), _tile_plan(case, torch.float64), exact)
+    expected = attention_pass(attend_rows, _tile_plan(case, torch.float64), exact)
     values, gradients = map(relative_errors, actual, expected)
     return {"values": max(values)} | dict(zip(("dq", "dk", "dv"), gradients, strict=False))
 

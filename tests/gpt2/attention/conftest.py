@@ -11,10 +11,9 @@ from torch import Tensor
 
 from gpt2.attention import reference
 from gpt2.attention.attention import Attention
-from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions, RaCrossTokenOptions
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import AttentionWeightsOptions, BlockState
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.shape import ModelShape

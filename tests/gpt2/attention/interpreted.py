@@ -21,14 +21,12 @@ import torch
 from torch import Tensor
 
 from gpt2.attention import tile_kernels, tiled
-from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap
-from gpt2.attention.components import build
-from gpt2.attention.kernels import ChunkedKernel, TiledKernel
-from gpt2.attention.options import SlidingOptions
-from gpt2.attention.patterns import Full, Sliding
+from gpt2.attention.attention import attend_rows, attend_tiles, build
+from gpt2.attention.components import Full, Sliding
+from gpt2.attention.exposed import AttentionWeightsTap
+from gpt2.attention.options import RaCrossTokenOptions, ReciprocalOptions, SlidingOptions
 from gpt2.attention.projections import QKV
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
@@ -87,7 +85,7 @@ class Composition:
 def run(kernel: Any, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
     """Return head outputs, statistics and weights, and all gradients of a random combination."""
     leaves = [x.clone().requires_grad_() for x in qkv]
-    result = kernel(QKV(*leaves), plan, leaves[0], None)
+    result = kernel(QKV(*leaves), plan)
     weights = [] if result.weights_BTS is None else [result.weights_BTS]
     outputs = [result.context_BNTH, *result.statistics_BNT, *weights]
     grads = random_like(outputs)
@@ -106,8 +104,8 @@ def errors(case: Composition, dtype: torch.dtype) -> list[float]:
     """Return the error of every output and gradient."""
     tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (*case.tile, 4))
     qkv = case.inputs(dtype)
-    actual = run(TiledKernel(), case.plan(torch.float32), qkv)
-    expected = run(ChunkedKernel(), case.plan(torch.float64), [x.double() for x in qkv])
+    actual = run(attend_tiles, case.plan(torch.float32), qkv)
+    expected = run(attend_rows, case.plan(torch.float64), [x.double() for x in qkv])
     return relative_errors(actual, expected)
 
 
@@ -148,8 +146,8 @@ def equal_scores() -> dict[str, Any]:
         # Every other token has one of two keys.
         qkv[1][:, :, ::2] = qkv[1][:, :, :2].repeat_interleave(10, 2)
         exact = [x.double() for x in qkv]
-        actual = run(TiledKernel(), tied.plan(torch.float32), qkv)
-        found[mode] = relative_errors(actual, run(ChunkedKernel(), tied.plan(torch.float64), exact))
+        actual = run(attend_tiles, tied.plan(torch.float32), qkv)
+        found[mode] = relative_errors(actual, run(attend_rows, tied.plan(torch.float64), exact))
     return found
 
 
@@ -168,7 +166,7 @@ def dropout() -> dict[str, Any]:
         """Return the weights that multiply the values, BNTS."""
         torch.manual_seed(seed)
         for _ in range(layer + 1):
-            context = TiledKernel()(QKV(q, k, identity), plan, q, None).context_BNTH
+            context = attend_tiles(QKV(q, k, identity), plan).context_BNTH
         return context[..., :length].detach()
 
     # By another tile, the same words.
@@ -180,13 +178,13 @@ def dropout() -> dict[str, Any]:
     others = [weights(4) > 0, weights(3, layer=1) > 0]
     heads = [kept[0, 1], kept[1, 0], kept[1, 1]]
     torch.manual_seed(3)
-    actual = run(TiledKernel(), plan, [q, k, v])
+    actual = run(attend_tiles, plan, [q, k, v])
 
     # The row engine with this mask.
     exact = replace(case.plan(torch.float64), dropout=rate)
     row = Masked(**vars(exact))
     row.masks = (kept.double() / (1 - rate)).flatten(1, 2)
-    expected = run(ChunkedKernel(), row, [q.double(), k.double(), v.double()])
+    expected = run(attend_rows, row, [q.double(), k.double(), v.double()])
     return {
         "share": float(kept[..., seen].double().mean()),
         "pairs": int(seen.sum()) * 4,

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
     GroupedOptions,
     LatentOptions,
+    ReciprocalOptions,
     SlidingOptions,
 )
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.execution import Execution
 

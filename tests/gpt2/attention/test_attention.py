@@ -6,16 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
     GroupedOptions,
     LatentOptions,
+    ReciprocalOptions,
     SlidingOptions,
 )
-from gpt2.attention.ra_cross_token.module import RaCrossToken
-from gpt2.attention.reciprocal.module import Reciprocal
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.state import AttentionWeightsOptions, BlockState
 from lib.errors import RunError
 

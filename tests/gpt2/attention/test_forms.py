@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.attention.config import gpu_notes, select_backend
+from gpt2.attention.backends import choose_backend, gpu_notes
 from gpt2.execution import Execution
 from gpt2.model import GPT
 from gpt2.running.kernel_checks import check_attention
@@ -25,9 +25,9 @@ def gated(parts):
     return {"gates": ("ra_cross_token",), "parts": parts}
 
 
-def form(model, device):
+def form(model, place):
     (shows,) = {model.mlp.reads_weights(site) for site in model.sites()}
-    return select_backend(model.attention, model.shape, shows, device)
+    return choose_backend(model.attention, model.shape, shows, place)
 
 
 def wide(**given):
@@ -37,7 +37,7 @@ def wide(**given):
 MANY = {"ra_cross_token": {"topk": 64}}
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
 @pytest.mark.parametrize(
     ("given", "expected", "auto_on_gpu"),
     [
@@ -55,19 +55,18 @@ MANY = {"ra_cross_token": {"topk": 64}}
 )
 @pytest.mark.parametrize("backend", ["auto", "flash", "efficient", "math"])
 def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(
-    given, expected, auto_on_gpu, device, backend
+    given, expected, auto_on_gpu, place, backend
 ):
     model = make_model_config(**{"n_embd": 64, **given}, attention_backend=backend)
-    chosen = auto_on_gpu if backend == "auto" and device == "cuda" else expected
-    assert form(model, device) == chosen
+    chosen = auto_on_gpu if backend == "auto" and place == "gpu" else expected
+    assert form(model, place) == chosen
 
 
 def test_auto_does_not_select_triton_on_an_old_gpu():
     model = wide(**RA, attention_backend="auto")
-    assert select_backend(model.attention, model.shape, False, "cuda", tiles=False) == "rows"
+    assert form(model, "gpu without kernels") == "rows"
     with pytest.raises(ConfigError) as caught:
-        model = wide(**RA, attention_backend="triton")
-        select_backend(model.attention, model.shape, False, "cuda", tiles=False)
+        form(wide(**RA, attention_backend="triton"), "gpu without kernels")
     assert caught.value.codes == ["attention.backend-unsupported"]
 
 
@@ -95,8 +94,8 @@ def test_auto_computes_by_the_kernels_that_the_device_runs():
         (gated(TOPK), 1),
         (RA | {"mechanisms": ("mlp_cross_token",)}, 1),
         # Features that the Triton kernels do not support.
-        (RA | {"n_embd": 4 * 160}, 0),
-        (gated({"ra_cross_token": {"topk": 64}}), 0),
+        (RA | {"n_embd": 4 * 160}, 1),
+        (gated({"ra_cross_token": {"topk": 64}}), 1),
     ],
 )
 def test_a_note_states_that_another_backend_would_be_faster_on_a_gpu(given, notes):
@@ -107,7 +106,7 @@ def test_a_note_states_that_another_backend_would_be_faster_on_a_gpu(given, note
 
 @pytest.mark.parametrize("given", [{}, RA | gated(TOPK), {"mechanisms": ("mlp_cross_token",)}])
 def test_rows_support_every_component(given):
-    assert form(wide(**given, attention_backend="rows"), "cuda") == "rows"
+    assert form(wide(**given, attention_backend="rows"), "gpu") == "rows"
 
 
 @pytest.mark.parametrize("mechanism", ["mlp_cross_token", "mlp_latent", "mlp_attn_gate"])

@@ -5,18 +5,18 @@ import torch
 from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
     GroupedOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
 )
 from gpt2.attention.positions import Rope
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.reference import rope_rotate
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.config import Config
 from gpt2.execution import Execution

@@ -9,18 +9,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.attention.chunk_parts import (
-    SORT_WIDTH,
-    AttentionPlan,
-    AttentionWeightsTap,
-    RowChunk,
-    ScoreChunks,
-    topk_values,
-)
-from gpt2.attention.chunked import attend
-from gpt2.attention.options import GroupedOptions, SlidingOptions
-from gpt2.attention.ra_cross_token.module import RaCrossToken
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.components import RowChunk
+from gpt2.attention.cross_token import RaCrossToken
+from gpt2.attention.exposed import SORT_WIDTH, AttentionWeightsTap, topk_values
+from gpt2.attention.options import GroupedOptions, ReciprocalOptions, SlidingOptions
+from gpt2.attention.rows import AttentionPlan, ScoreChunks, attend
 from gpt2.attention.state import AttentionWeightsOptions
 
 TERM = ReciprocalOptions(alpha=0.6, window=20, learnable=True)

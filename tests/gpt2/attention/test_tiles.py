@@ -15,8 +15,8 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from gpt2.attention.config import select_backend
-from gpt2.attention.kernels import ChunkedKernel
+from gpt2.attention.attention import attend_rows
+from gpt2.attention.backends import choose_backend
 from gpt2.attention.tiled import runs_tiles
 from gpt2.loss import softmax_gradient
 from gpt2.model import GPT
@@ -180,7 +180,7 @@ def test_a_model_with_the_kernels_is_one_graph_to_the_compiler():
 def test_unsupported_features_are_refused_by_name(given, feature):
     model = make_model_config(**given, attention_backend="triton")
     with pytest.raises(ConfigError) as caught:
-        select_backend(model.attention, model.shape, False, "cuda")
+        choose_backend(model.attention, model.shape, False, "gpu")
     assert caught.value.codes == ["attention.backend-unsupported"]
     assert feature in caught.value.problems[0].what
     assert "SET=ATTENTION_BACKEND_ROWS=y" in caught.value.problems[0].next
@@ -188,7 +188,7 @@ def test_unsupported_features_are_refused_by_name(given, feature):
 
 def test_every_component_and_dropout_are_supported():
     model = make_model_config(**EVERYTHING, dropout=0.1, attention_backend="triton")
-    assert select_backend(model.attention, model.shape, True, "cuda") == "triton"
+    assert choose_backend(model.attention, model.shape, True, "gpu") == "triton"
 
 
 @needs_triton
@@ -206,9 +206,9 @@ def by_rows(answer):
     """Return a kernel that changes head outputs of the row engine by ``answer``, given the call."""
     calls = []
 
-    def attend(qkv, plan, x, cache):
+    def attend(qkv, plan):
         calls.append(plan)
-        result = ChunkedKernel()(qkv, plan, x, cache)
+        result = attend_rows(qkv, plan)
         return replace(result, context_BNTH=answer(len(calls), result.context_BNTH))
 
     attend.calls = calls
@@ -229,7 +229,7 @@ def by_rows(answer):
 def test_preflight_compares_the_kernels_with_the_row_engine(monkeypatch, answer, code):
     """Without dropout, after a pass with it."""
     kernel = by_rows(answer)
-    monkeypatch.setattr(kernel_checks, "TiledKernel", lambda: kernel)
+    monkeypatch.setattr(kernel_checks, "attend_tiles", kernel)
     monkeypatch.setattr(kernel_checks, "tile_problem", lambda *_: None)
     given = EVERYTHING | {"dropout": 0.1}
     model = make_model_config(**given, attention_backend="triton")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from gpt2.attention.components import MODULES
-from gpt2.attention.reciprocal.module import Reciprocal
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.attention import MODULES
+from gpt2.attention.options import ReciprocalOptions
+from gpt2.attention.reciprocal import Reciprocal
 from gpt2.check.model_checks import _vectors
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
@@ -21,7 +21,7 @@ class Sloped(ReciprocalOptions):
 
     built: float = 0.5
 
-    def starts(self, shape: ModelShape) -> Mapping[str, Sequence[float]]:
+    def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
         """Return the start of alpha."""
         return {"alpha": [0.5 ** (head + 1) for head in range(shape.n_head)]}
 

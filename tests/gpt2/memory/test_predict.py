@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from gpt2.attention.chunked import ChunkedBackward
+from gpt2.attention.rows import ChunkedBackward
 from gpt2.config import Config
 from gpt2.memory.fake_step import FakeTrainingStep
 from gpt2.memory.predict import estimate

@@ -10,8 +10,9 @@ B batch, T tokens (queries), S tokens (keys), N heads, K key/value heads, H head
 a chunk, c its columns. dx is the gradient of the loss with respect to x.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,16 +20,99 @@ from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gpt2.attention.chunk_parts import (
-    AttentionPlan,
-    AttentionResult,
-    Gate,
-    QueriesKeys,
-    RowChunk,
-    ScoreTerm,
-    default_generator,
-    repeat_kv,
-)
+from gpt2.attention.components import Gate, Pattern, QueriesKeys, RowChunk, ScoreTerm
+from gpt2.attention.exposed import AttentionWeightsTap
+from gpt2.attention.projections import QKV
+from gpt2.attention.tiled import TileLaunch
+from gpt2.kv_cache import BlockKVCache
+
+# Elements of a chunk's scores: on a CPU a chunk should fit into the L2 cache, on a GPU it should be
+# large enough to saturate the device.
+CPU_CHUNK_ELEMENTS = 1 << 18
+GPU_CHUNK_ELEMENTS = 1 << 25
+# Minimum rows per chunk: matrix products with fewer rows are inefficient.
+MIN_CHUNK_ROWS = 32
+
+
+@dataclass(frozen=True)
+class ScoreChunks:
+    """Division of the query rows into chunks, by the elements of a chunk's scores."""
+
+    cpu_elements: int = CPU_CHUNK_ELEMENTS
+    gpu_elements: int = GPU_CHUNK_ELEMENTS
+    min_rows: int = MIN_CHUNK_ROWS
+
+    def chunks(self, q_BNTH: Tensor, first_column: Callable[[int], int]) -> Iterator[RowChunk]:
+        """Yield the rows in order, in chunks of similar height.
+
+        ``first_column`` returns the first column visible to a row.
+        """
+        batch, heads, length, _ = q_BNTH.shape
+        elements = self.cpu_elements if q_BNTH.device.type == "cpu" else self.gpu_elements
+        highest = max(self.min_rows, elements // (batch * heads * length))
+        height = math.ceil(length / math.ceil(length / highest))
+        for first in range(0, length, height):
+            yield RowChunk(first, min(first + height, length), first_column(first))
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Components of one attention call, dropout on its weights, and the kernels of its backend.
+
+    Chunk sizes are those of the row engine. ``tile_launch`` replaces the launch of Triton kernels.
+    """
+
+    pattern: Pattern
+    terms: Sequence[ScoreTerm] = ()
+    gates: Sequence[Gate] = ()
+    reader: AttentionWeightsTap | None = None
+    dropout: float = 0.0
+    # torch 2.11 cannot compile a default that is an instance.
+    score_chunks: ScoreChunks = field(default_factory=ScoreChunks)
+    tile_launch: TileLaunch | None = None
+    # Kernel of torch: flash, efficient or math; any other name leaves the choice to torch.
+    sdpa_kernel: str = "auto"
+
+    def parts(self) -> list[ScoreTerm | Gate]:
+        """Return the components with inputs of the row engine: terms, and gates that scale scores."""
+        return [*self.terms, *(gate for gate in self.gates if gate.scales_scores)]
+
+    def inputs(self) -> list[Tensor]:
+        """Return the parameters of ``parts``, in order."""
+        return [parameter for part in self.parts() for parameter in part.parameters()]
+
+    def chunks(self, q_BNTH: Tensor) -> Iterator[RowChunk]:
+        """Yield the chunks of rows in order."""
+        return self.score_chunks.chunks(q_BNTH, self.pattern.left)
+
+    def drop(self, weights_BNrc: Tensor, generator: Generator | None) -> Tensor | None:
+        """Return a dropout mask (0 or 1/(1−p)) for the weights; None without dropout."""
+        if not self.dropout:
+            return None
+        keep = 1 - self.dropout
+        return torch.empty_like(weights_BNrc).bernoulli_(keep, generator=generator).div_(keep)
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """Head outputs, the statistic of every gate, and the weights exposed to the MLP."""
+
+    context_BNTH: Tensor
+    statistics_BNT: Sequence[Tensor]
+    weights_BTS: Tensor | None
+
+
+def default_generator(device: torch.device) -> Generator:
+    """Return the generator used by dropout; checkpoints contain its state."""
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[device.index]
+
+
+def repeat_kv(x_BKTH: Tensor, heads: int) -> Tensor:
+    """Return key or value heads repeated for the query heads that share them: BNTH."""
+    shared = heads // x_BKTH.shape[1]
+    return x_BKTH if shared == 1 else x_BKTH.repeat_interleave(shared, dim=1)
 
 
 @dataclass(frozen=True)
@@ -332,3 +416,41 @@ class _RowAttention(torch.autograd.Function):
             generator = ctx.generator and ctx.generator.clone_state()
             walk.run(dcontext, dshown_BTS, dstatistics_BNT, generator)
         return None, *walk.gradients()
+
+
+def attend_cached(
+    qkv: QKV, plan: AttentionPlan, cache: BlockKVCache, scale: float
+) -> AttentionResult:
+    """Compute attention of new tokens to the tokens of ``cache``, and append the new ones.
+
+    The new tokens are one chunk of rows. Components take positions from the chunk, so missing
+    earlier queries do not matter; those that terms reach are cached. ``scale`` multiplies q·k.
+    ``weights_BTS`` has one column per token visible to the first new row, plus the new tokens. The
+    result is without a gradient by cached tokens and terms.
+    """
+    first = cache.position
+    last = first + qkv.q_BNTH.shape[2]
+    q_BNTH = qkv.q_BNTH * scale
+    k_BKSH = cache.extend("k", qkv.k_BKTH, dim=2)
+    v_BKSH = cache.extend("v", qkv.v_BKTH, dim=2)
+    if last - first == 1:
+        cache.reads["keys"] += k_BKSH.shape[2]
+    reach = max((term.reach for term in plan.terms), default=0)
+    queries = cache.extend("q", q_BNTH, dim=2, reach=reach) if reach else q_BNTH
+    chunk = RowChunk(first, last, cache.left(first), origin=last - queries.shape[2])
+    with torch.autocast(q_BNTH.device.type, enabled=False):
+        wide = torch.promote_types(q_BNTH.dtype, torch.float32)
+        scores = _shared_product(q_BNTH, k_BKSH.mT).to(wide)
+        keys = repeat_kv(k_BKSH[:, :, chunk.origin - chunk.left :], q_BNTH.shape[1])
+        add_terms_(plan, scores, queries, keys, chunk)
+        soft = softmaxes_from_scores(plan, scores, chunk)
+        context = _shared_product(soft.last_BNrc.to(v_BKSH.dtype), v_BKSH)
+        shown = plan.reader.read(soft.last_BNrc, chunk) if plan.reader else None
+    return AttentionResult(context, soft.statistics_BNr, shown)
+
+
+def _shared_product(rows_BNrx: Tensor, shared_BKxy: Tensor) -> Tensor:
+    """Return BNry; heads that share a matrix are folded into rows, so the matrix is not copied."""
+    batch, heads, height, _ = rows_BNrx.shape
+    grouped = rows_BNrx.reshape(batch, shared_BKxy.shape[1], -1, rows_BNrx.shape[-1])
+    return (grouped @ shared_BKxy).view(batch, heads, height, -1)

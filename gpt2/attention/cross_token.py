@@ -1,16 +1,19 @@
-"""RA-CT: g = σ(scale_h · statistic + bias_h) per row; rows are scaled by (1 − α) + α g.
+"""RA-CT: g = σ(scale_h · statistic + bias_h) per row; rows are scaled by (1 − α) + α g; and the
+formula row by row.
 
 B batch, T tokens, N heads; r the rows of a chunk, c its columns.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.chunk_parts import Gate, RowChunk, largest_sum
-from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.components import Gate, RowChunk
+from gpt2.attention.exposed import largest_sum
+from gpt2.attention.options import RaCrossTokenOptions
 from gpt2.attention.tiled import TileSpec
 from gpt2.shape import ModelShape
 
@@ -71,3 +74,29 @@ class RaCrossToken(Gate):
         if self.head_average:
             statistic_BNT = statistic_BNT.mean(1, keepdim=True)
         return torch.sigmoid(scale[:, None] * statistic_BNT + bias[:, None])
+
+
+def _reference_statistic(p_BNc: Tensor, i: int, options: RaCrossTokenOptions) -> Tensor:
+    """Return the configured statistic of the weights of row i, BN."""
+    if options.mode == "topk":
+        return p_BNc.sort(-1, descending=True).values[..., : options.topk].sum(-1)
+    if options.mode == "max":
+        return p_BNc.max(-1).values
+    if options.mode == "rms":
+        return (p_BNc**2).sum(-1).sqrt()
+    if i == 0:
+        return torch.ones_like(p_BNc[..., 0])
+    return -(p_BNc * p_BNc.log()).sum(-1) / math.log(i + 1)
+
+
+def reference_factor(
+    p_BNc: Tensor, i: int, parameters: Mapping[str, Tensor], options: RaCrossTokenOptions
+) -> Tensor:
+    """Return (1 − α) + α σ(scale_h · statistic + bias_h), BN."""
+    value = _reference_statistic(p_BNc, i, options)
+    if options.detach_stats:
+        value = value.detach()
+    if options.head_average:
+        value = value.mean(1, keepdim=True)
+    gate = 1 / (1 + torch.exp(-(parameters["scale"] * value + parameters["bias"])))
+    return (1 - options.alpha) + options.alpha * gate

@@ -1,16 +1,16 @@
-"""Reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i.
+"""Reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i; and its formula row by row.
 
 B batch, T tokens, N heads, H head dim; r the rows of a chunk, b the columns of its band.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.chunk_parts import QueriesKeys, RowChunk, ScoreTerm
-from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.components import QueriesKeys, RowChunk, ScoreTerm
+from gpt2.attention.options import ReciprocalOptions
 from gpt2.attention.tiled import TileSpec
 from gpt2.shape import ModelShape
 
@@ -42,3 +42,18 @@ class Reciprocal(ScoreTerm):
         """Return the specification with the band, and α per head if it is learnable."""
         alpha = self.constant if self.alpha is None else None
         return replace(spec, band=self.reach, alpha=alpha), self.alpha
+
+
+def reference_scores(
+    q_BNTH: Tensor,
+    k_BNTH: Tensor,
+    i: int,
+    columns: Sequence[int],
+    parameters: Mapping[str, Tensor],
+    options: ReciprocalOptions,
+) -> Tensor:
+    """Return α (q_j · k_i)/√H for i − W ≤ j ≤ i, else 0, for every j in ``columns``: BNc."""
+    alpha_N1 = parameters["alpha"][:, None] if options.learnable else options.alpha
+    dots_BNc = (q_BNTH[:, :, columns] * k_BNTH[:, :, i : i + 1]).sum(-1) / q_BNTH.shape[-1] ** 0.5
+    inside_c = [float(i - options.window <= j <= i) for j in columns]
+    return alpha_N1 * dots_BNc * dots_BNc.new_tensor(inside_c)
