@@ -205,6 +205,7 @@ def format_findings(record: RunRecord) -> Iterator[AuditFinding]:
     reads: Sequence[Callable[[], object]] = (
         lambda: (record.code, record.sources, record.hardware, record.attempts),
         lambda: (record.final, record.timing),
+        lambda: record.summary.value(float, "final", "budget_stretch"),
         lambda: (record.hash8, record.identity, record.settings, record.symbols),
         lambda: record.metrics,
         lambda: record.documents,
