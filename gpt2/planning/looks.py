@@ -10,10 +10,14 @@ from lib.errors import ConfigError, Problem
 from lib.plan.run import Run, RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import contrasts_of, control_contrasts
-from lib.report.declarations import LookSchedule, configuration_digest, read_declarations
+from lib.report.declarations import (
+    LookSchedule,
+    VerdictPlan,
+    configuration_digest,
+    read_declarations,
+)
 from lib.report.options import NATS, LookPlan
-from lib.report.replay import VerdictPlan
-from lib.report.study_verdicts import StudyVerdicts, judge_study
+from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import judge_runs
 
 # The value of SEEDS that trains until every comparison has a word.
@@ -108,7 +112,7 @@ def auto_seeds(
     if first < plan.rule.min_seeds:
         what = f"VERDICT_LOOKS: first look at {first} seeds (expected FINALIST_MIN_SEEDS="
         raise ConfigError(Problem(f"{what}{plan.rule.min_seeds})", code="config.conflict"))
-    study = judge_study([], plan)
+    study = StudyVerdicts([], plan)
     if study.looks:
         seen = sorted({seed for look in study.looks for seed in look.seeds})
         study = judge_runs(runs_of(seen), plan)

@@ -42,8 +42,8 @@ from lib.plan.designs import (
 )
 from lib.plan.run import Run, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
+from lib.report.declarations import VerdictPlan
 from lib.report.options import NATS, LookPlan
-from lib.report.replay import VerdictPlan
 
 # Require a confirmation above this number of combinations: more is usually a mistake.
 _CONFIRM_ABOVE = 500

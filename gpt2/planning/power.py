@@ -23,7 +23,7 @@ from lib.report.power import (
     word_probability,
 )
 from lib.report.run_results import evaluated_loss
-from lib.report.study_verdicts import judge_study
+from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, is_done
 
@@ -57,7 +57,7 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
     rule = declared.rule
     if rule.variance == "factorial" and not effects:
         rule = replace(rule, variance="shared")
-    m = judge_study([], declared).document["planned_comparisons"]
+    m = StudyVerdicts([], declared).planned
     live = len(effects) if rule.variance == "factorial" else m
     # Of a design with missing cells, the effect with the largest variance.
     scale = max(scale_of(c.weights) for c in effects or family.values())

@@ -41,9 +41,8 @@ from lib.plan.run import Run, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.page import write_report
-from lib.report.replay import LASTING_WORDS, declare
 from lib.report.series import study_series
-from lib.report.study_verdicts import StudyVerdicts
+from lib.report.study_verdicts import LASTING_WORDS, StudyVerdicts, declare
 from lib.report.table import ResultTable, build_table
 from lib.report.terminal import to_terminal, training_text
 from lib.report.text import (
@@ -323,7 +322,7 @@ def _log_look(study: StudyVerdicts, document: Document) -> None:
     if look is None:
         return
     kind = "" if look.planned else ", unplanned"
-    waiting = len(set(study.document["family"]) - study.closed[-1])
+    waiting = len(study.family.keys() - study.closed[-1])
     log(
         "LOOK",
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",

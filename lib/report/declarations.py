@@ -28,7 +28,9 @@ from lib.json_files import (
     read_json_object,
     read_record,
 )
-from lib.report.options import LookPlan, sum_of_shares
+from lib.report.contrast_tests import VerdictRule
+from lib.report.contrasts import Contrast
+from lib.report.options import NATS, LookPlan, sum_of_shares
 
 DECLARATIONS_FILE = "declarations.jsonl"
 # Written by earlier versions of this program, with words; imported once, without them.
@@ -169,6 +171,53 @@ def family_size(families: Iterable[Family]) -> int:
             if all(arms.values()):
                 digests.add(tuple(arms[arm] for arm in sorted(arms)))
     return sum(max(1, len(digests)) for digests in known.values())
+
+
+@dataclass(frozen=True)
+class VerdictPlan:
+    """Declarations before the first run (rule, looks, comparisons), and those recorded earlier."""
+
+    rule: VerdictRule = field(default_factory=VerdictRule)
+    # both, baseline or parent
+    against: str = "both"
+    # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
+    # interactions are, too. None for another design.
+    interactions: bool | None = None
+    # Planned looks; None judges once, without looks.
+    looks: LookPlan | None = None
+    # Seeds of the next look; all that have a run if empty.
+    seeds: tuple[int, ...] = ()
+    # Comparisons of the configured study, and those of its A/A steps.
+    declared: Sequence[Contrast] = ()
+    controls: Sequence[Contrast] = ()
+    # Arm → digest of its configuration without the seed.
+    configurations: Mapping[str, str] = field(default_factory=dict)
+    # All lines of the study's folder; None if nothing is written.
+    declarations: Declarations = field(default_factory=Declarations)
+    folder: Path | None = None
+    # True if rows are split by labels, or nothing is written: no look is taken.
+    exploratory: bool = False
+    # The look that was declared last, for these verdicts; None if none was due.
+    taken: Look | None = None
+    # Whether verdicts are given; a study of speed has none.
+    judged: bool = True
+    # Of losses and differences.
+    unit: str = NATS
+
+    @property
+    def rule_record(self) -> dict[str, Any]:
+        """Return the declared rule as plain JSON types."""
+        rule = {**asdict(self.rule), "against": self.against}
+        if self.interactions is not None:
+            rule |= {"interactions": self.interactions}
+        if self.unit != NATS:
+            rule |= {"unit": self.unit}
+        return rule
+
+    @property
+    def contrasts(self) -> dict[str, Contrast]:
+        """Return the declared comparisons by name."""
+        return {contrast.name: contrast for contrast in self.declared}
 
 
 # Looks: the numbers of seeds after which a study is judged, and the part of alpha that each spends.

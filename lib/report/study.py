@@ -13,12 +13,15 @@ corrected p on which the word rests.
 """
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lib.report.contrast_tests import INTERVAL_ERROR, noisier_than_others
-from lib.report.contrasts import scale_of
+from lib.report.contrasts import REPEAT_ROLE, scale_of
+from lib.report.declarations import Look, declaration_record
+from lib.report.drift import study_drifts
 from lib.report.options import UNITS
 from lib.report.run_facts import code_digest, recorded_facts
 from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
@@ -48,8 +51,25 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
     source), ``commands`` (command, purpose), and ``other_folders`` (name, state).
     """
     study, flops = table.verdicts, context["flops"]
+    schedule, effects = study.schedule, study.effects
+    looks = zip(study.looks, study.closed, strict=True)
     return {
-        **study.document,
+        "metric": "val_loss",
+        "rule": study.plan.rule_record,
+        "is_declared_first": study.is_declared_first,
+        "look_plan": schedule and asdict(schedule.plan),
+        "looks": [_look_record(look, closed) for look, closed in looks],
+        "alpha_spent": schedule and schedule.spent * study.plan.rule.alpha,
+        "family": sorted(study.family),
+        "planned_comparisons": study.planned,
+        "pairing_gain": pairing_gain(study.judged),
+        "not_estimable": effects and effects.not_estimable,
+        "inflated_variances": effects and effects.inflated,
+        "aa_failed": study.aa_failed,
+        "evaluation_set": study.evaluation_set or None,
+        "same_documents": study.same_documents,
+        "repeats": _repeats(study),
+        **study_drifts(study.outcomes),
         "study": table.study,
         "title": context["title"],
         "question": list(context["question"]),
@@ -71,6 +91,42 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "commands": [list(command) for command in context["commands"]],
         "other_folders": [list(folder) for folder in context["other_folders"]],
     }
+
+
+def _look_record(look: Look, closed: frozenset[str]) -> dict[str, Any]:
+    record = declaration_record(look) | {"closed": sorted(closed), "family": sorted(look.family)}
+    del record["kind"], record["at"]
+    return record
+
+
+def pairing_gain(verdicts: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of the variance that pairing by seed removes, over all step contrasts.
+
+    None without a tested contrast of two runs. One contrast has too few seeds for this figure.
+    """
+    paired, separate = 0.0, 0.0
+    for verdict in verdicts:
+        if verdict["p"] is not None and len(verdict["values"]) == 2:
+            paired += verdict["sd"] ** 2
+            separate += sum(statistics.stdev(losses) ** 2 for losses in verdict["values"].values())
+    return 1 - paired / separate if separate else None
+
+
+def _repeats(study: StudyVerdicts) -> dict[str, dict[int, float]]:
+    """Return the differences of each repeat to the first training of its seeds."""
+    repeats: dict[str, dict[int, float]] = {}
+    for contrast in study.controls.values():
+        if contrast.role == REPEAT_ROLE:
+            again, first = (
+                {run.seed: run.loss for run in study.outcomes.get(arm, ())}
+                for arm in (contrast.step, contrast.reference)
+            )
+            repeats[contrast.step] = {
+                seed: loss - before
+                for seed, loss in sorted(again.items())
+                if loss is not None and (before := first.get(seed)) is not None
+            }
+    return repeats
 
 
 def _noise(study: StudyVerdicts) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ level without any such pair has no difference.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from typing import Any
 from lib.errors import ConfigError, Problem
 from lib.plan.run import Run, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
-from lib.report.declarations import configuration_digest, studies_on
+from lib.report.declarations import VerdictPlan, configuration_digest, studies_on
 from lib.report.options import NATS
 from lib.report.render import TableSection
-from lib.report.replay import StudyPart, VerdictPlan, declare
 from lib.report.run_facts import code_digest, observed_differences, recorded_facts
 from lib.report.run_results import (
     Absence,
@@ -39,7 +38,7 @@ from lib.report.run_results import (
     run_utilisation,
     sparsity_by_layer,
 )
-from lib.report.study_verdicts import StudyVerdicts, judge_study
+from lib.report.study_verdicts import StudyPart, StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.tracking.stability import instability_text, unstable_steps
@@ -101,7 +100,7 @@ class ResultTable:
     # Combinations that the configuration rules out, each with its reason.
     left_out: Sequence[str] = ()
     sections: Sequence[TableSection] = ()
-    verdicts: StudyVerdicts = field(default_factory=lambda: judge_study([], VerdictPlan()))
+    verdicts: StudyVerdicts = field(default_factory=lambda: StudyVerdicts([], VerdictPlan()))
     # The runs behind the rows, in the same order, and why some have no result.
     runs: Sequence[RowRuns] = ()
     absences: Absences = field(default_factory=dict)
@@ -142,13 +141,14 @@ def build_table(
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
     variants = list({run.variant.slug: run.variant for run in runs}.values())
     parts, absences = split_comparable(records, _baselines(variants), label_by, plan.unit)
-    verdicts = _judged_parts(parts, absences, variants, plan)
+    every_part, arms = parts, None
     if shown is not None:
         parts = [(labels, [r for r in part if r.run.path in shown]) for labels, part in parts]
     rows = row_runs(parts, absences, variants, plan.unit)
     if shown is not None:
         prefixes, slugs = [_prefix(labels) for labels, _ in parts], {r.variant.slug for r in rows}
-        verdicts = verdicts.of_arms({f"{prefix}{slug}" for prefix in prefixes for slug in slugs})
+        arms = {f"{prefix}{slug}" for prefix in prefixes for slug in slugs}
+    verdicts = _judged_parts(every_part, absences, variants, plan, arms)
     listed = [record for _, part in parts for record in part]
     results = [record for record in listed if record.run.path not in absences]
     stale = {record.run.path for record in finished if is_stale(record)}
@@ -259,7 +259,11 @@ def _labels(records: Sequence[RunRecord], label_by: Sequence[str]) -> list[tuple
 
 
 def _judged_parts(
-    parts: Parts, absences: Absences, variants: Sequence[RunVariant], plan: VerdictPlan
+    parts: Parts,
+    absences: Absences,
+    variants: Sequence[RunVariant],
+    plan: VerdictPlan,
+    shown: Set[str] | None = None,
 ) -> StudyVerdicts:
     """Declare the look that is due, if the plan takes looks, and return the verdicts."""
     compared = variants if plan.judged else []
@@ -283,7 +287,7 @@ def _judged_parts(
     others: list[str] = []
     if plan.folder is not None:
         others = studies_on(evaluation_set, plan.folder, plan.configurations)
-    return judge_study(judged, plan, controls, effects, evaluation_set, others)
+    return StudyVerdicts(judged, plan, controls, effects, evaluation_set, others, shown)
 
 
 def _outcome(record: RunRecord, absences: Absences, unit: str) -> SeedOutcome:

@@ -18,7 +18,7 @@ from gpt2.records.comparison import declared_axes, symbol_names
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.plan.run import training_order
-from lib.report.study_verdicts import judge_study
+from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 
@@ -107,7 +107,7 @@ def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):
     plan = planned(seeds="auto", RA_MLA_ABLATION_STEPS="0,golden,ra")
     assert slugs(plan) == ["baseline", "golden", "ra", "baseline-aa"]
     variants = plan.variants
-    declared = judge_study([], declared_verdicts(plan))
+    declared = StudyVerdicts([], declared_verdicts(plan))
     trained = _open_variants(declared, frozenset({"golden vs baseline"}), variants)
     assert trained == {"baseline", "ra", "baseline-aa"}
     everything = frozenset({"golden vs baseline", "ra vs baseline"})

@@ -8,8 +8,8 @@ import pytest
 
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrast_tests import VerdictRule
+from lib.report.declarations import VerdictPlan
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan
 from lib.report.study_verdicts import AA_FAILED, VERDICTS_FILE
 from lib.report.table import build_table
 from lib.report.text import verdict_lines, verdict_table, verdicts_exit_code
@@ -43,9 +43,9 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     without = build_table("demo", [r for r in study() if not r.variant.is_aa], verdict_plan=PLAN)
     (wide,) = table.verdicts.verdicts
     assert [wide] == list(without.verdicts.verdicts)
-    assert table.verdicts.document["planned_comparisons"] == 1
-    gain = table.verdicts.document["pairing_gain"]
-    assert gain == without.verdicts.document["pairing_gain"]
+    assert table.verdicts.planned == 1
+    gain = document_of(table)["pairing_gain"]
+    assert gain == document_of(without)["pairing_gain"]
     (aa,) = table.verdicts.aa_steps
     assert (aa["planned_comparisons"], aa["variance"], aa["n"]) == (1, "own", 5)
     # It stands in the table, with its verdict.
@@ -108,18 +108,14 @@ def test_a_failure_at_a_look_stays_at_the_next_one(study, make_run):
     runs = study(shift=0.03)
     plan, first = VerdictPlan(looks=looks), [run for run in runs if run.seed < 4]
     at_three = build_table("demo", first, verdict_plan=plan).verdicts
-    assert at_three.document["aa_failed"]
+    assert at_three.aa_failed
     for seed, base in enumerate(BASE[3:], 4):
         run = make_run("base-aa", base - 0.05, seed=seed, parent="base", number=None)
         runs[3 * seed - 1] = replace(run, variant=replace(run.variant, is_aa=True))
     later = build_table("demo", runs, verdict_plan=at_three.plan).verdicts
     assert [look.n for look in later.looks] == [3] and later.closed[0]
     (aa,) = later.aa_steps
-    assert (
-        aa["verdict"] is None
-        and later.document["aa_failed"]
-        and verdicts_exit_code(document_of(later)) == 4
-    )
+    assert aa["verdict"] is None and later.aa_failed and verdicts_exit_code(document_of(later)) == 4
     assert AA_FAILED in later.verdicts[0]["remarks"]
 
 

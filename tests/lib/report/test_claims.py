@@ -16,7 +16,7 @@ from lib.report.claims import (
     read_claims,
 )
 from lib.report.contrast_tests import VerdictRule
-from lib.report.replay import VerdictPlan
+from lib.report.declarations import VerdictPlan
 from lib.report.table import build_table
 from tests.lib.report.documents import document_of
 

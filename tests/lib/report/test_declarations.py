@@ -16,13 +16,13 @@ from lib.report.declarations import (
     Declarations,
     DeclaredPlan,
     Look,
+    VerdictPlan,
     append_declarations,
     family_size,
     read_declarations,
 )
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan, declare
-from lib.report.study_verdicts import judge_study
+from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord
 
 BETTER = VerdictWord.BETTER
@@ -56,7 +56,7 @@ def plan_of(folder, n=3, **fields):
 def report(folder, seeds=3, at=None, runs=None, **fields):
     runs = runs or outcomes(range(1, seeds + 1))
     parts = [("", FAMILY, runs)]
-    return judge_study(parts, declare(plan_of(folder, seeds, **fields), parts, at=at))
+    return StudyVerdicts(parts, declare(plan_of(folder, seeds, **fields), parts, at=at))
 
 
 def lines(folder):
@@ -227,15 +227,15 @@ def test_a_comparison_of_another_configuration_is_another_one():
 def test_a_rule_is_called_declared_first_only_if_it_was(tmp_path):
     runs = outcomes(started_at=1000.0, ended_at=2000.0)
     parts = [("", FAMILY, runs)]
-    undeclared = judge_study(parts, VerdictPlan())
-    assert not undeclared.document["is_declared_first"]
+    undeclared = StudyVerdicts(parts, VerdictPlan())
+    assert not undeclared.is_declared_first
     early, late, other = (tmp_path / name for name in ("early", "late", "other"))
     for folder, at in ((early, 900.0), (late, 1500.0), (other, 900.0)):
         declare(plan_of(folder, declared=FAMILY, seeds=(1, 2, 3)), at=at)
     fields = {"declared": FAMILY, "runs": runs, "at": 3000.0}
-    assert report(early, **fields).document["is_declared_first"]
-    assert not report(late, **fields).document["is_declared_first"]
-    assert not report(other, rule=VerdictRule(band=1.0), **fields).document["is_declared_first"]
+    assert report(early, **fields).is_declared_first
+    assert not report(late, **fields).is_declared_first
+    assert not report(other, rule=VerdictRule(band=1.0), **fields).is_declared_first
 
 
 def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):

@@ -5,9 +5,9 @@ import pytest
 
 from lib.plan.run import Run, RunVariant, training_order
 from lib.report.contrasts import Contrast
-from lib.report.replay import VerdictPlan
-from lib.report.significance import TimedValue, drift_test
-from lib.report.study_verdicts import judge_study
+from lib.report.declarations import VerdictPlan
+from lib.report.drift import TimedValue, drift_test
+from lib.report.study_verdicts import StudyVerdicts
 from lib.report.text import verdict_lines
 from lib.report.verdicts import SeedOutcome
 from tests.lib.report.documents import document_of
@@ -116,8 +116,8 @@ def test_a_drift_is_a_remark_on_the_study():
             for arm in range(STEPS + 1)
         }
         contrasts = [Contrast.pair(f"a{i}", "a0") for i in range(1, STEPS + 1)]
-        study = judge_study([("", contrasts, outcomes)], VerdictPlan())
-        shown[total] = verdict_lines(document_of(study)), study.document["drift"]
+        study = StudyVerdicts([("", contrasts, outcomes)], VerdictPlan())
+        shown[total] = verdict_lines(document_of(study)), document_of(study)["drift"]
     assert "DRIFT" not in shown[0][0] and shown[0][1]["p"] > 0.01
     assert "DRIFT p<" in shown[20][0] and shown[20][1]["p"] < 1e-6
 
@@ -140,9 +140,9 @@ def test_the_speed_drifts_by_device():
             f"a{arm}": [outcome(arm, s, 0 if arm % 2 else slower) for s in range(SEEDS)]
             for arm in range(STEPS + 1)
         }
-        study = judge_study([("", contrasts, outcomes)], VerdictPlan())
+        study = StudyVerdicts([("", contrasts, outcomes)], VerdictPlan())
         shown[slower] = verdict_lines(document_of(study)).count("tokens/s")
-        assert set(study.document["speed_drifts"]) == {"fast", "slow"}
+        assert set(document_of(study)["speed_drifts"]) == {"fast", "slow"}
     assert shown == {0.0: 0, 0.5: 1}
-    assert study.document["speed_drifts"]["slow"]["trend"] == pytest.approx(-0.5, abs=0.1)
-    assert not study.document["speed_drifts"]["fast"]["alarms"]
+    assert document_of(study)["speed_drifts"]["slow"]["trend"] == pytest.approx(-0.5, abs=0.1)
+    assert not document_of(study)["speed_drifts"]["fast"]["alarms"]

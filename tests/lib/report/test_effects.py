@@ -12,10 +12,9 @@ from lib.plan.run import RunVariant
 from lib.report.columns import to_markdown
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, design_effects, scale_of
-from lib.report.declarations import read_declarations
+from lib.report.declarations import VerdictPlan, read_declarations
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan, declare
-from lib.report.study_verdicts import judge_study
+from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.table import build_table
 from lib.report.text import verdict_lines
 from lib.report.verdicts import SeedOutcome, VerdictWord
@@ -171,7 +170,7 @@ def words(table):
 def test_the_words_stand_beside_the_marginal_means(factorial):
     table = build_table("demo", factorial(), verdict_plan=PLAN)
     expected = dict.fromkeys(["B Q", "C R", "AB", "AC", "BC"], INCONCLUSIVE) | {"A P": BETTER}
-    assert words(table) == expected and table.verdicts.document["planned_comparisons"] == 6
+    assert words(table) == expected and table.verdicts.planned == 6
     text = to_markdown(document_of(table))
     (row,) = (line for line in text.splitlines() if line.startswith("| P ") and "| on " in line)
     assert "BETTER" in row and "-0.40" in row
@@ -231,7 +230,7 @@ def test_runs_that_are_no_cells_are_judged_by_the_rule_shared(make_run):
         for number, (slug, loss) in enumerate(losses.items())
     ]
     table = build_table("demo", runs, verdict_plan=PLAN)
-    assert table.verdicts.document["not_estimable"] is None
+    assert document_of(table)["not_estimable"] is None
     assert {verdict["variance"] for verdict in table.verdicts.verdicts} == {"shared"}
 
 
@@ -258,7 +257,7 @@ def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_pat
         plan = replace(plan, declarations=known, folder=tmp_path)
         outcomes = outcomes_of(losses_RN[:count], cells[:count])
         parts = [("", effects.contrasts, outcomes)]
-        study = judge_study(parts, declare(plan, parts), effects=effects)
+        study = StudyVerdicts(parts, declare(plan, parts), effects=effects)
         return study, {v["name"]: v for v in study.verdicts}
 
     _, first = report(7)
@@ -266,13 +265,13 @@ def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_pat
     study, whole = report(8)
     assert all((len(v["values"]), v["look"]) == (8, 2) for v in whole.values())
     assert [(look.n, look.share) for look in study.looks] == [(3, 0.9), (3, 0.05)]
-    assert study.document["planned_comparisons"] == 12 and whole["BC"]["planned_comparisons"] == 6
+    assert study.planned == 12 and whole["BC"]["planned_comparisons"] == 6
 
 
 def judged(losses_RN, cells, rule):
     effects = design_effects(variants(cells), True)
     outcomes = outcomes_of(losses_RN, cells)
-    return judge_study(
+    return StudyVerdicts(
         [("", effects.contrasts, outcomes)], VerdictPlan(rule, interactions=True)
     ).verdicts
 

@@ -8,10 +8,15 @@ import pytest
 
 from lib.report.contrast_tests import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast, plan_contrasts
-from lib.report.declarations import DECLARATIONS_FILE, Look, LookSchedule, read_declarations
+from lib.report.declarations import (
+    DECLARATIONS_FILE,
+    Look,
+    LookSchedule,
+    VerdictPlan,
+    read_declarations,
+)
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan, declare
-from lib.report.study_verdicts import AA_FAILED, judge_study
+from lib.report.study_verdicts import AA_FAILED, StudyVerdicts, declare
 from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.documents import document_of, verdict_of
@@ -54,7 +59,7 @@ def report(
         rule, looks=looks, declared=family, declarations=known, folder=folder, **plan
     )
     parts = [("", contrasts(arms), outcomes(seeds, changes, arms))]
-    return judge_study(parts, declare(plan, parts))
+    return StudyVerdicts(parts, declare(plan, parts))
 
 
 def words(study):
@@ -321,11 +326,7 @@ def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
 def test_a_missing_run_is_judged_once_when_it_arrives(tmp_path):
     lost = {("small", 2): SeedOutcome(2, None, reason="out of memory")}
     study = report(tmp_path, 3, lost)
-    assert (
-        study.plan.taken.n == 3
-        and by_step(study)["small"]["n"] == 2
-        and study.document["planned_comparisons"] == 3
-    )
+    assert study.plan.taken.n == 3 and by_step(study)["small"]["n"] == 2 and study.planned == 3
     large = by_step(study)["large"]
     assert large["p_adjusted"] == pytest.approx(3 * large["p"] / 0.2)
     study = report(tmp_path, 3)
@@ -379,25 +380,17 @@ def test_a_diverged_baseline_ends_the_study(tmp_path):
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
     study = report(tmp_path, 5, bad)
     assert study.baseline_diverged and verdicts_exit_code(document_of(study)) == 1
-    assert study.closed[-1] == set(study.document["family"])
+    assert study.closed[-1] == set(study.family)
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
 
 
 def test_a_part_of_the_study_is_judged_among_all_comparisons(tmp_path):
     part = report(tmp_path, 3, arms=("base", "large"))
-    assert (
-        shares(part) == [0.2]
-        and part.document["planned_comparisons"] == 3
-        and words(part) == {"large": BETTER}
-    )
+    assert shares(part) == [0.2] and part.planned == 3 and words(part) == {"large": BETTER}
     whole = report(tmp_path, 3)
-    assert (
-        whole.plan.taken is None
-        and whole.document["planned_comparisons"] == 3
-        and shares(whole) == [0.2]
-    )
+    assert whole.plan.taken is None and whole.planned == 3 and shares(whole) == [0.2]
     again = report(tmp_path, 3, arms=("base", "large"))
-    assert words(again) == {"large": BETTER} and again.document["planned_comparisons"] == 3
+    assert words(again) == {"large": BETTER} and again.planned == 3
 
 
 def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
@@ -410,7 +403,7 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
         3,
         False,
     )
-    assert (none["look"], none["planned_comparisons"], study.document["planned_comparisons"]) == (
+    assert (none["look"], none["planned_comparisons"], study.planned) == (
         2,
         1,
         3,
@@ -468,8 +461,8 @@ def test_a_study_without_common_runs_has_looks_and_a_family_of_its_own(tmp_path)
         known = read_declarations(tmp_path)
         plan = VerdictPlan(RULE, looks=LookPlan((5,), (0.9,)), declared=other, folder=tmp_path)
         parts = [("", other, runs)]
-        study = judge_study(parts, declare(replace(plan, declarations=known), parts))
-        assert shares(study) == [0.9] and study.document["planned_comparisons"] == 1
+        study = StudyVerdicts(parts, declare(replace(plan, declarations=known), parts))
+        assert shares(study) == [0.9] and study.planned == 1
         assert by_step(study)["other-large"]["planned_comparisons"] == 1
     # The first study still has its look, and the next one is at five seeds.
     again = report(tmp_path, 3)
@@ -482,10 +475,10 @@ def test_a_changed_configuration_of_one_step_is_a_comparison_of_its_own(tmp_path
     configurations = dict.fromkeys(EFFECTS, "a")
     report(tmp_path, 3, configurations=configurations)
     changed = report(tmp_path, 3, configurations={**configurations, "small": "b"})
-    assert shares(changed) == [0.2, 0.05] and changed.document["planned_comparisons"] == 4
+    assert shares(changed) == [0.2, 0.05] and changed.planned == 4
     assert [v["look"] for v in changed.verdicts] == [1, 2, 1]
     other = report(tmp_path, 3, configurations=dict.fromkeys(EFFECTS, "c"))
-    assert shares(other) == [0.2] and other.document["planned_comparisons"] == 3
+    assert shares(other) == [0.2] and other.planned == 3
 
 
 def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_path):
@@ -542,7 +535,7 @@ def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
         verdicts_exit_code(document_of(study)) == 0
         and verdicts_exit_code(document_of(study), strict=True) == 5
     )
-    decided = judge_study([("", [Contrast.pair("large", "base")], outcomes(5))], VerdictPlan())
+    decided = StudyVerdicts([("", [Contrast.pair("large", "base")], outcomes(5))], VerdictPlan())
     assert verdicts_exit_code(document_of(decided), strict=True) == 0
 
 
@@ -562,7 +555,7 @@ def test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all(
         ({**runs, "none": failed}, AA_FAILED, 4),
     ):
         parts = [("", contrasts(arms), results)]
-        study = judge_study(parts, declare(plan, parts), [("", pair, results)])
+        study = StudyVerdicts(parts, declare(plan, parts), [("", pair, results)])
         large = by_step(study)["large"]
         assert large["verdict"] is BETTER and large["look"] == 1
         seen = [r for r in ("its A/A step has not ended", AA_FAILED) if r in large["remarks"]]

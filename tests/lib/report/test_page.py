@@ -11,12 +11,12 @@ from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
 from lib.report.answer import answer, notices
 from lib.report.contrast_tests import VerdictRule
+from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
 from lib.report.options import LookPlan
 from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.plots import study_figures
 from lib.report.render import TableSection
-from lib.report.replay import VerdictPlan
 from lib.report.series import study_series
 from lib.report.study import study_document
 from lib.report.table import build_table
@@ -376,9 +376,9 @@ def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     table = build_table("demo", runs)
     parsed = Parsed(page_of(table))
     assert len(parsed.words) == 2 and parsed.words[-1].startswith("A/A step")
-    failed = {**table.verdicts.aa_steps[0], "verdict": VerdictWord.WORSE}
-    verdicts = replace(table.verdicts, aa_steps=[failed])
-    parsed = Parsed(page_of(replace(table, verdicts=verdicts)))
+    document = document_of(table)
+    document["aa_steps"][0]["verdict"] = "WORSE"
+    parsed = Parsed(report_page(document, study_series(table)))
     assert parsed.words[-1] == "A/A step failed"
     assert "notice" in parsed.values("class")
 

@@ -14,8 +14,8 @@ import pytest
 
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
+from lib.report.declarations import VerdictPlan
 from lib.report.plots import study_figures
-from lib.report.replay import VerdictPlan
 from lib.report.series import study_series
 from lib.report.study import study_document
 from lib.report.table import build_table

@@ -5,9 +5,9 @@ import pytest
 
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast
+from lib.report.declarations import VerdictPlan
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan, declare
-from lib.report.study_verdicts import judge_study
+from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from tests.lib.report.simulated import NOISE, STEPS, Words, arrivals, differences
 
@@ -33,7 +33,7 @@ def words_in_parts(losses_AN, arrives_C, variance):
         }
         parts = [("", FAMILY, runs)]
         plan = declare(plan, parts)
-        study = judge_study(parts, plan)
+        study = StudyVerdicts(parts, plan)
         assert len(study.looks) == 1
         yield [v["verdict"] in (VerdictWord.BETTER, VerdictWord.WORSE) for v in study.verdicts]
 

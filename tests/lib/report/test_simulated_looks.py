@@ -5,10 +5,9 @@ import pytest
 
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast
-from lib.report.declarations import Look, LookSchedule
+from lib.report.declarations import Look, LookSchedule, VerdictPlan
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan, declare
-from lib.report.study_verdicts import judge_study
+from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, at_looks, differences
 
@@ -37,9 +36,9 @@ def judged_at_looks(losses_AN, rule):
     for n, share in PLANNED + UNPLANNED:
         parts = [("", FAMILY, outcomes(losses_AN, n))]
         plan = declare(plan, parts)
-        study = judge_study(parts, plan)
+        study = StudyVerdicts(parts, plan)
         if plan.taken is None:
-            assert study.closed[-1] == set(study.document["family"])
+            assert study.closed[-1] == set(study.family)
             break
         assert plan.taken.share == pytest.approx(share)
     words = np.array([CODES.get(verdict["verdict"], 1) for verdict in study.verdicts])

@@ -9,10 +9,9 @@ from lib.errors import ConfigError
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast, contrasts_of
-from lib.report.declarations import DECLARATIONS_FILE, read_declarations
+from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, read_declarations
 from lib.report.options import LookPlan
-from lib.report.replay import VerdictPlan
-from lib.report.study_verdicts import VERDICTS_FILE, judge_study
+from lib.report.study_verdicts import VERDICTS_FILE, StudyVerdicts
 from lib.report.table import build_table
 from lib.report.text import format_p, legend, verdict_lines, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
@@ -110,7 +109,7 @@ def test_a_changed_rule_is_marked_and_the_words_are_those_of_the_present_one(stu
 def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     here = tmp_path / "here"
     table = build_table("demo", study(), verdict_plan=declared(here))
-    evaluation_set = table.verdicts.document["evaluation_set"]
+    evaluation_set = table.verdicts.evaluation_set
     assert len(evaluation_set) == 64 and "other study" not in " ".join(
         legend(document_of(table.verdicts))
     )
@@ -124,7 +123,7 @@ def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
         (tmp_path / name / DECLARATIONS_FILE).write_text(content)
     table = build_table("demo", study(), verdict_plan=declared(here))
     others = ["damaged (unreadable declarations)", "same"]
-    assert table.verdicts.document["same_documents"] == others
+    assert table.verdicts.same_documents == others
     assert "2 other studies" in " ".join(legend(document_of(table.verdicts)))
     # Another configuration in the same folder is another study.
     for arms in read_declarations(here).plans[0].family.values():
@@ -132,7 +131,7 @@ def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
             line = line.replace(digest, "0" * 16)
     (here / DECLARATIONS_FILE).write_text(line)
     table = build_table("demo", study(), verdict_plan=declared(here))
-    assert table.verdicts.document["same_documents"][1] == "here (another configuration)"
+    assert table.verdicts.same_documents[1] == "here (another configuration)"
 
 
 def test_a_damaged_line_is_named_and_a_part_is_judged_among_all_comparisons(study, tmp_path):
@@ -166,10 +165,7 @@ def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make
     runs = study()
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
     table = build_table("demo", runs, verdict_plan=BAND)
-    assert (
-        words(table)[("gate", "base")] is DIVERGED
-        and table.verdicts.document["planned_comparisons"] == 3
-    )
+    assert words(table)[("gate", "base")] is DIVERGED and table.verdicts.planned == 3
     assert words(table)[("wide", "base")] is BETTER
     gate = table.rows[2]
     # The other four seeds say nothing about the step.
@@ -209,7 +205,7 @@ def test_the_parts_of_a_labelled_table_are_one_family(study, make_run):
     runs = study()
     runs += [make_run("base", 4.0, seed=9, number=0, manifest=other)]
     table = build_table("demo", runs, label_by=["torch"], verdict_plan=BAND)
-    assert table.verdicts.document["planned_comparisons"] == 6
+    assert table.verdicts.planned == 6
     assert table.verdicts.verdicts[0]["step"] == "2.13.0:wide"
 
 
@@ -233,7 +229,7 @@ def test_a_step_that_hides_the_others_is_named():
         outcomes = {a: [SeedOutcome(s, y) for s, y in enumerate(ys)] for a, ys in losses.items()}
         for variance in ("shared", "own"):
             plan = VerdictPlan(VerdictRule(variance))
-            text = verdict_lines(document_of(judge_study([("", contrasts, outcomes)], plan)))
+            text = verdict_lines(document_of(StudyVerdicts([("", contrasts, outcomes)], plan)))
             noise = [line for line in text.splitlines() if line.startswith("NOISE ")]
             shown[factor, variance] = [line.split(":")[0] for line in noise]
             assert all(len(line) <= 80 for line in text.splitlines())

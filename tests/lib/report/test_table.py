@@ -13,9 +13,8 @@ import pytest
 from lib.console import shown
 from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
-from lib.report.declarations import DECLARATIONS_FILE
+from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan
 from lib.report.options import BITS_PER_BYTE, LookPlan
-from lib.report.replay import VerdictPlan
 from lib.report.run_results import finished_outcome
 from lib.report.series import study_series
 from lib.report.table import NOT_JUDGED, build_table, marginal_effects

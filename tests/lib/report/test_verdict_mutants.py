@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lib.report import contrast_tests, contrasts, replay, study_verdicts, verdicts
+from lib.report import contrast_tests, contrasts, study, study_verdicts, verdicts
 from lib.report.contrast_tests import ContrastSample
 from lib.report.contrasts import Contrast
 from lib.report.declarations import Declarations, LookSchedule
-from lib.report.replay import Replay
 from lib.report.significance import bonferroni, holm
+from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdicts import VerdictWord
 from tests.lib.report import test_looks, test_simulated, test_verdicts
 
@@ -172,18 +172,18 @@ def _folder(test):
 
 def _judged_by_study(change):
     """Return a plant that changes how the looks are judged; ``change`` gets the arguments."""
-    return _function(replay, "judge", lambda judge: lambda *a: judge(*change(*a)))
+    return _function(study_verdicts, "judge", lambda judge: lambda *a: judge(*change(*a)))
 
 
 def _any_seeds(patch):
     """Plant a look that does not require the seeds of earlier looks."""
-    due = Replay._due
+    due = StudyVerdicts._due
 
     def changed(self):
         self.looks = [replace(look, seeds=()) for look in self.looks]
         return due(self)
 
-    patch.setattr(Replay, "_due", changed)
+    patch.setattr(StudyVerdicts, "_due", changed)
 
 
 REPORTS = _folder(
@@ -345,7 +345,7 @@ MUTANTS = [
     EngineMutant(
         "spending reset at each report",
         lambda patch: patch.setattr(
-            replay,
+            study_verdicts,
             "append_declarations",
             lambda folder, missing: Declarations(tuple(missing(Declarations()))),
         ),
@@ -358,7 +358,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "a comparison judged as soon as one run has ended",
-        lambda patch: patch.setattr(Replay, "_has_ended", lambda *a: True),
+        lambda patch: patch.setattr(StudyVerdicts, "_has_ended", lambda *a: True),
         _folder(
             lambda folder: test_looks.test_a_comparison_waits_for_its_own_runs_only(
                 folder, "none", {"large", "small"}
@@ -368,7 +368,9 @@ MUTANTS = [
     EngineMutant(
         "words of a part as those of the whole",
         _function(
-            replay, "ErrorLevel", lambda level: lambda share, _=1, *a: level(share, True, *a)
+            study_verdicts,
+            "ErrorLevel",
+            lambda level: lambda share, _=1, *a: level(share, True, *a),
         ),
         _folder(
             lambda folder: test_looks.test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(
@@ -378,7 +380,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "a word without the A/A step as with it",
-        lambda patch: patch.setattr(Replay, "_aa_contrasts", lambda self: []),
+        lambda patch: patch.setattr(StudyVerdicts, "_aa_contrasts", lambda self: []),
         test_looks.test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all,
     ),
     EngineMutant(
@@ -386,7 +388,7 @@ MUTANTS = [
         lambda patch: patch.setattr(
             test_verdicts,
             "pairing_gain",
-            lambda verdicts: study_verdicts.pairing_gain(verdicts[:1]),
+            lambda verdicts: study.pairing_gain(verdicts[:1]),
         ),
         test_verdicts.test_pairing_is_reported_for_the_study,
     ),
@@ -402,7 +404,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "added comparisons judged at the last look",
-        _function(replay, "is_declared", lambda f: lambda name, arms, family: True),
+        _function(study_verdicts, "is_declared", lambda f: lambda name, arms, family: True),
         _folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
     ),
     EngineMutant(
@@ -437,7 +439,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "words judged again",
-        lambda patch: patch.setattr(replay, "LASTING_WORDS", ()),
+        lambda patch: patch.setattr(study_verdicts, "LASTING_WORDS", ()),
         STAYS,
     ),
     EngineMutant(

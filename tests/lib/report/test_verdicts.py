@@ -15,7 +15,7 @@ from lib.report import contrast_tests
 from lib.report.contrast_tests import VerdictRule, deviation_of
 from lib.report.contrasts import Contrast, plan_contrasts, scale_of
 from lib.report.significance import holm, smallest_p, t_isf, t_sf
-from lib.report.study_verdicts import pairing_gain
+from lib.report.study import pairing_gain
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
