@@ -258,9 +258,9 @@ def attend_tiles(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
             assert first.statistic_BNT is not None
             statistics.append(first.statistic_BNT)
             factor_BNT = gate.factor(first.statistic_BNT, list(gate.parameters()))
-        reads = plan.reader is not None
+        learns = plan.reader is not None and not plan.reader.request.detach
         context, statistic, mean_BTS = tiled_attention(
-            q_BNTH, k, v, alpha_N, factor_BNT, spec, launch, reads
+            q_BNTH, k, v, alpha_N, factor_BNT, spec, launch, plan.reader is not None, learns
         )
     weights = None
     if plan.reader:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gpt2.attention.components import Pattern, RowChunk
 from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.attention.tiled import triton_largest
 
 # numpy sorts short rows with SIMD instructions, about eight times faster on a CPU than torch.topk.
 # Maximum row length for the SIMD sort; longer rows are reduced piece by piece.
@@ -39,7 +40,9 @@ def _largest_sorted(weights: Tensor, k: int) -> Tensor:
 
 @topk_values.register_kernel("cuda")
 def _(weights: Tensor, k: int) -> Tensor:
-    return weights.topk(min(k, weights.shape[-1]), sorted=False).values
+    k = min(k, weights.shape[-1])
+    found = triton_largest(weights, k)
+    return weights.topk(k, sorted=False).values if found is None else found
 
 
 @topk_values.register_fake

@@ -25,19 +25,6 @@ import torch
 import triton
 import triton.language as tl
 
-# Smallest side of a matrix product.
-_MIN_SIDE = 16
-# Bytes of a vector above which a program has more warps.
-_VECTOR_BYTES = 128
-# Rows and columns of a tile, and warps, of heads of up to 64 elements in half precision. More would
-# not have enough registers, or with more stages, not enough shared memory on GPUs of compute
-# capability 8.6 to 8.9 (tests compile them).
-TILES = {
-    "forward": (64, 16, 4),
-    "row_gradients": (128, 16, 8),
-    "column_gradients": (16, 32, 4),
-    "mean_weights": (64, 32, 4),
-}
 # Statistics of a row.
 MODES = {"": 0, "entropy": 1, "rms": 2, "topk": 3}
 _ENTROPY, _RMS, _TOPK = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -46,23 +33,6 @@ _LN_2 = tl.constexpr(math.log(2))
 _LOWEST = tl.constexpr(-1e30)
 # Scores this close relative to their size are equal: kernels may sum a product in different orders.
 _EQUAL = tl.constexpr(2.0**-19)
-
-
-def launch_constants(name: str, dtype: torch.dtype, width: int, top: int) -> dict[str, int]:
-    """Return the sides of a tile, the warps and the stages of loads of a kernel's launch."""
-    padded = max(_MIN_SIDE, triton.next_power_of_2(width))
-    rows, columns, warps = TILES[name]
-    stages = 2
-    if padded * dtype.itemsize > _VECTOR_BYTES:
-        rows, warps = min(rows, 64), 8
-    if padded * dtype.itemsize > 2 * _VECTOR_BYTES:
-        rows, stages = min(rows, 32), 1
-    # Before 3.8, triton cannot compile a narrower list of the largest scores for RDNA 3.
-    listed = max(_MIN_SIDE, triton.next_power_of_2(top))
-    constants = {"P": padded, "M": rows, "C": columns, "L": listed}
-    names = KERNELS[name].arg_names
-    sides = {key: side for key, side in constants.items() if key in names}
-    return sides | {"num_warps": warps, "num_stages": stages}
 
 
 @triton.jit
@@ -584,6 +554,39 @@ def _mean_weights(  # type: ignore[no-untyped-def]
     at_MC = (b * T + rows_M[:, None]) * T + columns_C[None, :]
     mask_MC = (rows_M[:, None] < T) & (columns_C[None, :] < T)
     tl.store(mean + at_MC, mean_MC / N, mask=mask_MC)
+
+
+# Rows of a program of ``_largest``, and the longest row that its registers hold.
+_LARGEST_ROWS, LARGEST_WIDTH = 4, 4096
+
+
+@triton.jit
+def _largest(  # type: ignore[no-untyped-def]
+    weights, largest, rows, width, k,
+    M: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    rows_M = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    at_W, at_L = tl.arange(0, W), tl.arange(0, L)
+    mask_MW = (rows_M[:, None] < rows) & (at_W[None, :] < width)
+    weights_MW = tl.load(
+        weights + rows_M[:, None] * width + at_W[None, :], mask=mask_MW, other=-1.0
+    )
+    mask_ML = (rows_M[:, None] < rows) & (at_L[None, :] < k)
+    tl.store(largest + rows_M[:, None] * k + at_L[None, :], tl.topk(weights_MW, L), mask=mask_ML)
+
+
+def largest_values(weights: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the k largest elements of the last dimension, of at most ``LARGEST_WIDTH``, all ≥ 0.
+
+    torch.topk takes ten times as long for rows of 1,024.
+    """
+    width = weights.shape[-1]
+    rows = weights.numel() // width
+    largest = weights.new_empty(*weights.shape[:-1], k)
+    sides = {"W": triton.next_power_of_2(width), "L": triton.next_power_of_2(k)}
+    grid = (triton.cdiv(rows, _LARGEST_ROWS),)
+    _largest[grid](weights.contiguous(), largest, rows, width, k, M=_LARGEST_ROWS, **sides)
+    return largest
 
 
 KERNELS = {

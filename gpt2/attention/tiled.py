@@ -63,13 +63,17 @@ def tiled_attention(
     spec: TileSpec,
     launch: TileLaunch,
     mean: bool = False,
+    learns_mean: bool = True,
 ) -> TileOutputs:
     """Return differentiable outputs; query head n reads key/value head n·K // N.
 
     Without values there are no head outputs. ``factor_BNT``, in fp32, multiplies the scores of the
-    rows. ``mean`` requests the mean weights, before dropout.
+    rows. ``mean`` requests the mean weights, before dropout, without a gradient unless
+    ``learns_mean``.
     """
-    outputs = _TiledAttention.apply(launch, spec, mean, q_BNTH, k_BKTH, v_BKTH, alpha_N, factor_BNT)
+    outputs = _TiledAttention.apply(
+        launch, spec, mean, learns_mean, q_BNTH, k_BKTH, v_BKTH, alpha_N, factor_BNT
+    )
     return TileOutputs(*outputs)
 
 
@@ -80,13 +84,14 @@ class _TiledAttention(torch.autograd.Function):
         launch: TileLaunch,
         spec: TileSpec,
         mean: bool,
+        learns_mean: bool,
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
         alpha: Tensor | None,
         factor: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.launch, ctx.spec = launch, spec
+        ctx.launch, ctx.spec, ctx.learns_mean = launch, spec, learns_mean
         ctx.set_materialize_grads(False)
         batch, heads, length, _ = q.shape
 
@@ -127,6 +132,9 @@ class _TiledAttention(torch.autograd.Function):
         saved: dict[str, Any] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         q, k, v, alpha, factor = (saved[name] for name in ("q", "k", "v", "alphas", "factor"))
         context, rows = saved.pop("context"), saved["logsums"]
+        if not ctx.learns_mean:
+            # A compiled graph has a gradient of zeros, which would cost a pass over the scores.
+            dmean = None
         if dcontext is None and v is not None:
             dcontext = torch.zeros_like(context)
         if dcontext is not None:
@@ -149,7 +157,7 @@ class _TiledAttention(torch.autograd.Function):
         by_column = {"dk": dk, "dv": dv}
         ctx.launch("column_gradients", ctx.spec, shared | by_column | (complete if banded else {}))
         dalpha = None if dalphas is None else dalphas.sum((0, 2)).to(alpha.dtype)
-        return None, None, None, dq, dk, dv, dalpha, dfactor
+        return None, None, None, None, dq, dk, dv, dalpha, dfactor
 
 
 def _rows_of_vectors(x: Tensor) -> Tensor:
@@ -270,6 +278,17 @@ def _launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor]) -> None:
     kernel[grid](**arguments)
 
 
+def triton_largest(weights: Tensor, k: int) -> Tensor | None:
+    """Return the k largest elements of the last dimension; None if no kernel computes them here."""
+    if weights.dtype != torch.float32 or not runs_tiles(weights.device):
+        return None
+    try:
+        from gpt2.attention.tile_kernels import LARGEST_WIDTH, largest_values
+    except ImportError:
+        return None
+    return largest_values(weights, k) if weights.shape[-1] <= LARGEST_WIDTH else None
+
+
 # Written out: the types that torch derives a schema from differ among its versions.
 _SCHEMA = (
     "(str name, str names_read, str names_written, Tensor[] read, Tensor(a!)[] written, "
@@ -305,7 +324,7 @@ def launch_arguments(
     q, k = tensors["q"], tensors["k"]
     assert q is not None and k is not None
     try:
-        from gpt2.attention import tile_kernels
+        from gpt2.attention import tile_kernels, tile_sizes
     except ImportError as error:
         what = "the kernels are not part of an exported model"
         fix = 'set the backend of attention to "rows" in config.json'
@@ -314,9 +333,10 @@ def launch_arguments(
     kernel = tile_kernels.KERNELS[name]
     # A statistic without a gradient does not affect the gradients.
     counted = name == "forward" or tensors.get("dstatistic") is not None
-    launch = tile_kernels.launch_constants(name, q.dtype, q.shape[-1], spec.top)
-    constants = {"MODE": tile_kernels.MODES[spec.statistic] if counted else 0}
-    constants |= {"BAND": spec.band >= 0}
+    mode = tile_kernels.MODES[spec.statistic] if counted else 0
+    slopes = mode > 0 or tensors.get("dmean") is not None
+    launch = tile_sizes.launch_constants(name, q.dtype, q.shape[-1], spec.top, slopes)
+    constants = {"MODE": mode, "BAND": spec.band >= 0}
     arguments = {**tensors, **tile_scalars(spec, tensors), **constants}
     arguments = {each: arguments.get(each) for each in kernel.arg_names} | launch
     tiles = {side: -(-q.shape[2] // launch[side]) for side in ("M", "C")}

@@ -6,6 +6,7 @@
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted tiles
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted preflight
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compiled
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted largest
 
 Prints a JSON object. compositions: name → errors of values and gradients relative to the norm,
 against the row engine in float64. tiles: the same in fp32, with the tiles of a GPU.
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import tile_kernels, tiled
+from gpt2.attention import tile_kernels, tile_sizes, tiled
 from gpt2.attention.attention import attend_rows, attend_tiles, build
 from gpt2.attention.components import Full, Sliding
 from gpt2.attention.exposed import AttentionWeightsTap
@@ -102,7 +103,7 @@ def random_like(tensors: list[Tensor]) -> list[Tensor]:
 
 def errors(case: Composition, dtype: torch.dtype) -> list[float]:
     """Return the error of every output and gradient."""
-    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (*case.tile, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4))
     qkv = case.inputs(dtype)
     actual = run(attend_tiles, case.plan(torch.float32), qkv)
     expected = run(attend_rows, case.plan(torch.float64), [x.double() for x in qkv])
@@ -140,7 +141,7 @@ def equal_scores() -> dict[str, Any]:
     case = Composition(length=40, band=7, top=3, gate=("topk", "output"))
     found = {}
     for mode in ("topk", "max"):
-        tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 16, 4))
+        tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4))
         tied = replace(case, gate=(mode, "output"), band=-1)
         qkv = tied.inputs(torch.float32)
         # Every other token has one of two keys.
@@ -157,7 +158,7 @@ def dropout() -> dict[str, Any]:
     case = Composition(
         length, (2, 2), width, band=7, gate=("rms", "output"), batch=2, tile=(32, 16)
     )
-    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (*case.tile, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4))
     plan = replace(case.plan(torch.float32), dropout=rate)
     q, k, v = case.inputs(torch.float32)
     identity = torch.eye(length, width).expand_as(v)
@@ -171,7 +172,7 @@ def dropout() -> dict[str, Any]:
 
     # By another tile, the same words.
     first = weights(3)
-    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 32, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 32, 4))
     again = weights(3)
     kept = first > 0
     seen = torch.ones(length, length, dtype=torch.bool).tril()
@@ -212,7 +213,7 @@ class Masked(AttentionPlan):
 
 def model() -> dict[str, Any]:
     """Train steps of a whole model with every mechanism, by both backends and checkpointed."""
-    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 16, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4))
     parts = {"mlp_cross_token": {"detach_weights": False}}
     given = EVERYTHING | {"parts": parts, "n_head": 2, "n_embd": 16, "block_size": 20}
 
@@ -242,7 +243,7 @@ def model() -> dict[str, Any]:
 
 def preflight() -> dict[str, Any]:
     """Check kernels as preflight does: first as they are, then with a wrong scale of the scores."""
-    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (32, 32, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (32, 32, 4))
     given = EVERYTHING | {"n_head": 2, "n_embd": 32, "block_size": 40, "dropout": 0.1}
     model = make_model_config(**given, attention_backend="triton")
     check_attention(model, CPU)
@@ -280,7 +281,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 
 def compiled() -> dict[str, Any]:
     """Return whether compilation, without a graph break, changes loss or gradients."""
-    tile_kernels.TILES = dict.fromkeys(tile_kernels.TILES, (16, 16, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4))
     found = {}
     for name, given in COMPILED.items():
         sizes = {"n_head": 2, "n_embd": 32, "block_size": 20}
@@ -298,6 +299,17 @@ def compiled() -> dict[str, Any]:
                 [loss.detach(), *(p.grad for p in gpt.parameters() if p.grad is not None)]
             )
         found[name] = max(relative_errors(results[1], [x.double() for x in results[0]]))
+    return found
+
+
+def largest() -> dict[str, Any]:
+    """Return whether the largest values of rows of several lengths are those of torch, with ties."""
+    found = {}
+    for rows, width, k in ((7, 37, 8), (5, 64, 1), (3, 3, 3), (2, 100, 33)):
+        weights = torch.rand(rows, width).mul(20).round().div(20)
+        actual = tile_kernels.largest_values(weights, k).sort().values
+        expected = weights.topk(k, sorted=True).values.flip(-1)
+        found[f"{rows} x {width}, {k}"] = torch.equal(actual, expected)
     return found
 
 
@@ -320,6 +332,7 @@ def main() -> None:
             "model": model,
             "preflight": preflight,
             "compiled": compiled,
+            "largest": largest,
         }[subject]()
     print(json.dumps(found))
 

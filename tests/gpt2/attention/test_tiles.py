@@ -104,6 +104,12 @@ def test_dropout_acts_on_the_values_alone_and_follows_seed_layer_head_and_sequen
 
 
 @needs_interpreter
+@pytest.mark.slow
+def test_the_largest_values_of_a_row_are_those_of_torch():
+    assert set(interpreted("largest").values()) == {True}
+
+
+@needs_interpreter
 @pytest.mark.long
 def test_a_whole_model_trains_alike_and_repeats_its_dropout_in_recomputed_blocks():
     found = interpreted("model")
