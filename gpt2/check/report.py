@@ -14,7 +14,7 @@ from gpt2.check.distinct import Fingerprint
 from gpt2.planning.notes import note_lines
 from lib.console import folded, painted
 from lib.errors import printable
-from lib.report.render import fitting_columns, text_lines
+from lib.report.render import fitting_rows, text_lines
 from lib.units import first_of
 
 SCHEMA_VERSION = 1
@@ -178,10 +178,9 @@ def _full_size(
     }
     rows = [(labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items()]
     table = dict(zip(heading, zip(*rows, strict=True), strict=True))
-    shown = fitting_columns(table, heading, columns)
-    lines = [shown, *zip(*(table[name] for name in shown), strict=True)]
+    lines = fitting_rows(table, heading, columns)
     width = width if columns is None else 0
-    return ["", *text_lines(lines, right=range(1, len(shown)), min_width=width), ""]
+    return ["", *text_lines(lines, right=range(1, len(lines[0])), min_width=width), ""]
 
 
 def _titles(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:

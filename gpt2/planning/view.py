@@ -31,9 +31,8 @@ from lib.errors import visible
 from lib.json_files import RecordError
 from lib.plan.run import Run, RunVariant
 from lib.report.render import (
-    fitting_columns,
+    fitting_rows,
     json_document,
-    shorten_titles,
     text_lines,
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
@@ -160,10 +159,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
         del columns["pairs"], columns["reads"]
     if not any(columns["title"]):
         del columns["title"]
-    elif width is not None:
-        shorten_titles(columns, ("run", "state", "time", "params"), width)
-    headings = fitting_columns(columns, [name for name in _PRIORITY if name in columns], width)
-    lines = [headings, *zip(*(columns[heading] for heading in headings), strict=True)]
+    lines = fitting_rows(columns, [name for name in _PRIORITY if name in columns], width)
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
     power = power_text(study_power(plan), study_cost(plan, [view.seconds for view in views]))
     notes = (
@@ -172,7 +168,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
         + f"{_time_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
         + f"{_micro_batch_note(plan)}{power}{summary_line(plan, views)}"
     )
-    if hidden := [name for name in columns if name not in headings]:
+    if hidden := [name for name in columns if name not in lines[0]]:
         notes = f"not shown: {', '.join(hidden)} (V=1 shows all columns)\n{notes}"
     return f"{_columns(lines)}\n{folded(notes, width, _INDENT)}"
 

@@ -24,7 +24,7 @@ from gpt2.records.trust import identity_symbols
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
-from lib.report.render import TableSection, fitting_columns, json_document, text_lines
+from lib.report.render import TableSection, fitting_rows, json_document, text_lines
 from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import UNKNOWN, RunRecord
@@ -370,8 +370,8 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
         columns[column.heading] = cells
     if not every_column:
         columns["run"] = [*map(_short_name, columns["run"])]
-    shown = fitting_columns(columns, [*columns], None if every_column else width)
-    rows = [shown, *zip(*(columns[heading] for heading in shown), strict=True)]
+    rows = fitting_rows(columns, [*columns], None if every_column else width)
+    shown = rows[0]
     numeric = {column.heading for column in FIELDS.values() if column.kind == "number"}
     right = [i for i, heading in enumerate(shown) if heading in numeric]
     lines = text_lines(rows, right=right) if listed.runs else []

@@ -29,7 +29,7 @@ from lib.report.columns import (
     rows_of,
     verdicts_of,
 )
-from lib.report.figures import svg_element, without_control_characters
+from lib.report.figures import PALETTE, svg_element, without_control_characters
 from lib.report.plots import MAX_PANELS, short_name, study_figures, total_flops
 from lib.report.text import legend, remark_notes, rule_sentence, verdict_colour, verdict_word
 from lib.units import signed
@@ -64,6 +64,7 @@ def _environment() -> Environment:
     filters |= {"word": verdict_word, "colour": verdict_colour, "setting": to_kconfig_text}
     filters["svg"] = lambda chart: Markup(svg_element(chart))
     environment.filters |= filters
+    environment.globals["palette"] = PALETTE
     return environment
 
 
@@ -115,7 +116,6 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         layers=_layers(series),
         document_lists=_document_lists(series),
         shown_documents=_SHOWN_DOCUMENTS,
-        notes=_notes(document),
         samples=[(each["name"], each["sample"]) for each in series if each["sample"]],
     )
 
@@ -183,7 +183,7 @@ def _condition(name: str, values: Sequence[Any]) -> str:
     return ", ".join(str(value)[:cut] for value in values)
 
 
-# Mechanisms, documents, notes.
+# Mechanisms and documents.
 
 
 def _layers(series: Sequence[Values]) -> dict[str, dict[str, Any]]:
@@ -210,14 +210,3 @@ def _document_lists(series: Sequence[Values]) -> dict[str, list[tuple[str, float
             title = f"{each['name']}: {len(lower)} of {len(ordered)} lower"
             lists[title] = [*lower[:_SHOWN_DOCUMENTS], *higher[-_SHOWN_DOCUMENTS:]]
     return lists
-
-
-def _notes(document: Values) -> list[str]:
-    """Return the notes that the missing runs do not give; the runs of equal texts in one note."""
-    reasons = {run["reason"] for run in document["runs"] if run["reason"]}
-    runs: dict[str, list[str]] = {}
-    for note in document["notes"]:
-        name, _, text = note.partition(": ")
-        if not any(text.endswith(reason) for reason in reasons):
-            runs.setdefault(text, []).append(name)
-    return [f"{text}: {', '.join(names)}" if text else names[0] for text, names in runs.items()]

@@ -6,6 +6,7 @@ their codes, and a line break is a blank.
 
 import csv
 import io
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,26 +58,26 @@ def text_lines(
 _MIN_TITLE_CHARS = 16
 
 
-def fitting_columns(
+def fitting_rows(
     columns: Mapping[str, Sequence[str]], priority: Sequence[str], width: int | None
-) -> list[str]:
-    """Return the headings of the columns that fit ``width``, in their order; all without a width.
+) -> list[tuple[str, ...]]:
+    """Return headings and rows of the columns that fit ``width``, in their order; all without a width.
 
-    ``priority`` lists the headings, the most important first, which is always included.
+    ``priority`` lists the headings, the most important first, which is always included. The column
+    ``title`` is shortened to the room that the more important columns leave.
     """
-    chosen: list[str] = []
+    chosen: dict[str, Sequence[str]] = {}
+    room = math.inf if width is None else width
     for heading in priority:
-        needed = max(map(len, [heading, *columns[heading]]))
-        if width is None or not chosen or needed <= room_beside(columns, chosen, width):
-            chosen.append(heading)
-    return [heading for heading in columns if heading in chosen]
-
-
-def shorten_titles(columns: dict[str, Sequence[str]], beside: Iterable[str], width: int) -> None:
-    """Shorten the column ``title``, if there is one, to the room beside the columns ``beside``."""
-    if "title" in columns:
-        room = max(_MIN_TITLE_CHARS, room_beside(columns, beside, width))
-        columns["title"] = shortened(columns["title"], room)
+        texts = columns[heading]
+        if heading == "title" and width is not None:
+            texts = shortened(texts, max(_MIN_TITLE_CHARS, int(room)))
+        needed = max(map(len, [heading, *texts]))
+        if not chosen or needed <= room:
+            chosen[heading] = texts
+            room -= needed + 2
+    shown = tuple(heading for heading in columns if heading in chosen)
+    return [shown, *zip(*(chosen[heading] for heading in shown), strict=True)]
 
 
 def shortened(texts: Sequence[str], length: int) -> list[str]:
@@ -89,11 +90,6 @@ def _cut(text: str, length: int) -> str:
     if text[len(head)] != " " and " " in head:
         head = head[: head.rindex(" ")]
     return f"{head.rstrip(' ,')}…"
-
-
-def room_beside(columns: Mapping[str, Sequence[str]], headings: Iterable[str], width: int) -> int:
-    """Return how many characters a further column may have beside the columns ``headings``."""
-    return width - sum(max(map(len, [name, *columns[name]])) + 2 for name in headings)
 
 
 def markdown_table(

@@ -11,7 +11,7 @@ from typing import Any
 from lib.console import folded, is_ascii_only, painted
 from lib.errors import visible
 from lib.report.columns import Column, Row, columns, rows_of
-from lib.report.render import fitting_columns, shorten_titles, text_lines
+from lib.report.render import fitting_rows, text_lines
 from lib.report.text import (
     Document,
     given,
@@ -24,13 +24,9 @@ from lib.report.text import (
 from lib.tracking.watch import ASCII_BLOCKS, BLOCKS, sparkline
 from lib.units import format_si
 
-_BOLD, _GREEN, _RED, _YELLOW = "1", "32", "31", "33"
-_COLOURS = {
-    "better": _GREEN,
-    "worse": _RED,
-    "diverged": _RED,
-    "unfair": _YELLOW,
-}
+# Codes of a terminal: bold, green, red and yellow.
+_BOLD = "1"
+_COLOURS = {"better": "32", "worse": "31", "diverged": "31", "unfair": "33"}
 _INDENT = "  "
 _MAX_NOTES = 4
 _CURVE_COLUMNS, _SAMPLE_LINES = 40, 10
@@ -101,9 +97,8 @@ def _section(section: Mapping[str, Sequence[str]], width: int) -> list[str]:
         [visible(cell) for cell in row] for row in (section["header"], *section["rows"])
     )
     texts = dict(zip(header, zip(*rows, strict=True), strict=True))
-    shown = fitting_columns(texts, header, width)
-    cells = [shown, *zip(*(texts[heading] for heading in shown), strict=True)]
-    return text_lines(cells, right=range(1, len(shown)))
+    lines = fitting_rows(texts, header, width)
+    return text_lines(lines, right=range(1, len(lines[0])))
 
 
 def _rows(document: Document, width: int) -> list[str]:
@@ -115,14 +110,14 @@ def _rows(document: Document, width: int) -> list[str]:
     if {*texts["state"]} == {"done"}:
         del texts["state"]
     texts = {heading: cells for heading, cells in texts.items() if {*cells} - {"", "-"}}
-    priority = sorted(texts, key=lambda heading: shown[heading].rank)
-    shorten_titles(texts, [h for h in priority if shown[h].rank < shown["title"].rank], width)
-    headings = fitting_columns(texts, priority, width)
-    right = [i for i, heading in enumerate(headings) if not shown[heading].is_left]
-    cells = [headings, *zip(*(texts[heading] for heading in headings), strict=True)]
-    head, *lines = text_lines(cells, right=right)
-    best, words = _best(rows), texts.get("verdict", [""] * len(rows))
-    return [head, *(_coloured(*each, best) for each in zip(lines, rows, words, strict=True))]
+    lines = fitting_rows(texts, sorted(texts, key=lambda heading: shown[heading].rank), width)
+    right = [i for i, heading in enumerate(lines[0]) if not shown[heading].is_left]
+    head, *lines_of_rows = text_lines(lines, right=right)
+    words, best = texts.get("verdict", [""] * len(rows)), _best(rows)
+    return [
+        head,
+        *(_coloured(*each, best) for each in zip(lines_of_rows, rows, words, strict=True)),
+    ]
 
 
 def _short(column: Column, row: Row) -> str:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lib.console import shown
-from lib.report.render import fitting_columns, shortened
+from lib.report.render import fitting_rows, shortened
 from lib.report.table import ResultTable, build_table
 from lib.report.terminal import to_terminal, training_text
 from tests.lib.report.documents import document_of
@@ -91,10 +91,20 @@ def test_a_training_without_evaluations_or_sample_ends_with_nothing() -> None:
 
 def test_columns_are_chosen_by_their_importance() -> None:
     columns = {"a": ["1234"], "bb": ["1"], "c": ["12345678"]}
-    assert fitting_columns(columns, ["c", "a", "bb"], None) == ["a", "bb", "c"]
-    assert fitting_columns(columns, ["c", "a", "bb"], 14) == ["a", "c"]
-    assert fitting_columns(columns, ["c", "a", "bb"], 13) == ["bb", "c"]
-    assert fitting_columns(columns, ["c", "a", "bb"], 3) == ["c"]
+
+    def headings(width: int | None) -> str:
+        shown, texts = fitting_rows(columns, ["c", "a", "bb"], width)
+        assert list(texts) == [columns[heading][0] for heading in shown]
+        return " ".join(shown)
+
+    assert [headings(n) for n in (None, 14, 13, 3)] == ["a bb c", "a c", "bb c", "c"]
+
+
+def test_a_title_is_cut_to_the_room_that_more_important_columns_leave() -> None:
+    columns = {"title": ["a title of twenty-one"], "a": ["12345678"], "b": ["1"]}
+    assert fitting_rows(columns, ["a", "title", "b"], 28)[1] == ("a title of…", "12345678", "1")
+    assert fitting_rows(columns, ["a", "title", "b"], 32)[1] == (*columns["title"], "12345678")
+    assert fitting_rows(columns, ["a", "title", "b"], None)[1][0] == columns["title"][0]
 
 
 def test_long_texts_are_cut() -> None:
