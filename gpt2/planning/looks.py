@@ -8,7 +8,6 @@ from pathlib import Path
 from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.plan.run import Run, RunVariant
-from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import contrasts_of, control_contrasts
 from lib.report.declarations import (
     LookSchedule,
@@ -17,6 +16,7 @@ from lib.report.declarations import (
     read_declarations,
 )
 from lib.report.options import NATS, LookPlan
+from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import judge_runs
 

@@ -10,7 +10,6 @@ from typing import Any
 from gpt2.planning.plan import Plan, declared_verdicts, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
-from lib.report.contrast_tests import deviation_of
 from lib.report.contrasts import EFFECT, Contrast, scale_of
 from lib.report.options import MIN_SEEDS, UNITS, short_unit
 from lib.report.power import (
@@ -23,6 +22,7 @@ from lib.report.power import (
     word_probability,
 )
 from lib.report.run_results import evaluated_loss
+from lib.report.statistics import deviation_of
 from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, is_done

@@ -28,9 +28,9 @@ from lib.json_files import (
     read_json_object,
     read_record,
 )
-from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast
 from lib.report.options import NATS, LookPlan, sum_of_shares
+from lib.report.statistics import VerdictRule
 
 DECLARATIONS_FILE = "declarations.jsonl"
 # Written by earlier versions of this program, with words; imported once, without them.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lib.report.significance import t_sf
+from lib.report.statistics import t_sf
 from lib.report.verdicts import SeedOutcome
 
 # p below this limit is reported.

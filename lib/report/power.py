@@ -12,9 +12,14 @@ In all functions, ``n`` ≥ 2 is a number of seeds, ``m`` the number of comparis
 import math
 from collections.abc import Callable
 
-from lib.report.contrast_tests import INTERVAL_ERROR, VerdictRule, factorial_degrees, shared_degrees
 from lib.report.options import MIN_SEEDS, LookPlan
-from lib.report.significance import t_isf
+from lib.report.statistics import (
+    INTERVAL_ERROR,
+    VerdictRule,
+    factorial_degrees,
+    shared_degrees,
+    t_isf,
+)
 
 MAX_SEEDS = 60
 # Seeds → smallest effect of the simulated rule / closed form.

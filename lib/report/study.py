@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lib.report.contrast_tests import INTERVAL_ERROR, noisier_than_others
 from lib.report.contrasts import REPEAT_ROLE, scale_of
 from lib.report.declarations import Look, declaration_record
 from lib.report.drift import study_drifts
 from lib.report.options import UNITS
 from lib.report.run_facts import code_digest, recorded_facts
 from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
+from lib.report.statistics import INTERVAL_ERROR, noisier_than_others
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, RowRuns, marginal_effects
 from lib.report.verdicts import VerdictWord

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from lib.report.contrast_tests import PART_FACTOR, WHOLE_ALPHA, ErrorLevel
 from lib.report.contrasts import AA_ROLE, EFFECT, Contrast, DesignEffects
 from lib.report.declarations import (
     DECLARATIONS_FILE,
@@ -27,6 +26,7 @@ from lib.report.declarations import (
     family_size,
     is_declared,
 )
+from lib.report.statistics import PART_FACTOR, WHOLE_ALPHA, ErrorLevel
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
 VERDICTS_FILE = "verdicts.json"

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from lib.report.contrast_tests import (
+from lib.report.contrasts import Contrast, scale_of
+from lib.report.options import MIN_SEEDS
+from lib.report.statistics import (
     INTERVAL_ERROR,
     SPREAD_VARIANCES,
     WHOLE_ALPHA,
@@ -36,10 +38,9 @@ from lib.report.contrast_tests import (
     mean_run_sd,
     more_seeds,
     noisy_runs,
+    sign_flip_p,
+    smallest_p,
 )
-from lib.report.contrasts import Contrast, scale_of
-from lib.report.options import MIN_SEEDS
-from lib.report.significance import sign_flip_p, smallest_p
 from lib.units import format_difference, format_interval
 
 # Differences below this many nats are rounding; no step is better because of them.

@@ -18,8 +18,8 @@ from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.contrast_tests import VerdictRule
 from lib.report.power import detectable_effect, pilot_factor
+from lib.report.statistics import VerdictRule
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 

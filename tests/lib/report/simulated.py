@@ -1,5 +1,5 @@
 """Simulated studies: losses with the noise of the section Simulations of docs/verdicts.md, and the
-rules of lib/report/contrast_tests.py over all studies at once.
+rules of lib/report/statistics.py over all studies at once.
 
 A study is an array of losses SAN: studies, arms (the baseline first), seeds. Differences are SCN:
 studies, contrasts, seeds. The standard deviation of a difference is near 1.
@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lib.report.contrast_tests import PART_FACTOR
-from lib.report.significance import t_isf
+from lib.report.statistics import PART_FACTOR, t_isf
 
 STEPS = 18
 # Steps 15 to 18 are noisy in some rows; see NOISE.

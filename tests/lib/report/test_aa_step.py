@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lib.report.columns import to_markdown, write_tables
-from lib.report.contrast_tests import VerdictRule
 from lib.report.declarations import VerdictPlan
 from lib.report.options import LookPlan
+from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import AA_FAILED, VERDICTS_FILE
 from lib.report.table import build_table
 from lib.report.text import verdict_lines, verdict_table, verdicts_exit_code

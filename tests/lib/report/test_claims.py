@@ -15,8 +15,8 @@ from lib.report.claims import (
     holds,
     read_claims,
 )
-from lib.report.contrast_tests import VerdictRule
 from lib.report.declarations import VerdictPlan
+from lib.report.statistics import VerdictRule
 from lib.report.table import build_table
 from tests.lib.report.documents import document_of
 

@@ -19,9 +19,9 @@ import pytest
 from lib.console import shown
 from lib.plan.run import Run, RunVariant, run_path
 from lib.report.columns import to_csv, to_latex, to_markdown
-from lib.report.contrast_tests import VerdictRule
 from lib.report.declarations import VerdictPlan
 from lib.report.options import BITS_PER_BYTE
+from lib.report.statistics import VerdictRule
 from lib.report.table import build_table
 from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir

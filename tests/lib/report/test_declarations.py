@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError, RunError
-from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import plan_contrasts
 from lib.report.declarations import (
     DECLARATIONS_FILE,
@@ -22,6 +21,7 @@ from lib.report.declarations import (
     read_declarations,
 )
 from lib.report.options import LookPlan
+from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord
 

@@ -10,10 +10,10 @@ import pytest
 
 from lib.plan.run import RunVariant
 from lib.report.columns import to_markdown
-from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import EFFECT, design_effects, scale_of
 from lib.report.declarations import VerdictPlan, read_declarations
 from lib.report.options import LookPlan
+from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.table import build_table
 from lib.report.text import verdict_lines

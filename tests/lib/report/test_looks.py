@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.contrast_tests import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast, plan_contrasts
 from lib.report.declarations import (
     DECLARATIONS_FILE,
@@ -16,6 +15,7 @@ from lib.report.declarations import (
     read_declarations,
 )
 from lib.report.options import LookPlan
+from lib.report.statistics import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.study_verdicts import AA_FAILED, StudyVerdicts, declare
 from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge

@@ -10,7 +10,6 @@ import pytest
 from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
 from lib.report.answer import answer, notices
-from lib.report.contrast_tests import VerdictRule
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
 from lib.report.options import LookPlan
@@ -18,6 +17,7 @@ from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.plots import study_figures
 from lib.report.render import TableSection
 from lib.report.series import study_series
+from lib.report.statistics import VerdictRule
 from lib.report.study import study_document
 from lib.report.table import build_table
 from lib.report.verdicts import VerdictWord

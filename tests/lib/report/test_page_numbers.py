@@ -13,10 +13,10 @@ import statistics
 import pytest
 
 from lib.plan.run import RunVariant
-from lib.report.contrast_tests import VerdictRule
 from lib.report.declarations import VerdictPlan
 from lib.report.plots import study_figures
 from lib.report.series import study_series
+from lib.report.statistics import VerdictRule
 from lib.report.study import study_document
 from lib.report.table import build_table
 from lib.runs.documents import bits_per_byte

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from lib.report.contrast_tests import VerdictRule
 from lib.report.options import LookPlan
 from lib.report.power import (
     detectable_effect,
@@ -14,6 +13,7 @@ from lib.report.power import (
     seeds_for,
     word_probability,
 )
+from lib.report.statistics import VerdictRule
 
 SHARED, OWN, FACTORIAL = (VerdictRule(variance) for variance in ("shared", "own", "factorial"))
 # Seeds: smallest effect for one comparison, 18 own, 18 shared, 35 shared; band shared, own.

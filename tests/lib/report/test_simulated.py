@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from lib.report.contrast_tests import VerdictRule, outlier_limit
 from lib.report.contrasts import Contrast
+from lib.report.statistics import VerdictRule, outlier_limit
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, Words, differences
 

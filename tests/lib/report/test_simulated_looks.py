@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast
 from lib.report.declarations import Look, LookSchedule, VerdictPlan
 from lib.report.options import LookPlan
+from lib.report.statistics import ErrorLevel, VerdictRule
 from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, at_looks, differences

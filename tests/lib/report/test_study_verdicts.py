@@ -7,10 +7,10 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.report.columns import to_markdown, write_tables
-from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, read_declarations
 from lib.report.options import LookPlan
+from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import VERDICTS_FILE, StudyVerdicts
 from lib.report.table import build_table
 from lib.report.text import format_p, legend, verdict_lines, verdicts_exit_code

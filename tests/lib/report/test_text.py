@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lib.report.columns import to_markdown
-from lib.report.contrast_tests import VerdictRule
 from lib.report.declarations import VerdictPlan
+from lib.report.statistics import VerdictRule
 from lib.report.table import build_table
 from lib.report.terminal import to_terminal
 from lib.report.text import all_remarks, p_cell, verdict_lines, verdict_table

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lib.report import contrast_tests, contrasts, study, study_verdicts, verdicts
-from lib.report.contrast_tests import ContrastSample
+from lib.report import contrasts, study, study_verdicts, verdicts
+from lib.report import statistics as engine
 from lib.report.contrasts import Contrast
 from lib.report.declarations import Declarations, LookSchedule
-from lib.report.significance import bonferroni, holm
+from lib.report.statistics import ContrastSample, bonferroni, holm
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdicts import VerdictWord
 from tests.lib.report import test_looks, test_simulated, test_verdicts
@@ -49,7 +49,7 @@ def _tail(change):
 
 def _raw(change):
     """Return a plant that changes the arguments of every test."""
-    return _function(contrast_tests, "_raw_test", lambda test: lambda *a: test(*change(*a)))
+    return _function(engine, "_raw_test", lambda test: lambda *a: test(*change(*a)))
 
 
 def _population_sd(values):
@@ -66,7 +66,7 @@ def _unpaired(judge):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(verdicts, "deviation_of", sd)
-            patch.setattr(contrast_tests, "deviation_of", sd)
+            patch.setattr(engine, "deviation_of", sd)
             return judge(contrasts, outcomes, rule, planned)
 
     return changed
@@ -209,8 +209,7 @@ MUTANTS = [
     EngineMutant(
         "population variance",
         lambda patch: [
-            patch.setattr(module, "deviation_of", _population_sd)
-            for module in (contrast_tests, verdicts)
+            patch.setattr(module, "deviation_of", _population_sd) for module in (engine, verdicts)
         ],
         GOLDEN,
     ),
@@ -230,12 +229,12 @@ MUTANTS = [
     EngineMutant("the smaller variance", _raw(_quieter), FOUR),
     EngineMutant(
         "no correction",
-        _function(contrast_tests, "bonferroni", lambda f: lambda values, m: f(values, 1)),
+        _function(engine, "bonferroni", lambda f: lambda values, m: f(values, 1)),
         FOUR,
     ),
     EngineMutant(
         "degrees of freedom of all steps",
-        _function(contrast_tests, "shared_degrees", lambda f: lambda n, live: (n - 1) * live),
+        _function(engine, "shared_degrees", lambda f: lambda n, live: (n - 1) * live),
         FOUR,
     ),
     EngineMutant(
@@ -245,18 +244,18 @@ MUTANTS = [
     ),
     EngineMutant(
         "Holm with the shared variance",
-        lambda patch: patch.setattr(contrast_tests, "bonferroni", holm),
+        lambda patch: patch.setattr(engine, "bonferroni", holm),
         FOUR,
     ),
     EngineMutant(
         "Bonferroni with the own variance",
-        lambda patch: patch.setattr(contrast_tests, "holm", bonferroni),
+        lambda patch: patch.setattr(engine, "holm", bonferroni),
         test_verdicts.test_the_own_rule_steps_down,
     ),
-    EngineMutant("no gate", _function(contrast_tests, "_raw_test", _ungated), FOUR),
+    EngineMutant("no gate", _function(engine, "_raw_test", _ungated), FOUR),
     EngineMutant(
         "dead settings in the mean variance",
-        _function(contrast_tests, "_live", lambda f: lambda samples: [True] * len(samples)),
+        _function(engine, "_live", lambda f: lambda samples: [True] * len(samples)),
         test_verdicts.test_a_step_of_nearly_no_variance_does_not_lower_that_of_the_others,
     ),
     EngineMutant(
@@ -274,7 +273,7 @@ MUTANTS = [
         _family(lambda family: [c for c in family if c.role != "parent"]),
         test_verdicts.test_the_family_of_a_study,
     ),
-    EngineMutant("one-sided p", _function(contrast_tests, "_raw_test", _one_way), FOUR),
+    EngineMutant("one-sided p", _function(engine, "_raw_test", _one_way), FOUR),
     EngineMutant(
         "sign of the band",
         _raw(lambda sample, variance, band, *rest: (sample, variance, -band, *rest)),
@@ -283,7 +282,7 @@ MUTANTS = [
     EngineMutant(
         "difference's p as the p of equivalence",
         _function(
-            contrast_tests,
+            engine,
             "_raw_test",
             lambda test: lambda *a: (lambda t: {**t, "p_equivalent": 1 - t["p"]})(test(*a)),
         ),
@@ -292,7 +291,7 @@ MUTANTS = [
     EngineMutant(
         "equivalence at half the error",
         _function(
-            contrast_tests,
+            engine,
             "_raw_test",
             lambda test: lambda *a: (
                 lambda t: {**t, "p_equivalent": t["p_equivalent"] and 2 * t["p_equivalent"]}

@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from lib.project import ROOT
-from lib.report import contrast_tests
-from lib.report.contrast_tests import VerdictRule, deviation_of
+from lib.report import statistics as engine
 from lib.report.contrasts import Contrast, plan_contrasts, scale_of
-from lib.report.significance import holm, smallest_p, t_isf, t_sf
+from lib.report.statistics import VerdictRule, deviation_of, holm, smallest_p, t_isf, t_sf
 from lib.report.study import pairing_gain
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
@@ -202,7 +201,7 @@ def test_two_seeds_have_the_interval_of_the_noise_of_the_reference():
     (verdict,) = judge([contrast], outcomes, VerdictRule())
     # t(0.975, 4) = 2.776445, and sqrt(2) / sqrt(2 seeds) = 1.
     half = 2.776445 * deviation_of(base)
-    low, high = contrast_tests.interval_of_noise(base, 2, -0.08)
+    low, high = engine.interval_of_noise(base, 2, -0.08)
     assert (low, high) == pytest.approx((-0.08 - half, -0.08 + half), rel=1e-6)
     assert verdict["verdict"] is None and verdict["p"] is None and verdict["p_own"] is None
     assert f"[{low:.4f}, {high:+.4f}] by 5 seeds of base" in verdict["reason"]
@@ -290,7 +289,7 @@ def test_the_order_of_runs_and_arms_changes_no_byte():
     assert json.dumps(found) == expected
 
 
-@pytest.mark.parametrize("variance", contrast_tests.VARIANCE_RULES)
+@pytest.mark.parametrize("variance", engine.VARIANCE_RULES)
 def test_units_and_signs(variance):
     """Twice the losses and the band, another constant, or exchanged arms give the same words."""
     rule = VerdictRule(variance, band=0.0078125)
@@ -348,7 +347,7 @@ def test_no_number_overflows_or_is_nan():
     close = [1e-3 * draw.gauss(1, 0.1) for _ in range(4)]
     outcomes = {"base": runs((0.0, 1e-310, 2e-310, 3e-310))}
     outcomes |= {f"s{i}": runs(losses) for i, losses in enumerate((big, tiny, close), 1)}
-    for variance in contrast_tests.VARIANCE_RULES:
+    for variance in engine.VARIANCE_RULES:
         for verdict in judged(outcomes, VerdictRule(variance, band=0.005)):
             json.dumps(verdict, allow_nan=False)
     exact = study([-1e6 - i * 1e-9 for i in range(8)], base=[float(i) for i in range(8)])

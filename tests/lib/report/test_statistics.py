@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from lib.report.significance import sign_flip_p, smallest_p
+from lib.report.statistics import sign_flip_p, smallest_p
 
 
 def by_counting(differences: list[float]) -> float:
