@@ -18,7 +18,7 @@ from lib.report.declarations import (
 from lib.report.options import NATS, LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import judge_runs
+from lib.report.table import build_table
 
 # The value of SEEDS that trains until every comparison has a word.
 AUTO_SEEDS = "auto"
@@ -115,7 +115,9 @@ def auto_seeds(
     study = StudyVerdicts([], plan)
     if study.looks:
         seen = sorted({seed for look in study.looks for seed in look.seeds})
-        study = judge_runs(runs_of(seen), plan)
+        # No look is taken: these are the words at the looks declared so far.
+        judged_now = replace(plan, exploratory=True)
+        study = build_table("", runs_of(seen), verdict_plan=judged_now).verdicts
     return _next_seeds(config, study, [variant for variant, _ in block])
 
 

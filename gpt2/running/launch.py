@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -217,12 +217,10 @@ def train_plan(
         code = _train_runs(plan, plan.runs, options)
         if code in _INTERRUPTED_CODES:
             return code, ""
+        table, document = _study(table_of)
+        text = _reported(table_of, table, document, json)
         if strict:
-            table, document = _study(table_of)
-            text = _reported(table_of, table, document, json)
             code = code or verdicts_exit_code(document, strict=True)
-        else:
-            text = report(table_of, table_of, selected=False, json=json)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
         log(
             "NEXT",
@@ -361,8 +359,7 @@ def report(
     """
     table, document, path = _written(plan, whole, label_by)
     if selected:
-        table = result_table(whole, label_by, shown={run.path for run in plan.runs})
-        document = study_document_of(plan, table)
+        table, document = _part(plan, whole, table)
     return _shown(plan, table, document, path, json)
 
 
@@ -376,6 +373,12 @@ def _written(
     declared = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
     table, document = _study(whole, label_by, looks=declared and not label_by)
     return table, document, _published(whole, table, document)
+
+
+def _part(plan: Plan, whole: Plan, table: ResultTable) -> tuple[ResultTable, Document]:
+    """Return the rows of ``plan`` in the results of ``whole``, and their document."""
+    shown = result_part(whole, table, plan.runs)
+    return shown, study_document_of(plan, shown)
 
 
 def _reported(plan: Plan, table: ResultTable, document: Document, json: bool) -> str:
@@ -416,13 +419,16 @@ def verdicts(
 ) -> tuple[int, str]:
     """Write result table and report of ``whole``. Return the exit code and the text of the verdicts.
 
-    If ``selected``, these are the verdicts on ``plan``, a part of ``whole``.
+    If ``selected``, these are the verdicts on ``plan``, a part of ``whole``. Raises ConfigError if
+    none of its runs has a result; the files are written, so that no word of other runs is left.
     """
-    _, document, path = _written(plan, whole, ())
+    table, document, path = _written(plan, whole, ())
     log("REPORT", str(path))
     if selected:
-        table = result_table(whole, shown={run.path for run in plan.runs})
-        document = study_document_of(plan, table)
+        _, document = _part(plan, whole, table)
+    if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
+        advice = "type: make, to train the runs, or make status, to see their states"
+        raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
     # Such as a damaged run, whose seed then has no result.
     for note in document["notes"]:
         log("NOTE", note)
@@ -447,25 +453,22 @@ def _study(
     return table, document
 
 
-def result_table(
-    plan: Plan,
-    label_by: Sequence[str] = (),
-    *,
-    looks: bool = False,
-    shown: Collection[Path] | None = None,
-) -> ResultTable:
-    """Return the result table of the plan's runs, or of the directories ``shown`` among them.
+def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
+    """Return the result table of the plan's runs.
 
     Without ``looks``, nothing is written, and the verdicts are those at the looks declared so far.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]
     declared = replace(declared_verdicts(plan), exploratory=not looks)
-    table = build_table(
-        *(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared, shown)
-    )
-    notes = [plan.note, *table.notes] if plan.note else table.notes
-    return replace(table, sections=sections(plan, table), notes=notes)
+    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
+    return replace(table, sections=sections(plan, table), plan_note=plan.note)
+
+
+def result_part(plan: Plan, table: ResultTable, runs: Sequence[Run[Config]]) -> ResultTable:
+    """Return the rows of ``runs`` in the result table of ``plan``; verdicts rest on all its runs."""
+    shown = table.of_runs({run.path for run in runs})
+    return replace(shown, sections=sections(plan, shown))
 
 
 def train_here(plan: Plan, options: RunnerOptions) -> int:

@@ -5,6 +5,7 @@ order, on the runs that are there now. A word of an earlier look stands for the 
 comparison is judged as soon as its own runs have ended.
 """
 
+import copy
 import itertools
 import math
 import time
@@ -81,15 +82,14 @@ class StudyVerdicts:
         effects: DesignEffects | None = None,
         evaluation_set: str = "",
         same_documents: Sequence[str] = (),
-        shown: Set[str] | None = None,
     ) -> None:
         """Take the parts of a study: their names, "" for the only one, comparisons, and outcomes.
 
         ``control_parts`` have the comparisons of A/A steps and repeats, ``effects`` those of a
-        factorial design. Comparisons of other arms than those ``shown`` are judged and left out.
+        factorial design.
         """
-        self.plan = plan
-        self.effects, self.shown = effects, shown
+        self.plan, self.effects = plan, effects
+        self.shown: Set[str] | None = None
         self.evaluation_set, self.same_documents = evaluation_set, same_documents
         self.parts = [_named_contrasts([(part, contrasts)]) for part, contrasts, _ in parts]
         self.controls = _named_contrasts((part, contrasts) for part, contrasts, _ in control_parts)
@@ -118,6 +118,12 @@ class StudyVerdicts:
         configured = plan.contrasts if plan.exploratory else self.family
         families = [*(line.family for line in known.lines), self._declared(configured)]
         self.planned = max(len(compared), family_size(families))
+
+    def of_arms(self, shown: Set[str]) -> "StudyVerdicts":
+        """Return the same verdicts without the comparisons of other arms, which are left out."""
+        part = copy.copy(self)
+        part.shown = shown
+        return part
 
     @property
     def baseline_diverged(self) -> bool:

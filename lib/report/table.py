@@ -14,8 +14,9 @@ level without any such pair has no difference.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,30 +89,74 @@ class RowRuns:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """The rows of a study with shared notes."""
+    """The runs of a study, read and judged once, or a part of them."""
 
     study: str
-    # As in the document of the study; see ``lib.report.study``.
-    rows: Sequence[Mapping[str, Any]] = ()
-    # Nats per token: the loss of a model that predicts token frequencies only; None in another unit.
-    unigram_entropy: float | None = None
-    # Remarks on single runs, such as failures and runs made by different code.
-    notes: Sequence[str] = ()
+    # In the order of the plan, also those without a result, and why these have none.
+    records: Sequence[RunRecord] = ()
+    parts: Parts = ()
+    absences: Absences = field(default_factory=dict)
+    # Directories of the runs that were made by other code.
+    stale: Collection[Path] = ()
+    # On all runs of the study, without the comparisons of variants that this part lacks.
+    verdicts: StudyVerdicts = field(default_factory=lambda: StudyVerdicts([], VerdictPlan()))
     # Combinations that the configuration rules out, each with its reason.
     left_out: Sequence[str] = ()
+    # Remark on the plan; "" if there is none.
+    plan_note: str = ""
     sections: Sequence[TableSection] = ()
-    verdicts: StudyVerdicts = field(default_factory=lambda: StudyVerdicts([], VerdictPlan()))
-    # The runs behind the rows, in the same order, and why some have no result.
-    runs: Sequence[RowRuns] = ()
-    absences: Absences = field(default_factory=dict)
-    # All finished runs, in the order of the plan: also those that are not comparable.
-    finished: Sequence[RunRecord] = ()
+
+    def of_runs(self, shown: Collection[Path]) -> "ResultTable":
+        """Return the part of the table with the rows of the directories ``shown``."""
+        parts = [(labels, [r for r in part if r.run.path in shown]) for labels, part in self.parts]
+        arms = {
+            f"{_prefix(labels)}{planned_run(record).variant.slug}"
+            for labels, records in parts
+            for record in records
+        }
+        return replace(self, parts=parts, verdicts=self.verdicts.of_arms(arms))
+
+    @cached_property
+    def runs(self) -> list[RowRuns]:
+        """Return the runs behind the rows, in the same order."""
+        unit = self.verdicts.plan.unit
+        return row_runs(self.parts, self.absences, _variants(self.records), unit)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per variant and part, as in the document (``lib.report.study``)."""
+        return [row_document(row, self.verdicts, self.absences, self.stale) for row in self.runs]
+
+    @property
+    def finished(self) -> list[RunRecord]:
+        """Return all finished runs of the study: also those that are not comparable."""
+        unit = self.verdicts.plan.unit
+        return [record for record in self.records if absence(record, unit) is None]
 
     @property
     def results(self) -> list[RunRecord]:
         """Return the finished and comparable runs of the rows, in the order of the plan."""
         listed = {record.run.path for row in self.runs for record in row.records}
-        return [record for record in self.finished if record.run.path in listed]
+        return [record for record in self.records if record.run.path in listed]
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """Return the loss of a model that predicts token frequencies only, in nats per token; None
+        in another unit.
+        """
+        finals = [record.final for _, part in self.parts for record in part if self._has(record)]
+        return finals[0].unigram_entropy if finals and self.verdicts.plan.unit == NATS else None
+
+    @property
+    def notes(self) -> list[str]:
+        """Return remarks on the plan, the verdicts, and single runs, such as failures."""
+        judged = self.verdicts.notes if self.verdicts.plan.judged else [NOT_JUDGED]
+        listed = [record for _, part in self.parts for record in part]
+        of_runs = _notes(self.study, listed, self.absences, self.stale)
+        return [*filter(None, [self.plan_note]), *judged, *of_runs]
+
+    def _has(self, record: RunRecord) -> bool:
+        return record.run.path not in self.absences
 
 
 def build_table(
@@ -121,7 +166,6 @@ def build_table(
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
     verdict_plan: VerdictPlan | None = None,
-    shown: Collection[Path] | None = None,
 ) -> ResultTable:
     """Read the directories of ``runs`` and return the table of their results.
 
@@ -129,9 +173,8 @@ def build_table(
     combinations with reasons. A run that differs from the baseline in more than its variant's
     settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
     gets a separate row labelled with their values.
-    All comparisons of the table form one family under the rule of ``verdict_plan``. Verdicts rest on
-    all ``runs``; if ``shown`` lists directories, the table has their rows only. Raises ConfigError if
-    ``label_by`` contains an unknown field, or no run has a result to label.
+    All comparisons of the table form one family under the rule of ``verdict_plan``. Raises
+    ConfigError if ``label_by`` contains an unknown field, or no run has a result to label.
     """
     plan = verdict_plan or VerdictPlan()
     records = read_records(runs, plan.unit)
@@ -139,42 +182,17 @@ def build_table(
     if label_by and not finished:
         what = f"no run has a result to label by {', '.join(label_by)}"
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
-    variants = list({run.variant.slug: run.variant for run in runs}.values())
+    variants = _variants(records)
     parts, absences = split_comparable(records, _baselines(variants), label_by, plan.unit)
-    every_part, arms = parts, None
-    if shown is not None:
-        parts = [(labels, [r for r in part if r.run.path in shown]) for labels, part in parts]
-    rows = row_runs(parts, absences, variants, plan.unit)
-    if shown is not None:
-        prefixes, slugs = [_prefix(labels) for labels, _ in parts], {r.variant.slug for r in rows}
-        arms = {f"{prefix}{slug}" for prefix in prefixes for slug in slugs}
-    verdicts = _judged_parts(every_part, absences, variants, plan, arms)
-    listed = [record for _, part in parts for record in part]
-    results = [record for record in listed if record.run.path not in absences]
+    verdicts = _judged_parts(parts, absences, variants, plan)
     stale = {record.run.path for record in finished if is_stale(record)}
-    known = results and plan.unit == NATS
-    return ResultTable(
-        study,
-        [row_document(row, verdicts, absences, stale) for row in rows],
-        results[0].final.unigram_entropy if known else None,
-        [
-            *(verdicts.notes if plan.judged else [NOT_JUDGED]),
-            *_notes(study, listed, absences, stale),
-        ],
-        left_out,
-        verdicts=verdicts,
-        runs=rows,
-        absences=absences,
-        finished=finished,
-    )
+    return ResultTable(study, records, parts, absences, stale, verdicts, left_out)
 
 
-def judge_runs(runs: Sequence[Run[Any]], plan: VerdictPlan) -> StudyVerdicts:
-    """Read the directories of ``runs``, and return the verdicts at the looks declared so far."""
-    variants = list({run.variant.slug: run.variant for run in runs}.values())
-    records = read_records(runs, plan.unit)
-    parts, absences = split_comparable(records, _baselines(variants), unit=plan.unit)
-    return _judged_parts(parts, absences, variants, replace(plan, exploratory=True))
+def _variants(records: Sequence[RunRecord]) -> list[RunVariant]:
+    """Return the planned variants in their order."""
+    runs = map(planned_run, records)
+    return list({run.variant.slug: run.variant for run in runs}.values())
 
 
 def _baselines(variants: Sequence[RunVariant]) -> dict[str, str]:
@@ -188,8 +206,8 @@ def _baselines(variants: Sequence[RunVariant]) -> dict[str, str]:
 def split_comparable(
     records: Sequence[RunRecord],
     baselines: Mapping[str, str],
-    label_by: Sequence[str] = (),
-    unit: str = NATS,
+    label_by: Sequence[str],
+    unit: str,
 ) -> tuple[Parts, Absences]:
     """Return one part, or one part per combination of label values, and the runs without a result.
 
@@ -263,7 +281,6 @@ def _judged_parts(
     absences: Absences,
     variants: Sequence[RunVariant],
     plan: VerdictPlan,
-    shown: Set[str] | None = None,
 ) -> StudyVerdicts:
     """Declare the look that is due, if the plan takes looks, and return the verdicts."""
     compared = variants if plan.judged else []
@@ -287,7 +304,7 @@ def _judged_parts(
     others: list[str] = []
     if plan.folder is not None:
         others = studies_on(evaluation_set, plan.folder, plan.configurations)
-    return StudyVerdicts(judged, plan, controls, effects, evaluation_set, others, shown)
+    return StudyVerdicts(judged, plan, controls, effects, evaluation_set, others)
 
 
 def _outcome(record: RunRecord, absences: Absences, unit: str) -> SeedOutcome:

@@ -138,7 +138,7 @@ def test_a_section_is_in_the_text_and_in_the_document() -> None:
     part = TableSection(
         "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"
     )
-    table = ResultTable("demo", [], None, [], sections=[part])
+    table = ResultTable("demo", sections=[part])
     expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
     text = to_markdown(document_of(table))
     assert expected in text and text.endswith("By the clock.\n")

@@ -20,7 +20,7 @@ CONTEXT: dict[str, Any] = {
 def document_of(results: ResultTable | StudyVerdicts) -> dict[str, Any]:
     """Return the document of a table, or of verdicts without one; a test may change it."""
     if isinstance(results, StudyVerdicts):
-        results = ResultTable("demo", (), None, (), verdicts=results)
+        results = ResultTable("demo", verdicts=results)
     return deepcopy(study_document(results, CONTEXT))
 
 
