@@ -71,8 +71,10 @@ def _environment() -> Environment:
 def render_page(template: str, **values: Any) -> str:
     """Return the page of a template, with style and script."""
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
+    # Of the bytes in the page, or a browser does not run the script.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = _environment().get_template(template).render(script_digest=digest, **values)
+    values |= {"script": Markup(script), "script_digest": digest}
+    text = _environment().get_template(template).render(**values)
     return without_control_characters(text) + "\n"
 
 

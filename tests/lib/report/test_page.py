@@ -1,6 +1,10 @@
 """The report as a web page: content, escaping, determinism, and what it says with few seeds."""
 
+import base64
+import hashlib
+import html
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +94,13 @@ def test_nothing_is_loaded_from_elsewhere(parsed):
         "url(" in (value or "") and "url(#" not in value for _, value in parsed.attributes
     )
     assert "@import" not in parsed.text and "url(" not in parsed.text
+
+
+def test_the_policy_of_the_page_allows_its_script(page):
+    """A browser runs a script only if the digest of its bytes is the one in the policy."""
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "beforeprint" in script and f"script-src 'sha256-{digest}'" in html.unescape(page)
 
 
 def test_ids_are_unique_and_links_have_a_target(parsed):
