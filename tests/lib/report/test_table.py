@@ -47,7 +47,7 @@ def test_one_seed_is_marked_and_has_no_spread(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
     text = to_markdown(document_of(build_table("demo", runs)))
     assert "-0.1000 n=1" in text and "±" not in text and "p=" not in text and "p:" not in text
-    assert "\nn=1: " in text and "SEEDS=1,2,3" in text
+    assert "\nn=1: " in text and "SEEDS=1-3" in text
 
 
 def test_layers_that_a_run_lacks_have_no_mean_sparsity(make_run):
