@@ -169,7 +169,7 @@ def _numbered(row: Row) -> str:
     return f"{number_text(row)} {row['slug']}".strip()
 
 
-MACHINE = [
+_MACHINE = [
     Column(heading, _of(name, f"{{:{form}}}".format), [name])
     for name, (heading, form) in UTILISATION_COLUMNS.items()
 ]
@@ -237,12 +237,17 @@ class Table(NamedTuple):
 
 
 def further_tables(document: Document) -> list[Table]:
-    """Return marginal means, sparsity by layer, and the sections of the document."""
+    """Return marginal means, sparsity by layer, the sections of the document, and figures of the
+    machine that no section has.
+    """
     tables = [*_marginals(document), *_layers(document["rows"])]
     for part in document["sections"]:
         shown = [Column(h, itemgetter(i), is_left=not i) for i, h in enumerate(part["header"])]
         tables.append(Table(part["title"], shown, part["rows"], part["note"]))
-    return tables
+    taken = {column.heading for table in tables for column in table.columns}
+    machine = [_SLUG, *(column for column in _MACHINE if column.heading not in taken)]
+    rows = rows_of(document)
+    return [*tables, Table("Machine", machine, rows)] if len(grid(machine, rows)[0]) > 1 else tables
 
 
 def _marginals(document: Document) -> list[Table]:
@@ -336,7 +341,7 @@ def to_csv(document: Document) -> str:
 
     The names and digests of the runs of a row are separated by blanks.
     """
-    header = [name for column in (*columns(document), *MACHINE) for name in column.csv]
+    header = [name for column in (*columns(document), *_MACHINE) for name in column.csv]
     rows = [r | {name: " ".join(r[name]) for name in _ORIGINS} for r in rows_of(document)]
     header += _ORIGINS
     return csv_table(header, ([row.get(name) for name in header] for row in rows))
@@ -344,7 +349,7 @@ def to_csv(document: Document) -> str:
 
 def to_markdown(document: Document) -> str:
     """Return the study as Markdown: heading, aligned rows, verdicts, further tables and notes."""
-    rows, further = rows_of(document), further_tables(document)
+    rows = rows_of(document)
     text = f"# {markdown_text(document['study'])}\n\n{_table(columns(document), rows)}\n"
     text += "".join(map(_paragraph, [loss_note(document), *seeds_notes(document)]))
     if fields := [name for row in rows[:1] for name in row["labels"]]:
@@ -356,11 +361,7 @@ def to_markdown(document: Document) -> str:
         text += f"\n## Verdicts\n\n{_table(VERDICTS, verdicts)}\n"
         text += "".join(map(_paragraph, [rule_sentence(document), *legend(document)]))
     text += notes and f"\n{notes}"
-    taken = {column.heading for table in further for column in table.columns}
-    machine = [_SLUG, *(column for column in MACHINE if column.heading not in taken)]
-    if {column.heading for column in grid(machine, rows)[0]} - {"run", "tok/s"}:
-        further.append(Table("Machine", machine, rows))
-    for table in further:
+    for table in further_tables(document):
         text += f"\n## {markdown_text(table.title)}\n\n{_table(table.columns, table.rows)}"
         text += table.note and f"\n{_paragraph(table.note)}"
     text += _list("Left out", document["left_out"]) + _list("Notes", document["notes"])

@@ -20,7 +20,6 @@ from lib.config.layers import to_kconfig_text
 from lib.files import write_atomic
 from lib.report.answer import answer, notices, ranges, summary
 from lib.report.columns import (
-    MACHINE,
     VERDICTS,
     Column,
     columns,
@@ -104,7 +103,7 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         notices=notices(document),
         verdicts=_cells(VERDICTS, verdicts),
         verdict_notes=[*remark_notes(verdicts), *legend(document)],
-        results=_cells([*columns(document), _FLOPS, *MACHINE], rows),
+        results=_cells([*columns(document), _FLOPS], rows),
         further=[(t.title, _cells(t.columns, t.rows), t.note) for t in further_tables(document)],
         # Row → seed → run.
         runs={

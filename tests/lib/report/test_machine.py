@@ -96,9 +96,13 @@ def test_seeds_are_taken_together(make_run):
     assert row["machine"]["process/rss_peak_gb"] == 2.0
 
 
-def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run):
+def test_without_samples_the_speed_is_known_and_damage_costs_no_table(make_run):
     run = make_run("base", 3.0)
-    assert "## Machine" not in to_markdown(document_of(build_table("demo", [run])))
+    text = to_markdown(document_of(build_table("demo", [run])))
+    assert text.partition("## Machine")[2].split("\n")[2:5:2] == [
+        "| run  | tok/s |",
+        "| base |    34 |",
+    ]
     files = RunDir(run.path)
     assert run_utilisation(RunRecord(files)) == ({"tokens_per_second": 33.6}, "")
     files.telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
