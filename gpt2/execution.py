@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.tiled import TileLaunch
-from gpt2.loss import LogitsChunks, SoftmaxGradient
+from gpt2.loss import LogitsChunks
 
 _SCORES, _LOGITS = ScoreChunks(), LogitsChunks()
 
@@ -17,8 +17,6 @@ class Execution:
     logits_chunks: LogitsChunks = _LOGITS
     # Launch of the Triton kernels; None: on a GPU that supports them.
     tile_launch: TileLaunch | None = None
-    # Kernel of the loss; None: of the model's configuration and device.
-    softmax_gradient: SoftmaxGradient | None = None
 
 
 DEFAULT_EXECUTION = Execution()

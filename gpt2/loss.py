@@ -3,11 +3,12 @@
 The GEMM of the head runs on chunks of tokens, the softmax on blocks of rows that fit into the CPU
 cache. Training computes the gradients together with the loss while the logits of a chunk are in
 memory: the logits are turned into their gradient p − onehot in place, so nothing of size tokens ×
-vocabulary is stored. On a GPU, a Triton kernel does so in two passes (``loss_kernels.py``).
+vocabulary is stored. On a GPU, liger-kernel (Hsu et al. 2024, arXiv 2410.10989) does so in Triton.
 
 Shapes: X tokens (batch and time flattened), C n_embd, V vocabulary (padded for weights).
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt2.attention.tiled import runs_tiles, tile_problem
-from lib.errors import RunError
+from lib.errors import Problem, RunError
 
 # Target value excluded from loss and accuracy, as in torch and transformers.
 IGNORE_INDEX = -100
@@ -28,31 +29,44 @@ CHUNK_BYTES = 2**27
 BLOCK_ELEMENTS = 2**22
 
 
-# Fills the losses X and replaces logits XV by the gradient of their sum, given targets X.
-SoftmaxGradient = Callable[[Tensor, Tensor, Tensor], None]
+# Mean loss over the targets X that are not ignored, of hidden states XC and a weight VC.
+FusedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def softmax_gradient(backend: str, device: torch.device) -> SoftmaxGradient | None:
-    """Return the Triton kernel if ``backend`` (auto, torch, triton) selects it on ``device``.
+def fused_loss(backend: str, device: torch.device) -> FusedLoss | None:
+    """Return liger-kernel's loss if ``backend`` (auto, torch, triton) selects it on ``device``.
 
-    None selects torch's operations, also in a compiled model. Raises RunError if the kernel is
-    named and cannot run.
+    None selects torch's operations, also in a compiled model, and for auto without the package.
+    Raises RunError if the kernel is named and cannot run.
     """
     if torch.compiler.is_compiling() or backend == "torch":
         return None
-    if backend == "auto" and not runs_tiles(device):
+    missing = importlib.util.find_spec("liger_kernel") is None
+    if backend == "auto" and (missing or not runs_tiles(device)):
         return None
     if problem := tile_problem(torch.float32, device):
         raise RunError(
             replace(problem, where="LOSS_BACKEND", next="type: SET=LOSS_BACKEND_TORCH=y")
         )
-    try:
-        from gpt2.loss_kernels import softmax_gradient_
-    except ImportError:
-        # The code of an exported model does not contain the kernel.
-        return None
-    kernel: SoftmaxGradient = softmax_gradient_
-    return kernel
+    if missing:
+        what, fix = "liger-kernel: the package is missing", "type: make setup EXTRAS=liger"
+        fix = f"{fix}, or SET=LOSS_BACKEND_TORCH=y"
+        raise RunError(Problem(what, "LOSS_BACKEND", fix, code="env.missing-package"))
+    return _liger_loss
+
+
+def _liger_loss(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor) -> Tensor:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    dtype = _gemm_dtype(hidden_XC)
+    outputs = LigerFusedLinearCrossEntropyFunction.apply(
+        *(hidden_XC.to(dtype), weight_VC.to(dtype), targets_X),
+        *(None, None, IGNORE_INDEX, 0.0, 0.0, "mean", None, False),
+        # Of the sum of the weight's gradient over chunks of tokens.
+        torch.float32,
+    )
+    loss: Tensor = outputs[0]
+    return loss
 
 
 @dataclass(frozen=True)
@@ -97,26 +111,44 @@ def linear_cross_entropy(
     targets_X: Tensor,
     vocab_size: int,
     pieces: LogitsChunks = LogitsChunks(),
-    kernel: SoftmaxGradient | None = None,
+    fused: FusedLoss | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored.
 
     Rows of ``weight`` from ``vocab_size`` on are padding: they are excluded from the softmax and
     get a zero gradient. Returns NaN if every target is ignored, as torch does. The result is
     float32 (float64 for float64 inputs); under autocast the GEMMs use the autocast dtype. Backward
-    can run only once per forward. ``kernel`` replaces torch's operations on the logits of a chunk.
+    can run only once per forward. ``fused`` computes loss and gradients, except in float64.
     """
+    if fused and hidden_XC.dtype != torch.float64 and torch.is_grad_enabled():
+        return fused(hidden_XC, weight_VC[:vocab_size], targets_X)
     # Chunking does not help if the logits fit into one block; torch.compile fuses the plain form.
+    if torch.compiler.is_compiling() and hidden_XC.is_cuda:
+        return masked_cross_entropy(hidden_XC, weight_VC, targets_X, vocab_size)
     if hidden_XC.size(0) * vocab_size <= pieces.block_elements or torch.compiler.is_compiling():
         logits_XV = F.linear(hidden_XC, weight_VC)[:, :vocab_size]
         return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORE_INDEX)
     if torch.is_grad_enabled():
         loss: Tensor = _LinearCrossEntropy.apply(
-            hidden_XC, weight_VC, targets_X, vocab_size, pieces, kernel
+            hidden_XC, weight_VC, targets_X, vocab_size, pieces
         )
         return loss
     losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size, pieces).loss
     return losses_X.sum() / (targets_X != IGNORE_INDEX).sum()
+
+
+def masked_cross_entropy(
+    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
+) -> Tensor:
+    """Return the mean cross-entropy over logits of which those of the padding are −∞.
+
+    A GPU reads and writes whole rows in half the time of rows that are cut at ``vocab_size``, whose
+    starts are not aligned.
+    """
+    logits_XV = F.linear(hidden_XC, weight_VC)
+    is_padding_V = torch.arange(len(weight_VC), device=hidden_XC.device) >= vocab_size
+    masked_XV = _wide(logits_XV).masked_fill(is_padding_V, -torch.inf)
+    return F.cross_entropy(masked_XV, targets_X, ignore_index=IGNORE_INDEX)
 
 
 @torch.no_grad()
@@ -159,7 +191,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_X: Tensor,
         vocab_size: int,
         pieces: LogitsChunks,
-        kernel: SoftmaxGradient | None,
     ) -> Tensor:
         """Return the mean loss."""
         dtype = _gemm_dtype(hidden_XC)
@@ -172,10 +203,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = None
         for rows, logits_XV in pieces.chunks(hidden, weight):
             parts = logits_XV[:, :vocab_size], targets_X[rows].clamp(min=0), losses_X[rows]
-            if kernel and dtype != torch.float64:
-                kernel(*parts)
-            else:
-                _to_gradient_(*parts, pieces)
+            _to_gradient_(*parts, pieces)
             logits_XV[:, vocab_size:] = 0
             torch.mm(logits_XV, weight, out=grad_hidden[rows])
             if grad_weight is None:
@@ -196,7 +224,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad = grad * scale
         # In place: allocating a second tensor of the size of the weight costs more than scaling.
         grads = grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad)
-        return *grads, None, None, None, None
+        return *grads, None, None, None
 
 
 def _to_gradient_(

@@ -15,12 +15,7 @@ from gpt2.attention.attention import Attention
 from gpt2.attention.state import BlockState
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.kv_cache import BlockKVCache, KVCache
-from gpt2.loss import (
-    TokenScores,
-    linear_cross_entropy,
-    linear_token_losses,
-    softmax_gradient,
-)
+from gpt2.loss import TokenScores, fused_loss, linear_cross_entropy, linear_token_losses
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
@@ -102,8 +97,7 @@ class GPT(nn.Module):
             targets_BT.flatten(),
             self.config.shape.vocab_size,
             self.execution.logits_chunks,
-            self.execution.softmax_gradient
-            or softmax_gradient(self.config.loss_backend, x_BTC.device),
+            fused_loss(self.config.loss_backend, x_BTC.device),
         )
 
     def new_cache(self) -> KVCache:

@@ -60,20 +60,15 @@ def target_execution(
         return Execution(FewScoreChunks(tracker=tracker), FirstLogitsBlocks())
     chunks = FewScoreChunks(cpu_elements=GPU_CHUNK_ELEMENTS, tracker=tracker)
     # Flash attention has the same requirement as the Triton kernels.
-    tiles, loss = None, None
     if target.flash:
-        tiles = fake_tile_launch(tracker)
-        loss = None if loss_backend == "torch" else _keep_logits
-    elif loss_backend == "triton":
+        logits = WholeLogitsChunks() if loss_backend == "torch" else FusedLogitsChunks()
+        return Execution(chunks, logits, fake_tile_launch(tracker))
+    if loss_backend == "triton":
         what = f"LOSS_BACKEND: triton does not support {target.name}"
         raise ConfigError(
             Problem(what, next="type: SET=LOSS_BACKEND_TORCH=y", code="gpu.unsupported")
         )
-    return Execution(chunks, WholeLogitsChunks(), tiles, loss)
-
-
-def _keep_logits(logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor) -> None:
-    """Replace the Triton kernel of the loss, which allocates nothing."""
+    return Execution(chunks, WholeLogitsChunks())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +78,15 @@ class WholeLogitsChunks(LogitsChunks):
     def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield all rows of the logits as one block."""
         yield logits_XV, *others
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedLogitsChunks(LogitsChunks):
+    """Chunks of logits of which a kernel computes loss and gradient in place."""
+
+    def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield nothing to compute by torch, which allocates memory."""
+        yield from ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +294,11 @@ class FakeTrainingStep:
     def _build(self) -> None:
         # Tensors without memory have no values in which to detect an anomaly.
         numerics = dataclasses.replace(self.config.numerics, detect_anomaly=False)
-        self.training = MinimalTraining(dataclasses.replace(self.config, numerics=numerics))
+        # The chunks of logits stand for the kernel of the loss.
+        model = dataclasses.replace(self.config.model, loss_backend="torch")
+        self.training = MinimalTraining(
+            dataclasses.replace(self.config, numerics=numerics, model=model)
+        )
         self.state = self.training.state
         self.model = self.state.model
         shards = self.config.machine.data_parallel == "fsdp"

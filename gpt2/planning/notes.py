@@ -22,7 +22,11 @@ def _model_notes(config: Config) -> list[ConfigNote]:
         found += gpu_notes(model.attention, model.shape, shows)
         if model.loss_backend == "auto" and not config.machine.compile:
             compared = "it is compared with torch's on the GPU before training"
-            found.append(ConfigNote(f"loss by a Triton kernel, if the GPU supports it; {compared}"))
+            found.append(
+                ConfigNote(
+                    f"loss by liger-kernel, if it is installed and supports the GPU; {compared}"
+                )
+            )
     elif speed.emulates_bf16(config.machine):
         found.append(ConfigNote(speed.EMULATED, warns=True))
     return found

@@ -26,7 +26,7 @@ from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.sdpa_kernels import DTYPES, kv_heads, selected_sdpa_kernel
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.attention.tiled import place_of, runs_tiles, tile_problem
-from gpt2.loss import softmax_gradient
+from gpt2.loss import FusedLoss, fused_loss
 from gpt2.model_config import ModelConfig
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.fused import attend_fused, gpu_kernels
@@ -35,7 +35,7 @@ from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.shape import ModelShape
 from lib.env.options import MachineConfig
 from lib.env.ranks import current_process
-from lib.errors import PreflightError, Problem
+from lib.errors import PreflightError, Problem, RunError
 
 # Largest error relative to the norm, by type: rounding of inputs, weights and outputs, which may
 # change the order of nearly equal weights in a top-k.
@@ -292,40 +292,40 @@ def _typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> lis
 
 
 def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
-    """Compare the Triton kernel of the loss, if it is selected, with the formula in float64.
+    """Compare liger-kernel's loss, if it is selected, with torch's in float64.
 
-    Raises PreflightError if the kernel cannot run on this device, or differs.
+    Raises PreflightError if it cannot run on this device, or differs.
     """
-    backend, device = model.loss_backend, _device(machine)
-    if backend == "torch" or (backend == "auto" and not runs_tiles(device)):
+    device, fix = _device(machine), "type: SET=LOSS_BACKEND_TORCH=y"
+    try:
+        fused = None if machine.compile else fused_loss(model.loss_backend, device)
+    except RunError as error:
+        raise PreflightError(*error.problems) from error
+    if fused is None:
         return
-    fix = "type: SET=LOSS_BACKEND_TORCH=y"
-    if problem := tile_problem(torch.float32, device):
-        raise PreflightError(replace(problem, where="LOSS_BACKEND", next=fix))
     shape, dtype = model.shape, DTYPES[machine.precision]
     generator = torch.Generator().manual_seed(0)
-    logits_XV = torch.randn(_LOSS_ROWS, shape.padded_vocab_size, generator=generator) * 4
-    logits_XV = logits_XV.to(device, dtype)
+    sizes = (_LOSS_ROWS, shape.n_embd), (shape.vocab_size, shape.n_embd)
+    # Logits with a standard deviation of four.
+    scales = 4 * shape.n_embd**-0.5, 1.0
+    drawn = [
+        (torch.randn(size, generator=generator) * scale).to(device, dtype)
+        for size, scale in zip(sizes, scales, strict=True)
+    ]
     targets_X = torch.randint(shape.vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
 
-    def triton() -> list[Tensor]:
-        kernel = softmax_gradient(backend, device)
-        assert kernel
-        padded_XV = logits_XV.clone()
-        losses_X = torch.empty(_LOSS_ROWS, dtype=torch.float32, device=device)
-        kernel(padded_XV[:, : shape.vocab_size], targets_X, losses_X)
-        return [losses_X, padded_XV[:, : shape.vocab_size]]
+    def values(loss: FusedLoss, as_type: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(as_type, copy=True).requires_grad_() for x in drawn]
+        result = loss(*leaves, targets_X)
+        return [result.detach(), *torch.autograd.grad(result, leaves)]
 
-    def exact() -> list[Tensor]:
-        exact_XV = logits_XV[:, : shape.vocab_size].double()
-        one_hot_XV = F.one_hot(targets_X, shape.vocab_size)
-        losses_X = F.cross_entropy(exact_XV, targets_X, reduction="none")
-        return [losses_X, exact_XV.softmax(-1) - one_hot_XV]
+    def exact(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden_XC, weight_VC), targets_X)
 
-    what = f"the Triton kernels of the loss on {device} ({dtype})"
+    what = f"the loss of liger-kernel on {device} ({dtype})"
     compare_values(
-        triton,
-        exact,
+        partial(values, fused, dtype),
+        partial(values, exact, torch.float64),
         TOLERANCES[dtype],
         device,
         lambda problem, code: PreflightError(

@@ -26,7 +26,7 @@ from gpt2.attention.tiled import place_of
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.data.sampler import TrainSampler
-from gpt2.loss import softmax_gradient
+from gpt2.loss import fused_loss
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.run_files import read_settings
 from gpt2.training.session import TrainingSession
@@ -151,14 +151,14 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
 
 
 def _loss_backend(session: TrainingSession) -> dict[str, Setting]:
-    """Return that the Triton kernel computes the loss; nothing for torch, as in earlier runs.
+    """Return that liger-kernel computes the loss; nothing for torch, as in earlier runs.
 
     A compiled model computes the loss by torch.
     """
     machine, requested = session.config.machine, session.config.model.loss_backend
-    if machine.compile or not softmax_gradient(requested, session.device):
+    if machine.compile or not fused_loss(requested, session.device):
         return {}
-    return {"loss_backend": _state("triton", "triton", requested)}
+    return {"loss_backend": _state("liger", "liger", requested)}
 
 
 def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
@@ -243,7 +243,7 @@ def startup_summary(session: TrainingSession) -> str:
     name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
     options = {
         "compiled": machine.compile,
-        "loss triton": bool(_loss_backend(session)),
+        "loss by liger-kernel": bool(_loss_backend(session)),
         "deterministic": machine.deterministic == "strict",
         "deterministic or warned": machine.deterministic == "warn",
         f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",

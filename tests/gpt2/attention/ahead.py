@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=0 python -m tests.gpt2.attention.ahead ARCHITECTURE TYPE...
 
-Prints a JSON line for each kernel of each shape of native sparse attention, of each case of
-``tiled.py``, and of the loss: shared memory, registers, and the bytes that a thread spills.
+Prints a JSON line for each kernel of each shape of native sparse attention, and of each case of
+``tiled.py``: shared memory, registers, and the bytes that a thread spills.
 """
 
 import json
@@ -21,7 +21,6 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpt2 import loss_kernels
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.attention import attend_rows, attend_tiles
 from gpt2.attention.rows import AttentionPlan
@@ -35,8 +34,6 @@ from lib.config.tree import KconfigTree
 # g, H, l' and n: of nsa-quickstart, of nsa-125m-production, and heads twice as wide.
 SHAPES = ((2, 32, 64, 16), (6, 64, 64, 8), (6, 128, 64, 16))
 _COMPRESS, _STRIDE = 32, 16
-# Of the loss: GPT-2's.
-_VOCAB = 50257
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Arguments that are neither constants nor tensors of the model's type.
 _ARGUMENTS = dict.fromkeys(("T", "S", "M", "BK", "J", "first"), "i32")
@@ -79,12 +76,6 @@ def compiled_rows(architecture: str, dtype: str) -> Iterator[dict[str, Any]]:
     for case in TILE_CASES:
         for name, compiled in _launched_tiles(case, dtype):
             yield known | {"kernel": name, "shape": case} | _used(compiled)
-    logits = torch.zeros(1, _VOCAB, dtype=_TYPES[dtype])
-    arguments = logits, torch.zeros(1, dtype=torch.long), torch.zeros(1), _VOCAB, _VOCAB
-    compiled = loss_kernels.KERNEL.warmup(
-        *arguments, grid=(1,), **loss_kernels.launch_constants(_VOCAB)
-    )
-    yield known | {"kernel": "softmax_gradient", "shape": ("loss", _VOCAB)} | _used(compiled)
 
 
 @dataclass(frozen=True)

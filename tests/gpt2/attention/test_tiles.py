@@ -4,7 +4,6 @@ The interpreter computes products of bfloat16 wrongly, so fp32 and fp16 are test
 of its own: triton reads the variable that enables the interpreter when it is imported.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -18,13 +17,13 @@ import torch
 from gpt2.attention.attention import attend_rows
 from gpt2.attention.backends import choose_backend
 from gpt2.attention.tiled import runs_tiles
-from gpt2.loss import softmax_gradient
+from gpt2.loss import fused_loss
 from gpt2.model import GPT
 from gpt2.running import kernel_checks
 from gpt2.running.kernel_checks import check_attention
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, PreflightError, Problem, RunError
+from lib.errors import ConfigError, PreflightError, RunError
 from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import (
     EVERYTHING,
@@ -122,8 +121,6 @@ def test_a_whole_model_trains_alike_and_repeats_its_dropout_in_recomputed_blocks
 def test_half_precision_fits_absent_gpus(architecture):
     """Also the kernels of native sparse attention."""
     rows = printed("ahead", "0", architecture, "bf16")
-    loss = rows.pop()
-    assert loss["shape"][0] == "loss" and not loss["spilled_bytes"]
     sparse, tiles = (
         [r for r in rows if (len(r["shape"]) == 4) == is_nsa] for is_nsa in (True, False)
     )
@@ -154,7 +151,7 @@ def test_half_precision_fits_absent_gpus(architecture):
 def test_single_precision_fits_absent_gpus(architecture):
     """It may spill registers: slow, not wrong."""
     rows = printed("ahead", "0", architecture, "fp32")
-    assert {row["kernel"] for row in rows} >= {"key_gradients", "row_gradients", "softmax_gradient"}
+    assert {row["kernel"] for row in rows} >= {"key_gradients", "row_gradients"}
     assert max(row["shared_bytes"] for row in rows) <= SHARED_BYTES[architecture]
 
 
@@ -284,12 +281,10 @@ def test_gpus_that_support_the_kernels(monkeypatch, capability, hip, runs):
     device = gpu_of(monkeypatch, capability, hip)
     assert runs_tiles(device) is runs
     assert not runs_tiles(torch.device("cpu"))
-    # Reached if AUTO selects the kernel of the loss.
-    monkeypatch.setattr(
-        "gpt2.loss.tile_problem", lambda dtype, device: Problem("selected", code="gpu.unsupported")
-    )
-    with pytest.raises(RunError) if runs else contextlib.nullcontext():
-        assert softmax_gradient("auto", device) is None
+    monkeypatch.setattr("gpt2.loss.tile_problem", lambda dtype, device: None)
+    for package in (None, "liger-kernel"):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, package=package: package)
+        assert bool(fused_loss("auto", device)) is (runs and package is not None)
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])
