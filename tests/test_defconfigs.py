@@ -86,7 +86,7 @@ def test_hardware_changes_what_fits_the_machine_and_nothing_else(tree, fragment)
         after = resolved(tree, f"{base}+{fragment.name}")
         changed = {name for name in before if before[name] != after[name]}
         assert changed <= HARDWARE | OF_ONE_DEVICE | (
-            PRECISION if fragment.name == "cpu" else set()
+            PRECISION | {"COMPILE"} if fragment.name == "cpu" else set()
         )
 
 

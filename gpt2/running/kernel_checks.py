@@ -315,9 +315,9 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
     targets_X = torch.randint(shape.vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
 
     def values(loss: FusedLoss, as_type: torch.dtype) -> list[Tensor]:
-        leaves = [x.to(as_type, copy=True).requires_grad_() for x in drawn]
-        result = loss(*leaves, targets_X)
-        return [result.detach(), *torch.autograd.grad(result, leaves)]
+        hidden_XC, weight_VC = (x.to(as_type, copy=True).requires_grad_() for x in drawn)
+        result = loss(hidden_XC, weight_VC, targets_X)
+        return [result.detach(), *torch.autograd.grad(result, (hidden_XC, weight_VC))]
 
     def exact(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(hidden_XC, weight_VC), targets_X)

@@ -19,8 +19,8 @@ from lib.files import canonical_json
 from lib.project import ROOT
 
 FROZEN = ROOT / "tests" / "yardsticks" / "hashes.json"
-# The automatic number of threads is the machine's.
-THREADS = "CPU_THREADS=2"
+# The automatic number of threads is the machine's; since these hashes, defconfigs of a GPU compile.
+RECORDED = "CPU_THREADS=2 COMPILE=n"
 # On gpt2-124m, a single run on a GPU; each line touches a setting that a rule of the identity names.
 SINGLE = """
 LOSS_BACKEND_TORCH=y
@@ -90,13 +90,13 @@ def configurations() -> Iterator[tuple[str, Config]]:
     """Yield configurations with their key in the frozen file."""
     tree = KconfigTree(ROOT)
     for spec in specs():
-        base = defconfig_layers(ROOT, spec, THREADS)
+        base = defconfig_layers(ROOT, spec, RECORDED)
         yield spec, Config.from_values(tree.resolve(base).values)
         # The environment changes no run.
         if "+env-" not in spec:
             yield from _steps(tree, spec, base)
     for settings in SINGLE:
-        layers = defconfig_layers(ROOT, "gpt2-124m", THREADS)
+        layers = defconfig_layers(ROOT, "gpt2-124m", RECORDED)
         layers.append(parse_command_line_settings(settings))
         yield settings, Config.from_values(tree.resolve(layers).values)
 
