@@ -448,7 +448,7 @@ def _former(path: Path) -> list[DeclaredPlan | Look]:
             # Every factorial design has none.
             del rule["simple_effects"]
     judged = {
-        _name(v["step"], v["reference"]): dict.fromkeys(v["weights"], "")
+        Contrast.pair(v["step"], v["reference"]).name: dict.fromkeys(v["weights"], "")
         for v in record["verdicts"]
     }
     lines: list[dict[str, Any]] = []
@@ -468,10 +468,6 @@ def _former(path: Path) -> list[DeclaredPlan | Look]:
         plans = [{**plan, "family": family, "rule": rule} for rule in rules]
         lines += [plans[0], *looks, *plans[1:]] if each["look_plan"] and family else []
     return [_line(line) for line in lines]
-
-
-def _name(step: str, reference: str) -> str:
-    return f"{step} vs {reference}" if reference else step
 
 
 # Other studies.

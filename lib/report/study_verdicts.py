@@ -205,8 +205,10 @@ class StudyVerdicts:
     def _declared_before(self, name: str, look: Look | None) -> bool:
         """Return whether a look before ``look`` had the comparison in its family."""
         earlier = self.looks if look is None else self.looks[: look.number - 1]
-        arms = self._arms_of(self.family[name])
-        return any(is_declared(name, arms, each.family) for each in earlier)
+        return any(self._is_in(name, each.family) for each in earlier)
+
+    def _is_in(self, name: str, family: Family) -> bool:
+        return is_declared(name, self._arms_of(self.family[name]), family)
 
     def _has_ended(self, contrast: Contrast, seeds: Iterable[int]) -> bool:
         return all(set(seeds) <= self.ended.get(arm, set()) for arm in contrast.weights)
@@ -215,8 +217,8 @@ class StudyVerdicts:
         """Return the comparisons that the look may judge."""
         return [
             name
-            for name, contrast in self.family.items()
-            if is_declared(name, self._arms_of(contrast), look.family)
+            for name in self.family
+            if self._is_in(name, look.family)
             and not (look.is_at_added and self._declared_before(name, look))
         ]
 
@@ -551,8 +553,7 @@ class StudyVerdicts:
             arms = {
                 arm
                 for name, arms in plan.family.items()
-                if name in self.family
-                and is_declared(name, self._arms_of(self.family[name]), plan.family)
+                if name in self.family and self._is_in(name, plan.family)
                 for arm in arms
             }
             ended = {
