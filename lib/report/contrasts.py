@@ -71,25 +71,6 @@ class DesignEffects:
     inflated: dict[str, float]
 
 
-def plan_contrasts(parents: Mapping[str, str], against: str = "both") -> list[Contrast]:
-    """Return the family of a study: each step against the baseline, its parent, or both.
-
-    ``parents`` maps each arm to its parent, the baseline first, to "". A step whose parent is the
-    baseline, or that has none, is compared once.
-    """
-    if not parents:
-        return []
-    baseline, *steps = parents
-    family = []
-    for step in steps:
-        parent = parents[step] or baseline
-        if against != "parent" or parent == baseline:
-            family.append(Contrast.pair(step, baseline))
-        if against != "baseline" and parent != baseline:
-            family.append(Contrast.pair(step, parent, "parent"))
-    return family
-
-
 def contrasts_of(
     variants: Sequence[RunVariant], against: str, interactions: bool | None = None
 ) -> list[Contrast]:
@@ -109,13 +90,23 @@ def contrasts_of(
 
 
 def _contrasts(variants: Sequence[RunVariant], against: str) -> list[Contrast]:
-    """Return the comparisons of variants that predict the same text."""
-    names = [variant.slug for variant in variants]
+    """Return the comparisons of variants that predict the same text.
+
+    Each step is compared with the baseline, which is the first without a parent, with its parent, or
+    with both; once, if its parent is the baseline or is not planned.
+    """
+    slugs = {variant.slug for variant in variants}
     baseline = next((v.slug for v in variants if not v.parent), "")
-    parents = {v.slug: v.parent if v.parent in names else "" for v in variants}
-    if not baseline:
-        return [Contrast.pair(step, parent, "parent") for step, parent in parents.items() if parent]
-    return plan_contrasts({baseline: "", **parents}, against)
+    family = []
+    for variant in variants:
+        step, parent = variant.slug, variant.parent if variant.parent in slugs else baseline
+        if step == baseline:
+            continue
+        if baseline and (against != "parent" or parent == baseline):
+            family.append(Contrast.pair(step, baseline))
+        if parent != baseline and (against != "baseline" or not baseline):
+            family.append(Contrast.pair(step, parent, "parent"))
+    return family
 
 
 def control_contrasts(variants: Sequence[RunVariant]) -> list[Contrast]:

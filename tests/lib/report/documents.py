@@ -1,8 +1,11 @@
-"""Documents of fabricated studies."""
+"""Comparisons and documents of fabricated studies."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from lib.plan.run import RunVariant
+from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.study import study_document
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable
@@ -15,6 +18,13 @@ CONTEXT: dict[str, Any] = {
     "commands": [("make report", "this report again")],
     "other_folders": [],
 }
+
+
+def family_of(parents: Mapping[str, str], against: str = "both") -> list[Contrast]:
+    """Return the comparisons of variants, each with its parent, the baseline first."""
+    return contrasts_of(
+        [RunVariant(slug, parent=parent) for slug, parent in parents.items()], against
+    )
 
 
 def document_of(results: ResultTable | StudyVerdicts) -> dict[str, Any]:

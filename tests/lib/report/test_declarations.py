@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError, RunError
-from lib.report.contrasts import plan_contrasts
 from lib.report.declarations import (
     DECLARATIONS_FILE,
     Declarations,
@@ -24,9 +23,10 @@ from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord
+from tests.lib.report.documents import family_of
 
 BETTER = VerdictWord.BETTER
-FAMILY = plan_contrasts({"base": "", "wide": "base", "gate": "base"})
+FAMILY = family_of({"base": "", "wide": "base", "gate": "base"})
 SHIFTS = {"base": 0.0, "wide": -1.0, "gate": 0.0}
 NOISE = (0.0, 0.011, -0.007, 0.004, -0.012, 0.009)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.contrasts import Contrast, plan_contrasts
+from lib.report.contrasts import Contrast
 from lib.report.declarations import (
     DECLARATIONS_FILE,
     Look,
@@ -19,7 +19,7 @@ from lib.report.statistics import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.study_verdicts import AA_FAILED, StudyVerdicts, declare
 from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
-from tests.lib.report.documents import document_of, verdict_of
+from tests.lib.report.documents import document_of, family_of, verdict_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 LOOKS = LookPlan((3, 5, 8), (0.2, 0.3, 0.4))
@@ -46,7 +46,7 @@ def outcomes(seeds, changes=None, arms=EFFECTS):
 
 
 def contrasts(arms=EFFECTS):
-    return plan_contrasts({arm: "" if arm == "base" else "base" for arm in arms})
+    return family_of({arm: "" if arm == "base" else "base" for arm in arms})
 
 
 def report(
@@ -452,7 +452,7 @@ def test_another_rule_with_more_comparisons_judges_these_at_a_look_of_their_own(
 def test_a_study_without_common_runs_has_looks_and_a_family_of_its_own(tmp_path):
     """Such as another sweep in the same folder."""
     first = report(tmp_path, 3)
-    other = plan_contrasts({"other-base": "", "other-large": "other-base"})
+    other = family_of({"other-base": "", "other-large": "other-base"})
     runs = {
         f"other-{arm}": [SeedOutcome(s, loss) for s, loss in enumerate(LOSSES[arm][:5], 1)]
         for arm in ("base", "large")

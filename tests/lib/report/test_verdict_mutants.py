@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.report import contrasts, study, study_verdicts, verdicts
 from lib.report import statistics as engine
+from lib.report import study, study_verdicts, verdicts
 from lib.report.contrasts import Contrast
 from lib.report.declarations import Declarations, LookSchedule
 from lib.report.statistics import ContrastSample, bonferroni, holm
@@ -154,10 +154,8 @@ def _arrays(name):
 
 
 def _family(change):
-    original = contrasts.plan_contrasts
-    return lambda patch: patch.setattr(
-        test_verdicts, "plan_contrasts", lambda *a: change(original(*a))
-    )
+    original = test_verdicts.family_of
+    return lambda patch: patch.setattr(test_verdicts, "family_of", lambda *a: change(original(*a)))
 
 
 def _folder(test):

@@ -12,10 +12,11 @@ import pytest
 
 from lib.project import ROOT
 from lib.report import statistics as engine
-from lib.report.contrasts import Contrast, plan_contrasts, scale_of
+from lib.report.contrasts import Contrast, scale_of
 from lib.report.statistics import VerdictRule, deviation_of, holm, smallest_p, t_isf, t_sf
 from lib.report.study import pairing_gain
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from tests.lib.report.documents import family_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 # Losses of the baseline; distinct, so that the seed has an effect.
@@ -382,7 +383,7 @@ def test_the_same_bytes_without_numpy_in_any_locale():
 
 def test_the_family_of_a_study():
     chain = {"base": "", "a": "base", "b": "a", "c": "b"}
-    pairs = [(c.step, c.reference, c.role) for c in plan_contrasts(chain)]
+    pairs = [(c.step, c.reference, c.role) for c in family_of(chain)]
     assert pairs == [
         ("a", "base", "baseline"),
         ("b", "base", "baseline"),
@@ -390,12 +391,12 @@ def test_the_family_of_a_study():
         ("c", "base", "baseline"),
         ("c", "b", "parent"),
     ]
-    assert len(plan_contrasts(chain, "baseline")) == len(plan_contrasts(chain, "parent")) == 3
-    assert [c.reference for c in plan_contrasts(chain, "parent")] == ["base", "a", "b"]
-    combinations = plan_contrasts({"x": "", "y": "", "z": ""})
+    assert len(family_of(chain, "baseline")) == len(family_of(chain, "parent")) == 3
+    assert [c.reference for c in family_of(chain, "parent")] == ["base", "a", "b"]
+    combinations = family_of({"x": "", "y": "", "z": ""})
     assert [(c.step, c.reference) for c in combinations] == [("y", "x"), ("z", "x")]
     ratio = {"base": "", **{f"s{i}": f"s{i - 1}" if i > 1 else "base" for i in range(1, 19)}}
-    assert len(plan_contrasts(ratio)) == 35 and plan_contrasts({}) == []
+    assert len(family_of(ratio)) == 35 and family_of({}) == []
 
 
 def test_remarks_say_what_a_word_rests_on():
