@@ -12,20 +12,20 @@ from gpt2.attention.tile_kernels import KERNELS
 _MIN_SIDE = 16
 # Bytes of a vector above which a program has more warps.
 _VECTOR_BYTES = 128
-# Rows and columns of a tile, and warps, of heads of up to 64 elements in half precision. More would
+# Rows and columns of a tile, warps and stages, of heads of up to 64 elements in half precision. More would
 # not have enough registers, or with more stages, not enough shared memory on GPUs of compute
 # capability 8.6 to 8.9 (tests compile them).
 TILES = {
-    "forward": (64, 16, 4),
-    "row_gradients": (128, 16, 8),
-    "column_gradients": (16, 32, 4),
-    "mean_weights": (64, 32, 4),
+    "forward": (64, 16, 4, 2),
+    "row_gradients": (128, 16, 8, 2),
+    "column_gradients": (16, 32, 4, 2),
+    "mean_weights": (64, 32, 4, 2),
 }
 # On compute capability 9.0, where products take operands from shared memory (docs/gpu.md: times).
 HOPPER_TILES = TILES | {
-    "forward": (64, 32, 4),
-    "row_gradients": (64, 32, 4),
-    "column_gradients": (32, 64, 4),
+    "forward": (64, 32, 4, 3),
+    "row_gradients": (64, 32, 4, 3),
+    "column_gradients": (32, 64, 4, 2),
 }
 
 
@@ -38,8 +38,8 @@ def launch_constants(
     """
     padded = max(_MIN_SIDE, triton.next_power_of_2(width))
     is_wide = padded * dtype.itemsize > _VECTOR_BYTES
-    rows, columns, warps = (HOPPER_TILES if _is_hopper() and not is_wide else TILES)[name]
-    stages = 2
+    tiles = HOPPER_TILES if _is_hopper() and not is_wide else TILES
+    rows, columns, warps, stages = tiles[name]
     if name == "column_gradients" and slopes:
         # Slopes take the registers of the other rows.
         rows = _MIN_SIDE

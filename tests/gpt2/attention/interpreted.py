@@ -103,7 +103,7 @@ def random_like(tensors: list[Tensor]) -> list[Tensor]:
 
 def errors(case: Composition, dtype: torch.dtype) -> list[float]:
     """Return the error of every output and gradient."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4, 2))
     qkv = case.inputs(dtype)
     actual = run(attend_tiles, case.plan(torch.float32), qkv)
     expected = run(attend_rows, case.plan(torch.float64), [x.double() for x in qkv])
@@ -141,7 +141,7 @@ def equal_scores() -> dict[str, Any]:
     case = Composition(length=40, band=7, top=3, gate=("topk", "output"))
     found = {}
     for mode in ("topk", "max"):
-        tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4))
+        tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
         tied = replace(case, gate=(mode, "output"), band=-1)
         qkv = tied.inputs(torch.float32)
         # Every other token has one of two keys.
@@ -158,7 +158,7 @@ def dropout() -> dict[str, Any]:
     case = Composition(
         length, (2, 2), width, band=7, gate=("rms", "output"), batch=2, tile=(32, 16)
     )
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4, 2))
     plan = replace(case.plan(torch.float32), dropout=rate)
     q, k, v = case.inputs(torch.float32)
     identity = torch.eye(length, width).expand_as(v)
@@ -172,7 +172,7 @@ def dropout() -> dict[str, Any]:
 
     # By another tile, the same words.
     first = weights(3)
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 32, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 32, 4, 2))
     again = weights(3)
     kept = first > 0
     seen = torch.ones(length, length, dtype=torch.bool).tril()
@@ -213,7 +213,7 @@ class Masked(AttentionPlan):
 
 def model() -> dict[str, Any]:
     """Train steps of a whole model with every mechanism, by both backends and checkpointed."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
     parts = {"mlp_cross_token": {"detach_weights": False}}
     given = EVERYTHING | {"parts": parts, "n_head": 2, "n_embd": 16, "block_size": 20}
 
@@ -243,7 +243,7 @@ def model() -> dict[str, Any]:
 
 def preflight() -> dict[str, Any]:
     """Check kernels as preflight does: first as they are, then with a wrong scale of the scores."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (32, 32, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (32, 32, 4, 2))
     given = EVERYTHING | {"n_head": 2, "n_embd": 32, "block_size": 40, "dropout": 0.1}
     model = make_model_config(**given, attention_backend="triton")
     check_attention(model, CPU)
@@ -281,7 +281,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 
 def compiled() -> dict[str, Any]:
     """Return whether compilation, without a graph break, changes loss or gradients."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4))
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
     found = {}
     for name, given in COMPILED.items():
         sizes = {"n_head": 2, "n_embd": 32, "block_size": 20}
