@@ -61,7 +61,8 @@ class MlpCrossToken(MlpMechanism):
     def _gathered(self, down_BSK: Tensor, view: AttentionOutputs) -> Tensor:
         """Return (W h) A Bᵀ, BTM."""
         assert view.weights_BTS is not None, "attention did not return its weights"
-        gathered_BTM: Tensor = self.up(view.weights_BTS @ down_BSK)
+        # Attention against a cache returns fp32 in a model in half precision.
+        gathered_BTM: Tensor = self.up(view.weights_BTS.to(down_BSK.dtype) @ down_BSK)
         return gathered_BTM
 
 
