@@ -116,10 +116,14 @@ class GPT(nn.Module):
 
     def hidden(self, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return the input of the head: the residual stream after the final norm, [B, T, C]."""
+        return self.transform(self.wte(idx_BT), cache)
+
+    def transform(self, x_BTC: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Return the input of the head for embeddings of tokens without their positions."""
+        count = x_BTC.size(1)
         first = 0 if cache is None else cache.position
-        last = first + idx_BT.size(1)
+        last = first + count
         assert last <= self.config.shape.block_size, f"{last} tokens exceed the context"
-        x_BTC = self.wte(idx_BT)
         if self.wpe is not None:
             x_BTC = x_BTC + self.wpe.weight[first:last]
         x_BTC = self.dropout(x_BTC)
@@ -133,7 +137,7 @@ class GPT(nn.Module):
             else:
                 x_BTC, state = block(x_BTC, state, block_cache)
         if cache is not None:
-            cache.advance(idx_BT.size(1))
+            cache.advance(count)
         return self.ln_f(x_BTC)
 
     def logits(self, x_BTC: Tensor) -> Tensor:

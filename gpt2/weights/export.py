@@ -1,7 +1,7 @@
 """Export of finished runs to folders that transformers loads.
 
 A model that transformers' GPT-2 supports becomes one. Any other model is exported with its own code,
-bundled from the modules of this tree, for ``trust_remote_code``.
+copies of modules of this tree, for ``trust_remote_code``.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.activations import ACT2FN
 
 from gpt2.attention.backends import backends_of
 from gpt2.config import Config
@@ -28,13 +30,13 @@ from gpt2.data.tokenizer import (
     vocabulary_strings,
 )
 from gpt2.mlp.activations import FUNCTIONS
-from gpt2.mlp.options import ActivationOptions
+from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
-from gpt2.weights.bundle import bundle
+from gpt2.weights import modeling
 from gpt2.weights.convert import to_hf
-from gpt2.weights.hf import PREFIX, config_json, shapes, unsupported_components
-from gpt2.weights.modeling import GenerationCache, KablateConfig, KablateForCausalLM
+from gpt2.weights.hf import PREFIX, config_json, options_of, shapes, unsupported_components
+from gpt2.weights.model_code import flat_name, model_files
 from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE, require_recorded_weights
 from lib.console import log
 from lib.errors import ConfigError, Problem
@@ -42,17 +44,13 @@ from lib.files import fsync_directory, sha256_file, temporary_path, write_atomic
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
-_ENTRIES = (KablateConfig, KablateForCausalLM, GenerationCache)
-# Module and file of the bundled code.
+# Module of the exported code that transformers loads.
 _MODELING = "modeling_kablate"
-_HEADER = """GPT-2 variant of an ablation, in one file: written by make export of Kablate.
-
-Trained as {run}. MIT license. Dimensions of tensors are named by their last capital letters: B
-batch, T and S tokens, C width, N heads, K key/value heads, H head width, M hidden units, V
-vocabulary.
-"""
 _END_OF_TEXT = {"byte": ByteTokenizer.end_of_text, "gpt2": Gpt2Tokenizer.end_of_text}
 _END = "<|endoftext|>"
+# Largest difference of logits from those of transformers, as a fraction of the largest logit.
+_LOGITS_TOLERANCE = 1e-3
+_COMPARED_TOKENS = 32
 
 
 def export(run: RunDir, target: Path, build_dir: Path) -> None:
@@ -92,112 +90,115 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
 
 def _write_hf(config: Config, run: RunDir, folder: Path) -> None:
     hf_config = config_json(config.model, _END_OF_TEXT[config.data.tokenizer])
-    tensors = to_hf(safetensors.torch.load_file(run.weights), hf_config)
-    _require_same_model(config.model.mlp.activation, hf_config, tensors)
+    weights = safetensors.torch.load_file(run.weights)
+    tensors = to_hf(weights, hf_config)
+    _require_same_model(config.model, weights, hf_config, tensors)
     # transformers requires the format in the metadata of the file.
     write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
     write_json(folder / CONFIG_FILE, hf_config)
 
 
+@torch.no_grad()
 def _require_same_model(
-    activation: ActivationOptions, hf_config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    hf_config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
 ) -> None:
-    """Raise ConfigError unless transformers' GPT-2 of ``hf_config`` has this activation and tensors.
+    """Raise ConfigError unless transformers' GPT-2 of ``hf_config`` computes what the model does.
 
-    An activation names the function of transformers that it equals; the name may be wrong.
+    An activation names the function of transformers that it equals; the name may be wrong. A kind of
+    component may be missing in ``unsupported_components``.
     """
-    # Imported here: the import is slow.
-    from transformers.activations import ACT2FN
-
-    name, expected = hf_config["activation_function"], shapes(hf_config)
+    activation, name = model.mlp.activation, hf_config["activation_function"]
     x = torch.linspace(-8, 8, 513)
     built = {n.removeprefix(PREFIX): tuple(t.shape) for n, t in tensors.items()}
-    same = name in ACT2FN and built == expected
-    if not same or not torch.allclose(
-        ACT2FN[name](x), FUNCTIONS[type(activation)](x), rtol=1e-5, atol=1e-6
-    ):
-        what = f"{activation.name}: transformers' GPT-2 with {name} is another model"
-        advice = "correct hf_names of the activation, or return () to export the model's own code"
+    same = name in ACT2FN and built == shapes(hf_config)
+    same = same and torch.allclose(ACT2FN[name](x), FUNCTIONS[type(activation)](x), 1e-5, 1e-6)
+    if same:
+        ours, theirs = GPT(model).eval(), GPT2LMHeadModel(GPT2Config(**hf_config)).eval()
+        ours.load_state_dict(weights)
+        theirs.load_state_dict(tensors, strict=False)
+        length = min(_COMPARED_TOKENS, model.shape.block_size)
+        idx_BT = torch.arange(length)[None] * 7919 % model.shape.vocab_size
+        logits_BTV, expected_BTV = theirs(idx_BT).logits, ours(idx_BT)
+        tolerance = _LOGITS_TOLERANCE * float(expected_BTV.abs().max())
+        same = torch.allclose(logits_BTV, expected_BTV, rtol=0, atol=tolerance)
+    if not same:
+        what = f"transformers' GPT-2 with {name} is another model than {activation.name}"
+        advice = (
+            "correct hf_names of the activation, or unsupported_components in gpt2/weights/hf.py"
+        )
         raise ConfigError(Problem(what, "ACTIVATION", advice, code="export.other-model"))
 
 
 def _write_own(config: Config, run: RunDir, folder: Path) -> None:
-    """Write native weights, and the code and the options of the model."""
+    """Write native weights without the padding of the vocabulary, the code and the options."""
+    model, end = _any_device(config.model), _END_OF_TEXT[config.data.tokenizer]
     weights = safetensors.torch.load_file(run.weights)
+    weights["wte.weight"] = weights["wte.weight"][: model.shape.vocab_size].contiguous()
     tensors = {PREFIX + name: tensor for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
-    model = _any_device(config.model)
-    shape, end = model.shape, _END_OF_TEXT[config.data.tokenizer]
     settings = {
-        "architectures": [KablateForCausalLM.__name__],
+        "architectures": [modeling.KablateForCausalLM.__name__],
         "auto_map": {
-            "AutoConfig": f"{_MODELING}.{KablateConfig.__name__}",
-            "AutoModelForCausalLM": f"{_MODELING}.{KablateForCausalLM.__name__}",
+            "AutoConfig": f"{_MODELING}.{modeling.KablateConfig.__name__}",
+            "AutoModelForCausalLM": f"{_MODELING}.{modeling.KablateForCausalLM.__name__}",
         },
-        "model_type": KablateConfig.model_type,
-        "model": _json(model),
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.n_embd,
-        "num_hidden_layers": shape.n_layer,
-        "num_attention_heads": shape.n_head,
-        "max_position_embeddings": shape.block_size,
-        "tie_word_embeddings": True,
+        "model_type": modeling.KablateConfig.model_type,
+        "model": modeling.write_options(model),
+        **modeling.summary(model),
         "bos_token_id": end,
         "eos_token_id": end,
+        "pad_token_id": end,
         "dtype": "float32",
     }
     write_json(folder / CONFIG_FILE, settings)
-    write_atomic(folder / f"{_MODELING}.py", modeling_code(model, run.path.name))
+    for name, text in model_code(model).items():
+        write_atomic(folder / name, text)
 
 
-def modeling_code(model: ModelConfig, run: str) -> str:
-    """Return the Python module with the code of ``model``; imports torch and transformers only."""
-    classes = sorted(_option_classes(model), key=lambda each: each.__name__)
-    text = bundle(_ENTRIES, classes, _HEADER.format(run=run))
-    names = ", ".join(each.__name__ for each in classes)
-    return f"{text}\n\nOPTION_CLASSES.update((each.__name__, each) for each in ({names},))\n"
+def model_code(model: ModelConfig) -> dict[str, str]:
+    """Return name → text of the files with the code of ``model``."""
+    classes = sorted({type(each) for each in options_of(model)}, key=lambda each: each.__name__)
+    built = {type(module) for module in GPT(model).modules()}
+    files = model_files([modeling.__name__, *(each.__module__ for each in classes)], built)
+    text = files.pop(f"{flat_name(modeling.__name__)}.py")
+    text += "\n\n# The classes in config.json.\n"
+    for each in classes:
+        text += f"from .{flat_name(each.__module__)} import {each.__name__}  # noqa: E402\n"
+    names = "".join(f"    {each.__name__},\n" for each in classes)
+    text += f"\nOPTION_CLASSES.update((each.__name__, each) for each in (\n{names}))\n"
+    return files | {f"{_MODELING}.py": text}
 
 
 def _any_device(model: ModelConfig) -> ModelConfig:
-    """Return the model without the choice of a kernel, which another machine may lack.
+    """Return the model without padding, and without the choice of a kernel that a machine may lack.
 
     The code of an exported model does not contain the Triton kernels, which auto selects on a GPU.
     """
     shown = {model.mlp.reads_weights(site) for site in model.sites()}
     auto = dataclasses.replace(model.attention, backend=model.attention.backend and "auto")
     plain = "triton" not in backends_of(auto, model.shape, shown, "gpu")
-    backend = auto.backend if plain else "rows"
     attention = dataclasses.replace(
         model.attention,
-        backend=backend,
+        backend=auto.backend if plain else "rows",
         pattern=model.attention.pattern.for_any_device(),
     )
-    return dataclasses.replace(model, attention=attention, loss_backend="torch")
-
-
-def _json(value: Any) -> Any:
-    """Return options as JSON: objects with the name of their class."""
-    if isinstance(value, tuple):
-        return [_json(item) for item in value]
-    if not dataclasses.is_dataclass(value):
-        return value
-    fields = {field.name: _json(vars(value)[field.name]) for field in dataclasses.fields(value)}
-    return {"class": type(value).__name__, **fields}
-
-
-def _option_classes(value: Any) -> set[type]:
-    if isinstance(value, tuple):
-        return {each for item in value for each in _option_classes(item)}
-    if not dataclasses.is_dataclass(value):
-        return set()
-    inner = (_option_classes(vars(value)[field.name]) for field in dataclasses.fields(value))
-    return {type(value)}.union(*inner)
+    return dataclasses.replace(
+        model,
+        shape=dataclasses.replace(model.shape, vocab_multiple=1),
+        attention=attention,
+        grad_checkpointing=False,
+        loss_backend="torch",
+    )
 
 
 def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
     """Write the files that AutoTokenizer needs to work offline."""
     settings: dict[str, Any] = {"model_max_length": config.model.shape.block_size}
     settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), _END)
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
     if config.data.tokenizer == "byte":
         write_json(folder / "tokenizer.json", _byte_tokenizer())
         settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}

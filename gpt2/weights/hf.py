@@ -5,11 +5,15 @@ Conv1D with matrices [in, out] instead of [out, in], and ``wte`` has no padding 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpt2.attention.config import AttentionConfig
+from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions
+from gpt2.mlp.options import ActivationOptions, MlpConfig
 from gpt2.model_config import ModelConfig
-from lib.config.registry import ComponentOptions
+from gpt2.shape import ModelShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +23,9 @@ HEAD_NAME = "lm_head.weight"
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 # The causal mask, stored in older files.
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+# Options classes of GPT-2, beside those of activations.
+_GPT2 = {ModelConfig, ModelShape, AttentionConfig, MlpConfig}
+_GPT2 |= {DenseOptions, FullOptions, LearnedOptions}
 # Defaults of transformers' GPT2Config for keys missing in config.json.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 50257,
@@ -117,24 +124,25 @@ def config_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str
     return problems
 
 
+def options_of(value: Any) -> Iterator[Any]:
+    """Yield the options object ``value`` and all that it contains."""
+    if is_dataclass(value):
+        yield value
+    for item in value if isinstance(value, tuple) else vars(value).values():
+        if isinstance(item, tuple) or is_dataclass(item):
+            yield from options_of(item)
+
+
 def unsupported_components(model: ModelConfig) -> list[str]:
-    """Return the components of ``model`` that transformers' GPT-2 does not support."""
-    attention = model.attention
-    plain = {"dense", "full", "learned"}
-    parts: tuple[ComponentOptions, ...] = (
-        attention.projection,
-        attention.pattern,
-        attention.positions,
-    )
-    kinds = [part.name for part in parts if part.name not in plain]
-    if not model.mlp.activation.hf_names:
-        kinds.append(model.mlp.activation.name)
-    added: tuple[ComponentOptions, ...] = (
-        *attention.terms,
-        *attention.gates,
-        *model.mlp.mechanisms,
-    )
-    return kinds + [part.name for part in added]
+    """Return the components of ``model`` that transformers' GPT-2 does not support.
+
+    Every options class is one, unless it is listed here.
+    """
+    return [
+        part.name
+        for part in options_of(model)
+        if type(part) not in _GPT2 and not (isinstance(part, ActivationOptions) and part.hf_names)
+    ]
 
 
 def config_json(model: ModelConfig, end_of_text: int) -> dict[str, Any]:

@@ -196,9 +196,9 @@ def _hidden(model: ModelConfig) -> str:
 
 
 def _part_names(model: ModelConfig) -> set[str]:
-    attention = model.attention
-    names = [part.name for part in (*attention.terms, *attention.gates)]
-    return {*names, *(part.name for part in model.mlp.mechanisms)}
+    """Return the components of the kinds of which a model may have any number."""
+    fields = (*vars(model.attention).values(), *vars(model.mlp).values())
+    return {part.name for field in fields if isinstance(field, tuple) for part in field}
 
 
 def require_recorded_weights(run: RunDir) -> None:

@@ -1,20 +1,29 @@
 """Export of weights: the same function in transformers, and lossless round trips."""
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import safetensors.torch
 import torch
 
+from gpt2 import kv_cache
+from gpt2.attention.options import TermOptions
 from gpt2.config import Config
 from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
 from gpt2.planning.arguments import RunLookup
 from gpt2.records.run_files import find_finished
+from gpt2.shape import ModelShape
+from gpt2.weights import model_code
 from gpt2.weights.convert import load_initial_weights
+from gpt2.weights.hf import unsupported_components
+from gpt2.weights.model_code import flat_name, model_files
+from gpt2.weights.source import _part_names
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
 from lib.json_files import read_json_object
@@ -115,6 +124,101 @@ def test_an_activation_with_another_function_in_transformers_is_not_exported(
         export(run, tmp_path / "out", tmp_path)
     assert caught.value.codes == ["export.other-model"]
     assert not (tmp_path / "out").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownOptions(TermOptions):
+    """Options of a component that the export has never heard of."""
+
+    name: ClassVar[str] = "unknown"
+
+    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
+        """Return none."""
+        return 0.0
+
+
+class TestUnknownComponents:
+    """A component is exported with its code or refused, without being listed anywhere."""
+
+    def test_it_is_not_one_of_gpt2(self, configure: Configure) -> None:
+        model = configure().model
+        assert unsupported_components(model) == []
+        attention = dataclasses.replace(model.attention, terms=(UnknownOptions(),))
+        other = dataclasses.replace(model, attention=attention)
+        assert unsupported_components(other) == ["unknown"]
+        # Of a field for another kind of component, too.
+        activation = dataclasses.replace(model.mlp, activation=(UnknownOptions(),))
+        assert unsupported_components(dataclasses.replace(model, mlp=activation)) == ["unknown"]
+        assert _part_names(other) == {"unknown"}
+
+    def test_another_function_is_refused(
+        self,
+        configure: Configure,
+        finished: Finished,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Without parameters, as the norm of queries and keys, and overlooked by the list."""
+        run = finished(configure())
+        transform = GPT.transform
+        monkeypatch.setattr(GPT, "transform", lambda self, x, cache=None: transform(self, 2 * x))
+        with pytest.raises(ConfigError) as caught:
+            export(run, tmp_path / "out", tmp_path)
+        assert caught.value.codes == ["export.other-model"]
+        assert not (tmp_path / "out").exists()
+
+
+class TestModelCode:
+    """Modules become files of one folder."""
+
+    @pytest.mark.parametrize(
+        ("module", "name"),
+        [
+            ("gpt2.mlp.mlp", "mlp"),
+            ("gpt2.nsa.module", "nsa"),
+            ("gpt2.nsa.options", "nsa_options"),
+            ("gpt2.model", "model"),
+            ("lib.errors", "lib_errors"),
+        ],
+    )
+    def test_names(self, module: str, name: str) -> None:
+        assert flat_name(module) == name
+
+    def test_imports(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = tmp_path / "gpt2tree"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "parts.py").write_text(
+            "from torch import nn\n\nclass Here(nn.Module): ...\nclass Absent(nn.Module): ...\n"
+        )
+        (package / "ops.py").write_text('import torch\n\nNAME = "kablate::op"\n')
+        (package / "entry.py").write_text(
+            "from gpt2tree import ops as operators\n"
+            "def f():\n    from gpt2tree.parts import Here\n"
+            "def g():\n    from gpt2tree.more import (\n        Absent,\n    )\n"
+            "def h():\n    try:\n        from gpt2tree.kernels import x\n"
+            "    except ImportError:\n        import triton\n"
+        )
+        (package / "more.py").write_text("from gpt2tree.parts import Absent\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(model_code, "_PACKAGES", {"gpt2tree"})
+        from gpt2tree.parts import Here
+
+        with pytest.raises(AssertionError, match=r"gpt2tree.entry requires \{'triton'\}"):
+            model_files(["gpt2tree.entry"], {Here})
+        entry = (package / "entry.py").read_text().replace("import triton", "pass")
+        (package / "entry.py").write_text(entry)
+        files = model_files(["gpt2tree.entry"], {Here})
+        assert sorted(files) == [f"gpt2tree_{name}.py" for name in ("entry", "ops", "parts")]
+        assert files["gpt2tree_ops.py"].endswith('NAME = __name__.replace(".", "_") + "::op"\n')
+        assert files["gpt2tree_entry.py"] == (
+            "from .gpt2tree_ops import __name__ as _\n"
+            "from . import gpt2tree_ops as operators\n"
+            "def f():\n    from .gpt2tree_parts import Here\n"
+            "def g():\n    raise ImportError\n"
+            "def h():\n    try:\n        raise ImportError\n"
+            "    except ImportError:\n        pass\n"
+        )
 
 
 def test_import_and_export_is_bit_identical(
@@ -408,16 +512,27 @@ class TestOwnCode:
         with_cache = theirs.generate(prompt, **settings)
         assert torch.equal(with_cache, theirs.generate(prompt, use_cache=False, **settings))
 
-    def test_the_code_is_one_file_without_the_program(self, exported: Any, name: str) -> None:
+    def test_the_code_is_copied_into_one_folder(self, exported: Any, name: str) -> None:
         model, _, folder = exported(name)
-        code = (folder / "modeling_kablate.py").read_text()
-        assert not re.search(r"^\s*(from|import) (gpt2|lib)\b", code, re.MULTILINE)
-        # Parts that the model does not have are not copied.
-        assert ("class Nsa(" in code) == (name == "nsa")
-        assert ("class Reciprocal(" in code) == (name == "everything")
+        code = {path.stem: path.read_text() for path in folder.glob("*.py")}
+        imported = {
+            file
+            for text in code.values()
+            for file in re.findall(r"^ *from \.(\w+) import", text, re.MULTILINE)
+        }
+        # What transformers follows from the first file.
+        assert imported == code.keys() - {"modeling_kablate"}
+        for text in code.values():
+            assert not re.search(r"^\s*(from|import) (gpt2|lib|triton)\b", text, re.MULTILINE)
+            assert "kablate::" not in text
+        # A mechanism that is loaded by its models only.
+        assert ("nsa" in code) == (name == "nsa")
+        written = inspect.getsource(kv_cache)
+        assert code["kv_cache"] == written
         assert torch.equal(load_run(folder)(torch.arange(40)[None]), model(torch.arange(40)[None]))
-        # The kernels of GPUs, which auto selects for terms and gates, are not copied either.
-        backend = read_json_object(folder / "config.json")["model"]["attention"]["backend"]
+        # The kernels of GPUs, which auto selects for terms and gates, are not copied.
+        options = read_json_object(folder / "config.json")["model"]
+        backend = options["attention"]["backend"]
         assert backend == {"sliding": "auto", "everything": "rows", "nsa": ""}[name]
 
     def test_files_are_readable_by_all(self, exported: Any, name: str) -> None:
