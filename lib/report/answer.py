@@ -76,7 +76,8 @@ def answer(document: Values) -> str:
 
 def best_verdict(document: Values) -> Values | None:
     """Return the verdict with the best word, and the lowest loss among equal words, if any."""
-    given = [v for v in _answering(document) if v["verdict"] in _FROM_BEST and v["difference"]]
+    words = [v for v in _answering(document) if v["verdict"] in _FROM_BEST]
+    given = [v for v in words if v["difference"] is not None]
     rank = _FROM_BEST.index
     return min(given, key=lambda v: (rank(v["verdict"]), v["difference"]), default=None)
 

@@ -196,35 +196,12 @@ _MARGINAL = [
 ]
 
 
-def _pair_difference(marginal: Row) -> str:
-    if marginal["level"] == marginal["reference"]:
-        return "reference"
-    change = marginal["difference"]
-    if change is None:
-        return "-"
-    return format_difference(change["mean"]) + (
-        "" if change["sd"] is None else f" ± {change['sd']:.4f}"
-    )
-
-
-def _pairs(marginal: Row) -> str:
-    if marginal["level"] == marginal["reference"]:
-        return "-"
-    return str(marginal["difference"]["n"]) if marginal["difference"] else "0"
-
-
-def _effect_word(marginal: Row) -> str:
-    if marginal["level"] != ON:
-        return ""
-    return verdict_word(marginal["verdict"]) if marginal["verdict"] else "not estimable"
-
-
-def _effect(marginal: Row) -> str:
-    return difference_cell(marginal["verdict"]) if marginal["verdict"] else ""
-
-
-_PAIRS = [*_MARGINAL, Column("Δ reference", _pair_difference), Column("pairs", _pairs)]
-_EFFECTS = [*_MARGINAL, Column("Δ ± 95 %", _effect), Column("verdict", _effect_word, is_left=True)]
+_PAIRS = [*_MARGINAL, Column("Δ reference", _of("change")), Column("pairs", _of("pairs"))]
+_EFFECTS = [
+    *_MARGINAL,
+    Column("Δ ± 95 %", _of("change")),
+    Column("verdict", _of("word"), is_left=True),
+]
 
 
 class Table(NamedTuple):
@@ -255,21 +232,41 @@ def _marginals(document: Document) -> list[Table]:
 
     The means of a factorial design have the verdicts on its main effects.
     """
-    rows, shown = document["marginals"], _PAIRS
-    note = (
-        "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; the "
-        "mean val loss is over all cells of the level, paired or not."
-    )
-    if document["not_estimable"] is not None:
-        effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
-        verdicts = {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
-        rows = [m | {"verdict": m["level"] == ON and verdicts.get(m["factor"])} for m in rows]
-        shown = _EFFECTS
+    if not document["marginals"]:
+        return []
+    if document["not_estimable"] is None:
         note = (
-            "mean val loss: over the cells of the level. Δ: main effect, the loss with the feature "
-            "minus the loss without it, over all settings of the others."
+            "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; "
+            "the mean val loss is over all cells of the level, paired or not."
         )
-    return [Table("Marginal means", shown, rows, note)] if rows else []
+        rows = [marginal | _paired(marginal) for marginal in document["marginals"]]
+        return [Table("Marginal means", _PAIRS, rows, note)]
+    effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
+    verdicts = {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
+    rows = []
+    for marginal in document["marginals"]:
+        verdict = verdicts.get(marginal["factor"])
+        texts = ("", "not estimable")
+        if verdict is not None:
+            texts = (difference_cell(verdict), verdict_word(verdict))
+        change, word = texts if marginal["level"] == ON else ("", "")
+        rows.append({**marginal, "change": change, "word": word})
+    note = (
+        "mean val loss: over the cells of the level. Δ: main effect, the loss with the feature minus "
+        "the loss without it, over all settings of the others."
+    )
+    return [Table("Marginal means", _EFFECTS, rows, note)]
+
+
+def _paired(marginal: Row) -> Row:
+    """Return the difference of a level to the reference, and its pairs, as text."""
+    change = marginal["difference"]
+    if marginal["level"] == marginal["reference"]:
+        return {"change": "reference"}
+    if change is None:
+        return {"pairs": "0"}
+    spread = "" if change["sd"] is None else f" ± {change['sd']:.4f}"
+    return {"change": format_difference(change["mean"]) + spread, "pairs": str(change["n"])}
 
 
 def _layers(rows: Sequence[Row]) -> list[Table]:

@@ -97,12 +97,11 @@ def markdown_table(
 ) -> str:
     """Return a Markdown table with aligned columns.
 
-    The columns ``left`` are left-aligned, the others right-aligned; -1 is the last column.
+    The columns ``left`` are left-aligned, the others right-aligned.
     """
     escaped = [[_markdown_cell(cell) for cell in row] for row in (header, *rows)]
     widths = [max(_MIN_RULE_CHARS, width) for width in _column_widths(escaped)]
-    left_columns = {i % len(widths) for i in left}
-    right = set(range(len(widths))) - left_columns
+    right = set(range(len(widths))) - set(left)
     rule = [("-" * (w - 1) + ":") if i in right else "-" * w for i, w in enumerate(widths)]
     first, *others = [_aligned(row, widths, right) for row in escaped]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (first, rule, *others))

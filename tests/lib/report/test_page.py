@@ -13,7 +13,7 @@ import pytest
 
 from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
-from lib.report.answer import answer, notices
+from lib.report.answer import answer, best_verdict, notices
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
 from lib.report.options import LookPlan
@@ -238,6 +238,12 @@ def test_the_answer_is_one_sentence(study, words, expected):
     for verdict in document["verdicts"]:
         verdict["reason"] = "because"
     assert answer(document) == expected
+
+
+def test_a_difference_of_0_has_its_word_in_the_index(study):
+    document = judged(study, "EQUIVALENT", "INCONCLUSIVE")
+    document["verdicts"][0]["difference"] = 0.0
+    assert best_verdict(document) is document["verdicts"][0]
 
 
 def test_one_step_is_answered_by_its_difference(study):

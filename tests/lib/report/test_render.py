@@ -18,8 +18,8 @@ def test_a_markdown_table_is_aligned_and_escaped() -> None:
     assert markdown_table(ROWS[0], ROWS[1:]) == (
         "| step     |  loss |\n| -------- | ----: |\n| baseline |   3.5 |\n| ra       | 10.25 |\n"
     )
-    # "-:" is the shortest rule; -1 is the last column.
-    assert markdown_table(("#", "x"), [("1", "a|b\nc")], left=(-1,)) == (
+    # "-:" is the shortest rule.
+    assert markdown_table(("#", "x"), [("1", "a|b\nc")], left=(1,)) == (
         "|  # | x      |\n| -: | ------ |\n|  1 | a\\|b c |\n"
     )
 
