@@ -2,9 +2,10 @@
 
 A module is copied as it is, except for its imports of the tree and the namespace of its operators. The
 imports become relative ones, because transformers copies
-the files that ``from .name import`` names, and no folders. Two kinds of imports within functions
+the files that ``from .name import`` names, and no folders. Three kinds of imports within functions
 raise ImportError instead: those that expect it (``except ImportError``: kernels that need triton),
-and those of a component that the model does not have.
+those of a component that the model does not have, and those of packages that transformers does not
+need (liger-kernel, which the loss of an exported model does not use).
 """
 
 import ast
@@ -58,17 +59,22 @@ def _copy(module: str, built: set[type]) -> tuple[str, list[str]]:
     expected = _imports_that_may_fail(tree)
     imported: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            packages = {alias.name.partition(".")[0] for alias in node.names}
-            assert node in expected or packages <= _INSTALLED, f"{module} requires {packages}"
-        elif isinstance(node, ast.ImportFrom):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             assert node.module and not node.level, f"{module} has a relative import"
-            if (package := node.module.partition(".")[0]) not in _PACKAGES:
-                assert node in expected or package in _INSTALLED, f"{module} requires {package}"
-            elif node in expected or not (node in tree.body or _is_needed(node, built)):
+            names = [node.module]
+        packages = {name.partition(".")[0] for name in names}
+        is_deferred = node not in tree.body
+        if not packages & _PACKAGES:
+            if not packages <= _INSTALLED and node not in expected:
+                assert is_deferred, f"{module} requires {packages}"
                 _replace(lines, node, ["raise ImportError"])
-            else:
-                imported += _make_relative(lines, node)
+        elif node in expected or (is_deferred and not _is_needed(node, built)):
+            _replace(lines, node, ["raise ImportError"])
+        else:
+            imported += _make_relative(lines, node)
     return _OPERATOR.sub(_OWN_OPERATOR, "".join(lines)), imported
 
 
@@ -84,9 +90,9 @@ def _imports_that_may_fail(tree: ast.Module) -> set[ast.AST]:
     }
 
 
-def _is_needed(node: ast.ImportFrom, built: set[type]) -> bool:
+def _is_needed(node: ast.Import | ast.ImportFrom, built: set[type]) -> bool:
     """Return whether an import has a name that is not the class of a component that is not built."""
-    assert node.module
+    assert isinstance(node, ast.ImportFrom) and node.module
     values = vars(importlib.import_module(node.module))
     for alias in node.names:
         value = values.get(alias.name)
@@ -96,9 +102,9 @@ def _is_needed(node: ast.ImportFrom, built: set[type]) -> bool:
     return False
 
 
-def _make_relative(lines: list[str], node: ast.ImportFrom) -> list[str]:
+def _make_relative(lines: list[str], node: ast.Import | ast.ImportFrom) -> list[str]:
     """Replace an import of the tree by one of the flat folder; return the modules that it imports."""
-    assert node.module
+    assert isinstance(node, ast.ImportFrom) and node.module
     spec = find_spec(node.module)
     if spec and spec.submodule_search_locations is None:
         line = node.lineno - 1
