@@ -84,11 +84,12 @@ def _summary(
     started: float,
 ) -> dict[str, Any]:
     """Build summary.json; configuration and seed determine all values outside ``timing``."""
-    config, seconds, verdict = (
-        session.config,
-        session.state.clock.seconds,
-        check_first_steps(session),
-    )
+    config, state, record = session.config, session.state, RunRecord(session.run)
+    seconds, verdict = state.clock.seconds, check_first_steps(session)
+    # A run of one log line has no other speed than that of all steps.
+    first = next((row for row in record.timings if row.iteration < state.iteration), None)
+    warmup = (first.iteration, first.train_seconds) if first else (0, 0.0)
+    step_seconds = (seconds - warmup[1]) / (state.iteration - warmup[0])
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": config.seed,
@@ -96,15 +97,13 @@ def _summary(
         "final": {
             **evaluation_metrics(items),
             "expected_calibration_error": expected_calibration_error(calibration),
-            "train_loss": train_loss(
-                RunRecord(session.run).metrics_fields, session.state.iteration
-            ),
-            "iterations": session.state.iteration,
-            "tokens": session.state.tokens,
-            "data_order_digest": session.state.order.digest,
+            "train_loss": train_loss(record.metrics_fields, state.iteration),
+            "iterations": state.iteration,
+            "tokens": state.tokens,
+            "data_order_digest": state.order.digest,
             "unigram_entropy": session.dataset.unigram_entropy,
-            "parameters": session.state.model.num_params(),
-            "budget_stretch": session.state.budget.stretch,
+            "parameters": state.model.num_params(),
+            "budget_stretch": state.budget.stretch,
             **sparsity,
         },
         "calibration": calibration,
@@ -112,8 +111,10 @@ def _summary(
         "timing": {
             "total_seconds": time.monotonic() - started,
             "train_seconds": seconds,
-            "mean_step_seconds": seconds / session.state.iteration,
-            "tokens_per_second": session.state.tokens / seconds,
+            "warmup_iterations": warmup[0],
+            "warmup_seconds": warmup[1],
+            "mean_step_seconds": step_seconds,
+            "tokens_per_second": state.tokens / state.iteration / step_seconds,
             "first_steps": verdict.record() if verdict else None,
             # With debug flags set, the timing does not represent the run's speed.
             "debug_flags": config.numerics.debug_flags,

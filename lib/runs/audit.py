@@ -7,6 +7,7 @@ own files. Does not import torch.
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,10 +254,12 @@ def _figures(record: RunRecord) -> Iterator[AuditFinding]:
     steps = {item.eval_step for item in record.documents}
     yield from mismatch(run.per_query.name, "eval_step", [final.iterations], [*steps])
     accuracy = sum(bins["n_correct"]) / expected["eval_tokens"]
-    step_seconds = timing.train_seconds / final.iterations
+    counted = final.iterations - timing.warmup_iterations
+    step_seconds = (timing.train_seconds - timing.warmup_seconds) / max(counted, 1)
+    speed = final.tokens / final.iterations / (step_seconds or math.nan)
     for field, recomputed, recorded in (
         ("timing.mean_step_seconds", step_seconds, timing.mean_step_seconds),
-        ("timing.tokens_per_second", final.tokens / timing.train_seconds, timing.tokens_per_second),
+        ("timing.tokens_per_second", speed, timing.tokens_per_second),
         ("Σ calibration.n_tokens", expected["eval_tokens"], sum(bins["n_tokens"])),
         ("accuracy of calibration", expected["token_accuracy"], accuracy),
     ):

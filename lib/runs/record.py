@@ -95,8 +95,12 @@ class RunTiming:
     """Speed of a finished run."""
 
     train_seconds: float
+    # Of the iterations after the warm-up.
     tokens_per_second: float
     mean_step_seconds: float
+    # Of the first log line, with compilation in it; 0 if no iteration follows.
+    warmup_iterations: int = 0
+    warmup_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,8 @@ class TimingRow:
     tokens_per_second: float
     # Seconds since the epoch.
     written_at: float
+    # In all steps so far.
+    train_seconds: float = 0.0
     # Model FLOPs utilisation; None if the device's peak is unknown.
     mfu: float | None = None
     eta_seconds: float | None = None

@@ -168,9 +168,19 @@ def test_volatile_values_are_recorded_separately(trained: Trained) -> None:
     timing = [json.loads(line) for line in done.files.timing.read_text().splitlines()]
     assert [row["iteration"] for row in timing] == [3, 6, 9, 12]
     assert "seconds" not in done.files.metrics.read_text()
-    assert set(done.summary()["timing"]) == {
+    recorded = done.summary()["timing"]
+    # Steps 4 to 12: compilation, if any, is in the first line.
+    assert recorded["warmup_iterations"] == 3
+    assert recorded["warmup_seconds"] == timing[0]["train_seconds"]
+    seconds = recorded["train_seconds"] - timing[0]["train_seconds"]
+    assert recorded["mean_step_seconds"] == pytest.approx(seconds / 9)
+    tokens = 12 * recorded["mean_step_seconds"] * recorded["tokens_per_second"]
+    assert tokens == pytest.approx(done.summary()["final"]["tokens"])
+    assert set(recorded) == {
         "total_seconds",
         "train_seconds",
+        "warmup_iterations",
+        "warmup_seconds",
         "mean_step_seconds",
         "tokens_per_second",
         "debug_flags",
