@@ -41,8 +41,8 @@ def main() -> int:
     if not args.seed:
         args.seeds = args.seeds or content.get("seeds", "")
     layers, plan = asked_plan(args)
-    whole = table_plan(plan, layers)
-    table = launch.result_part(whole, launch.result_table(whole), plan.runs)
+    shown = {run.path for run in plan.runs}
+    table = launch.result_table(table_plan(plan, layers)).of_runs(shown)
     checked = claims.check_claims(content, study_document_of(plan, table))
     if any(claim["problems"] for claim in checked):
         console.log("SKIP", f"{' and '.join(OUTPUTS)}: not every claim holds")

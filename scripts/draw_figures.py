@@ -34,7 +34,7 @@ def main() -> int:
     shown = (plan if selected else whole).only(args.runs)
     # A selection does not replace the figures of all runs.
     folder = SELECTION_FOLDER if selected or args.runs else FIGURES_FOLDER
-    table = launch.result_part(whole, launch.result_table(whole), shown.runs)
+    table = launch.result_table(whole).of_runs({run.path for run in shown.runs})
     paths = draw_figures(shown, table, folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     if args.json:

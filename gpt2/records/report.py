@@ -6,11 +6,13 @@ Does not import torch.
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
+from gpt2.records.sections import sections
 from gpt2.training.budget import run_budget
 from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
@@ -60,7 +62,9 @@ def study_document_of(plan: Plan, table: ResultTable) -> dict[str, Any]:
         "commands": _commands(plan, table.results, settings),
         "other_folders": other_folders(plan),
     }
-    return study_document(table, context)
+    document = study_document(table, context)
+    of_plan = [asdict(section) for section in sections(plan, table)]
+    return {**document, "sections": [*of_plan, *document["sections"]]}
 
 
 def other_folders(plan: Plan) -> list[tuple[str, str]]:

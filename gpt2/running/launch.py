@@ -17,7 +17,6 @@ from gpt2.planning.plan import Plan, declared_verdicts, make_plan, planned_looks
 from gpt2.records.listing import other_configurations
 from gpt2.records.report import study_document_of
 from gpt2.records.run_files import write_resolved_config
-from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
 from gpt2.running.preflight import (
     TrainingPlace,
@@ -359,7 +358,7 @@ def report(
     """
     table, document, path = _written(plan, whole, label_by)
     if selected:
-        table, document = _part(plan, whole, table)
+        table, document = _part(plan, table)
     return _shown(plan, table, document, path, json)
 
 
@@ -375,9 +374,9 @@ def _written(
     return table, document, _published(whole, table, document)
 
 
-def _part(plan: Plan, whole: Plan, table: ResultTable) -> tuple[ResultTable, Document]:
-    """Return the rows of ``plan`` in the results of ``whole``, and their document."""
-    shown = result_part(whole, table, plan.runs)
+def _part(plan: Plan, table: ResultTable) -> tuple[ResultTable, Document]:
+    """Return the rows of ``plan`` in the table of its whole study, and their document."""
+    shown = table.of_runs({run.path for run in plan.runs})
     return shown, study_document_of(plan, shown)
 
 
@@ -425,7 +424,7 @@ def verdicts(
     table, document, path = _written(plan, whole, ())
     log("REPORT", str(path))
     if selected:
-        _, document = _part(plan, whole, table)
+        _, document = _part(plan, table)
     if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
         advice = "type: make, to train the runs, or make status, to see their states"
         raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
@@ -445,7 +444,7 @@ def _study(
     """
     table = result_table(plan, label_by, looks=looks)
     if others := other_configurations(plan):
-        table = replace(table, sections=[*table.sections, others])
+        table = replace(table, sections=[others])
     document = study_document_of(plan, table)
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_tables(document, plan.folder):
@@ -462,13 +461,7 @@ def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Fals
     skipped = [str(problem) for problem in plan.left_out]
     declared = replace(declared_verdicts(plan), exploratory=not looks)
     table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
-    return replace(table, sections=sections(plan, table), plan_note=plan.note)
-
-
-def result_part(plan: Plan, table: ResultTable, runs: Sequence[Run[Config]]) -> ResultTable:
-    """Return the rows of ``runs`` in the result table of ``plan``; verdicts rest on all its runs."""
-    shown = table.of_runs({run.path for run in runs})
-    return replace(shown, sections=sections(plan, shown))
+    return replace(table, plan_note=plan.note)
 
 
 def train_here(plan: Plan, options: RunnerOptions) -> int:

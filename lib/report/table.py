@@ -104,6 +104,7 @@ class ResultTable:
     left_out: Sequence[str] = ()
     # Remark on the plan; "" if there is none.
     plan_note: str = ""
+    # Such as runs of other configurations, which the rows do not contain.
     sections: Sequence[TableSection] = ()
 
     def of_runs(self, shown: Collection[Path]) -> "ResultTable":
