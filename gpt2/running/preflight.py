@@ -8,6 +8,7 @@ Imports no torch: the checks of the device do, in a worker.
 import dataclasses
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
+from gpt2.model_config import ModelConfig
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import log
@@ -32,7 +34,7 @@ from lib.env.snapshot import FOLDER
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.make_variables import variables_without_effect
 from lib.runs.code import describe_tree, git_state
-from lib.units import format_si
+from lib.units import format_duration, format_si
 
 # fp32 weights; a checkpoint adds Adam's two moments of the same size.
 _BYTES_PER_PARAMETER = 4
@@ -305,11 +307,25 @@ def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     from gpt2.running.kernel_checks import check_attention, check_loss
 
-    models = {(c.model, c.machine): None for c in configs}
-    found = [p for both in models for p in problems_of(check_attention, *both)]
+    # The kernels depend on attention, its shape, and whether an MLP reads its weights.
+    different = {
+        (c.model.attention, c.model.shape, _reads_weights(c.model), c.machine): c for c in configs
+    }
+    found: list[Problem] = []
+    started = time.monotonic()
+    for count, config in enumerate(different.values(), 1):
+        found += problems_of(check_attention, config.model, config.machine)
+        if config.machine.device == "cuda":
+            left = (time.monotonic() - started) * (len(different) / count - 1)
+            part = f"kernels of attention {count} of {len(different)}"
+            log("CHECK", f"{part}, eta {format_duration(left)}")
     # The kernel of the loss depends on the vocabulary alone.
     losses = {(c.model.shape.vocab_size, c.model.loss_backend, c.machine): c for c in configs}
     return found + [p for c in losses.values() for p in problems_of(check_loss, c.model, c.machine)]
+
+
+def _reads_weights(model: ModelConfig) -> frozenset[bool]:
+    return frozenset(model.mlp.reads_weights(site) for site in model.sites())
 
 
 def _format(value: object) -> str:

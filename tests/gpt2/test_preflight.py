@@ -173,6 +173,25 @@ def test_two_gpus_where_one_is_pinned(
             assert "[gpu.not-pinned]\n        type: CUDA_VISIBLE_DEVICES=0 make" in found["device"]
 
 
+def test_kernels_are_compared_once_for_each_attention_with_progress(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = []
+    check = "gpt2.running.kernel_checks.check_attention"
+    monkeypatch.setattr(check, lambda model, machine: compared.append(model.attention.terms))
+    monkeypatch.setattr("gpt2.running.kernel_checks.check_loss", lambda model, machine: None)
+    plain, term, exact = (
+        configured(DEVICE_CUDA=True, **changes)
+        for changes in ({}, {"RECIPROCAL": True}, {"ACTIVATION_GELU_EXACT": True})
+    )
+    preflight._kernel_problems([plain, term, exact, term])
+    assert compared == [(), term.model.attention.terms]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(", eta")[0] for line in lines] == [
+        f"CHECK   kernels of attention {count} of 2" for count in (1, 2)
+    ]
+
+
 def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> None:
     without = configured(RUN_PROFILE_MAXOUT_SPEED=True, ENV_SNAPSHOT=False)
     check_machine([without], place)
