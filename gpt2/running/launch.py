@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -443,9 +443,9 @@ def _study(
     Runs of other configurations are listed below the rows.
     """
     table = result_table(plan, label_by, looks=looks)
-    if others := other_configurations(plan):
-        table = replace(table, sections=[others])
     document = study_document_of(plan, table)
+    if others := other_configurations(plan):
+        document["sections"].append(asdict(others))
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_tables(document, plan.folder):
         log("TABLE", str(path))

@@ -127,3 +127,14 @@ def test_another_split_of_the_data_is_another_study(planned):
     train(other, 0.3)
     _, text = judged(other)
     assert "WORSE" in text and "BETTER" not in text and "unplanned look" not in text
+
+
+def test_runs_of_other_configurations_are_listed_for_the_whole_study_only(planned):
+    train(planned(VAL_FRACTION="0.2"), 0.3)
+    first = planned()
+    train(first, -0.3)
+    one = planned(steps="0,1")
+    whole = table_plan(one, config_layers(one.build_dir))
+    document = json.loads(launch.report(one, whole, selected=True, json=True))
+    assert "Other configurations" not in [section["title"] for section in document["sections"]]
+    assert "## Other configurations" in (first.folder / "table.md").read_text()
