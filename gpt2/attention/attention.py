@@ -1,4 +1,5 @@
-"""Attention: one projection × one pattern × one position encoding × any score terms × any gates.
+"""Attention: one projection × any transformations of queries and keys × one pattern × one position
+encoding × any score terms × any gates.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, H head dim, R
 latent dim; r the rows of a chunk, c its columns.
@@ -23,6 +24,7 @@ from gpt2.attention.components import (
     Full,
     Gate,
     Pattern,
+    QueryKeyTransform,
     RowChunk,
     ScoreTerm,
     Sliding,
@@ -36,6 +38,7 @@ from gpt2.attention.options import (
     GroupedOptions,
     LatentOptions,
     LearnedOptions,
+    QkNormOptions,
     RaCrossTokenOptions,
     ReciprocalOptions,
     RopeOptions,
@@ -43,6 +46,7 @@ from gpt2.attention.options import (
 )
 from gpt2.attention.positions import Learned, PositionEncoding, Rope
 from gpt2.attention.projections import QKV, Dense, Grouped, Latent
+from gpt2.attention.qk_norm import QkNorm
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import (
     AttentionPlan,
@@ -85,6 +89,7 @@ MODULES: dict[type[Any], Callable[..., Any]] = {
     NsaOptions: _nsa,
     ReciprocalOptions: Reciprocal,
     RaCrossTokenOptions: RaCrossToken,
+    QkNormOptions: QkNorm,
 }
 
 
@@ -125,10 +130,14 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
         self.terms = nn.ModuleDict({term.name: build(shape, term) for term in options.terms})
         self.gates = nn.ModuleDict({gate.name: build(shape, gate) for gate in options.gates})
+        modules = {each.name: build(shape, each) for each in options.transforms}
+        self.transforms = nn.ModuleDict(modules)
         # A pattern with its own kernel encodes positions itself.
         positions = LearnedOptions() if options.pattern.attends else options.positions
         self.positions: PositionEncoding = build(shape, positions)
         self.pattern = build_pattern(shape, options, block)
+        if isinstance(self.pattern, CustomAttention):
+            self.pattern.transforms = tuple(modules.values())
         needs_weights = options.terms or options.gates or request
         assert not (
             options.pattern.attends and needs_weights
@@ -169,11 +178,9 @@ class Attention(nn.Module):
 
         With a cache, ``x`` contains only the tokens that follow the cached ones.
         """
-        if cache is None:
-            first, qkv = 0, self.c_attn(x_BTC, state)
-        else:
-            first, qkv = cache.position, self.c_attn.decode(x_BTC, state)
-        qkv = qkv.with_positions(self.positions, first, state.rotation)
+        # Absorbed keys have no heads that could be transformed.
+        absorbs = cache is not None and not self.transforms
+        qkv = self._heads(x_BTC, state, cache.position if cache else 0, absorbs)
         plan = self._plan(self.dropout if self.training else 0.0)
         if isinstance(self.pattern, CustomAttention):
             result = AttentionResult(self.pattern(x_BTC, qkv, cache), (), None)
@@ -181,8 +188,9 @@ class Attention(nn.Module):
             result = BACKENDS[self.backend](qkv, plan)
         else:
             result = rows.attend_cached(qkv, plan, cache, self.shape.head_dim**-0.5)
-            context_BNTH = self.c_attn.expand(result.context_BNTH)
-            result = replace(result, context_BNTH=context_BNTH)
+            if absorbs:
+                context_BNTH = self.c_attn.expand(result.context_BNTH)
+                result = replace(result, context_BNTH=context_BNTH)
         context_BNTH = self._scaled(result, state)
         out_BTC = self.c_proj(context_BNTH.transpose(1, 2).flatten(-2))
         out_BTC = F.dropout(out_BTC, self.dropout, self.training)
@@ -194,11 +202,22 @@ class Attention(nn.Module):
         """Return ``attention_statistics``; empty for a pattern with its own kernel."""
         if self.options.pattern.attends:
             return {}
-        qkv = self.c_attn(x_BTC, state).with_positions(self.positions, 0)
+        qkv = self._heads(x_BTC, state, 0, absorbs=False)
         plan = self._plan(0.0)
         terms = dict(zip(self.terms, plan.terms, strict=True))
         gates = dict(zip(self.gates, plan.gates, strict=True))
         return attention_statistics(qkv.q_BNTH, qkv.k_BKTH, plan, terms, gates)
+
+    def _heads(self, x_BTC: Tensor, state: BlockState, first: int, absorbs: bool) -> QKV:
+        """Return queries, keys and values of tokens from position ``first`` on, as scores use them.
+
+        With ``absorbs``, keys and values are in the form that decoding caches.
+        """
+        qkv: QKV = self.c_attn.decode(x_BTC, state) if absorbs else self.c_attn(x_BTC, state)
+        for transform in cast(list[QueryKeyTransform], list(self.transforms.values())):
+            q_BNTH, k_BKTH = transform.queries(qkv.q_BNTH), transform.keys(qkv.k_BKTH)
+            qkv = replace(qkv, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
+        return qkv.with_positions(self.positions, first, state.rotation)
 
     def _plan(self, dropout: float) -> AttentionPlan:
         terms = cast(list[ScoreTerm], list(self.terms.values()))

@@ -84,6 +84,18 @@ class Pattern(Protocol):
         """Return the number of columns visible to each row, [r, 1]."""
 
 
+class QueryKeyTransform(nn.Module):
+    """Transformation of queries and keys of every head, before positions are applied."""
+
+    @abstractmethod
+    def queries(self, q_BNTH: Tensor) -> Tensor:
+        """Return the transformed queries."""
+
+    @abstractmethod
+    def keys(self, k_BKTH: Tensor) -> Tensor:
+        """Return the transformed keys."""
+
+
 class QueriesKeys(NamedTuple):
     """Queries, divided by √H, and keys of the same tokens, BNTH."""
 
@@ -151,8 +163,18 @@ class Gate(nn.Module):
 class CustomAttention(nn.Module):
     """Pattern with its own kernel: it has parameters, or more than one softmax per row.
 
-    It cannot be combined with score terms, gates or an MLP that reads attention weights.
+    It cannot be combined with score terms, gates or an MLP that reads attention weights. Queries and
+    keys of the projection are transformed already; ``transforms`` are for other keys, and are a part
+    of the attention, not of the pattern.
     """
+
+    transforms: tuple[QueryKeyTransform, ...] = ()
+
+    def transformed(self, k_BKTH: Tensor) -> Tensor:
+        """Return keys that the pattern itself projects, transformed."""
+        for transform in self.transforms:
+            k_BKTH = transform.keys(k_BKTH)
+        return k_BKTH
 
     @abstractmethod
     def kernel(self, device: str) -> str:

@@ -4,7 +4,7 @@ Imports no torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpt2.attention.options import (
     DenseOptions,
@@ -16,11 +16,13 @@ from gpt2.attention.options import (
     PatternOptions,
     PositionOptions,
     ProjectionOptions,
+    QkNormOptions,
     RaCrossTokenOptions,
     ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
     TermOptions,
+    TransformOptions,
 )
 from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
@@ -41,6 +43,9 @@ PATTERNS: Registry[PatternOptions] = Registry(
 POSITIONS: Registry[PositionOptions] = Registry(
     "kind of positions", LearnedOptions, RopeOptions, choice="POSITIONS"
 )
+TRANSFORMS: Registry[TransformOptions] = Registry(
+    "transformation of queries and keys", QkNormOptions
+)
 TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
 GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
 
@@ -55,7 +60,7 @@ def _small_backend(form: SmallForm, name: str) -> str:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Attention configuration: projection, pattern, positions, any terms, any gates."""
+    """Attention configuration: projection, transformations, pattern, positions, terms, gates."""
 
     projection: ProjectionOptions
     pattern: PatternOptions
@@ -64,6 +69,7 @@ class AttentionConfig:
     gates: tuple[GateOptions, ...]
     # auto, rows, triton, or an SDPA kernel (see backends.py); empty if the pattern has its own kernel.
     backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
+    transforms: tuple[TransformOptions, ...] = field(default=(), metadata={"off": ()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":
@@ -78,6 +84,7 @@ class AttentionConfig:
             TERMS.bind(values),
             GATES.bind(values),
             backend=str(values["ATTENTION_BACKEND"]),
+            transforms=TRANSFORMS.bind(values),
         )
 
     @property
@@ -88,9 +95,12 @@ class AttentionConfig:
     def cached_numbers(self, shape: ModelShape, length: int) -> int:
         """Return the cached elements for ``length`` tokens in the attention of one block."""
         tokens = self.pattern.cached_tokens(length)
-        queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
+        query, pair = self.projection.query_numbers(shape), self.projection.cached_numbers(shape)
+        if self.transforms:
+            # They act on every head, so that decoding expands keys.
+            query, pair = shape.n_embd, self.projection.expanded_numbers(shape)
+        queries = min(tokens, self.reach) * query
         extra = self.pattern.cached_numbers(shape, self.projection, length)
-        pair = self.projection.cached_numbers(shape)
         if self.positions.rotates:
             extra += self.pattern.unrotated_tokens(length) * pair // 2
         return tokens * pair + queries + extra
@@ -103,7 +113,8 @@ class AttentionConfig:
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of one block, including the output projection ``c_proj``."""
         c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
-        parts = sum(part.num_params(shape) for part in (*self.terms, *self.gates))
+        parts = sum(part.num_params(shape) for part in self.transforms)
+        parts += sum(part.num_params(shape) for part in (*self.terms, *self.gates))
         pattern = self.pattern.num_params(shape, self.projection)
         return self.projection.num_params(shape) + c_proj + pattern + parts
 
@@ -113,5 +124,7 @@ class AttentionConfig:
         scores_and_values = 4 * shape.n_embd * keys
         parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
         projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
+        heads = shape.n_embd + self.projection.expanded_numbers(shape) // 2
+        parts += sum(part.flops_per_token(heads) for part in self.transforms)
         pattern = self.pattern.flops_per_token(shape, self.projection)
         return projections + scores_and_values + pattern + parts

@@ -66,6 +66,10 @@ class ProjectionOptions(AttentionPartOptions, ABC):
         """Return the query elements per token as used in decoding."""
         return shape.n_embd
 
+    def expanded_numbers(self, shape: ModelShape) -> int:
+        """Return the key and value elements per token and block, by head."""
+        return self.cached_numbers(shape)
+
 
 @dataclass(frozen=True)
 class ConfigNote:
@@ -129,6 +133,23 @@ class PatternOptions(AttentionPartOptions, ABC):
     def cached_numbers(self, shape: ModelShape, projection: ProjectionOptions, length: int) -> int:
         """Return cached elements for ``length`` tokens besides the projection's keys and values."""
         return 0
+
+
+class TransformOptions(AttentionPartOptions, ABC):
+    """Options of a transformation of queries and keys per head, before positions are applied.
+
+    Values of symbols in ``off`` leave queries and keys unchanged.
+    """
+
+    off: ClassVar[Mapping[str, SymbolValue]] = {}
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return the parameters of one block."""
+        return 0
+
+    @abstractmethod
+    def flops_per_token(self, numbers: int) -> float:
+        """Return the forward FLOPs per token and block for ``numbers`` elements of q and k."""
 
 
 class ScoreOptions(AttentionPartOptions, ABC):
@@ -302,6 +323,10 @@ class LatentOptions(ProjectionOptions):
         """Return N·R: the absorbed queries q_h K_hᵀ have width R."""
         return shape.n_head * self.width(shape)
 
+    def expanded_numbers(self, shape: ModelShape) -> int:
+        """Return 2C: k_h and v_h of every head."""
+        return 2 * shape.n_embd
+
 
 @dataclass(frozen=True)
 class FullOptions(PatternOptions):
@@ -334,6 +359,28 @@ class SlidingOptions(PatternOptions):
     def cached_tokens(self, length: int) -> int:
         """Return at most w − 1: the next token fills the last place of the window."""
         return min(length, self.window - 1)
+
+
+@dataclass(frozen=True)
+class QkNormOptions(TransformOptions):
+    """Options of QK-norm: x ← g ⊙ x / √(mean x² + 1e-6) per head, g of H elements for q and for k.
+
+    Henry et al. 2020, arXiv 2010.04245; per head and with RMSNorm as in Qwen3, arXiv 2505.09388.
+    """
+
+    name: ClassVar[str] = "qk_norm"
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return 2H: the scales of queries and keys, shared by the heads."""
+        return 2 * shape.head_dim
+
+    def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
+        """Return that scales start at 1."""
+        return {"q_scale": 1.0, "k_scale": 1.0}
+
+    def flops_per_token(self, numbers: int) -> float:
+        """Return a square, a sum, and two products for every element."""
+        return 4 * numbers
 
 
 @dataclass(frozen=True)

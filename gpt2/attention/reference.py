@@ -6,6 +6,7 @@ float dtype. The formulas of score terms and gates are in the files of their mod
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from gpt2.attention.options import (
     GroupedOptions,
     LatentOptions,
     LearnedOptions,
+    QkNormOptions,
     RaCrossTokenOptions,
     ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
 )
+from gpt2.attention.qk_norm import reference_norm
 from gpt2.attention.reciprocal import reference_scores
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.nsa import reference as nsa
@@ -134,6 +137,7 @@ def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
 
 # The formula of each class of options, called with what precedes the options:
 # projection   x BTC, parameters, number of heads, options, shift of c_k    q, k and v, BNTH
+# transform    x BNTH, q or k, parameters, options                          x transformed
 # positions    x BNTH, tokens, options                                      x at these positions
 # pattern      i, j, options                                                whether i sees j
 # score term   q and k BNTH, row, columns, parameters, options              addition to scores, BNc
@@ -144,6 +148,7 @@ REFERENCES: dict[type[Any], Callable[..., Any]] = {
     LatentOptions: latent_heads,
     LearnedOptions: unrotated,
     RopeOptions: rope_rotate,
+    QkNormOptions: reference_norm,
     FullOptions: full_sees,
     SlidingOptions: sliding_sees,
     ReciprocalOptions: reference_scores,
@@ -171,24 +176,26 @@ def attention(
     query tokens ``rows`` are computed and returned if they are given.
     """
     rows = range(x_BTC.shape[1]) if rows is None else rows
-    projection, positions, pattern = options.projection, options.positions, options.pattern
-    weights = _subset(parameters, "c_attn.")
-    q, k, v = REFERENCES[type(projection)](x_BTC, weights, n_head, projection, latent_shift_BTR)
-
-    def encode(x_BNTH: Tensor, tokens: Sequence[int]) -> Tensor:
-        encoded: Tensor = REFERENCES[type(positions)](x_BNTH, tokens, positions)
-        return encoded
-
+    q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    pattern = options.pattern
     if pattern.attends:
-        weights = _subset(parameters, "pattern.")
+        encode = partial(_encoded, options=options)
         out_BTNH = REFERENCES[type(pattern)](
-            x_BTC, (q, k, v), weights, pattern, projection, encode, block, rows
+            x_BTC,
+            (_transformed(q, "q", parameters, options), k, v),
+            _subset(parameters, "pattern."),
+            pattern,
+            options.projection,
+            encode,
+            block,
+            rows,
+            partial(_transformed, side="k", parameters=parameters, options=options),
         )
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[:, list(rows), :, None]
         return _project(out_BTNH.flatten(2), parameters), None
     length = x_BTC.shape[1]
-    q, k = (encode(x, range(length)) for x in (q, k))
+    q, k = _scored(q, k, parameters, options)
     sees = REFERENCES[type(pattern)]
     outputs, shown = [], []
     for i in rows:
@@ -204,6 +211,66 @@ def attention(
             shown.append(row_BS)
     projected = _project(torch.stack(outputs, 1), parameters)
     return projected, torch.stack(shown, 1) if request else None
+
+
+def mean_entropy(
+    x_BTC: Tensor,
+    parameters: Parameters,
+    n_head: int,
+    options: AttentionConfig,
+    latent_shift_BTR: Tensor | None = None,
+) -> Tensor:
+    """Return the mean over heads and rows of −Σ p ln p of the weights that multiply V, in nats."""
+    q, k, _ = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    q, k = _scored(q, k, parameters, options)
+    sees, entropies = REFERENCES[type(options.pattern)], []
+    for i in range(x_BTC.shape[1]):
+        columns = [j for j in range(x_BTC.shape[1]) if sees(i, j, options.pattern)]
+        p_BNc, _ = _row(q, k, i, columns, parameters, options)
+        entropies.append(-torch.xlogy(p_BNc, p_BNc).sum(-1))
+    return torch.stack(entropies).mean()
+
+
+def _heads(
+    x_BTC: Tensor,
+    parameters: Parameters,
+    n_head: int,
+    options: AttentionConfig,
+    shift_BTR: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of the projection, BNTH."""
+    weights = _subset(parameters, "c_attn.")
+    projected: tuple[Tensor, Tensor, Tensor] = REFERENCES[type(options.projection)](
+        x_BTC, weights, n_head, options.projection, shift_BTR
+    )
+    return projected
+
+
+def _scored(
+    q_BNTH: Tensor, k_BNTH: Tensor, parameters: Parameters, options: AttentionConfig
+) -> tuple[Tensor, Tensor]:
+    """Return q and k of a whole sequence as scores use them."""
+    tokens = range(q_BNTH.shape[2])
+    q, k = (
+        _transformed(x, side, parameters, options) for x, side in ((q_BNTH, "q"), (k_BNTH, "k"))
+    )
+    return _encoded(q, tokens, options), _encoded(k, tokens, options)
+
+
+def _transformed(
+    x_BNTH: Tensor, side: str, parameters: Parameters, options: AttentionConfig
+) -> Tensor:
+    """Return queries (``side`` q) or keys (k), transformed."""
+    for each in options.transforms:
+        learned = _subset(parameters, f"transforms.{each.name}.")
+        x_BNTH = REFERENCES[type(each)](x_BNTH, side, learned, each)
+    return x_BNTH
+
+
+def _encoded(x_BNTH: Tensor, tokens: Sequence[int], options: AttentionConfig) -> Tensor:
+    """Return queries or keys at the positions of ``tokens``."""
+    encoded: Tensor = REFERENCES[type(options.positions)](x_BNTH, tokens, options.positions)
+    return encoded
 
 
 def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:

@@ -281,7 +281,8 @@ def _mechanisms(job: CheckJob) -> int:
     """Return the number of score terms, gates and mechanisms, which take most of the time."""
     assert job.case.config is not None
     attention, mlp = job.case.config.model.attention, job.case.config.model.mlp
-    return len(attention.terms) + len(attention.gates) + len(mlp.mechanisms)
+    added = (*attention.transforms, *attention.terms, *attention.gates)
+    return len(added) + len(mlp.mechanisms)
 
 
 def _complete(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gpt2 import reference
-from gpt2.attention.options import AttentionPartOptions, ScoreOptions
+from gpt2.attention import reference as attention_reference
+from gpt2.attention.options import AttentionPartOptions, ScoreOptions, TransformOptions
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.short_run import GRADIENT_STEPS
@@ -468,7 +469,8 @@ _LOSS_FORMS = {
 
 def check_reference(subject: StepUnderTest) -> list[CheckFinding]:
     """Check formulas, strength 0 and initialization, in float64 with no parameter at zero."""
-    return _formulas(subject) + _zero_strength(subject) + check_initialization(subject)
+    findings = _formulas(subject) + _statistics(subject)
+    return findings + _zero_strength(subject) + check_initialization(subject)
 
 
 def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
@@ -518,9 +520,44 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     return findings
 
 
-def _components(config: ModelConfig) -> list[ScoreOptions | MlpMechanismOptions]:
+@torch.no_grad()
+def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare the recorded entropy of every block with that of the weights by the formulas."""
+    options, findings = subject.small_exact.model.attention, []
+    if options.pattern.attends:
+        return []
+    inputs: list[tuple[Any, ...]] = []
+    blocks = subject.model.blocks
+    hooks = [
+        block.attn.register_forward_pre_hook(lambda part, given: inputs.append(given))
+        for block in blocks
+    ]
+    subject.model(subject.tokens(1, _LENGTH))
+    for hook in hooks:
+        hook.remove()
+    for number, (block, (x_BTC, state, *_)) in enumerate(zip(blocks, inputs, strict=True)):
+        actual = block.attn.statistics(x_BTC, state)["attention/entropy"]
+        formula = attention_reference.mean_entropy(
+            x_BTC,
+            dict(block.attn.named_parameters()),
+            subject.small_exact.model.shape.n_head,
+            options,
+            state.latent_shift_BTR,
+        )
+        if not (error := _error(actual, formula)) <= _REFERENCE_TOLERANCE:
+            what = f"the entropy of attention in block {number} by the formulas"
+            findings.append(
+                CheckFinding("reference-formulas", what, f"a relative error of {error:.1e}")
+            )
+    return findings
+
+
+def _components(
+    config: ModelConfig,
+) -> list[TransformOptions | ScoreOptions | MlpMechanismOptions]:
     """Return the options of the components that a model may have or not."""
-    return [*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms]
+    attention = config.attention
+    return [*attention.transforms, *attention.terms, *attention.gates, *config.mlp.mechanisms]
 
 
 def _modules(config: ModelConfig) -> dict[str, AttentionPartOptions | MlpMechanismOptions]:

@@ -286,7 +286,7 @@ class Nsa(CustomAttention):
         if self.c_kv is not None:
             chunks = self.c_kv(x_BTC).chunk(2 * len(self.others), -1)
             by_head = iter([split_heads(chunk, self.head_dim) for chunk in chunks])
-            raw |= {name: (next(by_head), next(by_head)) for name in self.others}
+            raw |= {name: (self.transformed(next(by_head)), next(by_head)) for name in self.others}
         return raw
 
     def _keys(self, raw: dict[str, KeyValue]) -> BranchKeyValues:

@@ -26,16 +26,18 @@ def attend(
     encode: Callable[[Tensor, Sequence[int]], Tensor],
     block: int,
     queries: Sequence[int],
+    transform: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return the head outputs BTNH of ``queries`` from ``heads``, the q, k and v of each query head.
 
-    q, k and v are BNTH; ``encode`` returns heads at the positions of tokens; ``block`` is the layer
-    index.
+    q, k and v are BNTH; ``encode`` returns heads at the positions of tokens, ``transform`` the keys
+    of all heads as scores use them; ``block`` is the layer index.
     """
     q_BNTH, k_BNTH, v_BNTH = heads
     n_head, length = q_BNTH.shape[1:3]
     group = n_head // projection.n_kv_head
     keys = _keys(x_BTC, k_BNTH, v_BNTH, parameters, nsa, projection.n_kv_head)
+    keys = {name: (transform(k), v) for name, (k, v) in keys.items()}
     k_blocks, v_blocks = _blocks(keys, parameters, nsa)
     sequence = range(length)
     q_BNTH = encode(q_BNTH, sequence)

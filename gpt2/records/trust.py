@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.ablation.resolve import configured_values
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
+from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.config import Config
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
 from lib.config.dotconfig import ConfigWorkspace
@@ -32,7 +32,7 @@ from lib.runs.record import RunRecord
 
 # Every registry of components that the identity of a run names.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, ACTIVATIONS, MECHANISMS),
+    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, ACTIVATIONS, MECHANISMS),
     *(OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS),
 )
 # Outside of the identity: what selects the rows, flags and texts that a run records, and what sets or

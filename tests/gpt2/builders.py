@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, AttentionConfig
+from gpt2.attention.config import (
+    GATES,
+    PATTERNS,
+    POSITIONS,
+    PROJECTIONS,
+    TERMS,
+    TRANSFORMS,
+    AttentionConfig,
+)
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS, ActivationOptions, MlpConfig
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
@@ -54,6 +62,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "grouped": {"n_kv_head": 2},
     "latent": {"latent_dim": 0, "shared_expansion": False},
     "full": {},
+    "qk_norm": {},
     "sliding": {"window": 5},
     "learned": {},
     "rope": {"base": 100.0},
@@ -129,6 +138,7 @@ def make_model_config(
     attention_backend: str = "auto",
     positions: str = "learned",
     grad_checkpointing: bool = False,
+    transforms: tuple[str, ...] = (),
     **overrides: Any,
 ) -> ModelConfig:
     """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -148,6 +158,7 @@ def make_model_config(
         tuple(options(TERMS, name) for name in terms),
         tuple(options(GATES, name) for name in gates),
         backend=attention_backend,
+        transforms=tuple(options(TRANSFORMS, name) for name in transforms),
     )
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
     mlp["activation"] = make_activation(mlp["activation"])

@@ -1,24 +1,26 @@
 """Every mechanism has a page that names its symbols, its costs and the steps that use it."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from gpt2.ablation import STUDIES
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
+from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.mlp.options import MECHANISMS
 from gpt2.nsa.options import NsaOptions
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.gpt2.builders import PARTS as PARTS_OF_MODELS
 
-PARTS = [*PROJECTIONS, *PATTERNS, *POSITIONS, *TERMS, *GATES, *MECHANISMS]
+PARTS = [*PROJECTIONS, *PATTERNS, *POSITIONS, *TRANSFORMS, *TERMS, *GATES, *MECHANISMS]
 
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, str]:
-    """Symbol → the folder of the Kconfig file that has its prompt."""
-    return {s.name: s.where.split("/Kconfig")[0].split("/")[-1] for s in KconfigTree().symbols()}
+    """Symbol → the part of the Kconfig file that has its prompt: its ending, or its folder."""
+    files = {s.name: Path(s.where.split(":")[0]) for s in KconfigTree().symbols()}
+    return {name: file.suffix[1:] or file.parent.name for name, file in files.items()}
 
 
 @pytest.mark.parametrize("part", PARTS)

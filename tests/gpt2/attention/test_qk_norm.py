@@ -1,0 +1,69 @@
+"""QK-norm: formula, combinations with projections, patterns and positions, decoding."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2.attention.options import QkNormOptions
+from gpt2.attention.qk_norm import QkNorm
+from gpt2.model import GPT
+from gpt2.reference import reference_gpt
+from tests.gpt2.builders import make_model_config
+
+NORM = {"transforms": ("qk_norm",)}
+COMBINATIONS = {
+    "dense": {},
+    "rope": {"positions": "rope"},
+    "grouped, sliding": {"projection": "grouped", "pattern": "sliding"},
+    "latent": {"projection": "latent", "terms": ("reciprocal",), "gates": ("ra_cross_token",)},
+    "nsa, rope": {"projection": "grouped", "pattern": "nsa", "positions": "rope"},
+}
+
+
+def drawn(**given):
+    """Return a model in float64 with random parameters, scales included."""
+    torch.manual_seed(0)
+    model = GPT(make_model_config(n_layer=2, **NORM, **given)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.3, 0.5)
+    return model, torch.randint(model.config.shape.vocab_size, (2, 12))
+
+
+@pytest.mark.parametrize("given", COMBINATIONS.values(), ids=COMBINATIONS)
+def test_equals_its_reference_and_decodes_the_same(given):
+    model, idx_BT = drawn(**given)
+    parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    slow, fast = reference_gpt(idx_BT, parameters, model.config), model(idx_BT)
+    torch.testing.assert_close(fast, slow, atol=1e-9, rtol=1e-9)
+    fast.square().sum().backward()
+    slow.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, parameters[name].grad, atol=1e-7, rtol=1e-7, msg=lambda m, n=name: n + m
+        )
+    with torch.no_grad():
+        cache = model.new_cache()
+        parts = [model.decode(part, cache) for part in idx_BT.split([5, 1, 1, 5], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), fast.detach(), atol=1e-9, rtol=1e-9)
+    kept = sum(x.numel() for block in cache.blocks for x in block.kept.values())
+    assert kept == len(idx_BT) * model.config.cached_numbers(12)
+
+
+def test_heads_have_a_root_mean_square_of_one_before_positions():
+    shape = make_model_config().shape
+    norm = QkNorm(shape, QkNormOptions())
+    x_BNTH = torch.randn(2, 3, 5, shape.head_dim) * 100
+    for normed in (norm.queries(x_BNTH), norm.keys(x_BNTH)):
+        rms = normed.square().mean(-1).sqrt()
+        torch.testing.assert_close(rms, torch.ones_like(rms), atol=1e-5, rtol=0)
+    assert norm.keys(x_BNTH.bfloat16()).dtype == torch.bfloat16
+
+
+def test_declared_parameters_are_built():
+    config = make_model_config(**NORM)
+    assert sum(p.numel() for p in GPT(config).parameters()) == config.num_params()
+    without = replace(config, attention=replace(config.attention, transforms=()))
+    added = config.num_params() - without.num_params()
+    assert added == 2 * config.shape.head_dim * config.shape.n_layer
