@@ -60,7 +60,8 @@ class MlpAttnGate(MlpMechanism, NeverPruned):
 
     def _gate(self, bottleneck_BTG: Tensor) -> Tensor:
         """Return γ, BTN."""
-        return torch.sigmoid(self.up(bottleneck_BTG) + self.bias)
+        # A mean is fp32 in a model in half precision, too.
+        return torch.sigmoid(self.up(bottleneck_BTG.to(self.up.weight.dtype)) + self.bias)
 
     def _hand_on(self, bottleneck_BTG: Tensor, state: BlockState) -> None:
         alpha = self.options.alpha

@@ -27,7 +27,11 @@ from tests.gpt2.weights.conftest import export, random_weights, write_finished
 
 STUDIES = ("gpt2-ratio-ablation", "gpt2-mechanisms", "nsa-quickstart")
 # Each step whose components together are those of all steps.
-QUICK = {"gpt2-ratio-ablation": ["full"], "gpt2-mechanisms": ["rope"], "nsa-quickstart": ["nsa"]}
+QUICK = {
+    "gpt2-ratio-ablation": ["full"],
+    "gpt2-mechanisms": ["rope", "gate-pooled"],
+    "nsa-quickstart": ["nsa"],
+}
 PADDING = 256
 # Of a difference, as a fraction of the largest value.
 TOLERANCE = 2e-5
