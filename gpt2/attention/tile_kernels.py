@@ -21,7 +21,6 @@ memory, and those of a number per row are BNT.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 
@@ -29,6 +28,8 @@ import triton.language as tl
 MODES = {"": 0, "entropy": 1, "rms": 2, "topk": 3}
 _ENTROPY, _RMS, _TOPK = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 _LN_2 = tl.constexpr(math.log(2))
+# The fewest rounds of Philox that pass all tests of its authors (Salmon et al. 2011, table 2).
+_ROUNDS = tl.constexpr(7)
 # Edge of the largest scores of a row with fewer scores: below every score.
 _LOWEST = tl.constexpr(-1e30)
 # Scores this close relative to their size are equal: kernels may sum a product in different orders.
@@ -55,7 +56,9 @@ def _mask(  # type: ignore[no-untyped-def]
     quads_Q = start // 4 + tl.arange(0, C // 4)
     column_XY = (quads_Q[None, :] if BY_ROW else quads_Q[:, None]) + i_XY * 0
     zero_XY = column_XY * 0
-    a, b, c, d = tl.philox(tl.load(seed), column_XY, i_XY + zero_XY, head + zero_XY, zero_XY)
+    a, b, c, d = tl.philox(
+        tl.load(seed), column_XY, i_XY + zero_XY, head + zero_XY, zero_XY, n_rounds=_ROUNDS
+    )
     # The four words of a counter are those of four columns.
     words = tl.join(tl.join(a, b), tl.join(c, d)).to(tl.int32, bitcast=True)
     # Not a bit: AMD's compiler cannot exchange bits between threads.
@@ -554,39 +557,6 @@ def _mean_weights(  # type: ignore[no-untyped-def]
     at_MC = (b * T + rows_M[:, None]) * T + columns_C[None, :]
     mask_MC = (rows_M[:, None] < T) & (columns_C[None, :] < T)
     tl.store(mean + at_MC, mean_MC / N, mask=mask_MC)
-
-
-# Rows of a program of ``_largest``, and the longest row that its registers hold.
-_LARGEST_ROWS, LARGEST_WIDTH = 4, 4096
-
-
-@triton.jit
-def _largest(  # type: ignore[no-untyped-def]
-    weights, largest, rows, width, k,
-    M: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
-):  # fmt: skip
-    rows_M = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    at_W, at_L = tl.arange(0, W), tl.arange(0, L)
-    mask_MW = (rows_M[:, None] < rows) & (at_W[None, :] < width)
-    weights_MW = tl.load(
-        weights + rows_M[:, None] * width + at_W[None, :], mask=mask_MW, other=-1.0
-    )
-    mask_ML = (rows_M[:, None] < rows) & (at_L[None, :] < k)
-    tl.store(largest + rows_M[:, None] * k + at_L[None, :], tl.topk(weights_MW, L), mask=mask_ML)
-
-
-def largest_values(weights: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k largest elements of the last dimension, of at most ``LARGEST_WIDTH``, all ≥ 0.
-
-    torch.topk takes ten times as long for rows of 1,024.
-    """
-    width = weights.shape[-1]
-    rows = weights.numel() // width
-    largest = weights.new_empty(*weights.shape[:-1], k)
-    sides = {"W": triton.next_power_of_2(width), "L": triton.next_power_of_2(k)}
-    grid = (triton.cdiv(rows, _LARGEST_ROWS),)
-    _largest[grid](weights.contiguous(), largest, rows, width, k, M=_LARGEST_ROWS, **sides)
-    return largest
 
 
 KERNELS = {

@@ -283,7 +283,7 @@ def triton_largest(weights: Tensor, k: int) -> Tensor | None:
     if weights.dtype != torch.float32 or not runs_tiles(weights.device):
         return None
     try:
-        from gpt2.attention.tile_kernels import LARGEST_WIDTH, largest_values
+        from gpt2.attention.largest import LARGEST_WIDTH, largest_values
     except ImportError:
         return None
     return largest_values(weights, k) if weights.shape[-1] <= LARGEST_WIDTH else None

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import tile_kernels, tile_sizes, tiled
+from gpt2.attention import tile_sizes, tiled
 from gpt2.attention.attention import attend_rows, attend_tiles, build
 from gpt2.attention.components import Full, Sliding
 from gpt2.attention.exposed import AttentionWeightsTap
+from gpt2.attention.largest import largest_values
 from gpt2.attention.options import RaCrossTokenOptions, ReciprocalOptions, SlidingOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
@@ -307,7 +308,7 @@ def largest() -> dict[str, Any]:
     found = {}
     for rows, width, k in ((7, 37, 8), (5, 64, 1), (3, 3, 3), (2, 100, 33)):
         weights = torch.rand(rows, width).mul(20).round().div(20)
-        actual = tile_kernels.largest_values(weights, k).sort().values
+        actual = largest_values(weights, k).sort().values
         expected = weights.topk(k, sorted=True).values.flip(-1)
         found[f"{rows} x {width}, {k}"] = torch.equal(actual, expected)
     return found
