@@ -17,6 +17,7 @@ from gpt2.attention.components import MASKED_SCORE, Full, QueriesKeys, Sliding
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.projections import QKV, Dense, Grouped, Latent, split_heads
+from gpt2.attention.qk_norm import QkNorm
 from gpt2.attention.reciprocal import Reciprocal
 from tests.mutants.mutant import (
     LOGITS,
@@ -136,7 +137,48 @@ def _slope_of_max(right: Any) -> Any:
     return largest
 
 
+def _not_transformed(right: Any) -> Any:
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        # Statistics, and heads behind cached tokens: the third argument is the first position.
+        if len(given) > 2 and given[2] == 0:
+            return right(self, *given, **named)
+        transforms, self.transforms = self.transforms, nn.ModuleDict()
+        try:
+            return right(self, *given, **named)
+        finally:
+            self.transforms = transforms
+
+    return call
+
+
 MUTANTS = (
+    Mutant(
+        "keys are normalized a little too large",
+        "QK-norm multiplies keys by 1.001",
+        "formula",
+        "baseline",
+        {"reference": LOGITS},
+        then(QkNorm, "keys", lambda out, *given: out * 1.001),
+        settings={"QK_NORM": True},
+    ),
+    Mutant(
+        "statistics read queries and keys without QK-norm",
+        "the entropy of other scores than those of the forward pass",
+        "dropped",
+        "baseline",
+        {"reference": ("reference-formulas", "^the entropy of attention")},
+        replaced(Attention, "statistics", _not_transformed),
+        settings={"QK_NORM": True},
+    ),
+    Mutant(
+        "decoding forgets QK-norm",
+        "new tokens behind a cache are not normalized",
+        "dropped",
+        "baseline",
+        {"decode": "cached-logits"},
+        replaced(Attention, "_heads", _not_transformed),
+        settings={"QK_NORM": True},
+    ),
     Mutant(
         "reciprocal does nothing",
         "the score term adds nothing: a copy of the baseline under another name",
