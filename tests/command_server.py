@@ -38,7 +38,6 @@ LIBRARIES = (
     "torch",
     "torch.distributed",
     "torch._dynamo",
-    "torch.nn.attention.flex_attention",
     "torch.utils.checkpoint",
     "torch.utils.flop_counter",
     "safetensors.torch",

@@ -33,8 +33,9 @@ from torch import Tensor
 from gpt2.ablation.resolve import resolve_config
 from gpt2.bench.runner import take_turns, within_rounds
 from gpt2.kv_cache import BlockKVCache
+from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
-from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import NsaOptions
 from lib import console
 from lib.config.field import SymbolValue

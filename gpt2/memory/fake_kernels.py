@@ -14,55 +14,55 @@ from torch import Tensor
 
 from gpt2.attention.tiled import TileLaunch, TileSpec
 from gpt2.memory.tracker import StorageTracker
-from gpt2.nsa.fused import FusedKernels
+from gpt2.nsa.branches import FusedKernels
 from gpt2.nsa.options import selected_pairs
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import SEGMENT, queries_by_block, segment_owners
+from gpt2.nsa.select import SEGMENT, queries_by_block, query_chunks
 
-# Queries and keys of a tile of FlexAttention, which it computes or skips as a whole.
-TILE = 128
-# Rows and columns of a tile of ``tile_kernels.py``.
+# Queries and keys of a tile, which is computed or skipped as a whole.
 _SIDE = 64
 
 
 def fake_nsa_kernels(tracker: StorageTracker) -> FusedKernels:
     """Return the fused kernels of native sparse attention, added to ``tracker``."""
 
-    def visible(
-        q_BNTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, sight: MaskSpec, scale: float
+    def band(
+        q_BTKgH: Tensor, k_BMKH: Tensor, v_BMKH: Tensor, sight: MaskSpec, scale: float
     ) -> tuple[Tensor, Tensor]:
-        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTH, k_BKMH, v_BKMH, sight)
+        qkv = (x.contiguous() for x in (q_BTKgH, k_BMKH, v_BMKH))
+        outputs: tuple[Tensor, Tensor] = _BandPass.apply(tracker, *qkv, sight)
         return outputs
 
     def ranked(
-        q_BKTgH: Tensor,
-        k_BKMH: Tensor,
-        lse_BNT: Tensor,
+        q_BTKgH: Tensor,
+        k_BMKH: Tensor,
+        logsums_BTKg: Tensor,
         sight: MaskSpec,
         scale: float,
         size: int,
         count: int,
     ) -> Tensor:
-        blocks = q_BKTgH.new_empty(*q_BKTgH.shape[:3], count, dtype=torch.int64)
+        batch, length, heads = q_BTKgH.shape[:3]
+        blocks = q_BTKgH.new_empty(batch, heads, length, count, dtype=torch.int64)
         pairs = sum(sight.complete(sight.first + t + 1) for t in range(sight.queries))
         # A compressed block is multiplied once for each selected block with a token of it.
         visits = (size + sight.size - sight.stride) / size
-        tracker.compute(2.0 * visits * pairs * q_BKTgH.numel() / sight.queries)
+        tracker.compute(2.0 * visits * pairs * q_BTKgH.numel() / sight.queries)
         return blocks
 
     def selected(
-        q_BKTgH: Tensor,
-        k_BKSH: Tensor,
-        v_BKSH: Tensor,
+        q_BTKgH: Tensor,
+        k_BSKH: Tensor,
+        v_BSKH: Tensor,
         blocks_BKTn: Tensor,
         size: int,
         scale: float,
     ) -> Tensor:
-        qkv = (x.contiguous() for x in (q_BKTgH, k_BKSH, v_BKSH))
+        qkv = (x.contiguous() for x in (q_BTKgH, k_BSKH, v_BSKH))
         context: Tensor = _SelectedPass.apply(tracker, *qkv, blocks_BKTn.contiguous(), size)
         return context
 
-    return FusedKernels(visible, ranked, selected)
+    return FusedKernels(band, ranked, selected)
 
 
 def fake_tile_launch(tracker: StorageTracker) -> TileLaunch:
@@ -73,11 +73,11 @@ def fake_tile_launch(tracker: StorageTracker) -> TileLaunch:
         q = present["q"]
         batch, heads, length, width = q.shape
         sight = MaskSpec(length, length, 0, window=min(spec.window, length))
-        pairs = tile_pairs(sight, _SIDE)
+        pairs = tile_pairs(sight)
         near = 0
         if spec.band >= 0:
             window = min(spec.window, spec.band + 1, length)
-            near = tile_pairs(MaskSpec(length, length, 0, window=window), _SIDE)
+            near = tile_pairs(MaskSpec(length, length, 0, window=window))
         values, mean = "v" in present, "dmean" in present
         # The products of all pairs, and those of the band: the transposed scores, and their gradients.
         products, banded = {
@@ -91,7 +91,7 @@ def fake_tile_launch(tracker: StorageTracker) -> TileLaunch:
     return launch
 
 
-def tile_pairs(sight: MaskSpec, side: int = TILE) -> int:
+def tile_pairs(sight: MaskSpec, side: int = _SIDE) -> int:
     """Return the number of pairs in tiles in which any query sees any key."""
     tiles = 0
     for start in range(0, sight.queries, side):
@@ -101,34 +101,37 @@ def tile_pairs(sight: MaskSpec, side: int = TILE) -> int:
     return tiles * side**2
 
 
-class _FlexPass(torch.autograd.Function):
+class _BandPass(torch.autograd.Function):
+    """The band launches of ``gpt2/nsa/fused.py``, with the same work beside them."""
+
     @staticmethod
     def forward(
         ctx: Any, tracker: StorageTracker, q: Tensor, k: Tensor, v: Tensor, sight: MaskSpec
     ) -> tuple[Tensor, Tensor]:
-        batch, heads, length, width = q.shape
-        context = q.new_empty(batch, heads, length, v.shape[-1], dtype=v.dtype)
-        lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, context, lse)
-        ctx.tracker, ctx.pairs = tracker, batch * heads * tile_pairs(sight)
+        context = torch.empty_like(q)
+        logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, context, logsums)
+        ctx.mark_non_differentiable(logsums)
+        ctx.tracker, ctx.product = tracker, 2.0 * q.numel() / sight.queries * tile_pairs(sight)
         # q kᵀ and p v.
-        tracker.compute(2.0 * ctx.pairs * (width + v.shape[-1]))
-        return context, lse
+        tracker.compute(2 * ctx.product)
+        return context, logsums
 
     @staticmethod
-    def backward(ctx: Any, dcontext: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, _, lse = ctx.saved_tensors
-        # Σ do·o of every query, in fp32.
-        delta = torch.empty_like(lse)
+    def backward(ctx: Any, dcontext: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, _, logsums = ctx.saved_tensors
+        dcontext = dcontext.contiguous()
+        inner = torch.empty_like(logsums)
         # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
-        ctx.tracker.compute(2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1]))
+        ctx.tracker.compute(7 * ctx.product)
+        partial = k.new_empty(2, *k.shape, dtype=torch.float32)
         gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
-        del delta
+        del inner, partial
         return gradients
 
 
 class _SelectedPass(torch.autograd.Function):
-    """The launches of ``gpt2/nsa/kernels.py``, with the same work beside them."""
+    """The block launches of ``gpt2/nsa/fused.py``, with the same work beside them."""
 
     @staticmethod
     def forward(
@@ -140,28 +143,36 @@ class _SelectedPass(torch.autograd.Function):
         blocks: Tensor,
         size: int,
     ) -> Tensor:
-        length, width = q.shape[2], q.shape[-1]
+        length = q.shape[1]
         context = torch.empty_like(q)
         logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, blocks, context, logsums)
         ctx.tracker, ctx.size = tracker, size
-        rows = q.numel() // (length * width)
         # FLOPs of one product.
-        ctx.product = 2.0 * rows * width * selected_pairs(length, size, blocks.shape[-1])
+        ctx.product = 2.0 * q.numel() / length * selected_pairs(length, size, blocks.shape[-1])
+        for part in query_chunks(q, blocks):
+            partial = _partial(q, part)
+            queries_by_block(part, -(-k.shape[1] // size), SEGMENT)
+            del partial
         tracker.compute(2 * ctx.product)
         return context
 
     @staticmethod
     def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, blocks, _, logsums = ctx.saved_tensors
-        tokens, width = k.shape[2:]
         dcontext = dcontext.contiguous()
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        inner = torch.empty_like(logsums)
-        ctx.tracker.compute(3 * ctx.product)
-        _, _, segments = queries_by_block(blocks, -(-tokens // ctx.size), q.shape[2], SEGMENT)
-        owners = segment_owners(segments, blocks.numel(), SEGMENT)
-        partial = k.new_empty(2, len(owners), ctx.size, width, dtype=torch.float32)
-        ctx.tracker.compute(4 * ctx.product)
-        del inner, partial
-        return None, dq, dk, dv, None, None
+        inner, dq = torch.empty_like(logsums), torch.empty_like(q)
+        dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+        ctx.tracker.compute(5 * ctx.product)
+        for part in query_chunks(q, blocks):
+            lists = queries_by_block(part, -(-k.shape[1] // ctx.size), SEGMENT)
+            shape = 2, len(lists.owners), ctx.size, k.shape[-1]
+            partial = _partial(q, part), k.new_empty(shape, dtype=torch.float32)
+            del partial, lists
+        del inner
+        return None, dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _partial(q_BTKgH: Tensor, blocks_BKtn: Tensor) -> Tensor:
+    """Return a partial result of every query for each of its blocks."""
+    return q_BTKgH.new_empty(blocks_BKtn.numel(), *q_BTKgH.shape[3:])

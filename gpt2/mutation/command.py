@@ -40,7 +40,7 @@ GOAL = 0.95
 _PROGRESS_INTERVAL_SECONDS = 5.0
 # Packages that the product imports. Each trial imports the product itself again.
 _PRELOADED_MODULES = (
-    *("torch", "torch._dynamo", "torch.nn.attention.flex_attention", "torch.utils.data"),
+    *("torch", "torch._dynamo", "torch.utils.data"),
     *("torch.distributed", "numpy", "kconfiglib", "yaml", "safetensors.torch"),
 )
 

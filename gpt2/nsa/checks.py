@@ -17,8 +17,9 @@ from torch import Tensor
 from gpt2.check.cases import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT
+from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues
-from gpt2.nsa.module import Nsa, attend_branches, compress_blocks
+from gpt2.nsa.module import Nsa, compress_blocks
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.reference import selected_blocks
 from gpt2.nsa.select import random_blocks

@@ -1,198 +1,239 @@
-"""One fused kernel per branch, forward and backward: the triton backend.
+"""Launches of the Triton kernels, and their gradients: the triton backend. Requires triton.
 
-FlexAttention (Dong et al. 2024, arXiv 2412.05496) computes the compressed and the window branch:
-their masks depend on positions alone. The selected branch has kernels of its own (``kernels.py``),
-because the blocks of FlexAttention are tiles of queries, which together select almost every block;
-another one selects the blocks, from the log-sum-exp of the compressed branch.
-
-B batch, T queries, N heads, K key/value heads, g query heads per key/value head, H head dim, M
-keys, n selected blocks.
+B batch, K key/value heads, T queries, S tokens, g query heads per key/value head, H head dim, n
+selected blocks, M keys of a band, t queries of a chunk.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from typing import cast
+import math
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
+from torch.autograd.function import once_differentiable
 
-from gpt2.nsa.cache import BranchKeyValues, KeyValue
-from gpt2.nsa.options import NsaOptions
+from gpt2.nsa.kernels import KERNELS, tile_constants
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import random_blocks
+from gpt2.nsa.select import SEGMENT, BlockQueries, queries_by_block, query_chunks
 
-# Queries and keys of a tile of FlexAttention.
-_TILE = 128
-# Maximum number of compiled FlexAttention kernels per process: passes differ in length, widths and the
-# need for a backward. torch's default is 8.
-_RECOMPILE_LIMIT = 64
+# Keys of a tile of a band.
+_KEYS = 64
+# Blocks that are sorted at once to be ranked.
+_LANES = 16
+_LOG2_E = math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class FusedKernels:
-    """Kernels of the branches, which tests replace on a machine without a GPU.
+def run(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel; tests compile it instead."""
+    KERNELS[kernel][grid](*arguments, **constants)
 
-    ``visible``: q BNTH, k BKMH, v, mask and scale → context BNTH and log-sum-exp BNT;
-    ``ranked``: q BKTgH, k BKMH, log-sum-exp, mask, scale, tokens of a block and n → blocks BKTn;
-    ``selected``: q BKTgH, k BKSH, v, blocks BKTn, tokens of a block and scale → context BKTgH.
+
+def attend_band(
+    q_BTKgH: Tensor, k_BMKH: Tensor, v_BMKH: Tensor, sight: MaskSpec, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the head outputs BTKgH of attention to the keys in ``sight``, and the log₂-sums BTKg.
+
+    Scores are products times ``scale``. The output of a query that sees no key is 0.
     """
-
-    visible: Callable[[Tensor, Tensor, Tensor, MaskSpec, float], tuple[Tensor, Tensor]]
-    ranked: Callable[[Tensor, Tensor, Tensor, MaskSpec, float, int, int], Tensor]
-    selected: Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
-
-
-@cache
-def gpu_kernels() -> FusedKernels | None:
-    """Return the kernels of a GPU; None without triton, and in the code of an exported model."""
-    try:
-        from gpt2.nsa.kernels import attend_blocks, rank_blocks
-    except ImportError:
-        return None
-    return FusedKernels(flex_visible, rank_blocks, attend_blocks)
-
-
-def attend_fused(
-    q_BNTH: Tensor,
-    keys: BranchKeyValues,
-    options: NsaOptions,
-    first: int,
-    block: int,
-    kernels: FusedKernels,
-) -> list[Tensor]:
-    """Return the head outputs BNTH of every built branch; the first query is token ``first``.
-
-    ``block`` is the layer index, which seeds random selection.
-    """
-    length, scale = q_BNTH.shape[2], q_BNTH.shape[-1] ** -0.5
-    outputs: list[Tensor] = []
-    blocks_BKTn = None
-    q_BKTgH = q_BNTH.unflatten(1, (keys.heads, -1)).transpose(2, 3)
-    if options.branch_selected:
-        # One copy for both kernels that read it.
-        q_BKTgH = q_BKTgH.contiguous()
-    if options.compresses:
-        assert keys.compressed_BKMH
-        k_BKMH, *rest = keys.compressed_BKMH
-        sight = MaskSpec(length, k_BKMH.shape[2], first, options.compress, options.stride)
-        # Ranking alone needs no values.
-        v_BKMH = rest[0] if options.branch_compressed else k_BKMH.detach()
-        context_BNTH, lse_BNT = _compressed(q_BNTH, (k_BKMH, v_BKMH), sight, scale, kernels)
-        if options.branch_compressed:
-            outputs.append(context_BNTH)
-        if options.ranks:
-            sizes = options.select, options.count
-            blocks_BKTn = kernels.ranked(q_BKTgH, k_BKMH, lse_BNT, sight, scale, *sizes)
-    if keys.selected_BKSH:
-        if not options.ranks:
-            drawn = random_blocks(options, block, keys.heads, first, length, q_BNTH.device)
-            blocks_BKTn = drawn.expand(len(q_BNTH), -1, -1, -1)
-        assert blocks_BKTn is not None
-        context_BKTgH = kernels.selected(
-            q_BKTgH, *keys.selected_BKSH, blocks_BKTn, options.select, scale
-        )
-        outputs.append(context_BKTgH.transpose(2, 3).flatten(1, 2))
-    if keys.window_BKSH:
-        k_BKSH, v_BKSH = keys.window_BKSH
-        sight = MaskSpec(length, k_BKSH.shape[2], first, window=options.window)
-        outputs.append(kernels.visible(q_BNTH, k_BKSH, v_BKSH, sight, scale)[0])
+    qkv = (x.contiguous() for x in (q_BTKgH, k_BMKH, v_BMKH))
+    outputs: tuple[Tensor, Tensor] = _BandAttention.apply(*qkv, sight, scale)
     return outputs
 
 
-def _compressed(
-    q_BNTH: Tensor, blocks: KeyValue, sight: MaskSpec, scale: float, kernels: FusedKernels
-) -> tuple[Tensor, Tensor]:
-    """Return context and log-sum-exp; 0 and −∞ for queries before the end of the first block."""
-    if not sight.complete(sight.first + sight.queries):
-        k_BKMH, v_BKMH = blocks
-        # Connected to the autograd graph.
-        nothing = q_BNTH * 0 + (k_BKMH.sum() + v_BKMH.sum()) * 0
-        return nothing, q_BNTH.new_full(q_BNTH.shape[:-1], -torch.inf, dtype=torch.float32)
-    return kernels.visible(q_BNTH, *blocks, sight, scale)
-
-
-def flex_visible(
-    q_BNTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, sight: MaskSpec, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attend by compiled FlexAttention; queries without a visible key have the output 0."""
-    mask = visible_tiles(sight, str(q_BNTH.device))
-    return flex_pass(compiled_flex_attention(), q_BNTH, k_BKMH, v_BKMH, mask, scale)
-
-
-def flex_pass(
-    kernel: Callable[..., tuple[Tensor, AuxOutput]],
-    q_BNTH: Tensor,
-    k_BKMH: Tensor,
-    v_BKMH: Tensor,
-    mask: BlockMask,
+@torch.no_grad()
+def rank_blocks(
+    q_BTKgH: Tensor,
+    k_BMKH: Tensor,
+    logsums_BTKg: Tensor,
+    sight: MaskSpec,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Return context BNTH and log-sum-exp BNT of one pass of ``kernel``, a ``flex_attention``."""
-    # Not the kernel for decoding, which torch otherwise takes for fewer than 128 queries, and which
-    # has no configuration for some shapes.
-    kernel_options = {"BACKEND": "TRITON"} if q_BNTH.is_cuda else None
-    with torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT):
-        context, aux = kernel(
-            q_BNTH,
-            k_BKMH,
-            v_BKMH,
-            block_mask=mask,
-            scale=scale,
-            enable_gqa=q_BNTH.shape[1] != k_BKMH.shape[1],
-            return_aux=AuxRequest(lse=True),
-            kernel_options=kernel_options,
+    size: int,
+    count: int,
+) -> Tensor:
+    """Return the selected blocks BKTn in ascending order, padded with −1 at the end.
+
+    These are ``count`` blocks of ``size`` tokens, ranked as by ``score_blocks`` and
+    ``select_blocks``, except that a NaN affects only the queries that see it. ``logsums_BTKg`` are
+    the log₂-sums of ``attend_band`` for the compressed blocks in ``sight``.
+    """
+    q, k = q_BTKgH.contiguous(), k_BMKH.contiguous()
+    batch, length, heads, group, width = q.shape
+    blocks = q.new_empty(batch, heads, length, count, dtype=torch.int64)
+    tile = tile_constants("rank", q) | {"L": triton.next_power_of_2(max(count, _LANES))}
+    run(
+        "rank", (triton.cdiv(length, tile["QUERIES"]), batch * heads),
+        q, k, logsums_BTKg, blocks, scale * _LOG2_E, length, k.shape[1], heads, sight.first,
+        group, width, count, size, sight.size, sight.stride, **tile,
+    )  # fmt: skip
+    return blocks
+
+
+def attend_blocks(
+    q_BTKgH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, blocks_BKTn: Tensor, size: int, scale: float
+) -> Tensor:
+    """Return the head outputs BTKgH of attention to the selected blocks of ``size`` tokens.
+
+    Scores are products times ``scale``. ``blocks_BKTn`` are distinct block indices, −1 for none;
+    the last query belongs to the last token, and sees the tokens of its blocks up to its own.
+    Every query must have selected at least one block with a visible token.
+    """
+    qkv = (x.contiguous() for x in (q_BTKgH, k_BSKH, v_BSKH))
+    context: Tensor = _BlockAttention.apply(*qkv, blocks_BKTn.contiguous(), size, scale)
+    return context
+
+
+class _BandAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: MaskSpec, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        batch, length, heads, group, width = q.shape
+        context = torch.empty_like(q)
+        logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        tile = tile_constants("band_forward", q, _KEYS)
+        run(
+            "band_forward", (triton.cdiv(length, tile["QUERIES"]), batch * heads),
+            q, k, v, context, logsums, scale * _LOG2_E, length, k.shape[1], heads, sight.first,
+            group, width, sight.size, sight.stride, sight.window or 0, **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, context, logsums)
+        ctx.settings = sight, scale
+        ctx.mark_non_differentiable(logsums)
+        return context, logsums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dcontext: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, context, logsums = ctx.saved_tensors
+        sight, scale = ctx.settings
+        batch, length, heads, group, width = q.shape
+        keys, dcontext = k.shape[1], dcontext.contiguous()
+        inner, dq = _inner(context, dcontext), torch.empty_like(q)
+        band = sight.size, sight.stride, sight.window or 0
+        tile = tile_constants("band_query_gradients", q, _KEYS)
+        run(
+            "band_query_gradients", (triton.cdiv(length, tile["QUERIES"]), batch * heads),
+            q, k, v, dcontext, logsums, inner, dq, scale, scale * _LOG2_E, length, keys, heads,
+            sight.first, group, width, *band, **tile,
+        )  # fmt: skip
+        tiles = triton.cdiv(keys, _KEYS)
+        if not tiles:
+            return dq, torch.zeros_like(k), torch.zeros_like(v), None, None
+        # The queries that see a key of a tile, split into enough programs for a GPU.
+        reach = length
+        if sight.window is not None:
+            reach = min(length, (_KEYS - 1 + sight.window) * sight.stride + 1)
+        share = max(64, triton.next_power_of_2(length * tiles * batch * heads // 1024))
+        splits = triton.cdiv(reach, min(reach, share))
+        shape = 2, batch * heads, tiles, splits, _KEYS, width
+        partial_k, partial_v = q.new_empty(shape, dtype=torch.float32)
+        run(
+            "key_gradients", (tiles, splits, batch * heads),
+            q, k, v, dcontext, logsums, inner, inner, inner, inner, inner,
+            inner, partial_k, partial_v, scale * _LOG2_E, length, keys, heads, sight.first,
+            tiles, batch * heads, 1, 0, min(reach, share), group, width, 1, *band, _KEYS, False,
+            **tile_constants("key_gradients", q, _KEYS), SEGMENT=SEGMENT,
+        )  # fmt: skip
+        dk, dv = (
+            x.sum(2).view(batch, heads, -1, width)[:, :, :keys].transpose(1, 2)
+            for x in (partial_k, partial_v)
         )
-    assert aux.lse is not None
-    return context, aux.lse
+        return dq, dk.mul_(scale).to(k.dtype), dv.to(v.dtype), None, None
 
 
-@cache
-def compiled_flex_attention() -> Callable[..., tuple[Tensor, AuxOutput]]:
-    """Compile ``flex_attention`` with ``fullgraph=True``.
+class _BlockAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, size: int, scale: float
+    ) -> Tensor:
+        batch, length, heads, group, width = q.shape
+        tokens, count, pairs = k.shape[1], blocks.shape[-1], batch * heads
+        context = torch.empty_like(q)
+        logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        tile = tile_constants("block_forward", q, size)
+        start = 0
+        for part in query_chunks(q, blocks):
+            lists = _queries_of(part, tokens, size)
+            partial = q.new_empty(part.numel(), group, width)
+            partial_logsums = q.new_empty(part.numel(), group, dtype=torch.float32)
+            run(
+                "block_forward", (len(lists.owners),),
+                q, k, v, *lists, partial, partial_logsums, scale * _LOG2_E, length, tokens, heads,
+                triton.cdiv(tokens, size), pairs, part.shape[2], start, group, width, count, size,
+                **tile, SEGMENT=SEGMENT,
+            )  # fmt: skip
+            _combine_parts(partial, partial_logsums, part, context, logsums, start)
+            start += part.shape[2]
+        ctx.save_for_backward(q, k, v, blocks, context, logsums)
+        ctx.settings = size, scale
+        return context
 
-    Otherwise a graph break, or reaching the recompile limit, would silently fall back to computing
-    all pairs.
-    """
-    # Its result without return_aux has another type.
-    attend = cast(Callable[..., tuple[Tensor, AuxOutput]], flex_attention)
-    return torch.compile(attend, fullgraph=True, dynamic=False)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, blocks, context, logsums = ctx.saved_tensors
+        size, scale = ctx.settings
+        batch, length, heads, group, width = q.shape
+        tokens, count, pairs = k.shape[1], blocks.shape[-1], batch * heads
+        total, dcontext = triton.cdiv(tokens, size), dcontext.contiguous()
+        inner, dq = _inner(context, dcontext), torch.empty_like(q)
+        dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+        tile = tile_constants("key_gradients", q, size)
+        start = 0
+        for part in query_chunks(q, blocks):
+            lists = _queries_of(part, tokens, size)
+            partial = q.new_empty(part.numel(), group, width)
+            partial_k, partial_v = k.new_empty(
+                2, len(lists.owners), size, width, dtype=torch.float32
+            )
+            run(
+                "key_gradients", (len(lists.owners),),
+                q, k, v, dcontext, logsums, inner, *lists, partial, partial_k, partial_v,
+                scale * _LOG2_E, length, tokens, heads, tokens - length, total, pairs,
+                part.shape[2], start, 0, group, width, count, 1, 1, 0, size, True,
+                **tile, SEGMENT=SEGMENT,
+            )  # fmt: skip
+            _combine_parts(partial, None, part, dq, logsums, start, scale)
+            run(
+                "reduce", (total, pairs), partial_k, partial_v, lists.segments, dk, dv, tokens,
+                heads, scale, width, size, P=tile["P"], C=tile["C"], num_warps=8,
+            )  # fmt: skip
+            start += part.shape[2]
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-@cache
-def visible_tiles(sight: MaskSpec, device: str) -> BlockMask:
-    """Return the mask of FlexAttention, built from the ranges of tiles.
-
-    ``create_block_mask`` evaluates all pairs, which at 65,536 tokens takes gigabytes.
-    """
-
-    def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        end = torch.div(sight.first + i + 1 - sight.size, sight.stride, rounding_mode="floor")
-        return (j <= end) if sight.window is None else (j <= end) & (j > end - sight.window)
-
-    rows, columns = -(-sight.queries // _TILE), -(-sight.keys // _TILE)
-    complete = [sight.complete(sight.first + i + 1) for i in range(sight.queries)]
-    first_of = [complete[row * _TILE] for row in range(rows)]
-    last_of = [complete[min((row + 1) * _TILE, sight.queries) - 1] for row in range(rows)]
-    window = sight.keys if sight.window is None else sight.window
-    partial, full = (torch.zeros(1, 1, rows, columns, dtype=torch.bool) for _ in range(2))
-    for row, (low, high) in enumerate(zip(first_of, last_of, strict=True)):
-        # The tile's queries see the keys [low − window, high); all see [high − window, low).
-        begin, inner = max(0, low - window) // _TILE, -(-max(0, high - window) // _TILE)
-        end, whole = -(-high // _TILE), low // _TILE
-        partial[..., row, begin:end] = True
-        full[..., row, inner:whole] = True
-        partial[..., row, inner:whole] = False
-    return BlockMask.from_kv_blocks(
-        *_ordered(partial.to(device)),
-        *_ordered(full.to(device)),
-        BLOCK_SIZE=_TILE,
-        mask_mod=visible,
-        seq_lengths=(sight.queries, sight.keys),
-    )
+def _inner(context: Tensor, dcontext: Tensor) -> Tensor:
+    """Return Σ do·o of every row, in fp32."""
+    inner = context.new_empty(context.shape[:-1], dtype=torch.float32)
+    width, rows = context.shape[-1], 64
+    run(
+        "inner_products", (triton.cdiv(inner.numel(), rows),), context, dcontext, inner,
+        inner.numel(), width, P=triton.next_power_of_2(width), ROWS=rows,
+    )  # fmt: skip
+    return inner
 
 
-def _ordered(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of chosen tiles of each row, and the tiles with the chosen ones first."""
-    return mask.sum(-1).int(), (~mask).int().argsort(dim=-1, stable=True).int()
+def _queries_of(blocks_BKtn: Tensor, tokens: int, size: int) -> BlockQueries:
+    return queries_by_block(blocks_BKtn, triton.cdiv(tokens, size), SEGMENT)
+
+
+def _combine_parts(
+    partial: Tensor,
+    partial_logsums: Tensor | None,
+    blocks_BKtn: Tensor,
+    out_BTKgH: Tensor,
+    logsums_BTKg: Tensor,
+    start: int,
+    scale: float = 1.0,
+) -> None:
+    """Write the weighted mean of the partial contexts of each query, or the sum of its gradients."""
+    batch, length, heads, group, width = out_BTKgH.shape
+    chunk, count = blocks_BKtn.shape[2:]
+    run(
+        "combine", (chunk, batch * heads),
+        partial, logsums_BTKg if partial_logsums is None else partial_logsums, blocks_BKtn,
+        out_BTKgH, logsums_BTKg, scale, length, heads, chunk, start,
+        group, width, count, partial_logsums is not None,
+        G=triton.next_power_of_2(group), P=triton.next_power_of_2(width),
+        L=triton.next_power_of_2(count), num_warps=2,
+    )  # fmt: skip

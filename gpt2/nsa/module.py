@@ -19,15 +19,13 @@ from gpt2.attention.positions import PositionEncoding
 from gpt2.attention.projections import QKV, split_heads
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics
-from gpt2.nsa import ops
+from gpt2.nsa.branches import FusedKernels, attend_branches
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
-from gpt2.nsa.fused import FusedKernels, attend_fused, gpu_kernels
-from gpt2.nsa.gather import RowPacking, attend_gathered, packs_rows
-from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
-from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
+from gpt2.nsa.gather import RowPacking, packs_rows
+from gpt2.nsa.options import NsaOptions, resolve_backend
+from gpt2.nsa.select import random_blocks, rank_compressed
 from gpt2.shape import ModelShape
 from gpt2.zero_linear import ZeroInitLinear
-from lib.errors import PreflightError, Problem
 from lib.pruning.layers import NeverPruned
 
 _SHORT_NAMES = {"compressed": "cmp", "selected": "sel", "window": "win"}
@@ -148,32 +146,6 @@ def compress_blocks(x_BKSH: Tensor, options: NsaOptions, phi: BlockCompressionML
     )
     mean_BKMH = blocks_BKMHl.mean(-1)
     return mean_BKMH if phi is None else mean_BKMH + phi(blocks_BKMHl.mT)
-
-
-def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -> Tensor:
-    """Return the head outputs BNTH of attention to the last ``window`` tokens.
-
-    The window includes the query's own token. q must be divided by √H already, and the last query
-    belongs to the last token.
-    """
-    q_BKgTH = q_BNTH.unflatten(1, (k_BKSH.shape[1], -1))
-    qkv = (x.contiguous() for x in (q_BKgTH, k_BKSH, v_BKSH))
-    context_BKgTH, _ = ops.window(*qkv, window)
-    return context_BKgTH.flatten(1, 2)
-
-
-def attend_selected(
-    q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
-) -> Tensor:
-    """Return the head outputs BKTgH.
-
-    q must be divided by √H already, and the last query belongs to the last token. ``blocks_BKTn``
-    are indices of blocks of ``size`` tokens, −1 for none. Every query must have selected its own
-    block and sees this block up to its own token.
-    """
-    qkv = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
-    context_BKgTH, _ = ops.selected(*qkv, blocks_BKTn, size)
-    return context_BKgTH.transpose(2, 3)
 
 
 class BranchGates(NeverPruned):
@@ -314,71 +286,6 @@ class Nsa(CustomAttention):
         if not self.options.ranks:
             return None
         return (compress_blocks(raw["selected"][0].detach(), self.options, None),)
-
-
-def attend_branches(
-    q_BNTH: Tensor,
-    keys: BranchKeyValues,
-    options: NsaOptions,
-    first: int,
-    block: int = 0,
-    packs: RowPacking = packs_rows,
-    fused: FusedKernels | None = None,
-) -> list[Tensor]:
-    """Return the head outputs BNTH of every built branch; the first query is token ``first``.
-
-    ``block`` is the layer index, which seeds random selection. ``packs`` and ``fused`` replace the
-    choices of the device.
-    """
-    outputs: list[Tensor] = []
-    backend = "triton" if fused else _backend(options, q_BNTH)
-    with torch.autocast(q_BNTH.device.type, enabled=False):
-        kernels = fused or (gpu_kernels() if backend == "triton" else None)
-        if kernels:
-            return attend_fused(q_BNTH, keys, options, first, block, kernels)
-        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
-        blocks_BKTn = None
-        if options.branch_compressed:
-            assert keys.compressed_BKMH
-            k_BKMH, v_BKMH = keys.compressed_BKMH
-            compressed, blocks_BKTn = attend_compressed(q_BKgTH, k_BKMH, v_BKMH, options, first)
-            outputs.append(compressed.flatten(1, 2))
-        elif options.ranks:
-            assert keys.compressed_BKMH
-            blocks_BKTn = rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, first)
-        if keys.selected_BKSH:
-            if not options.ranks:
-                batch, heads, _, length = q_BKgTH.shape[:4]
-                drawn = random_blocks(options, block, heads, first, length, q_BNTH.device)
-                blocks_BKTn = drawn.expand(batch, -1, -1, -1)
-            assert blocks_BKTn is not None
-            by_token = q_BKgTH.transpose(2, 3)
-            inputs = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
-            if backend == "blocks":
-                selected = attend_selected(*inputs)
-            else:
-                merged = merges_ranges(options, keys.selected_BKSH[0].shape[2])
-                selected = attend_gathered(*inputs, merged, packs)
-            outputs.append(selected.transpose(2, 3).flatten(1, 2))
-        if keys.window_BKSH:
-            # All branches share one query tensor, so that autograd saves a single copy.
-            outputs.append(attend_window(q_BKgTH.flatten(1, 2), *keys.window_BKSH, options.window))
-    return outputs
-
-
-def _backend(options: NsaOptions, q_BNTH: Tensor) -> str:
-    """Return the backend for queries.
-
-    The fused kernels cannot compute in float64, as only validations do, and an exported model does
-    not have them.
-    """
-    backend = resolve_backend(options, q_BNTH.device.type)
-    if backend != "triton" or (q_BNTH.dtype != torch.float64 and gpu_kernels()):
-        return backend
-    if options.backend == "triton":
-        what = "NSA_BACKEND: triton cannot compute in float64"
-        raise PreflightError(Problem(what, code="gpu.unsupported"))
-    return "gather"
 
 
 def combine_branches(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ J selection blocks, n selected blocks. The last query belongs to the last token.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -112,41 +112,51 @@ def _hash(x: Tensor) -> Tensor:
     return (x >> 16) ^ x
 
 
-# The inverse of a selection: the queries of each block, for the gradients of keys and values.
-
-
 # Queries of a block that one program of a GPU processes.
-SEGMENT = 512
+SEGMENT = 256
+# Partial results of a chunk of queries on a GPU: one for each of their blocks.
+PARTIAL_BYTES = 1 << 30
 
 
-def queries_by_block(
-    blocks_BKTn: Tensor, count: int, length: int, segment: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the queries of each block in ascending order, without a read by the host.
+def query_chunks(q_BTKgH: Tensor, blocks_BKTn: Tensor) -> list[Tensor]:
+    """Return the blocks BKtn of consecutive chunks of queries, whose partial results fit."""
+    partial_bytes = blocks_BKTn.shape[-1] * q_BTKgH.nbytes // q_BTKgH.shape[1]
+    parts = blocks_BKTn.split(max(1, PARTIAL_BYTES // partial_bytes), 2)
+    return [part.contiguous() for part in parts]
 
-    Returns the queries of all ``count`` blocks per head, concatenated; the start of each block's queries in this list,
-    BKJ + 1; and the number of segments of the blocks before each block, BKJ + 1.
+
+class BlockQueries(NamedTuple):
+    """The inverse of a selection: the queries of each block, in segments."""
+
+    # Indices in the flat lists BKTn, grouped by block, in ascending order of queries.
+    entries: Tensor
+    # Of each block of each head in ``entries``, and in the segments: BKJ + 1.
+    starts: Tensor
+    segments: Tensor
+    # Block of each segment; BKJ for segments that do not exist.
+    owners: Tensor
+
+
+def queries_by_block(blocks_BKTn: Tensor, count: int, segment: int) -> BlockQueries:
+    """Return the queries of all ``count`` blocks of each head, without a read by the host.
+
+    A segment has at most ``segment`` queries. The number of segments is bounded by the number of
+    list entries, which the host knows.
     """
-    flat = blocks_BKTn.flatten(0, 1).flatten(1).long()
-    owner = torch.arange(len(flat), device=flat.device)[:, None] * count
+    flat = blocks_BKTn.flatten(0, 1).flatten(1)
+    total = len(flat) * count
+    first_block = torch.arange(len(flat), device=flat.device)[:, None] * count
     # Absent blocks come last.
-    keys = torch.where(flat < 0, len(flat) * count, flat + owner).flatten()
-    by_block, order = keys.sort(stable=True)
-    rows = (order // blocks_BKTn.shape[-1] % length).int()
-    bounds = torch.arange(len(flat) * count + 1, device=flat.device)
-    starts = torch.searchsorted(by_block, bounds).int()
-    segments = (starts.diff() + segment - 1) // segment
-    return rows, starts, F.pad(segments.cumsum(0), (1, 0)).int()
-
-
-def segment_owners(segments: Tensor, entries: int, segment: int) -> Tensor:
-    """Return the block of each segment of ``segment`` queries; the number of blocks for segments that do not exist.
-
-    The number of segments is bounded by the number of list entries, which the host knows.
-    """
-    bound = len(segments) - 1 + entries // segment
-    index = torch.arange(bound, device=segments.device, dtype=segments.dtype)
-    return torch.searchsorted(segments, index, right=True).int() - 1
+    by_block, order = (
+        torch.where(flat < 0, total, flat + first_block).int().flatten().sort(stable=True)
+    )
+    bounds = torch.arange(total + 1, device=flat.device, dtype=torch.int32)
+    starts = torch.searchsorted(by_block, bounds, out_int32=True)
+    per_block = (starts.diff() + segment - 1) // segment
+    segments = F.pad(per_block.cumsum(0, dtype=torch.int32), (1, 0))
+    index = torch.arange(total + flat.numel() // segment, device=flat.device, dtype=torch.int32)
+    owners = torch.searchsorted(segments, index, right=True, out_int32=True) - 1
+    return BlockQueries(order.int(), starts, segments, owners)
 
 
 # Attention to compressed blocks, and the block selection derived from its weights.

@@ -15,8 +15,9 @@ from gpt2.ablation.resolve import resolve_config
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
 from gpt2.model import GPT
+from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
-from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES, NsaOptions, resolve_backend
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

@@ -28,9 +28,8 @@ from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.attention.tiled import place_of, runs_tiles, tile_problem
 from gpt2.loss import FusedLoss, fused_loss
 from gpt2.model_config import ModelConfig
+from gpt2.nsa.branches import attend_branches, attend_fused, gpu_kernels
 from gpt2.nsa.cache import BranchKeyValues
-from gpt2.nsa.fused import attend_fused, gpu_kernels
-from gpt2.nsa.module import attend_branches
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.shape import ModelShape
 from lib.env.options import MachineConfig

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpt2.model import GPT
-from gpt2.nsa import module, select
+from gpt2.nsa import branches, select
 from gpt2.zero_linear import ZeroInitLinear
 from tests.mutants.mutant import Mutant, replaced, then
 
@@ -52,7 +52,7 @@ MUTANTS = (
         "off by one",
         "run",
         {"field": ("receptive-field", "head 0 .* window branch;")},
-        replaced(module, "attend_window", _wider),
+        replaced(branches, "attend_window", _wider),
         defconfig="gpt2-quickstart",
         settings=_ON,
         quick=True,
@@ -63,7 +63,7 @@ MUTANTS = (
         "leak",
         "run",
         {"entropy": ("no-future-leak", r"2\.08 .*; [01]\.")},
-        replaced(module, "attend_window", _sees_next),
+        replaced(branches, "attend_window", _sees_next),
         defconfig="gpt2-quickstart",
         settings=_ON,
         quick=True,

@@ -14,18 +14,20 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.attention import attend_rows, attend_tiles
 from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.tiled import TileSpec, launch_arguments
-from gpt2.nsa import kernels
+from gpt2.nsa import fused
+from gpt2.nsa.kernels import KERNELS
+from gpt2.nsa.query_major import MaskSpec
 from gpt2.running.kernel_checks import attention_pass, probe_plan, relative_errors
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -35,11 +37,6 @@ from lib.config.tree import KconfigTree
 SHAPES = ((2, 32, 64, 16), (6, 64, 64, 8), (6, 128, 64, 16))
 _COMPRESS, _STRIDE = 32, 16
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Arguments that are neither constants nor tensors of the model's type.
-_ARGUMENTS = dict.fromkeys(("T", "S", "M", "BK", "J", "first"), "i32")
-_ARGUMENTS |= dict.fromkeys(("scale", "scale2"), "fp32") | {"blocks": "*i64"}
-_ARGUMENTS |= dict.fromkeys(("lse", "logsums", "inner", "partial_k", "partial_v"), "*fp32")
-_ARGUMENTS |= dict.fromkeys(("rows", "starts", "segments", "owners"), "*i32")
 
 _TERM: dict[str, SymbolValue] = {"RECIPROCAL": True}
 # As in the step ``full``, with the gradient of the weights that the MLP reads.
@@ -68,11 +65,10 @@ def compiled_rows(architecture: str, dtype: str) -> Iterator[dict[str, Any]]:
         # Wavefronts have 64 threads before RDNA.
         target = GPUTarget("hip", architecture, 64 if architecture.startswith("gfx9") else 32)
     known = {"type": dtype, "target": architecture}
-    for shape in SHAPES:
-        for kernel in kernels.KERNELS:
-            compiled = _compiled(kernel, target, dtype, shape)
-            yield known | {"kernel": kernel.__name__.strip("_"), "shape": shape} | _used(compiled)
     triton.runtime.driver.set_active(_AbsentDriver(target))
+    for shape in SHAPES:
+        for name, compiled in _launched_sparse(shape, dtype):
+            yield known | {"kernel": name, "shape": shape} | _used(compiled)
     for case in TILE_CASES:
         for name, compiled in _launched_tiles(case, dtype):
             yield known | {"kernel": name, "shape": case} | _used(compiled)
@@ -117,19 +113,30 @@ def _used(compiled: Any) -> dict[str, int]:
     return {"shared_bytes": shared, "registers": registers, "spilled_bytes": spilled}
 
 
-def _compiled(kernel: Any, target: GPUTarget, dtype: str, shape: tuple[int, ...]) -> Any:
+def _launched_sparse(shape: tuple[int, ...], dtype: str) -> list[tuple[str, Any]]:
+    """Return every kernel that the branches launch, forward and backward, compiled."""
     group, width, size, count = shape
-    launch = kernels.launch_constants(kernel, _TYPES[dtype], *shape)
-    options = {"num_warps": launch.pop("num_warps")}
-    known = {"g": group, "H": width, "size": size, "n": count} | launch
-    known |= {"compress": _COMPRESS, "stride": _STRIDE}
-    names = kernel.arg_names
-    constants = {(names.index(name),): value for name, value in known.items() if name in names}
-    signature = {
-        name: "constexpr" if (index,) in constants else _ARGUMENTS.get(name, f"*{dtype}")
-        for index, name in enumerate(names)
-    }
-    return triton.compile(ASTSource(kernel, signature, constants), target=target, options=options)
+    compiled: list[tuple[str, Any]] = []
+
+    def launch(name: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        compiled.append((name, KERNELS[name].warmup(*arguments, grid=grid, **constants)))
+
+    length = count * size
+    q = torch.zeros(1, length, 1, group, width, dtype=_TYPES[dtype], requires_grad=True)
+    k = torch.zeros(1, length, 1, width, dtype=_TYPES[dtype], requires_grad=True)
+    keys = MaskSpec(length, length, 0, _COMPRESS, _STRIDE).complete(length)
+    with patch.object(fused, "run", launch):
+        sights = MaskSpec(length, keys, 0, _COMPRESS, _STRIDE), MaskSpec(
+            length, length, 0, window=99
+        )
+        for sight in sights:
+            context, logsums = fused.attend_band(
+                q, k[:, : sight.keys], k[:, : sight.keys], sight, 1.0
+            )
+            context.sum().backward()
+        blocks = fused.rank_blocks(q, k[:, :keys], logsums, sights[0], 1.0, size, count)
+        fused.attend_blocks(q, k, k, torch.zeros_like(blocks), size, 1.0).sum().backward()
+    return compiled
 
 
 def _resources(asm: dict[str, Any]) -> tuple[int, int]:

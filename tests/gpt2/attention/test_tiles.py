@@ -34,8 +34,8 @@ from tests.gpt2.builders import (
 
 # Relative to the norm; the gradient of a gate is the difference of nearly equal sums.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3}
-# Bytes that a thread may spill if heads have 128 elements: six registers.
-SPILLED = 24
+# Bytes that a thread may spill if heads have 128 elements: eight registers.
+SPILLED = 32
 # Architecture → bytes of shared memory that a program may use: compute capability (CUDA C++
 # Programming Guide, table of technical specifications), or ISA and its local data share.
 SHARED_BYTES = {
@@ -124,7 +124,9 @@ def test_half_precision_fits_absent_gpus(architecture):
     sparse, tiles = (
         [r for r in rows if (len(r["shape"]) == 4) == is_nsa] for is_nsa in (True, False)
     )
-    names = ["rank", "forward", "query_gradients", "key_gradients", "reduce"]
+    band = ["band_forward", "inner_products", "band_query_gradients", "key_gradients"]
+    selected = ["block_forward", "combine", "inner_products", "key_gradients", "combine", "reduce"]
+    names = [*band, *band, "rank", *selected]
     assert [row["kernel"] for row in sparse] == names * 3
     passes = ["forward", "row_gradients", "column_gradients"]
     read = [passes[0], "mean_weights", *passes[1:]]
@@ -139,8 +141,8 @@ def test_half_precision_fits_absent_gpus(architecture):
     for row in rows:
         assert row["shared_bytes"] <= SHARED_BYTES[architecture], row
         # Heads of 128 elements, and AMD's compiler, exceed the registers by a few.
-        is_tight = row["shape"][-1] == 128 or architecture == "gfx942"
-        allowed = SPILLED if is_tight and row in tiles else 0
+        is_tight = 128 in row["shape"] or architecture == "gfx942"
+        allowed = SPILLED if is_tight else 0
         assert row["spilled_bytes"] <= allowed or not counted, row
         assert row["registers"] > 0
 

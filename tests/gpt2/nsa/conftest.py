@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from gpt2.nsa import gather, module, ops, query_major
+from gpt2.nsa import branches, gather, ops, query_major
 from tests.gpt2.attention.conftest import build, gate, one_thread, thin_chunks
 from tests.gpt2.nsa.sizes import BACKENDS, options
 
@@ -20,7 +20,7 @@ def nsa(request, monkeypatch):
     def refuse(*given):
         raise AssertionError(f"{other} in place of {request.param}")
 
-    monkeypatch.setattr(module, other, refuse)
+    monkeypatch.setattr(branches, other, refuse)
     return partial(options, **BACKENDS[request.param])
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gpt2.attention.options import GroupedOptions
+from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues
-from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES as NAMES
 from gpt2.nsa.options import NsaOptions
 

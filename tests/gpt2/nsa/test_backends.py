@@ -8,6 +8,7 @@ import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.nsa import gather, ops
+from gpt2.nsa.branches import attend_selected, attend_window
 from gpt2.nsa.gather import (
     GatheredKeys,
     _attend_packed,
@@ -15,7 +16,6 @@ from gpt2.nsa.gather import (
     token_ranges,
     visible_tokens,
 )
-from gpt2.nsa.module import attend_selected, attend_window
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

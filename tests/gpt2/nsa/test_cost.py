@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.nsa import gather, module, ops, query_major
+from gpt2.nsa import branches, gather, ops, query_major
 from gpt2.nsa.module import compress_blocks
 from tests.gpt2.nsa.sizes import PAIR, PAPER, SIZES, options
 
@@ -70,8 +70,8 @@ def test_backward_keeps_queries_once():
     small = tuple(compress_blocks(x, options(), None) for x in kv[:2])
 
     def forward():
-        keys = module.BranchKeyValues(small, (kv[0], kv[1]), (kv[2], kv[3]))
-        return module.attend_branches(q, keys, options(), 0)
+        keys = branches.BranchKeyValues(small, (kv[0], kv[1]), (kv[2], kv[3]))
+        return branches.attend_branches(q, keys, options(), 0)
 
     numbers = q.numel() * (1 + 3) + heads * length * 3 + sum(x.numel() for x in (*kv, *small))
     assert kept_bytes(forward) == 4 * numbers + 8 * groups * length * options().count

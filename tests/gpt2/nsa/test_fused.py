@@ -1,14 +1,13 @@
 """The fused form equals the other backends; its kernels are replaced by formulas over all pairs."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from gpt2.nsa.branches import FusedKernels, attend_branches, attend_fused
 from gpt2.nsa.cache import BranchKeyValues
-from gpt2.nsa.fused import FusedKernels, attend_fused, flex_pass, visible_tiles
-from gpt2.nsa.module import attend_branches
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import rank_compressed
@@ -38,17 +37,29 @@ def all_pairs(q, k, v, sight, scale):
     return (scores - lse.clamp_min(-1e30)[..., None]).exp() @ v, lse
 
 
-def ranked(q, k, lse, sight, scale, size, count):
-    """Return the blocks that the CPU selects, which computes the log-sum-exp anew."""
+def band(q_BTKgH, k_BMKH, v_BMKH, sight, scale):
+    q_BNTH = q_BTKgH.flatten(2, 3).transpose(1, 2)
+    context_BNTH, lse_BNT = all_pairs(
+        q_BNTH, *(x.transpose(1, 2) for x in (k_BMKH, v_BMKH)), sight, scale
+    )
+    groups = q_BTKgH.shape[2:4]
+    context, lse = (x.transpose(1, 2).unflatten(2, groups) for x in (context_BNTH, lse_BNT))
+    return context, lse / math.log(2)
+
+
+def ranked(q_BTKgH, k_BMKH, logsums, sight, scale, size, count):
+    """Return the blocks that the CPU selects, which computes the log-sums anew."""
     options = replace(OPTIONS, compress=sight.size, stride=sight.stride, select=size, count=count)
-    return rank_compressed((q * scale).transpose(2, 3), k, options, sight.first)
+    q_BKgTH = (q_BTKgH * scale).permute(0, 2, 3, 1, 4)
+    return rank_compressed(q_BKgTH, k_BMKH.transpose(1, 2), options, sight.first)
 
 
-KERNELS = FusedKernels(
-    all_pairs,
-    ranked,
-    lambda q, k, v, blocks, size, scale: by_formula(q * scale, k, v, blocks, size),
-)
+def selected(q_BTKgH, k_BSKH, v_BSKH, blocks_BKTn, size, scale):
+    qkv = (x.transpose(1, 2) for x in (q_BTKgH * scale, k_BSKH, v_BSKH))
+    return by_formula(*qkv, blocks_BKTn, size).transpose(1, 2)
+
+
+KERNELS = FusedKernels(band, ranked, selected)
 VARIANTS = {
     "all": {},
     "random": {"select_by": "random"},
@@ -91,24 +102,24 @@ def test_equals_the_other_backends(changes, queries, first):
 def wrong_queries(kernels):
     """Return kernels with a wrong output of every fifth query."""
 
-    def visible(q, k, v, sight, scale):
-        context, lse = kernels.visible(q, k, v, sight, scale)
+    def band(q, k, v, sight, scale):
+        context, logsums = kernels.band(q, k, v, sight, scale)
         changed = context.clone()
-        changed[:, :, ::5] *= 1.02
-        return changed, lse
+        changed[:, ::5] *= 1.02
+        return changed, logsums
 
-    return replace(kernels, visible=visible)
+    return replace(kernels, band=band)
 
 
 def racing(kernels):
     calls = []
 
-    def visible(q, k, v, sight, scale):
+    def band(q, k, v, sight, scale):
         calls.append(sight)
-        context, lse = kernels.visible(q, k, v, sight, scale)
-        return context * (1 + 1e-6 * len(calls)), lse
+        context, logsums = kernels.band(q, k, v, sight, scale)
+        return context * (1 + 1e-6 * len(calls)), logsums
 
-    return replace(kernels, visible=visible)
+    return replace(kernels, band=band)
 
 
 def other_blocks(kernels):
@@ -171,26 +182,3 @@ def test_preflight_compares_the_kernels_in_float64(monkeypatch, change, code, ch
         check_attention(model, CPU)
     assert caught.value.codes == [code]
     assert "SET=NSA_BACKEND_GATHER=y" in caught.value.problems[0].next
-
-
-SIGHTS = [
-    MaskSpec(300, 300, 0, window=70),
-    MaskSpec(700, 700, 0, window=400),
-    MaskSpec(520, 64, 0, size=32, stride=8),
-    MaskSpec(200, 520, 320, window=150),
-    MaskSpec(130, 700, 570),
-]
-
-
-@pytest.mark.parametrize("sight", SIGHTS, ids=str)
-def test_tiles_hold_all_visible_keys_and_full_tiles_no_other(sight):
-    mask = visible_tiles(sight, "cpu")
-    evaluated = create_block_mask(
-        mask.mask_mod, None, None, sight.queries, sight.keys, device="cpu"
-    )
-    assert torch.equal(mask.to_dense(), evaluated.to_dense())
-    q, k, v = (normal(1, n, t, 16).float() for n, t in ((2, sight.queries), *[(1, sight.keys)] * 2))
-    context, lse = flex_pass(flex_attention, q, k, v, mask, 0.25)
-    expected, expected_lse = all_pairs(q, k, v, sight, 0.25)
-    torch.testing.assert_close(context, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpt2.model import GPT
-from gpt2.nsa import module
+from gpt2.nsa import branches
 from gpt2.nsa.module import BlockCompressionMLP, BranchGates, compress_blocks
 from gpt2.nsa.select import attend_compressed
 from gpt2.shape import ModelShape
@@ -63,14 +63,14 @@ class TestByDifferences:
     def test_selected(self, nsa, monkeypatch):
         q, k, v = drawn(1, 2, 13, 2), drawn(1, 1, 13, 2, seed=1), drawn(1, 1, 13, 2, seed=2)
         given, lists = nsa(compress=2, stride=1, select=2), []
-        right = module.attend_compressed
+        right = branches.attend_compressed
 
         def held(*given):
             context, blocks = right(*given)
             lists.append(blocks)
             return context, lists[0]
 
-        monkeypatch.setattr(module, "attend_compressed", held)
+        monkeypatch.setattr(branches, "attend_compressed", held)
         arguments = [x.requires_grad_() for x in (q, k, v)]
         assert torch.autograd.gradcheck(
             lambda *qkv: attended(*qkv, given)["selected"], arguments, atol=1e-6

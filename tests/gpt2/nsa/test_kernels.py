@@ -23,11 +23,12 @@ INTERPRET = """
 import json
 import sys
 import torch
-from gpt2.nsa import kernels
+from gpt2.nsa import fused, select
 from tests.gpt2.nsa.test_backends import by_formula, selection
 
-# Several segments for the blocks that many queries select.
-kernels.SEGMENT = 8
+# Several segments for the blocks that many queries select, and several chunks of queries.
+fused.SEGMENT = 8
+select.PARTIAL_BYTES = 1 << 15
 dtype = getattr(torch, sys.argv[1])
 queries, tokens, group, width, size, count = map(int, sys.argv[2:])
 generator = torch.Generator().manual_seed(0)
@@ -41,7 +42,11 @@ def run(attend, wide):
     context = attend(*leaves)
     return [context, *torch.autograd.grad(context, leaves, dcontext.to(wide))]
 
-found = run(lambda q, k, v: kernels.attend_blocks(q, k, v, blocks, size, 0.2), dtype)
+def attend(*qkv):
+    by_token = (x.transpose(1, 2) for x in qkv)
+    return fused.attend_blocks(*by_token, blocks, size, 0.2).transpose(1, 2)
+
+found = run(attend, dtype)
 right = run(lambda q, k, v: by_formula(q * 0.2, k, v, blocks, size), torch.float64)
 pairs = [(x.detach().double(), y.detach()) for x, y in zip(found, right)]
 print(json.dumps([float((x - y).norm() / y.norm()) for x, y in pairs]))
@@ -80,10 +85,11 @@ def test_equals_the_formula(shape, dtype):
 
 
 RANK = """
+import math
 import sys
 from dataclasses import replace
 import torch
-from gpt2.nsa import kernels
+from gpt2.nsa import fused
 from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import rank_compressed
 from tests.gpt2.nsa.test_fused import OPTIONS, all_pairs
@@ -102,11 +108,10 @@ if keys:
     q[:, :group] = 0
     k[0, 1, keys // 3] = torch.nan
 sight = MaskSpec(queries, keys, first, compress, stride)
-lse = torch.full(q.shape[:3], -torch.inf)
-if keys:
-    lse = all_pairs(q.double(), k.double(), k.double(), sight, 0.3)[1].float()
-q_BKTgH = q.unflatten(1, (3, group)).transpose(2, 3)
-found = kernels.rank_blocks(q_BKTgH, k, lse, sight, 0.3, size, count)
+q_BTKgH = q.transpose(1, 2).unflatten(2, (3, group))
+lse = all_pairs(q.double(), k.double(), k.double(), sight, 0.3)[1]
+logsums = (lse / math.log(2)).float().transpose(1, 2).unflatten(2, (3, group)).contiguous()
+found = fused.rank_blocks(q_BTKgH, k.transpose(1, 2), logsums, sight, 0.3, size, count)
 right = rank_compressed((q.double() * 0.3).unflatten(1, (3, group)), k.double(), options, first)
 assert torch.equal(found, right), (found - right).nonzero()
 """
@@ -116,6 +121,7 @@ RANKINGS = [
     (0, 9, 1, 16, 2, 2, 2, 20),
     (43, 3, 2, 16, 8, 2, 8, 3),
     (570, 12, 6, 64, 32, 16, 64, 8),
+    (140, 3, 2, 16, 2, 2, 2, 5),
 ]
 
 
@@ -124,3 +130,50 @@ RANKINGS = [
 def test_selects_the_blocks_of_the_cpu(shape, dtype):
     """Also for equal scores, a NaN, more blocks than one tile, and fewer than n."""
     run(RANK, True, dtype, *map(str, shape))
+
+
+BAND = """
+import json
+import sys
+import torch
+from gpt2.nsa import fused
+from gpt2.nsa.query_major import MaskSpec
+from tests.gpt2.nsa.test_fused import all_pairs, band
+
+dtype = getattr(torch, sys.argv[1])
+first, queries, group, width, size, stride, window = map(int, sys.argv[2:])
+keys = MaskSpec(queries, first + queries, first, size, stride).complete(first + queries)
+sight = MaskSpec(queries, keys, first, size, stride, window or None)
+generator = torch.Generator().manual_seed(0)
+sizes = ((2, queries, 3, group, width), (2, keys, 3, width), (2, keys, 3, width))
+qkv = [torch.randn(each, generator=generator).to(dtype) for each in sizes]
+dcontext = torch.randn(sizes[0], generator=generator).to(dtype)
+
+def run(attend, wide):
+    leaves = [x.to(wide).requires_grad_() for x in qkv]
+    context, logsums = attend(*leaves, sight, 0.2)
+    # Rows without a key have no log-sum.
+    logsums = logsums.where(context.abs().sum(-1) > 0, 0)
+    return [context, logsums, *torch.autograd.grad(context, leaves, dcontext.to(wide))]
+
+found, right = run(fused.attend_band, dtype), run(band, torch.float64)
+pairs = [(x.detach().double(), y.detach()) for x, y in zip(found, right)]
+print(json.dumps([float((x - y).norm() / y.norm().clamp_min(1e-30)) for x, y in pairs]))
+"""
+# First token, queries, query heads of a key head, width, tokens of a key, stride, window (0: none).
+BANDS = [
+    (0, 40, 2, 16, 1, 1, 7),
+    (0, 150, 3, 16, 1, 1, 70),
+    (13, 29, 1, 32, 8, 4, 0),
+    (3, 200, 16, 16, 2, 2, 0),
+    (64, 1, 4, 16, 1, 1, 9),
+    (0, 5, 2, 16, 8, 4, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("shape", BANDS, ids=str)
+def test_bands_equal_the_formula(shape, dtype):
+    """Windows and compressed blocks, also before the first complete block."""
+    errors = json.loads(run(BAND, True, dtype, *map(str, shape)))
+    assert len(errors) == 5 and max(errors) <= TOLERANCES[dtype]

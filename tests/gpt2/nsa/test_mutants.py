@@ -20,8 +20,7 @@ from torch import Tensor
 from gpt2 import model
 from gpt2.attention import projections
 from gpt2.attention.positions import Rope
-from gpt2.nsa import gather, query_major
-from gpt2.nsa import module as nsa_module
+from gpt2.nsa import branches, gather, query_major
 from gpt2.nsa import options as nsa_options
 from gpt2.nsa import select as nsa_select
 from gpt2.nsa.cache import NsaCache, RingBuffer
@@ -205,9 +204,7 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         "test_field.py::TestLaterTokens::test_change_no_selection",
     ),
     "window off by one": (
-        everywhere(
-            nsa_module.attend_window, lambda right: lambda q, k, v, w: right(q, k, v, w + 1)
-        ),
+        everywhere(branches.attend_window, lambda right: lambda q, k, v, w: right(q, k, v, w + 1)),
         "test_field.py::TestField::test_window",
     ),
     "partial block excluded": (

@@ -7,7 +7,8 @@ from gpt2.attention.options import RopeOptions
 from gpt2.attention.positions import Rope
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
-from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.branches import attend_branches
+from gpt2.nsa.module import compress_blocks
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.nsa.sizes import NAMES, PAIR, SIZES, drawn, every_form, options
 from tests.gpt2.nsa.test_cache import LENGTH, PROMPTS, decoded

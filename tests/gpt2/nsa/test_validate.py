@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gpt2.nsa import module, validate
+from gpt2.nsa import branches, module, validate
 from gpt2.nsa.cache import NsaCache
 from lib.errors import PreflightError, Problem
 
@@ -29,9 +29,9 @@ def test_passes_without_a_fault():
 
 @pytest.mark.slow
 def test_a_leak_and_a_wrong_decoding_step_fail(monkeypatch):
-    right = module.attend_window
+    right = branches.attend_window
     monkeypatch.setattr(
-        module, "attend_window", lambda q, k, v, w: right(q, k.roll(-1, 2), v.roll(-1, 2), w)
+        branches, "attend_window", lambda q, k, v, w: right(q, k.roll(-1, 2), v.roll(-1, 2), w)
     )
     found = states(monkeypatch, "causality", "float64 reference", "1024 tokens")
     assert [row.state for row in found.values()] == ["FAIL"] * 3
