@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention.attention import Attention
+from gpt2.attention.projections import ZeroInitLinear
 from gpt2.attention.state import BlockState
 from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.kv_cache import BlockKVCache, KVCache
@@ -19,7 +20,6 @@ from gpt2.loss import TokenScores, fused_loss, linear_cross_entropy, linear_toke
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
-from gpt2.zero_linear import ZeroInitLinear
 from lib.pruning.layers import PaddedEmbedding
 from lib.runs.seeds import initial_weights_stream, stream_seed
 

@@ -51,6 +51,10 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
+class ZeroInitLinear(nn.Linear):
+    """Linear layer with zero initial weights, so that a new branch starts without effect."""
+
+
 class Dense(Projection, nn.Linear):
     """Linear layer C → 3C with columns in the order q, k, v: GPT-2's c_attn."""
 

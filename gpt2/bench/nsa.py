@@ -151,7 +151,12 @@ def nsa_attention(options: NsaOptions, *tensors: Tensor) -> Tensor:
     """Return the sum of the three branch outputs; ``tensors`` are q and three pairs of k and v."""
     q_BNTH, k_cmp, v_cmp, *rest = tensors
     blocks = (compress_blocks(k_cmp, options, None), compress_blocks(v_cmp, options, None))
-    keys = BranchKeyValues(blocks, (rest[0], rest[1]), (rest[2], rest[3]))
+    # A pair of a branch that is not built would be attended to all the same.
+    keys = BranchKeyValues(
+        blocks if options.compresses else None,
+        (rest[0], rest[1]) if options.branch_selected else None,
+        (rest[2], rest[3]) if options.branch_window else None,
+    )
     return torch.stack(attend_branches(q_BNTH, keys, options, 0)).sum(0)
 
 

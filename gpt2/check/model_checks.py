@@ -16,6 +16,7 @@ from torch import Tensor
 from gpt2 import reference
 from gpt2.attention import reference as attention_reference
 from gpt2.attention.options import AttentionPartOptions, ScoreOptions, TransformOptions
+from gpt2.attention.projections import ZeroInitLinear
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.short_run import GRADIENT_STEPS
@@ -26,7 +27,6 @@ from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
-from gpt2.zero_linear import ZeroInitLinear
 from lib.config.field import SymbolValue
 
 _CAUSAL_TOLERANCE = 1e-12

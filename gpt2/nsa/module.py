@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gpt2.attention.components import CustomAttention
 from gpt2.attention.options import ProjectionOptions
 from gpt2.attention.positions import PositionEncoding
-from gpt2.attention.projections import QKV, split_heads
+from gpt2.attention.projections import QKV, ZeroInitLinear, split_heads
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics
 from gpt2.nsa.branches import FusedKernels, attend_branches
@@ -25,7 +25,6 @@ from gpt2.nsa.gather import RowPacking, packs_rows
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.nsa.select import random_blocks, rank_compressed
 from gpt2.shape import ModelShape
-from gpt2.zero_linear import ZeroInitLinear
 from lib.pruning.layers import NeverPruned
 
 _SHORT_NAMES = {"compressed": "cmp", "selected": "sel", "window": "win"}

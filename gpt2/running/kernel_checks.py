@@ -304,22 +304,23 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
         return
     shape, dtype = model.shape, DTYPES[machine.precision]
     generator = torch.Generator().manual_seed(0)
-    sizes = (_LOSS_ROWS, shape.n_embd), (shape.vocab_size, shape.n_embd)
+    vocab_size = shape.vocab_size
+    sizes = (_LOSS_ROWS, shape.n_embd), (shape.padded_vocab_size, shape.n_embd)
     # Logits with a standard deviation of four.
     scales = 4 * shape.n_embd**-0.5, 1.0
     drawn = [
         (torch.randn(size, generator=generator) * scale).to(device, dtype)
         for size, scale in zip(sizes, scales, strict=True)
     ]
-    targets_X = torch.randint(shape.vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
+    targets_X = torch.randint(vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
 
     def values(loss: FusedLoss, as_type: torch.dtype) -> list[Tensor]:
         hidden_XC, weight_VC = (x.to(as_type, copy=True).requires_grad_() for x in drawn)
-        result = loss(hidden_XC, weight_VC, targets_X)
+        result = loss(hidden_XC, weight_VC, targets_X, vocab_size)
         return [result.detach(), *torch.autograd.grad(result, (hidden_XC, weight_VC))]
 
-    def exact(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(hidden_XC, weight_VC), targets_X)
+    def exact(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, tokens: int) -> Tensor:
+        return F.cross_entropy(F.linear(hidden_XC, weight_VC[:tokens]), targets_X)
 
     what = f"the loss of liger-kernel on {device} ({dtype})"
     compare_values(

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from gpt2.attention.projections import ZeroInitLinear
 from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
-from gpt2.zero_linear import ZeroInitLinear
 from lib.pruning.layers import PaddedEmbedding
 
 # Class name → class of each options object in config.json; an exported file fills it.

@@ -1,7 +1,6 @@
 """Decoding with a KV cache: equal to the full forward pass, with the declared cache size."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -237,15 +236,3 @@ def test_more_tokens_than_the_context_fail() -> None:
         model.decode(tokens(model.config, length=1), cache)
     with pytest.raises(AssertionError, match="evaluation mode"):
         model.train().decode(tokens(model.config, length=1), model.new_cache())
-
-
-def test_a_term_that_reads_more_than_its_declared_reach_fails() -> None:
-    config = make_model_config(terms=("reciprocal",), parts={"reciprocal": {"window": 4}})
-    model = drawn(config)
-    for block in model.h:
-        kernels = block.attn.kernels
-        block.attn.kernels = replace(kernels, cached=replace(kernels.cached, reach=2))
-    cache = model.new_cache()
-    model.decode(tokens(config, length=10), cache)
-    with pytest.raises(AssertionError, match="reach"):
-        model.decode(tokens(config, length=2), cache)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpt2.attention.projections import ZeroInitLinear
 from gpt2.model import GPT
 from gpt2.nsa import branches, select
-from gpt2.zero_linear import ZeroInitLinear
 from tests.mutants.mutant import Mutant, replaced, then
 
 _ON = {

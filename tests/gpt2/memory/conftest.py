@@ -23,6 +23,8 @@ SMALL: dict[str, SymbolValue] = {
     "BATCH_SIZE": 2,
     "GRAD_ACCUMULATION": 4,
 }
+# Gradient checkpointing and torch's memory tracker need uncompiled modules.
+_EAGER: dict[str, SymbolValue] = {"COMPILE": False}
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +35,7 @@ def configure() -> Callable[..., Config]:
 
     def build(slug: str = "baseline", /, small: bool = True, **changes: SymbolValue) -> Config:
         step = next(step for step in RATIO.steps if step.slug == slug)
-        symbols = (SMALL if small else {}) | changes
+        symbols = _EAGER | (SMALL if small else {}) | changes
         layers = [*base, ConfigLayer.of("command line", "test", symbols), *step_layers(RATIO, step)]
         return resolve_config(tree, layers)
 

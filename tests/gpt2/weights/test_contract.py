@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpt2.attention.projections import ZeroInitLinear
 from gpt2.check.cases import plan_cases
 from gpt2.check.shrink import small_config
 from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.weights.hf import unsupported_components
-from gpt2.zero_linear import ZeroInitLinear
 from lib.config.dotconfig import defconfig_layers
 from lib.project import ROOT
 from tests.gpt2.weights.conftest import export, random_weights, write_finished
