@@ -426,7 +426,8 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
         others = rows.get("baseline"), rows.get(parent)
         variant = RunVariant(slug, parent=parent)
         rows[slug] = RowRuns(variant, {}, [record], [], ordered, False, *others)
-    document = {"rows": [row_document(row) for row in rows.values()]}
+    table = [row_document(row) for row in rows.values()]
+    document = {"rows": table, "verdicts": [], "aa_steps": []}
     for row in csv.DictReader(to_csv(document).splitlines()):
         for column, values in _VARIANTS[row["slug"]][1].items():
             numbers = (statistics.fmean(values), statistics.stdev(values)) if values else ("", "")

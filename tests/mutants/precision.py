@@ -297,7 +297,7 @@ MUTANTS = (
         edited(
             gate.MlpAttnGate,
             "_gate",
-            "torch.sigmoid(self.up(bottleneck_BTG) + self.bias)",
+            "torch.sigmoid(self.up(bottleneck_BTG.to(self.up.weight.dtype)) + self.bias)",
             "torch.sigmoid((self.up(bottleneck_BTG) + self.bias).bfloat16()).float()",
         ),
         (_WIDE, "^gate"),

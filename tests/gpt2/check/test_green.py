@@ -191,7 +191,8 @@ def test_correct_code_passes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slug", ["pruned-50", "full"])
+# The first step alone has the table of a study checked.
+@pytest.mark.parametrize("slug", ["baseline", "pruned-50", "full"])
 def test_a_step_of_a_study_passes(slug):
     cases = plan_cases(config_layers_to_check(Path(), "gpt2-ratio-ablation"), slug)
     (case,) = cases.chosen
