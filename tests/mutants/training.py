@@ -501,7 +501,7 @@ MUTANTS = (
         "ra",
         {"gradients": "recomputed-gradient"},
         replaced(model, "checkpoint", lambda right: partial(right, preserve_rng_state=False)),
-        settings={"GRAD_CHECKPOINTING": True},
+        settings={"GRAD_CHECKPOINTING": True, "COMPILE": False},
     ),
     Mutant(
         "gradients are not clipped",
