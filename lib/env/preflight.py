@@ -162,7 +162,7 @@ def machine_problems(machine: MachineConfig, processes: int = 1) -> list[Problem
     else:
         problems = _gpu_problems(torch, machine, processes)
     if machine.compile:
-        problems += _compiler_problems(machine.device)
+        problems += compiler_problems(machine.device)
     return problems
 
 
@@ -308,7 +308,7 @@ def _gpu_problems(torch: Any, machine: MachineConfig, processes: int) -> list[Pr
     return problems
 
 
-def _compiler_problems(device: str) -> list[Problem]:
+def compiler_problems(device: str) -> list[Problem]:
     """Return missing compilers: torch.compile requires C++ on a CPU and Triton on a GPU."""
     if device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         what = "COMPILE=y: no C++ compiler found"

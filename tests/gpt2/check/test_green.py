@@ -228,3 +228,9 @@ def test_a_number_of_an_axis_is_in_the_model() -> None:
     wrong = replace(case, delta={"BLOCK_SIZE": "256"})
     findings = run_in_process(wrong, [CHECKS["declared"]], {})["declared"].findings
     assert [finding.property for finding in findings] == ["step-setting"]
+
+
+def test_sparse_attention_has_no_form_of_a_device_on_a_cpu():
+    (case,) = plan_cases(config_layers_to_check(Path(), "nsa-quickstart"), "nsa").chosen
+    results = run_in_process(case, [CHECKS["device"]], {})
+    assert results["device"].findings == []
