@@ -21,8 +21,8 @@ import _start
 from gpt2.check.cases import plan_cases
 from gpt2.check.command import CheckRequest, check_and_report
 from gpt2.planning.arguments import add_running, new_parser, run_options
-from gpt2.planning.plan import config_layers, make_plan, step_layers, table_plan
 from gpt2.running import launch
+from gpt2.study.plan import config_layers, make_plan, step_layers, table_plan
 from lib import console
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 

@@ -19,9 +19,9 @@ from gpt2.planning.arguments import (
     asked_plan,
     new_parser,
 )
-from gpt2.planning.plan import table_plan
 from gpt2.records.report import study_document_of
 from gpt2.running import launch
+from gpt2.study.plan import table_plan
 from lib import console
 from lib.files import pretty_json, write_atomic
 from lib.report import claims

@@ -13,10 +13,10 @@ condition, or not confirmed.
 
 import _start
 
-from gpt2.ablation.resolve import configured_values
 from gpt2.planning.arguments import add_json, add_subcommands, add_variable, add_yes, new_parser
 from gpt2.records.listing import list_runs, select, to_json, to_text
 from gpt2.records.removal import clean_command
+from gpt2.study.resolve import configured_values
 from lib import console
 from lib.config.dotconfig import ConfigWorkspace
 from lib.errors import EXIT_DONE

@@ -14,7 +14,6 @@ import sys
 
 import _start
 
-from gpt2.planning import view
 from gpt2.planning.arguments import (
     add_json,
     add_probe,
@@ -23,6 +22,7 @@ from gpt2.planning.arguments import (
     asked_plan,
     new_parser,
 )
+from gpt2.study import view
 from lib import console
 from lib.errors import ConfigError, Problem
 

@@ -8,12 +8,12 @@ cannot be prepared; 130 interrupted (the next call resumes a large data set).
 
 import _start
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import dataset_folder, open_dataset
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.planning.arguments import add_json, add_settings, new_parser, settings_layers
-from gpt2.planning.plan import config_layers
+from gpt2.study.plan import config_layers
+from gpt2.study.resolve import resolve_config
 from lib.config.tree import KconfigTree
 from lib.console import log, run_main, show
 from lib.report.render import json_document

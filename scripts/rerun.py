@@ -18,8 +18,8 @@ from gpt2.planning.arguments import (
     new_parser,
     run_options,
 )
-from gpt2.planning.plan import table_plan
 from gpt2.running import launch
+from gpt2.study.plan import table_plan
 from lib import console
 from lib.make_variables import require_value
 

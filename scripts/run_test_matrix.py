@@ -28,9 +28,9 @@ from gpt2.planning.arguments import (
     new_parser,
     run_options,
 )
-from gpt2.planning.plan import table_plan
-from gpt2.planning.power import confirm_power
 from gpt2.running import launch
+from gpt2.study.plan import table_plan
+from gpt2.study.power import confirm_power
 from lib import console
 
 

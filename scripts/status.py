@@ -9,8 +9,8 @@ from pathlib import Path
 
 import _start
 
-from gpt2.planning import view
 from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
+from gpt2.study import view
 from lib import console
 from lib.console import log
 from lib.errors import PreflightError

@@ -25,11 +25,11 @@ from gpt2.planning.arguments import (
     new_parser,
     selects_runs,
 )
-from gpt2.planning.plan import table_plan
 from gpt2.records.comparison import chosen_runs, declared_axes, whole_study
 from gpt2.records.report import study_document_of
 from gpt2.records.verification import tracker, verify
 from gpt2.running import launch
+from gpt2.study.plan import table_plan
 from lib import console
 from lib.report.checklist import checklist_to_json, checklist_to_markdown, log_failing
 from lib.report.checklist_rows import word_rows

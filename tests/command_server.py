@@ -53,7 +53,7 @@ TIMEOUT_SECONDS = 120
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = Path(__file__).with_name("command_client.py")
 # Loaded by every command that trains, so that the sources recorded by a run remain the same.
-MODULES = ("gpt2.planning.view", "gpt2.running.launch")
+MODULES = ("gpt2.study.view", "gpt2.running.launch")
 # Packages of a tree, and the modules that its scripts import from their own folder.
 TREE = ("gpt2", "lib", "tests", "_start", "fake_train")
 

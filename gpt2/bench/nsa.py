@@ -30,13 +30,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.bench.runner import take_turns, within_rounds
 from gpt2.kv_cache import BlockKVCache
 from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import NsaOptions
+from gpt2.study.resolve import resolve_config
 from lib import console
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

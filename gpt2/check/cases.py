@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gpt2.ablation import study_of
-from gpt2.ablation.judgeable import unjudgeable
-from gpt2.ablation.resolve import resolve_config, resolve_step
-from gpt2.ablation.step import Study
 from gpt2.check import Check
 from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
-from gpt2.planning import plan
-from gpt2.planning.plan import STUDY_DEFCONFIG, config_layers
+from gpt2.study import plan, study_of
+from gpt2.study.judgeable import unjudgeable
+from gpt2.study.plan import STUDY_DEFCONFIG, config_layers
+from gpt2.study.resolve import resolve_config, resolve_step
+from gpt2.study.step import Study
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

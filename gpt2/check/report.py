@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from gpt2.check import Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
 from gpt2.check.distinct import Fingerprint
-from gpt2.planning.notes import note_lines
+from gpt2.study.notes import note_lines
 from lib.console import folded, painted
 from lib.errors import printable
 from lib.report.render import fitting_rows, text_lines

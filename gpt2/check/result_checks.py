@@ -411,9 +411,9 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
     if next(iter(subject.study_cases), subject.case.slug) != subject.case.slug:
         return []
     # Imported here: only the first step needs them.
-    from lib.plan.run import RunVariant
     from lib.report.columns import to_csv
     from lib.report.table import RowRuns, row_document
+    from lib.runs.run import RunVariant
 
     # Rows of a table name the origin of their runs, which training alone records.
     write_json(record.run.manifest, {})

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-# Optimizers import it; import it first, so that its memory is not attributed to a step.
-from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
+
+# Optimizers import it; import it first, so that its memory is not attributed to a step.
+from gpt2.study.resolve import resolve_config
 from gpt2.training.minimal import MinimalTraining
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue

@@ -27,7 +27,7 @@ AREAS: Mapping[str, str] = {
         r"gpt2/(evaluate|generate)\.py|gpt2/records/per_document|gpt2/training/finish"
         r"|lib/runs/documents"
     ),
-    "steps": r"gpt2/ablation/",
+    "steps": r"gpt2/study/",
     "binding": r"gpt2/config\.py|lib/config/|lib/env/options",
     "resume": r"lib/runs/(checkpoint|rng|seeds)|gpt2/training/(state|setup)|gpt2/weights/",
     "training": (
@@ -44,7 +44,7 @@ _OBSERVES = re.compile(r"(^|[._])(statistics|selected_blocks)($|[._])")
 # and constants of small forms, which are parts of the checks.
 _EXCLUDED_CONSTANTS = re.compile(r"(CHUNK|BLOCK)_(BYTES|ELEMENTS|ROWS)$|^_SMALL_")
 # Modules that matter although no function of theirs is executed: fields and steps.
-_DECLARATIONS = re.compile(r"/(options|config|shape)\.py$|gpt2/ablation/")
+_DECLARATIONS = re.compile(r"/(options|config|shape)\.py$|gpt2/study/")
 # A fault location in AREA=: a file, with or without a line.
 _LOCATION = re.compile(r"(?P<path>[\w/]+\.py)(:(?P<line>\d+))?")
 # Path → line → names of the cases that execute the line in a function.

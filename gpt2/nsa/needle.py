@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.select import random_blocks
+from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

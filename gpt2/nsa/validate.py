@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gpt2 import reference
-from gpt2.ablation.resolve import resolve_config
 from gpt2.check.subject import fill_parameters
 from gpt2.config import Config
 from gpt2.model import GPT
@@ -19,6 +18,7 @@ from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES, NsaOptions, resolve_backend
+from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import StudyConfig
-from gpt2.planning.looks import AUTO_SEEDS
-from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan, table_plan
 from gpt2.quantized.options import reject_training
+from gpt2.study.looks import AUTO_SEEDS
+from gpt2.study.plan import Plan, Sweep, config_layers, make_plan, table_plan
 from lib import make_variables
 from lib.config.field import WHOLE_NUMBER
 from lib.config.layers import ConfigLayer, parse_command_line_settings

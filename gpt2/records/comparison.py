@@ -13,17 +13,17 @@ from typing import Any
 from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
-from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.run_files import find_finished, read_resolved_config
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.layers import ConfigLayer
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
-from lib.plan.run import RunVariant
 from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.record import RunRecord
+from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir, State
 
 # {path of a component: the Kconfig choice that selects it}

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gpt2.planning.plan import Plan
 from gpt2.records.trust import identity_symbols
+from gpt2.study.plan import Plan
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError

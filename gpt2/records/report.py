@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning.plan import Plan
 from gpt2.records.sections import sections
+from gpt2.study.plan import Plan
 from gpt2.training.budget import run_budget
 from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
@@ -20,7 +20,6 @@ from lib.config.private import PRIVATE_SYMBOLS
 from lib.config.tree import KconfigTree, describe_symbol
 from lib.errors import ConfigError, Problem
 from lib.json_files import RecordError
-from lib.plan.run import Run
 from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.plots import study_figures
 from lib.report.run_results import run_origin
@@ -28,6 +27,7 @@ from lib.report.series import study_series
 from lib.report.study import study_document
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir
 from lib.tracking.verdict_run import VERDICTS_RUN
 

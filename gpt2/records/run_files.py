@@ -8,10 +8,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
 from gpt2.records.trust import own_values, recorded_config, require_identity
+from gpt2.study.resolve import layers_on_top
 from lib.config.check import unknown_symbol
 from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_generated

@@ -7,7 +7,7 @@ Does not import torch.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpt2.planning.plan import Plan
+from gpt2.study.plan import Plan
 from lib.report.columns import loss_cell
 from lib.report.render import TableSection
 from lib.report.run_curves import read_curves

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpt2.ablation.resolve import configured_values
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.config import Config
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
+from gpt2.study.resolve import configured_values
 from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import SymbolValue, missing_symbol
 from lib.config.layers import ConfigLayer, to_kconfig_text

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpt2.planning.plan import Plan
 from gpt2.records.comparison import names_of
+from gpt2.study.plan import Plan
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import canonical_json
 from lib.report.checklist import (

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning.looks import AUTO_SEEDS
-from gpt2.planning.plan import Plan, declared_verdicts, make_plan, planned_looks, table_plan
 from gpt2.records.listing import other_configurations
 from gpt2.records.report import study_document_of
 from gpt2.records.run_files import write_resolved_config
@@ -27,6 +25,8 @@ from gpt2.running.preflight import (
 )
 from gpt2.running.studies_index import write_index
 from gpt2.running.study_end import command_at_end
+from gpt2.study.looks import AUTO_SEEDS
+from gpt2.study.plan import Plan, declared_verdicts, make_plan, planned_looks, table_plan
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.layers import ConfigLayer
 from lib.console import confirm, is_verbose, log, terminal_columns
@@ -36,7 +36,6 @@ from lib.env.ranks import current_process
 from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import size_bytes
-from lib.plan.run import Run, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.page import write_report
@@ -62,6 +61,7 @@ from lib.runner.worker import train_worker
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
+from lib.runs.run import Run, RunVariant, default_run_path, training_order
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.verdict_run import send_verdicts
 from lib.units import format_duration

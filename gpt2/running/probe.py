@@ -3,7 +3,7 @@
     python -m gpt2.running.probe BUILD_DIR < VALUES.json
 
 runs in each rank of the configuration (symbol values), on drawn tokens, and prints the fields of
-``gpt2.planning.cost.ProbedStep`` as JSON, or a problem.
+``gpt2.study.cost.ProbedStep`` as JSON, or a problem.
 
 B micro-batch, T tokens.
 """
@@ -24,7 +24,7 @@ import torch
 from gpt2.config import Config
 from gpt2.data.store import TokenSplit, evaluation_windows, open_dataset
 from gpt2.evaluate import Evaluator
-from gpt2.planning.cost import ProbedStep
+from gpt2.study.cost import ProbedStep
 from gpt2.training.minimal import MinimalTraining
 from gpt2.training.step import cpu_memory_errors
 from lib.console import show

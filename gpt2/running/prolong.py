@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.planning.plan import Plan
 from gpt2.records.run_files import RunLookup, find_finished
 from gpt2.records.trust import allowed_values, identity_symbols, own_values, recorded_config
 from gpt2.running.recorded_inputs import require_recorded_inputs
+from gpt2.study.designs import find_symbol, short_slug, slug
+from gpt2.study.plan import Plan
+from gpt2.study.resolve import resolve_config
 from gpt2.weights.source import require_kept
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -21,9 +22,8 @@ from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.errors import ConfigError
 from lib.json_files import DamagedRecord, RecordError
-from lib.plan.designs import find_symbol, short_slug, slug
-from lib.plan.run import Run, RunVariant, build_runs
 from lib.runs.record import RunRecord
+from lib.runs.run import Run, RunVariant, build_runs
 from lib.runs.run_dir import RunDir
 
 # The order of the data is drawn from the seed: the same seed would repeat the run's first batches.

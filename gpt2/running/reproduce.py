@@ -16,7 +16,6 @@ from pathlib import Path
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import read_manifest
-from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.run_files import find_finished
 from gpt2.records.trust import allowed_symbols, own_values, recorded_config
 from gpt2.running.launch import (
@@ -26,6 +25,7 @@ from gpt2.running.launch import (
     train_scratch,
 )
 from gpt2.running.recorded_inputs import require_recorded_inputs
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.console import confirm, log

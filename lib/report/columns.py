@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from lib.errors import visible
 from lib.files import write_atomic
-from lib.plan.designs import ON
 from lib.report.contrasts import EFFECT
 from lib.report.render import (
     csv_table,
@@ -41,6 +40,7 @@ from lib.report.text import (
     warnings,
 )
 from lib.runs.record import UNKNOWN
+from lib.runs.run import ON
 from lib.units import format_difference, format_duration, format_si
 
 Row = dict[str, Any]

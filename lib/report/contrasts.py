@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lib.plan.designs import OFF, ON
-from lib.plan.run import RunVariant
+from lib.runs.run import OFF, ON, RunVariant
 
 # Roles of the comparison of an A/A step, and of an effect of a factorial design, whose variance the
 # rule ``factorial`` takes from all runs.

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
-from lib.plan.run import Run
 from lib.report.options import NATS
 from lib.report.run_curves import read_curves
 from lib.report.run_facts import recorded_facts
@@ -20,6 +19,7 @@ from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.documents import bits_per_byte
 from lib.runs.record import FinalResults, RunRecord, TelemetrySample, derived
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
 from lib.tracking.stability import unstable_steps

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.plan.run import Run, RunVariant, run_name
 from lib.report.contrasts import AA_ROLE, contrasts_of, control_contrasts, design_effects
 from lib.report.declarations import VerdictPlan, configuration_digest, studies_on
 from lib.report.options import NATS
@@ -42,6 +41,7 @@ from lib.report.run_results import (
 from lib.report.study_verdicts import StudyPart, StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome
 from lib.runs.record import UNKNOWN, RunRecord
+from lib.runs.run import Run, RunVariant, run_name
 from lib.tracking.stability import instability_text, unstable_steps
 from lib.units import format_runs
 

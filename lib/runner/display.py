@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lib.console import is_ascii_only, log
-from lib.plan.run import Run
+from lib.runs.run import Run
 from lib.runs.run_dir import RunStatus, State
 from lib.units import format_duration, format_si
 

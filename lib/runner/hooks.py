@@ -9,7 +9,7 @@ from typing import Any
 
 from lib.console import log
 from lib.errors import ConfigError, Problem
-from lib.plan.run import Run
+from lib.runs.run import Run
 from lib.runs.run_dir import RunStatus
 
 SCHEMA_VERSION = 1

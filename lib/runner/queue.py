@@ -17,10 +17,10 @@ from lib.console import log
 from lib.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigError, Problem
 from lib.files import canonical_json
 from lib.json_files import RecordError
-from lib.plan.run import Run
 from lib.runs.audit import damage_of
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
 from lib.runs.record import RunRecord
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import first_of, format_runs
 

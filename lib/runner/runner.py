@@ -24,7 +24,6 @@ from lib.errors import (
     RunError,
 )
 from lib.files import no_follow, remove_leftovers
-from lib.plan.run import Run
 from lib.runner import slurm
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
 from lib.runner.hooks import start_command
@@ -51,6 +50,7 @@ from lib.runner.queue import (
 from lib.runner.signals import SignalCounter
 from lib.runs.finalize import finalize_run
 from lib.runs.lease import DEFAULT_SECONDS, LeaseLost, LeaseRecord, current_holder
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_runs
 

@@ -33,7 +33,7 @@ from lib.units import first_of
 # results: editing these files does not make a finished run stale. What they configure is the recorded
 # identity of the run.
 NOT_TRAINING = (
-    "gpt2/ablation/",
+    "gpt2/study/",
     "gpt2/planning/",
     "gpt2/records/listing.py",
     "gpt2/records/report.py",
@@ -47,11 +47,11 @@ NOT_TRAINING = (
     "lib/errors.py",
     "lib/gone.py",
     "lib/make_variables.py",
-    "lib/plan/",
     "lib/report/",
     "lib/runner/",
     "lib/runs/audit.py",
     "lib/runs/code.py",
+    "lib/runs/run.py",
     "lib/toml_files.py",
     "lib/tracking/",
     "lib/units.py",

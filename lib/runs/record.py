@@ -29,9 +29,9 @@ from lib.json_files import (
     typed,
     unreadable,
 )
-from lib.plan.run import Run
 from lib.runs.documents import DocumentResult, parse_document_results
 from lib.runs.lease import current_holder
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # A longer text sample is damaged: it would fill a report.

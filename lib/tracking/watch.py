@@ -18,9 +18,9 @@ from typing import Any, Literal
 from lib.console import is_ascii_only
 from lib.errors import visible
 from lib.json_files import RecordError
-from lib.plan.run import Run
 from lib.report.render import json_document, text_lines
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.tracking.options import WatchOptions
 from lib.tracking.stability import UnstableStep, describe_unstable, unstable_steps

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from gpt2.data.prepare import prepare_dataset
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from tests.build_folder import write_build
 from tests.fuzz.harness import (

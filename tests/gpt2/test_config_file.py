@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.planning.plan import Sweep, config_layers, make_plan
+from gpt2.study.plan import Sweep, config_layers, make_plan
+from gpt2.study.resolve import resolve_config
 from lib.config.commands import write_config_py
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
 from lib.config.field import SymbolValue

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.ablation import RATIO
-from gpt2.ablation.resolve import resolve_study
 from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
+from gpt2.study import RATIO
+from gpt2.study.resolve import resolve_study
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from gpt2.ablation import STUDIES
-from gpt2.ablation.resolve import resolve_step
 from gpt2.config import Config
+from gpt2.study import STUDIES
+from gpt2.study.resolve import resolve_step
 from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.config.tree import KconfigTree

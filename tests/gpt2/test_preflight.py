@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.planning.plan import Plan
 from gpt2.running import launch, preflight
 from gpt2.running.launch import Gpt2Backend
 from gpt2.running.preflight import (
@@ -24,6 +22,8 @@ from gpt2.running.preflight import (
     describe_text,
     long_run_problems,
 )
+from gpt2.study.plan import Plan
+from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -32,9 +32,9 @@ from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter
 from lib.env.snapshot import observed_environment
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.plan.run import Run, RunVariant
 from lib.project import ROOT
 from lib.runner.runner import RunnerOptions
+from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir
 from lib.tracking.telemetry import GpuReading
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation import RATIO
-from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.check.cases import plan_cases
 from gpt2.config import Config
-from gpt2.planning.plan import Sweep, make_plan
+from gpt2.study import RATIO
+from gpt2.study.plan import Sweep, make_plan
+from gpt2.study.resolve import resolve_config, resolve_study
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

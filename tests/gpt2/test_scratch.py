@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.run_files import write_resolved_config
 from gpt2.running.launch import scratch_plan, train_scratch
 from gpt2.running.reproduce import unobserved, with_data
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
+from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpt2.data.prepare import prepare_dataset
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.project import ROOT
 from tests.build_folder import write_build

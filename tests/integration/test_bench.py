@@ -9,7 +9,7 @@ import torch
 from gpt2.bench import step
 from gpt2.bench.commands import step_table
 from gpt2.config import Config
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from tests.build_folder import write_build
 from tests.integration.conftest import SINGLE, SMALL

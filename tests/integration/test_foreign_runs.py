@@ -16,12 +16,12 @@ import gpt2.records.audit
 import gpt2.running.reproduce
 import gpt2.weights.export
 from gpt2.config import Config
-from gpt2.planning.plan import Plan
 from gpt2.records.audit import audit
 from gpt2.records.trust import allowed_symbols
 from gpt2.running.finished import evaluate
 from gpt2.running.prolong import plan_prolonged
 from gpt2.running.reproduce import Request, reproduce, train_twice
+from gpt2.study.plan import Plan
 from gpt2.weights.trained import open_trained
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue

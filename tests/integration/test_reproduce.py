@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.data.prepare import prepare_dataset
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build

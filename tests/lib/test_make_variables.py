@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
+from gpt2.study.resolve import resolve_config
 from lib import make_help, make_variables
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError

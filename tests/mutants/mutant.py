@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from gpt2.ablation import STUDIES
+from gpt2.study import STUDIES
 from lib.config.field import SymbolValue
 
 Plant = Callable[[pytest.MonkeyPatch], None]

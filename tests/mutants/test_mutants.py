@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS, report
 from gpt2.check.cases import CheckPlan, plan_cases
 from gpt2.check.report import CaseReport
 from gpt2.check.worker import run_in_process
 from gpt2.data.prepare import prepare_dataset
+from gpt2.study.resolve import resolve_config
 from lib import console
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer

@@ -18,7 +18,7 @@ from lib.files import sha256_file
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.gpt2.planning.large_study import write_large_study
+from tests.gpt2.study.large_study import write_large_study
 from tests.make_command import make
 from tests.mutants.mutant import planted_faults
 

@@ -21,7 +21,6 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.attention import attend_rows, attend_tiles
 from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.tiled import TileSpec, launch_arguments
@@ -29,6 +28,7 @@ from gpt2.nsa import fused
 from gpt2.nsa.kernels import KERNELS
 from gpt2.nsa.query_major import MaskSpec
 from gpt2.running.kernel_checks import attention_pass, probe_plan, relative_errors
+from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

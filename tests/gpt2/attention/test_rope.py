@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
@@ -22,6 +21,7 @@ from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
+from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS
 from gpt2.check.cases import CheckCase, config_layers_to_check, plan_cases
 from gpt2.check.worker import run_in_process
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import Problem

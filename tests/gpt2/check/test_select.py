@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS, select, select_for
 from gpt2.check.worker import CHECK_FUNCTIONS
 from gpt2.config import Config
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError

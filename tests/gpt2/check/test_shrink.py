@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.check.cases import config_layers_to_check, plan_cases
 from gpt2.check.shrink import long_config, small_config, with_changes
 from gpt2.config import Config
+from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

@@ -10,7 +10,7 @@ from gpt2.check.cases import plan_cases
 from gpt2.config import Config
 from gpt2.memory import micro_batch, predict
 from gpt2.memory.micro_batch import Limits
-from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.env.gpu import GPUS, gpu_with_memory
 from lib.errors import ConfigError, PreflightError

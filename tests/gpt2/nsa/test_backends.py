@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.nsa import gather, ops
 from gpt2.nsa.branches import attend_selected, attend_window
 from gpt2.nsa.gather import (
@@ -17,6 +16,7 @@ from gpt2.nsa.gather import (
     visible_tokens,
 )
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError

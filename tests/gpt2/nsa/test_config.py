@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.model import GPT
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError

@@ -5,13 +5,13 @@ import itertools
 import pytest
 import torch
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.model import GPT
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.reference import random_rank, top_blocks
 from gpt2.nsa.select import random_blocks
-from gpt2.planning.notes import notes
 from gpt2.shape import ModelShape
+from gpt2.study.notes import notes
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.ablation.resolve import resolve_config
 from gpt2.model import GPT
 from gpt2.quantized.evaluate import quantize, quantize_dequantize_int8
 from gpt2.quantized.options import SCHEMES, parse_schemes, reject_training
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.planning.plan import Plan, make_plan
 from gpt2.records.comparison import chosen_runs, declared_axes, symbol_names, whole_study
+from gpt2.study.plan import Plan, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
-from lib.plan.run import Run
 from lib.project import ROOT
 from lib.report.run_facts import RunFacts, field_differences, flatten_identity
 from lib.runs.record import RunRecord
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir
 
 STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]

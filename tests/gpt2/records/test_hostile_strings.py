@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.files import write_json
@@ -19,7 +19,7 @@ from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.command_server import CommandServer
-from tests.gpt2.planning.large_study import this_origin
+from tests.gpt2.study.large_study import this_origin
 from tests.lib.fabricated import MANIFEST, changed, seal
 from tests.lib.report.fabricated_study import write_planned
 

@@ -7,9 +7,9 @@ from argparse import Namespace
 import pytest
 
 from gpt2.planning.arguments import asked_tables
-from gpt2.planning.plan import config_layers, make_plan
 from gpt2.records.run_files import write_resolved_config
 from gpt2.running import launch
+from gpt2.study.plan import config_layers, make_plan
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 from tests.lib.fabricated import MANIFEST, seal, write_run

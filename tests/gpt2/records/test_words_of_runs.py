@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.planning.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.records.report import study_document_of
 from gpt2.running import launch
+from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.project import ROOT
 from lib.report.claims import check_claims, claims_exit_code
 from tests.build_folder import write_build
-from tests.gpt2.planning.large_study import this_origin
+from tests.gpt2.study.large_study import this_origin
 from tests.lib.fabricated import MANIFEST, changed
 from tests.lib.report.fabricated_study import write_planned
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.planning.cost import estimates_by_probe
-from gpt2.planning.plan import config_layers, make_plan
 from gpt2.running import probe
+from gpt2.study.cost import estimates_by_probe
+from gpt2.study.plan import config_layers, make_plan
 from gpt2.training.minimal import MinimalTraining
 from lib.config.field import SymbolValue
 from lib.errors import PreflightError

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.run_files import write_resolved_config
 from gpt2.running.launch import report
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import ConfigWorkspace, explicit_settings
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from gpt2.config import Config
-from lib.plan.run import Run, RunVariant
 from lib.report.table import build_table
+from lib.runs.run import Run, RunVariant
 from tests.lib.report.documents import document_of
 
 STUDIES, SEEDS, ARMS = 20, 3, 4

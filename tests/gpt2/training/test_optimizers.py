@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.planning import view as planning_view
-from gpt2.planning.plan import make_plan
+from gpt2.study import view as planning_view
+from gpt2.study.plan import make_plan
 from gpt2.train import train_step
 from gpt2.training.budget import run_budget
 from gpt2.training.metrics import MetricsLog

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.planning.plan import Plan, Sweep
 from gpt2.records.sections import sections
 from gpt2.running.launch import result_table
+from gpt2.study.plan import Plan, Sweep
 from lib.files import canonical_json
-from lib.plan.run import Run, RunVariant
 from lib.report.columns import to_markdown
 from lib.report.render import TableSection
 from lib.report.table import ResultTable, build_table
+from lib.runs.run import Run, RunVariant
 from tests.lib.report.documents import document_of
 
 Configure = Callable[..., Config]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from gpt2.study.designs import ResolvedSweep, grid, parse_axes, resolve_grid
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.plan.designs import ResolvedSweep, grid, parse_axes, resolve_grid
 from lib.pruning.options import PRUNING_VARIANTS, rescale_profile
 from lib.pruning.reference import PruningSnapshot, StateReference
 from tests.lib.pruning.cases import STEPS

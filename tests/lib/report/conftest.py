@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan.run import Run, RunVariant, run_path
+from lib.runs.run import Run, RunVariant, run_path
 from tests.lib.fabricated import MANIFEST, WARMUP, changed, digest_of, write_run
 
 

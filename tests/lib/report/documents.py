@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from lib.plan.run import RunVariant
 from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.study import study_document
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable
+from lib.runs.run import RunVariant
 
 CONTEXT: dict[str, Any] = {
     "title": "Study demo",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lib.plan.run import Run, RunVariant, run_path
+from lib.runs.run import Run, RunVariant, run_path
 from tests.lib.fabricated import MANIFEST, changed, seal, write_run
 from tests.lib.report.conftest import Named
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lib.files import write_json
-from lib.plan.run import Run
 from lib.report.checklist_rows import word_rows
 from lib.report.columns import write_tables
 from lib.report.table import build_table
+from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import seal
 from tests.lib.report.documents import document_of

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from lib.console import shown
-from lib.plan.run import Run, RunVariant, run_path
 from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.declarations import VerdictPlan
 from lib.report.options import BITS_PER_BYTE
 from lib.report.statistics import VerdictRule
 from lib.report.table import build_table
 from lib.report.terminal import to_terminal
+from lib.runs.run import Run, RunVariant, run_path
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal, write_run
 from tests.lib.report.conftest import Named

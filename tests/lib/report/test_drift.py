@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from lib.plan.run import Run, RunVariant, training_order
 from lib.report.contrasts import Contrast
 from lib.report.declarations import VerdictPlan
 from lib.report.drift import TimedValue, drift_test
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.text import verdict_lines
 from lib.report.verdicts import SeedOutcome
+from lib.runs.run import Run, RunVariant, training_order
 from tests.lib.report.documents import document_of
 from tests.lib.report.simulated import STEPS, Words
 

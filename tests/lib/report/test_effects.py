@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lib.plan.run import RunVariant
 from lib.report.columns import to_markdown
 from lib.report.contrasts import EFFECT, design_effects, scale_of
 from lib.report.declarations import VerdictPlan, read_declarations
@@ -18,6 +17,7 @@ from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.table import build_table
 from lib.report.text import verdict_lines
 from lib.report.verdicts import SeedOutcome, VerdictWord
+from lib.runs.run import RunVariant
 from tests.lib.report.documents import document_of
 from tests.lib.report.web_page import page_of
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from lib.plan.designs import OFF, ON
-from lib.plan.run import RunVariant
 from lib.report.answer import answer, best_verdict, notices
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
@@ -25,6 +23,7 @@ from lib.report.statistics import VerdictRule
 from lib.report.study import study_document
 from lib.report.table import build_table
 from lib.report.verdicts import VerdictWord
+from lib.runs.run import OFF, ON, RunVariant
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, changed, seal
 from tests.lib.report.documents import document_of

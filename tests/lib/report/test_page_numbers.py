@@ -12,7 +12,6 @@ import statistics
 
 import pytest
 
-from lib.plan.run import RunVariant
 from lib.report.declarations import VerdictPlan
 from lib.report.plots import study_figures
 from lib.report.series import study_series
@@ -20,6 +19,7 @@ from lib.report.statistics import VerdictRule
 from lib.report.study import study_document
 from lib.report.table import build_table
 from lib.runs.documents import bits_per_byte
+from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
 from tests.lib.report.fabricated_study import write_study

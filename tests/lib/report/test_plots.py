@@ -6,13 +6,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from lib.plan.run import RunVariant
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import PALETTE, Chart, Scale, svg_element, write_figures
 from lib.report.plots import MAX_PANELS, _spaced_labels, study_figures
 from lib.report.series import study_series
 from lib.report.study import study_document
 from lib.report.table import build_table
+from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, seal
 from tests.lib.report.fabricated_study import steps, write_study

@@ -5,12 +5,12 @@ One run is a copy of the other that differs in one fact.
 
 import pytest
 
-from lib.plan.run import Run, RunVariant
 from lib.report.columns import to_markdown
 from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE
 from lib.report.run_facts import observed_differences, read_run_facts
 from lib.report.table import build_table
+from lib.runs.run import Run, RunVariant
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, digest_of, write_run
 from tests.lib.report.documents import document_of
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lib.plan.run import Run
 from lib.report.series import study_series
 from lib.report.study import study_document
 from lib.report.table import ResultTable, build_table
+from lib.runs.run import Run
 from tests.lib.report.documents import CONTEXT
 from tests.lib.report.fabricated_study import steps, write_study
 

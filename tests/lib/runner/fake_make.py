@@ -9,12 +9,12 @@ from typing import Any
 import fake_train
 
 from lib import console
-from lib.plan.run import Run, RunVariant, build_runs
 from lib.runner import local
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.worker import train_worker
+from lib.runs.run import Run, RunVariant, build_runs
 from lib.runs.run_dir import RunDir, State
 
 

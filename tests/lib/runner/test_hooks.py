@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.plan.run import Run, RunVariant
 from lib.runner.hooks import command_words, start_command
+from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunStatus, State
 
 SAVE = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from lib.plan.run import Run, RunVariant
 from lib.runner.display import LiveDisplay, PlainDisplay, SessionProgress
+from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunStatus, State
 
 

@@ -1,0 +1,545 @@
+"""Sweep designs: grids and samples over axes, and ablation designs over features.
+
+Each design generates cells; ``resolve_design`` resolves them and drops those that are not configurable.
+"""
+
+import hashlib
+import itertools
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import FIND_SYMBOL, KconfigTree, SymbolInfo
+from lib.errors import ConfigError, Problem
+from lib.runs.run import OFF, ON, RunVariant
+
+# Cells of a design: combinations of factor levels, not yet resolved.
+
+
+@dataclass(frozen=True)
+class FactorLevel:
+    """One value of one factor: its name and its settings."""
+
+    factor: str
+    text: str
+    slug: str
+    delta: Mapping[str, SymbolValue]
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """One level of every factor. ``parent`` is the comparison cell's slug, "" for a baseline."""
+
+    slug: str
+    levels: tuple[FactorLevel, ...]
+    parent: str = ""
+
+    @property
+    def delta(self) -> dict[str, SymbolValue]:
+        """Return the settings of all levels."""
+        return {name: value for level in self.levels for name, value in level.delta.items()}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return the level names by factor."""
+        return {level.factor: level.text for level in self.levels}
+
+
+def axis_layer(where: str, delta: Mapping[str, SymbolValue]) -> ConfigLayer:
+    """Return the layer of a cell's settings, which defaults of the configuration follow."""
+    return ConfigLayer.of("axis", where, delta, moves_defaults=True)
+
+
+# Axes of a matrix or a sweep: ``NAME=value,value``, or a numeric range.
+#
+#     OPTIMIZER=adamw,sgd         a choice, by the names of its members
+#     LEARNING_RATE=1e-4,3e-4     values of any symbol
+#     LEARNING_RATE=log:1e-4:1e-2:5   five values, evenly spaced in the logarithm
+#     DROPOUT=lin:0:0.3:4         four values, evenly spaced
+#
+# A range without the last number is continuous and can only be sampled.
+
+
+_RANGE = re.compile(r"(lin|log):([^:]+):([^:]+)(?::([0-9]+))?")
+# Enough to distinguish points of a sweep, and short enough for a folder name.
+_DIGITS = 3
+
+
+@dataclass(frozen=True)
+class ContinuousRange:
+    """Numeric interval from ``low`` to ``high``, sampled uniformly or log-uniformly."""
+
+    low: float
+    high: float
+    logarithmic: bool
+    whole: bool
+
+    def at(self, share: float) -> str:
+        """Return the number at fraction ``share`` (0 to 1) of the interval, with three digits."""
+        if self.logarithmic:
+            number = self.low * (self.high / self.low) ** share
+        else:
+            number = self.low + (self.high - self.low) * share
+        return str(round(number)) if self.whole else f"{number:.{_DIGITS}g}"
+
+
+@dataclass(frozen=True)
+class SweepAxis:
+    """Symbol or choice with its levels, or with the continuum to sample levels from."""
+
+    name: str
+    levels: Sequence[FactorLevel]
+    continuum: ContinuousRange | None = None
+
+    def draw(self, source: random.Random) -> FactorLevel:
+        """Return one random level."""
+        if self.continuum is None:
+            return source.choice(self.levels)
+        return _level(self.name, self.continuum.at(source.random()))
+
+
+def parse_axes(tree: KconfigTree, text: str, where: str) -> list[SweepAxis]:
+    """Parse the axes in ``text``; ``where`` is the location shown in errors.
+
+    Raises ConfigError with every unknown name, malformed value and duplicate.
+    """
+    axes, problems = [], []
+    for word in text.split():
+        try:
+            axes.append(_axis(tree, word))
+        except ConfigError as error:
+            problems += [replace(problem, where=where) for problem in error.problems]
+    if not axes and not problems:
+        problems.append(Problem("no axis given", where, code="design.empty"))
+    names = Counter(axis.name for axis in axes)
+    duplicates = [f"duplicate axis {name}" for name, count in names.items() if count > 1]
+    for axis in axes:
+        slugs = Counter(level.slug for level in axis.levels)
+        repeated = [slug for slug, count in slugs.items() if count > 1]
+        duplicates += [f"{axis.name}: duplicate value {slug}" for slug in repeated]
+    problems += [Problem(what, where, code="design.duplicate") for what in duplicates]
+    if problems:
+        raise ConfigError(*problems)
+    return axes
+
+
+def slug(text: str) -> str:
+    """Return ``text`` in lower case, other characters replaced by hyphens: safe in folder names."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def find_symbol(tree: KconfigTree, name: str) -> SymbolInfo:
+    """Return the settable symbol or choice. Raises ConfigError if there is none."""
+    info = next((info for info in tree.symbols() if info.name == name), None)
+    if info is None:
+        what, code = "is derived and cannot be set", "config.not-settable"
+        if tree.find(name) is None:
+            what, code = tree.unknown_symbol(name)
+        raise ConfigError(Problem(f"{name}: {what}", next=FIND_SYMBOL, code=code))
+    return info
+
+
+def choice_member(info: SymbolInfo, value: str) -> str:
+    """Return the member of a choice called ``value``. Raises ConfigError with the member names."""
+    members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
+    if value not in members:
+        what = f"{info.name}: {value!r} is not one of {', '.join(members)}"
+        raise ConfigError(Problem(what, code="config.invalid-value"))
+    return members[value]
+
+
+def _axis(tree: KconfigTree, word: str) -> SweepAxis:
+    name, equals, text = word.partition("=")
+    name = name.removeprefix("CONFIG_")
+    values = text.split(",")
+    if not equals or "" in values:
+        what = f"malformed axis {word!r} (expected NAME=value,value)"
+        raise ConfigError(Problem(what, code="design.malformed-axis"))
+    if name == "SEED":
+        what = "SEED: not supported as an axis"
+        raise ConfigError(Problem(what, next="type: make SEEDS=1,2,3", code="design.seed-axis"))
+    info = find_symbol(tree, name)
+    if info.type == "choice":
+        return SweepAxis(
+            name, [FactorLevel(name, v, slug(v), {choice_member(info, v): True}) for v in values]
+        )
+    if text.startswith(("lin:", "log:")):
+        return _range(name, text, info.type == "int")
+    return SweepAxis(name, [_level(name, value) for value in values])
+
+
+def _range(name: str, text: str, whole: bool) -> SweepAxis:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise _invalid_range(name, text, "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
+    low, high = (_number(name, match[i]) for i in (2, 3))
+    if not low < high or (match[1] == "log" and low <= 0):
+        raise _invalid_range(name, text, "LOW < HIGH" + " and LOW > 0" * (low <= 0))
+    continuum = ContinuousRange(low, high, match[1] == "log", whole)
+    if match[4] is None:
+        return SweepAxis(name, (), continuum)
+    count = int(match[4])
+    if count < 2:
+        raise _invalid_range(name, text, "COUNT of at least 2")
+    return SweepAxis(name, [_level(name, continuum.at(i / (count - 1))) for i in range(count)])
+
+
+def _invalid_range(name: str, text: str, expected: str) -> ConfigError:
+    what = f"{name}: invalid range {text!r} (expected {expected})"
+    return ConfigError(Problem(what, code="design.invalid-range"))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        what = f"{name}: {text!r} is not a finite number"
+        raise ConfigError(Problem(what, code="design.invalid-range"))
+    return number
+
+
+def _level(name: str, value: str) -> FactorLevel:
+    delta: Mapping[str, SymbolValue] = {name: value}
+    return FactorLevel(name, value, slug(f"{name}-{value}"), delta)
+
+
+# Cross product of axes, and random samples of it.
+
+
+# Sampling stops after this many consecutive duplicate draws.
+_MAX_DUPLICATE_DRAWS = 1000
+
+
+def grid_size(axes: Sequence[SweepAxis]) -> int:
+    """Return the number of cells of the grid, before any are skipped."""
+    return math.prod(len(axis.levels) for axis in axes)
+
+
+def grid(axes: Sequence[SweepAxis], where: str) -> list[SweepCell]:
+    """Return the cross product, the last axis fastest.
+
+    Raises ConfigError for a range without a count.
+    """
+    continuous = [axis.name for axis in axes if axis.continuum and not axis.levels]
+    if continuous:
+        what = f"{continuous[0]}: range without a count"
+        advice = "add a count, such as log:1e-4:1e-2:5, or set SAMPLES=n"
+        raise ConfigError(Problem(what, where, advice, code="design.continuous-axis"))
+    return [make_cell(levels) for levels in itertools.product(*(axis.levels for axis in axes))]
+
+
+def sample_cells(axes: Sequence[SweepAxis], count: int, seed: int) -> list[SweepCell]:
+    """Return ``count`` distinct random cells, or fewer if the grid is smaller.
+
+    A sample of n is a prefix of any longer sample with the same seed, so a sweep can be extended.
+    """
+    source = random.Random(seed)
+    cells: dict[str, SweepCell] = {}
+    duplicates = 0
+    while len(cells) < count and duplicates < _MAX_DUPLICATE_DRAWS:
+        drawn = make_cell([axis.draw(source) for axis in axes])
+        duplicates = duplicates + 1 if drawn.slug in cells else 0
+        cells.setdefault(drawn.slug, drawn)
+    return list(cells.values())
+
+
+def make_cell(levels: Sequence[FactorLevel]) -> SweepCell:
+    """Return the cell of ``levels``."""
+    return SweepCell("-".join(level.slug for level in levels), tuple(levels))
+
+
+# Ablation designs over features: groups of settings that are toggled together.
+#
+# ``RECIPROCAL MLP_SIZING_RATIO+MLP_RATIO=2.5`` defines two features; a name alone is ``=y``.
+#
+#     leave_one_out   all features, and all but each one
+#     add_one_in      no feature, and each one alone
+#     cumulative      none, the first, the first two, …, all
+#     factorial       every subset: 2^n cells
+
+
+def parse_features(
+    tree: KconfigTree, base: Sequence[ConfigLayer], text: str, where: str
+) -> list[FactorLevel]:
+    """Parse the features in ``text``, each as its level "on"; ``where`` is shown in errors.
+
+    Raises ConfigError for an unknown symbol, a duplicate feature, or a feature that the base
+    already enables (leaving it out would change nothing).
+    """
+    features, problems = [], []
+    values = tree.resolve(base).values
+    for word in text.split():
+        try:
+            features.append(_feature(tree, word))
+        except ConfigError as error:
+            problems += [replace(problem, where=where) for problem in error.problems]
+    for feature in features:
+        if _holds(tree, feature.delta, values):
+            what = f"{feature.factor}: already on in the base configuration"
+            problems.append(Problem(what, where, code="design.no-effect"))
+    counts = Counter(f.factor for f in features)
+    duplicates = [f"duplicate feature {name}" for name, n in counts.items() if n > 1]
+    problems += [Problem(what, where, code="design.duplicate") for what in duplicates]
+    if not features and not problems:
+        problems.append(Problem("no feature given", where, code="design.empty"))
+    if problems:
+        raise ConfigError(*problems)
+    return features
+
+
+def leave_one_out(features: Sequence[FactorLevel]) -> list[SweepCell]:
+    """Return n + 1 cells; the cell with all features is the baseline."""
+    baseline = SweepCell("all", tuple(features))
+    names = {f.factor for f in features}
+    cells = (_subset(features, names - {f.factor}, f"no-{f.slug}", "all") for f in features)
+    return [baseline, *cells]
+
+
+def add_one_in(features: Sequence[FactorLevel]) -> list[SweepCell]:
+    """Return n + 1 cells; the cell without features is the baseline."""
+    none = _subset(features, set(), "none", "")
+    return [none, *(_subset(features, {f.factor}, f.slug, "none") for f in features)]
+
+
+def cumulative(features: Sequence[FactorLevel]) -> list[SweepCell]:
+    """Return n + 1 cells, each with one more feature than its parent."""
+    cells = [_subset(features, set(), "none", "")]
+    for count, feature in enumerate(features, 1):
+        on = {f.factor for f in features[:count]}
+        cells.append(_subset(features, on, f"plus-{feature.slug}", cells[-1].slug))
+    return cells
+
+
+def factorial(features: Sequence[FactorLevel]) -> list[SweepCell]:
+    """Return 2^n cells; the cell without features is the baseline."""
+    cells = []
+    for pattern in itertools.product((False, True), repeat=len(features)):
+        on = [f for f, present in zip(features, pattern, strict=True) if present]
+        name = "-".join(f.slug for f in on) or "none"
+        cells.append(_subset(features, {f.factor for f in on}, name, "none" if on else ""))
+    return cells
+
+
+DESIGNS: Mapping[str, Callable[[Sequence[FactorLevel]], list[SweepCell]]] = {
+    "leave_one_out": leave_one_out,
+    "add_one_in": add_one_in,
+    "cumulative": cumulative,
+    "factorial": factorial,
+}
+
+
+def _feature(tree: KconfigTree, word: str) -> FactorLevel:
+    delta: dict[str, SymbolValue] = {}
+    for part in word.split("+"):
+        name, equals, value = part.partition("=")
+        name = name.removeprefix("CONFIG_")
+        if not name or (equals and not value):
+            what = f"malformed feature {word!r} (expected NAME or NAME=value, joined by +)"
+            raise ConfigError(Problem(what, code="design.malformed-feature"))
+        info = find_symbol(tree, name)
+        if info.type == "choice":
+            what = f"{name}: is a choice (expected one of {', '.join(info.members)})"
+            raise ConfigError(Problem(what, code="config.not-settable"))
+        delta[name] = value if equals else True
+    first = next(iter(delta))
+    return FactorLevel(first, ON, slug(first), delta)
+
+
+def _holds(
+    tree: KconfigTree, delta: Mapping[str, SymbolValue], values: Mapping[str, SymbolValue]
+) -> bool:
+    """Return whether the base has all settings of a feature."""
+    return all(_value(tree, name, values) == _text(value) for name, value in delta.items())
+
+
+def _value(tree: KconfigTree, name: str, values: Mapping[str, SymbolValue]) -> str:
+    info = find_symbol(tree, name)
+    if not info.choice:
+        return _text(values[name])
+    selected = str(values[info.choice])
+    return _text(info.name == f"{info.choice}_{selected.upper()}" or info.name.lower() == selected)
+
+
+def _text(value: SymbolValue) -> str:
+    return ("y" if value else "n") if isinstance(value, bool) else str(value)
+
+
+def _subset(features: Sequence[FactorLevel], on: set[str], name: str, parent: str) -> SweepCell:
+    levels = (
+        f if f.factor in on else FactorLevel(f.factor, OFF, f"no-{f.slug}", {}) for f in features
+    )
+    return SweepCell(name, tuple(levels), parent)
+
+
+# Resolution of a design's cells into variants, with the reason for each skipped cell.
+
+
+C = TypeVar("C")
+# File names are limited to 255 bytes, and seed, hash and time are appended to the slug.
+_MAX_SLUG_LENGTH = 120
+
+
+@dataclass(frozen=True)
+class ResolvedSweep(Generic[C]):
+    """Trainable cells as variants with their configurations, and problems of the skipped cells."""
+
+    block: Sequence[tuple[RunVariant, C]]
+    left_out: Sequence[Problem]
+
+
+# Returns the configuration of a cell's settings; raises ConfigError if they are invalid.
+Resolve = Callable[[SweepCell], C]
+
+
+def resolve_design(cells: Sequence[SweepCell], resolve: Resolve[C]) -> ResolvedSweep[C]:
+    """Resolve every cell; if a cell's parent fails, compare with the nearest valid ancestor.
+
+    Raises ConfigError if two cells have one name, if every cell fails, or if a failed baseline leaves
+    no ancestor to compare with.
+    """
+    resolved: dict[str, tuple[int, C]] = {}
+    refused: dict[str, ConfigError] = {}
+    names = Counter(each.slug for each in cells)
+    if repeated := [name for name, count in names.items() if count > 1]:
+        what = f"{names[repeated[0]]} combinations of features have one name"
+        raise ConfigError(Problem(what, repeated[0], code="run.duplicate-name"))
+    for number, each in enumerate(cells):
+        try:
+            resolved[each.slug] = (number, resolve(each))
+        except ConfigError as error:
+            refused[each.slug] = error
+    if not resolved:
+        raise ConfigError(*dict.fromkeys(p for e in refused.values() for p in e.problems))
+    parents = {each.slug: each.parent for each in cells}
+    block = []
+    for slug, (number, config) in resolved.items():
+        parent = parents[slug]
+        while parent in refused:
+            if not parents[parent]:
+                what = f"{refused[parent].problems[0].what}; {parent} is the baseline of the design"
+                raise ConfigError(Problem(what, parent, code="design.invalid-baseline"))
+            parent = parents[parent]
+        block.append((_variant(replace(cells[number], parent=parent), number), config))
+    left_out = [_skipped(slug, error) for slug, error in refused.items()]
+    return ResolvedSweep(block, left_out)
+
+
+def resolve_grid(
+    tree: KconfigTree,
+    base: Sequence[ConfigLayer],
+    cells: Sequence[SweepCell],
+    resolve: Resolve[C],
+    where: str,
+) -> ResolvedSweep[C]:
+    """Resolve every cell; cells that differ only in an inapplicable axis become one cell.
+
+    ``where`` is the location shown in errors, before the cell's name.
+
+    Example: a sparsity does not apply to a run without pruning, so all its values result in a
+    single run. Raises ConfigError, with the reason, for a value that is valid in no cell.
+    """
+    block: list[tuple[RunVariant, C]] = []
+    left_out: list[Problem] = []
+    refused: list[tuple[SweepCell, ConfigError]] = []
+    inapplicable: list[tuple[SweepCell, ConfigError]] = []
+    seen: set[str] = set()
+    valid: set[tuple[str, str]] = set()
+    for each in cells:
+        reduced, error = _applicable(tree, base, each, where)
+        dropped = [factor for factor in each.texts if factor not in reduced.texts]
+        if dropped and error is not None:
+            inapplicable.append((each, error))
+        if reduced.slug in seen:
+            continue
+        seen.add(reduced.slug)
+        try:
+            block.append((_variant(reduced, len(block)), resolve(reduced)))
+        except ConfigError as error:
+            left_out.append(_skipped(reduced.slug, error))
+            refused.append((reduced, error))
+            continue
+        if dropped:
+            what = f"{reduced.slug or 'base'}: one run, {', '.join(dropped)} does not apply"
+            left_out.append(Problem(what, code="design.not-applicable"))
+        valid |= {(level.factor, level.slug) for level in reduced.levels}
+    # An invalid value is a better explanation than an axis that does not apply, so it is first.
+    _refuse_unused(cells, valid, [*refused, *inapplicable])
+    return ResolvedSweep(block, left_out)
+
+
+def _applicable(
+    tree: KconfigTree, base: Sequence[ConfigLayer], each: SweepCell, where: str
+) -> tuple[SweepCell, ConfigError | None]:
+    """Return the cell without inapplicable levels, and the error of the full cell if any.
+
+    A level is inapplicable if the other levels make its symbol unavailable.
+    """
+    name = f"{where} {each.slug}"
+    try:
+        tree.resolve([*base, axis_layer(name, each.delta)])
+        return each, None
+    except ConfigError as error:
+        full_cell_error = error
+    applied: list[FactorLevel] = []
+    pending = list(each.levels)
+    while True:
+        delta = {name: value for level in applied for name, value in level.delta.items()}
+        try:
+            tree.resolve([*base, axis_layer(name, delta)])
+        except ConfigError:
+            # Not a matter of availability; the error of the full cell explains it.
+            return each, full_cell_error
+        available = [level for level in pending if _is_available(tree, level.factor)]
+        if not available:
+            return make_cell(applied), full_cell_error
+        applied = [level for level in each.levels if level in applied or level is available[0]]
+        pending.remove(available[0])
+
+
+def _is_available(tree: KconfigTree, name: str) -> bool:
+    """Return whether the symbol or choice is settable in the configuration resolved last."""
+    item = tree.find(name)
+    return item is not None and bool(item.visibility)
+
+
+def _refuse_unused(
+    cells: Sequence[SweepCell],
+    valid: set[tuple[str, str]],
+    refused: Sequence[tuple[SweepCell, ConfigError]],
+) -> None:
+    """Raise ConfigError for every level that occurs in no valid cell."""
+    levels = {(level.factor, level.slug): level for each in cells for level in each.levels}
+    problems: dict[Problem, None] = {}
+    for level in (level for key, level in levels.items() if key not in valid):
+        reasons = next(error.problems for each, error in refused if level in each.levels)
+        level_problems = [p for p in reasons if p.what.startswith(f"{level.factor}=")]
+        problems |= dict.fromkeys(level_problems or reasons)
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _skipped(slug: str, error: ConfigError) -> Problem:
+    problem = error.problems[0]
+    return Problem(f"{slug}: {problem.what}", code=problem.code)
+
+
+def _variant(each: SweepCell, number: int) -> RunVariant:
+    title = " ".join(f"{factor}={text}" for factor, text in each.texts.items())
+    slug, parent = short_slug(each.slug), short_slug(each.parent)
+    return RunVariant(slug, title, number, parent, each.delta, each.texts)
+
+
+def short_slug(slug: str) -> str:
+    """Return the slug, or a prefix with a digest if the slug is too long for a folder name."""
+    if len(slug) <= _MAX_SLUG_LENGTH:
+        return slug
+    digest = hashlib.sha256(slug.encode()).hexdigest()[:8]
+    return f"{slug[:_MAX_SLUG_LENGTH]}-{digest}"

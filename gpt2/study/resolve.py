@@ -1,0 +1,191 @@
+"""Resolution of a study: one Config for each step on top of a base configuration."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpt2.config import Config, StudyConfig
+from gpt2.study import study_of
+from gpt2.study.judgeable import unjudgeable
+from gpt2.study.step import Step, Study
+from lib.config import dotconfig
+from lib.config.dotconfig import ConfigWorkspace, read_constants
+from lib.config.field import SymbolValue, from_symbols, kconfig_fields
+from lib.config.layers import (
+    Assignment,
+    ConfigLayer,
+    parse_command_line_settings,
+    to_kconfig_text,
+)
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError, Problem
+from lib.files import canonical_json
+
+
+@dataclass(frozen=True)
+class ResolvedStep:
+    """A step and its configuration: the base plus the changes of all steps in its lineage."""
+
+    step: Step
+    config: Config
+
+
+def step_layers(study: Study, step: Step) -> list[ConfigLayer]:
+    """Return one layer for each step with changes, from the baseline down to ``step``."""
+    return [
+        ConfigLayer(
+            "step",
+            tuple(
+                Assignment(name, to_kconfig_text(value), study.where(s, name))
+                for name, value in s.set.items()
+            ),
+        )
+        for s in study.lineage(step)
+        if s.set
+    ]
+
+
+def resolve_step(
+    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, step: Step
+) -> Config:
+    """Return the configuration of ``step`` on top of the layers of ``base``.
+
+    Raises ConfigError located at the step if an assignment has no effect or a rule is broken.
+    """
+    if problems := list(_plan_settings(tree, study, step)):
+        raise ConfigError(*problems)
+    try:
+        return resolve_config(tree, [*base, *step_layers(study, step)])
+    except ConfigError as error:
+        raise _located_at_step(study, step, error) from None
+
+
+def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
+    """Return the configuration of ``layers``.
+
+    Raises ConfigError located at the lines that break a rule, or leave the micro-batch open.
+    """
+    return tree.checked(layers, runnable_config)[1]
+
+
+def runnable_config(values: Mapping[str, SymbolValue]) -> Config:
+    """Return the configuration of ``values``. Raises ConfigError if it cannot be trained as it is."""
+    config = Config.from_values(values)
+    if not config.train.batch_size:
+        what = "BATCH_SIZE: 0 is for the runs of a plan together (expected 1 or more here)"
+        advice = "type: make plan, to see the number; then add SET=BATCH_SIZE=n"
+        raise ConfigError(Problem(what, next=advice, code="config.conflict"))
+    return config
+
+
+def configured_values(place: ConfigWorkspace) -> Mapping[str, SymbolValue]:
+    """Return the values of ``.config``, or the defaults if there is none."""
+    if place.config.exists():
+        return read_constants(place)
+    return resolve_config(KconfigTree(), []).values
+
+
+def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[ConfigLayer]:
+    """Return the layers of SET= and of one step of the study that ``.config`` selects.
+
+    Raises ConfigError if ``steps`` selects several steps.
+    """
+    layers = [parse_command_line_settings(settings)] if settings else []
+    if not steps:
+        return layers
+    values = dotconfig.resolve_config(KconfigTree(place.root), place.config, *layers).values
+    study = study_of(from_symbols(StudyConfig, values), place.build)
+    selected = study.select(steps)
+    if len(selected) != 1:
+        what = f"invalid value (expected one step, got {', '.join(s.slug for s in selected)})"
+        advice = "type: make why SYM=NAME STEPS=ra"
+        raise ConfigError(Problem(what, "STEPS", advice, code="usage.invalid-value"))
+    return [*layers, *step_layers(study, selected[0])]
+
+
+def resolve_study(
+    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study
+) -> list[ResolvedStep]:
+    """Return every step of the study with its configuration, in order.
+
+    Raises ConfigError with all steps that do not resolve, that resolve to the same configuration as
+    another step, or whose parameter count is outside the declared range.
+    """
+    return resolve_required(tree, base, study, study.steps)[0]
+
+
+def resolve_required(
+    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, required: Collection[Step]
+) -> tuple[list[ResolvedStep], list[Problem]]:
+    """Return the steps that resolve, and the first problem of each other step.
+
+    Raises ConfigError with the problems of the ``required`` steps; see ``resolve_study``.
+    """
+    resolved: list[ResolvedStep] = []
+    problems: list[tuple[Step, Problem]] = []
+    for step in study.steps:
+        try:
+            resolved.append(ResolvedStep(step, resolve_step(tree, base, study, step)))
+        except ConfigError as error:
+            problems += ((step, problem) for problem in error.problems)
+    if not any(step in required for step, _ in problems):
+        problems += [*_duplicates(study, resolved), *_size_problems(study, resolved)]
+        steps = [(each.step.slug, each.step.parent, each.config) for each in resolved]
+        problems += [(study.step(slug), problem) for slug, problem in unjudgeable(steps, study)]
+    # A defect of the base appears in every step: report it once.
+    fatal = list(dict.fromkeys(problem for step, problem in problems if step in required))
+    if fatal:
+        raise ConfigError(*fatal)
+    first = {step.slug: (step, problem) for step, problem in reversed(problems)}
+    left_out = [
+        replace(problem, where=f"{study.number(step):02d}-{step.slug}", next="")
+        for step, problem in reversed(first.values())
+    ]
+    return [current for current in resolved if current.step.slug not in first], left_out
+
+
+def _plan_settings(tree: KconfigTree, study: Study, step: Step) -> Iterator[Problem]:
+    """Yield a problem for each symbol of the step that is not a setting of one training."""
+    of_plan = {"SEED", *(field.metadata["symbol"] for field in kconfig_fields(StudyConfig))}
+    for name in step.set:
+        symbol = tree.kconf.syms.get(name)
+        choice = symbol.choice.name if symbol and symbol.choice else ""
+        if {name, choice} & of_plan:
+            what = f"{name}: selects the runs of all steps (expected a setting of one training)"
+            yield Problem(what, study.where(step, name), code="study.plan-setting")
+
+
+def _located_at_step(study: Study, step: Step, error: ConfigError) -> ConfigError:
+    """Return ``error`` with the step as the location of every problem that has no location."""
+    where = study.where(step)
+    return ConfigError(*(p if p.where else replace(p, where=where) for p in error.problems))
+
+
+def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> Iterator[tuple[Step, Problem]]:
+    """Yield a problem for each step with the same configuration as an earlier step."""
+    first: dict[str, Step] = {}
+    for current in resolved:
+        identity = canonical_json(current.config.identity())
+        earlier = first.setdefault(identity, current.step)
+        if earlier is not current.step:
+            what = f"resolves to the same configuration as {study.label(earlier)}"
+            yield current.step, Problem(
+                what, study.where(current.step), code="study.duplicate-step"
+            )
+
+
+def _size_problems(
+    study: Study, resolved: Sequence[ResolvedStep]
+) -> Iterator[tuple[Step, Problem]]:
+    """Yield a problem for each step whose size change against its parent is undeclared."""
+    params = {current.step.slug: current.config.model.num_params() for current in resolved}
+    for step in study.steps[1:]:
+        if step.slug not in params or step.parent not in params:
+            continue
+        change = params[step.slug] / params[step.parent] - 1
+        low, high = step.params
+        if not low <= change <= high:
+            what = (
+                f"{params[step.slug]:,} parameters, {step.parent} has {params[step.parent]:,} "
+                f"(expected a change of {low:+.1%} to {high:+.1%}, got {change:+.1%})"
+            )
+            yield step, Problem(what, study.where(step), code="study.size-out-of-range")

@@ -1,0 +1,226 @@
+"""List of planned runs, created for a study, a test matrix or a single training.
+
+A plan consists of blocks of configurations, one block per seed: every variant is trained with the
+first seed before any is trained with the second, so that a study stopped early is still a
+comparison. Inside a block, the runs are trained in random order, so that a drift of the machine over
+the study does not favour a variant.
+"""
+
+import fnmatch
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from lib.config.field import WHOLE_NUMBER, SymbolValue
+from lib.errors import ConfigError, Problem
+from lib.runs.run_dir import RunDir, is_done
+from lib.runs.seeds import stream_seed
+
+# A longer range is assumed to be a typing error.
+_MAX_SEEDS = 1000
+_SEEDS_EXAMPLE = "type: make SEEDS=1-3"
+# Levels of a feature in a design.
+ON, OFF = "on", "off"
+
+
+class RunConfig(Protocol):
+    """Protocol of a run configuration, as used by the planner and the runner."""
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256, in hex, of the identity's canonical JSON."""
+
+    @property
+    def hash8(self) -> str:
+        """Return the first eight hex digits of the digest."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return all settings that may affect a bit of the result."""
+
+
+C = TypeVar("C", bound=RunConfig)
+
+
+@dataclass(frozen=True)
+class RunVariant:
+    """One row of a comparison, before seeds: its name and its difference from the parent."""
+
+    slug: str
+    title: str = ""
+    # Number in its study; None if the study has only one variant.
+    number: int | None = None
+    # Slug of the variant that ``delta`` changes; "" for a baseline.
+    parent: str = ""
+    delta: Mapping[str, SymbolValue] | None = None
+    # Factor → level, if the variant belongs to a factorial design.
+    levels: Mapping[str, str] | None = None
+    # What an evaluation predicts, if other variants of the plan predict something else: only variants
+    # that predict the same are compared.
+    text: str = ""
+    # Whether the variant is an A/A step: its parent with other initial weights.
+    is_aa: bool = False
+    # Whether the variant trains its parent's configuration a second time.
+    is_repeat: bool = False
+
+    @property
+    def is_control(self) -> bool:
+        """Return whether the variant tests the study: it is no step, and in no family."""
+        return self.is_aa or self.is_repeat
+
+
+@dataclass(frozen=True)
+class Run(Generic[C]):
+    """One training run: variant, seed, configuration and run directory."""
+
+    study: str
+    variant: RunVariant
+    seed: int
+    config: C
+    path: Path
+
+    @property
+    def label(self) -> str:
+        """Return the name of the run in output: ``ratio/07-ra-golden-mech s2``."""
+        number = "" if self.variant.number is None else f"{self.variant.number:02d}-"
+        return f"{self.study}/{number}{self.variant.slug} s{self.seed}"
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether a shell pattern matches the slug, number or directory of the run.
+
+        A pattern with a slash is matched against the label, so that ``ra*`` does not match every
+        run of a study called ratio.
+        """
+        number = "" if self.variant.number is None else str(self.variant.number)
+        labels = (self.label, self.label.split()[0])
+        names = labels if "/" in pattern else (self.variant.slug, number, self.path.name)
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def build_runs(
+    study: str, folder: Path, blocks: Mapping[int, Sequence[tuple[RunVariant, C]]]
+) -> list[Run[C]]:
+    """Return one run per variant of each seed's block, in that order, below ``folder / study``.
+
+    If a finished run below ``folder`` has the same configuration and seed, its directory is reused,
+    regardless of its name and study. A repeat has a directory of its own, which no other run reuses.
+    Raises ConfigError if two runs have one name and seed, or two others one configuration and seed.
+    """
+    home = folder / study
+    items = [
+        (_name(variant.slug, seed, config), seed, variant, config)
+        for seed, block in blocks.items()
+        for variant, config in block
+    ]
+    repeats = {name for name, _, variant, _ in items if variant.is_repeat}
+    present = repeats | _names(home)
+    absent = {name: _key(name) for name, *_ in items if name not in present}
+    finished = _finished(folder, set(absent.values()), {home / name for name in repeats})
+    reused = {name: finished[key] for name, key in absent.items() if key in finished}
+    runs = [
+        Run(study, variant, seed, config, reused.get(name) or home / name)
+        for name, seed, variant, config in items
+    ]
+    problems = []
+    first: dict[tuple[str, bool], Run[C]] = {}
+    for run, (name, *_) in zip(runs, items, strict=True):
+        other = first.setdefault((_key(name), run.variant.is_repeat), run)
+        if other is not run:
+            what = f"duplicate run: {run.label} equals {other.label}"
+            problems.append(Problem(what, code="run.duplicate"))
+    names = Counter((run.variant.slug, run.seed) for run in runs)
+    for (slug, seed), count in names.items():
+        if count > 1:
+            what = f"{count} runs of one name and seed: {study}/{slug} s{seed}"
+            problems.append(Problem(what, code="run.duplicate-name"))
+    if problems:
+        raise ConfigError(*problems)
+    return runs
+
+
+def training_order(runs: Sequence[Run[C]]) -> list[Run[C]]:
+    """Return ``runs`` in the order in which they are trained: blocks in order, shuffled inside.
+
+    The order depends on study, seed and slugs only: it is the same on every machine, after an
+    interruption, and if further variants or seeds are planned. A run that is repeated is the first of
+    its block, and its repeat the last: the time between them is the longest.
+    """
+    repeated = {run.variant.parent for run in runs if run.variant.is_repeat}
+    blocks = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
+    return sorted(
+        runs,
+        key=lambda run: (
+            blocks[run.seed],
+            run.variant.is_repeat - (run.variant.slug in repeated),
+            stream_seed(run.seed, f"order/{run.study}/{run.variant.slug}"),
+        ),
+    )
+
+
+def default_run_path(run: Run[Any], folder: Path) -> Path:
+    """Return the path of ``run`` in its study's ``folder``, even if another directory is reused."""
+    return folder / run_name(run)
+
+
+def run_name(run: Run[Any]) -> str:
+    """Return the name of the directory of ``run``, even if another directory is reused."""
+    return _name(run.variant.slug, run.seed, run.config)
+
+
+def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
+    """Return the directory of a run in the ``folder`` of its study."""
+    return folder / _name(slug, seed, config)
+
+
+def _name(slug: str, seed: int, config: RunConfig) -> str:
+    """Return ``<slug>-s<seed>-<hash8>``: each configuration has its own directory."""
+    return f"{slug}-s{seed}-{config.hash8}"
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names in ``folder``, without those of links that lead nowhere."""
+    try:
+        with os.scandir(folder) as entries:
+            return {e.name for e in entries if not e.is_symlink() or os.path.exists(e.path)}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def run_key(path: Path) -> str:
+    """Return the end of the name of a run directory: ``s<seed>-<hash8>``."""
+    return _key(path.name)
+
+
+def _key(name: str) -> str:
+    return "-".join(name.rsplit("-", 2)[1:])
+
+
+def _finished(folder: Path, keys: Set[str], repeats: Set[Path]) -> dict[str, Path]:
+    """Return the finished runs of all studies with one of ``keys``, without ``repeats``."""
+    if not keys:
+        return {}
+    paths = sorted(path for path in folder.glob("*/*-s*-*") if run_key(path) in keys)
+    return {run_key(p): p for p in paths if p not in repeats and is_done(RunDir(p))}
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Parse seeds such as ``1,2,3`` or ``1-3``.
+
+    Raises ConfigError if the text is invalid or a seed is repeated.
+    """
+    seeds: list[int] = []
+    for word in text.replace(",", " ").split():
+        match = re.fullmatch(rf"({WHOLE_NUMBER.pattern})(?:-({WHOLE_NUMBER.pattern}))?", word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not 0 <= last - first < _MAX_SEEDS:
+            what = f"invalid seed {word!r} (expected N or FIRST-LAST, at most {_MAX_SEEDS} seeds)"
+            raise ConfigError(Problem(what, "SEEDS", _SEEDS_EXAMPLE, code="usage.invalid-seed"))
+        seeds += range(first, last + 1)
+    duplicates = [seed for seed, count in Counter(seeds).items() if count > 1]
+    if duplicates:
+        what = f"duplicate seed {duplicates[0]}"
+        raise ConfigError(Problem(what, "SEEDS", _SEEDS_EXAMPLE, code="usage.duplicate-seed"))
+    return tuple(seeds)

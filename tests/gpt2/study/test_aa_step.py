@@ -1,0 +1,133 @@
+"""A study with several seeds has an A/A step: the baseline with other initial weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.records.comparison import declared_axes, symbol_names
+from gpt2.study.looks import _open_variants
+from gpt2.study.plan import (
+    Plan,
+    config_layers,
+    declared_verdicts,
+    make_plan,
+    table_plan,
+)
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError
+from lib.report.study_verdicts import StudyVerdicts
+from lib.runs.run import training_order
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
+
+STUDY: dict[str, SymbolValue] = {
+    "RUN_PROFILE_MAXOUT_SPEED": True,
+    "DEVICE_CPU": True,
+    "MODEL_SIZE_TINY": True,
+    "TOKENIZER_BYTE": True,
+    "RA_MLA_ABLATION_MODE": True,
+    "RA_MLA_ABLATION_STEPS": "0,golden",
+    # So that the baseline is not trained twice.
+    "DETERMINISTIC_STRICT": True,
+}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Callable[..., Plan]:
+    def plan(seeds: str = "1-3", steps: str = "", **settings: SymbolValue) -> Plan:
+        build = write_build(tmp_path, {**STUDY, **settings})
+        return make_plan(config_layers(build), build, seeds=seeds, steps=steps)
+
+    return plan
+
+
+def slugs(plan: Plan) -> list[str]:
+    return list(dict.fromkeys(run.variant.slug for run in plan.runs))
+
+
+def differing(a: Config, b: Config) -> set[str]:
+    return {name for name in a.values if a.values[name] != b.values[name]}
+
+
+def test_a_study_with_three_seeds_has_one(planned):
+    plan = planned()
+    assert slugs(plan) == ["baseline", "golden", "baseline-aa"] and len(plan.runs) == 9
+    baseline, _, aa = plan.runs[:3]
+    assert aa.variant.is_aa and not baseline.variant.is_aa
+    assert (aa.variant.parent, aa.variant.number, aa.seed) == ("baseline", None, baseline.seed)
+    assert differing(baseline.config, aa.config) == {"INIT_STREAM"}
+    assert baseline.config.hash8 != aa.config.hash8
+    assert baseline.config.init.init_stream + 1 == aa.config.init.init_stream
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seeds": "1,2"},
+        {"steps": "0,golden"},
+        {"VERDICT_AA": False},
+        {"INIT_FROM": "hf:./gpt2"},
+        {"RA_MLA_ABLATION_STEPS": "golden,3"},
+        {"RA_MLA_ABLATION_STEPS": "0"},
+    ],
+    ids=str,
+)
+def test_a_part_of_a_study_and_a_single_seed_have_none(planned, options):
+    assert not any(run.variant.is_aa for run in planned(**options).runs)
+
+
+def test_the_table_of_a_part_of_the_study_has_the_step_if_it_was_trained(planned):
+    whole, part = planned(), planned(steps="golden")
+    layers = config_layers(part.build_dir)
+    assert slugs(table_plan(part, layers)) == ["golden"]
+    whole.runs[2].path.mkdir(parents=True)
+    assert slugs(table_plan(part, layers)) == ["golden", "baseline-aa"]
+
+
+def test_its_difference_is_declared(planned):
+    plan = planned()
+    aa = plan.runs[2]
+    assert declared_axes(plan, [RunDir(aa.path)], "")[aa.path] == {"INIT_STREAM"}
+    assert symbol_names(aa.config)["init.init_stream"] == "INIT_STREAM"
+
+
+def test_the_first_stream_is_the_one_of_runs_without_the_symbol(planned):
+    assert "init_stream" not in planned().runs[0].config.identity()["init"]
+
+
+def test_pretrained_weights_have_no_stream(planned):
+    with pytest.raises(ConfigError) as caught:
+        planned(INIT_FROM="hf:./gpt2", INIT_STREAM=1)
+    assert caught.value.codes == ["config.conflict"]
+
+
+def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):
+    plan = planned(seeds="auto", RA_MLA_ABLATION_STEPS="0,golden,ra")
+    assert slugs(plan) == ["baseline", "golden", "ra", "baseline-aa"]
+    variants = plan.variants
+    declared = StudyVerdicts([], declared_verdicts(plan))
+    trained = _open_variants(declared, frozenset({"golden vs baseline"}), variants)
+    assert trained == {"baseline", "ra", "baseline-aa"}
+    everything = frozenset({"golden vs baseline", "ra vs baseline"})
+    assert _open_variants(declared, everything, variants) == set()
+
+
+@pytest.mark.parametrize(
+    "options", [{"DETERMINISTIC_STRICT": False, "DETERMINISTIC_OFF": True}, {"BUDGET_TIME": True}]
+)
+def test_the_baseline_is_trained_twice_if_its_bits_may_differ(planned, options):
+    plan = planned(**options)
+    assert slugs(plan) == ["baseline", "golden", "baseline-aa", "baseline-again"]
+    baseline, *_, again = plan.runs[:4]
+    assert again.variant.is_repeat and again.config == baseline.config
+    # The first run of each block, and the last.
+    order = [run.variant.slug for run in training_order(plan.runs)]
+    assert order[0::4] == ["baseline"] * 3 and order[3::4] == ["baseline-again"] * 3
+    # Neither takes the directory of the other.
+    again.path.mkdir(parents=True)
+    write_status(RunDir(again.path), RunStatus(State.SUCCESS))
+    planned_again = planned(**options)
+    assert [run.path for run in planned_again.runs] == [run.path for run in plan.runs]
+    assert not any(run.variant.is_repeat for run in planned(**options, steps="0,golden").runs)

@@ -1,0 +1,144 @@
+"""Planning a study of many runs: the work for each run is small and does not grow with the others."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpt2.config import identity_digest
+from gpt2.records.listing import list_runs
+from gpt2.running.launch import result_table
+from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
+from gpt2.study.view import look
+from lib import json_files
+from lib.config.dotconfig import defconfig_layers
+from lib.project import ROOT
+from lib.runs.code import changed_since
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
+from tests.gpt2.study.large_study import write_large_study
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build folder with the finished runs of all steps and two seeds; tests change no file."""
+    folder = tmp_path_factory.mktemp("build") / "large"
+    write_large_study(folder, 2, iterations=2, documents=1)
+    return folder
+
+
+def test_the_runs_are_listed_as_done(build: Path) -> None:
+    assert {run["state"] for run in list_runs(build / "results").runs} == {"done"}
+
+
+def test_a_plan_reads_three_files_of_each_finished_run_once(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: Counter[tuple[Path, str]] = Counter()
+    read = json_files.read_record
+
+    def counted(path: Path, *arguments: object) -> bytes:
+        reads[path.parent, path.name] += 1
+        return read(path, *arguments)
+
+    compared: list[object] = []
+
+    def compare(recorded: Mapping[str, str], commit: str | None) -> list[str]:
+        compared.append(recorded)
+        return changed_since(recorded, commit)
+
+    layers = config_layers(build)
+    monkeypatch.setattr("lib.json_files.read_record", counted)
+    monkeypatch.setattr("lib.runs.record.read_record", counted)
+    monkeypatch.setattr("lib.runs.code.changed_since", compare)
+    plan = make_plan(layers, build, steps="all", seeds="1-2")
+    views = look(plan)
+    assert {view.state for view in views} == {"done"}
+    assert {view.seconds_from for view in views} == {"measured"}
+    counts = Counter(name for _, name in reads)
+    assert counts == dict.fromkeys(("status.json", "summary.json", "manifest.json"), len(views))
+    assert set(reads.values()) == {1}
+    # All runs were made by the same code.
+    assert len(compared) == 1
+    # The parts of the digest that the seeds share are formatted once.
+    for run in plan.runs:
+        assert run.config.digest == identity_digest(run.config.identity())
+
+
+def test_a_table_of_all_runs_plans_and_looks_for_them_once(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    stat = Path.stat
+
+    def counted(path: Path, **options: bool) -> os.stat_result:
+        asked.append(path.parent.name)
+        return stat(path, **options)
+
+    layers = config_layers(build)
+    monkeypatch.setattr(Path, "stat", counted)
+    plan = make_plan(layers, build, steps="all", seeds="1-2")
+    # The folder of the study is listed, and its runs are not looked for one by one.
+    assert plan.folder.name not in asked
+    whole = table_plan(plan, layers)
+    assert all(a is b for a, b in zip(whole.runs, plan.runs, strict=True))
+    part = make_plan(layers, build, steps="0,1", seeds="2")
+    assert {run.path for run in table_plan(part, layers).runs} == {run.path for run in plan.runs}
+
+
+def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:
+    write_build(tmp_path, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    layers = config_layers(tmp_path)
+    run = make_plan(layers, tmp_path, steps="0", seeds="1").runs[0]
+    other = tmp_path / "results/other" / run.path.name
+    other.mkdir(parents=True)
+    write_status(RunDir(other), RunStatus(State.SUCCESS))
+    run.path.parent.mkdir()
+    run.path.symlink_to("nowhere")
+    assert make_plan(layers, tmp_path, steps="0", seeds="1").runs[0].path == other
+    run.path.unlink()
+    run.path.mkdir()
+    assert make_plan(layers, tmp_path, steps="0", seeds="1").runs[0].path == run.path
+
+
+@pytest.fixture(scope="module")
+def small_plan(build: Path) -> Plan:
+    """Three finished runs."""
+    return make_plan(config_layers(build), build, steps="0,1,7", seeds="1").only("baseline,ra*")
+
+
+def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Plan) -> None:
+    run, other = small_plan.runs[:2]
+    intact = run.path.with_name(".intact")
+    run.path.rename(intact)
+    try:
+        shutil.copytree(other.path, run.path)
+        views = {view.label: view for view in look(small_plan)}
+        assert views[run.label].state == "damaged" and views[other.label].state == "done"
+        assert other.config.hash8 in views[run.label].problem
+    finally:
+        shutil.rmtree(run.path)
+        intact.rename(run.path)
+
+
+def test_a_result_table_reads_each_record_of_a_run_once(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: Counter[Path] = Counter()
+    read = json_files.read_record
+
+    def counted(path: Path, *arguments: object) -> bytes:
+        reads[path] += 1
+        return read(path, *arguments)
+
+    plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
+    monkeypatch.setattr("lib.json_files.read_record", counted)
+    monkeypatch.setattr("lib.runs.record.read_record", counted)
+    monkeypatch.setattr("lib.runs.audit.sha256_file", lambda path: counted(path, "a file"))
+    result_table(plan)
+    of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
+    assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}
+    assert set(of_runs.values()) == {1}

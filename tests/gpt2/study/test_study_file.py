@@ -1,0 +1,257 @@
+"""Studies of TOML files: content, the location of every problem, and plans made from them."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt2.check.cases import CheckCase, CheckPlan, plan_cases
+from gpt2.check.naming_checks import _stated_by_user
+from gpt2.check.report import CaseReport, CheckResult, to_text
+from gpt2.study import STUDIES
+from gpt2.study.plan import make_plan, table_plan
+from gpt2.study.study_file import read_study
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
+from lib.errors import ConfigError
+from lib.project import ROOT
+
+GOOD = """\
+name = "heads"
+seeds = "1-3"
+
+[[step]]
+name = "baseline"
+title = "GPT-2"
+
+[[step]]
+name = "two-heads"
+title = "two heads of keys and values"
+set = { ATTENTION_PROJECTION_GROUPED = true, N_KV_HEAD = 2 }
+params = [-0.17, 0]
+
+[[step]]
+name = "ra"
+title = "RA with alpha 0.3"
+set.RECIPROCAL = true
+set.RECIPROCAL_ALPHA = 0.30
+
+[[step]]
+name = "two-heads-ra"
+title = "both"
+parent = "two-heads"
+like = "ra"
+set.RECIPROCAL_WINDOW = 16
+"""
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    """Return a function that writes study.toml."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "study.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def layers(**settings):
+    own = {"ABLATION_STUDY_OWN": True, **settings}
+    return [
+        *defconfig_layers(ROOT, "gpt2-quickstart"),
+        ConfigLayer.of("command line", "SET", own),
+    ]
+
+
+def test_a_file_is_a_study(study_file):
+    study = read_study(study_file(GOOD))
+    assert (study.name, study.seeds, study.is_own) == ("heads", (1, 2, 3), True)
+    _, two, ra, both = study.steps
+    assert (two.parent, two.params) == ("baseline", (-0.17, 0.0))
+    # The digits of the file: 0.3 and 0.30 are one value, but a report shows what was written.
+    assert ra.set == {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.30"}
+    assert both.set == {**ra.set, "RECIPROCAL_WINDOW": 16} and both.parent == "two-heads"
+
+
+def test_its_runs_are_planned_with_its_seeds_and_names(study_file, tmp_path):
+    study_file(GOOD)
+    plan = make_plan(layers(), tmp_path)
+    assert plan.folder == tmp_path / "results" / "heads"
+    assert [run.label for run in plan.runs if run.seed == 2 and not run.variant.is_control] == [
+        "heads/00-baseline s2",
+        "heads/01-two-heads s2",
+        "heads/02-ra s2",
+        "heads/03-two-heads-ra s2",
+    ]
+    (both,) = [r for r in plan.runs if r.variant.slug == "two-heads-ra" and r.seed == 1]
+    assert (both.variant.parent, both.variant.title) == ("two-heads", "both")
+    assert both.config.values["RECIPROCAL_ALPHA"] == "0.30"
+    assert {run.seed for run in table_plan(plan, layers()).runs} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "seeds", "expected"),
+    [({}, "7", {7}), ({"SEED_LIST": "4,5"}, "", {4, 5}), ({"SEED": 9}, "", {1, 2, 3})],
+)
+def test_seeds_of_the_command_line_and_of_the_configuration_come_first(
+    study_file, tmp_path, settings, seeds, expected
+):
+    study_file(GOOD)
+    plan = make_plan(layers(**settings), tmp_path, seeds=seeds)
+    assert {run.seed for run in plan.runs} == expected
+
+
+def test_a_run_needs_no_file(study_file, tmp_path):
+    """Its configuration has every value: the same run planned without the file has its hash."""
+    study_file(GOOD)
+    (run,) = make_plan(layers(), tmp_path, steps="ra", seeds="1").runs
+    values = dict(run.config.values)
+    (tmp_path / "study.toml").unlink()
+    assert type(run.config).from_values(values).hash8 == run.config.hash8
+
+
+def test_the_file_is_relative_to_the_build_folder(study_file, tmp_path):
+    study_file(GOOD).rename(tmp_path / "mine.toml")
+    chosen = layers(ABLATION_STUDY_FILE="mine.toml")
+    assert make_plan(chosen, tmp_path, steps="ra", seeds="1").study == "heads"
+    assert plan_cases(chosen, "ra", tmp_path).study == "heads"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "line"),
+    [
+        ('name = "heads"', 'name = "Heads 1"', "study.invalid-slug", 1),
+        ('seeds = "1-3"', 'seeds = "1,1"', "study.invalid-value", 2),
+        ('seeds = "1-3"', 'sedes = "1"', "study.unknown-key", 2),
+        ('title = "both"', 'titel = "both"', "study.unknown-key", 22),
+        ('title = "both"', "title = 3", "study.invalid-value", 22),
+        ('title = "both"', f'title = "{"x" * 101}"', "study.invalid-value", 22),
+        ('like = "ra"', 'like = "rb"', "study.unknown-step", 24),
+        ("params = [-0.17, 0]", "params = [0, -1]", "study.invalid-value", 12),
+        ("params = [-0.17, 0]", "params = [0.1]", "study.invalid-value", 12),
+        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = [16]", "study.invalid-value", 25),
+        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = ", "study.syntax", 25),
+        ('parent = "two-heads"', 'parent = "four"', "study.unknown-parent", 20),
+        ('name = "two-heads-ra"', 'name = "ra"', "study.duplicate-step", 20),
+        ('name = "two-heads-ra"', 'name = "baseline-aa"', "study.reserved-name", 20),
+        ('name = "two-heads-ra"', 'name = "baseline-again"', "study.reserved-name", 20),
+        ('title = "GPT-2"', "set = { BIAS = false }", "study.baseline-changes", 4),
+    ],
+)
+def test_a_wrong_file_names_its_line(study_file, old, new, code, line):
+    path = study_file(GOOD.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        read_study(path)
+    problem = caught.value.problems[0]
+    assert problem.code == code
+    assert problem.where.partition(": ")[0] == f"{path}:{line}"
+
+
+def test_a_circle_of_parents_is_refused_with_the_names(study_file):
+    circle = GOOD.replace("set = {", 'parent = "two-heads-ra"\nset = {')
+    with pytest.raises(ConfigError) as caught:
+        read_study(study_file(circle))
+    assert (caught.value.exit_code, caught.value.codes) == (2, ["study.unknown-parent"])
+    named = "two-heads: parent 'two-heads-ra' is not the name of an earlier step"
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", 'name = "a"\n', "a = " + "[" * 5000, "a = " + "9" * 5000, 'name = "a"\nstep = 3\n', "\0"],
+)
+def test_a_file_that_is_no_study_is_refused(study_file, text):
+    with pytest.raises(ConfigError) as caught:
+        read_study(study_file(text))
+    assert all(code.startswith("study.") for code in caught.value.codes)
+
+
+def test_a_damaged_file_is_a_study_or_an_error(study_file):
+    lines = GOOD.splitlines(keepends=True)
+    outcomes = set()
+    for i, line in enumerate(lines):
+        for damage in (
+            "",
+            line * 2,
+            line[: len(line) // 2],
+            f"{line.rstrip()}}}\n",
+            "\x00",
+            "[[step]]\n",
+        ):
+            try:
+                read_study(study_file("".join([*lines[:i], damage, *lines[i + 1 :]])))
+                outcomes.add("")
+            except ConfigError as error:
+                outcomes.update(error.codes)
+    assert {"", "study.syntax", "study.invalid-slug"} <= outcomes
+
+
+def test_a_missing_large_or_endless_file_is_refused(tmp_path, study_file):
+    with pytest.raises(ConfigError) as caught:
+        read_study(tmp_path / "study.toml")
+    assert caught.value.codes == ["study.unreadable"]
+    with pytest.raises(ConfigError) as caught:
+        read_study(study_file("#" * (1 << 20) + "\n"))
+    assert caught.value.codes == ["study.too-large"]
+    with pytest.raises(ConfigError) as caught:
+        read_study(Path("/dev/zero"))
+    assert caught.value.codes == ["study.unreadable"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "line"),
+    [
+        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDO = 16", "config.unknown-symbol", 25),
+        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = -1", "config.out-of-range", 25),
+        ("RECIPROCAL_WINDOW = 16", "SLIDING_WINDOW = 8", "config.unmet-dependency", 25),
+        ("RECIPROCAL_WINDOW = 16", "SEED = 8", "study.plan-setting", 25),
+        ("RECIPROCAL_WINDOW = 16", "SINGLE_TRAINING = true", "study.plan-setting", 25),
+        ("RECIPROCAL_ALPHA = 0.30", "RECIPROCAL_ALPHA = 5.0", "config.out-of-range", 18),
+        ("[-0.17, 0]", "[0, 0]", "study.size-out-of-range", 8),
+        ('name = "heads"', 'name = "ratio"', "study.reserved-name", None),
+        ('name = "heads"', 'name = "prolonged"', "study.reserved-name", None),
+    ],
+)
+def test_a_change_without_effect_names_its_line(study_file, tmp_path, old, new, code, line):
+    path = study_file(GOOD.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        make_plan(layers(), tmp_path)
+    problem = caught.value.problems[0]
+    assert problem.code == code
+    assert problem.where.startswith(f"{path}:{line}: step heads/" if line else str(path))
+
+
+def case(title, **delta):
+    return CheckCase("heads/01-a", "1", "a", None, delta=delta, title=title, is_own=True)
+
+
+@pytest.mark.parametrize(
+    ("title", "findings"),
+    [
+        ("my own idea", 0),
+        ("a narrower band of 16", 0),
+        ("alpha 0.3, band 16", 0),
+        ("alpha 30 %", 0),
+        ("a band of 17", 1),
+        # A phrase that is measured on the model.
+        ("MLP at 2.5 times attention", 0),
+    ],
+)
+def test_numbers_of_a_title_are_those_of_the_step(title, findings):
+    step = case(title, RECIPROCAL_WINDOW=16, RECIPROCAL_ALPHA="0.30")
+    assert len(_stated_by_user(step)[1]) == findings
+
+
+def test_the_built_in_studies_are_files_of_the_same_form():
+    for name, study in STUDIES.items():
+        path = ROOT / "gpt2" / "study" / "studies" / f"{name}.toml"
+        assert [s.slug for s in read_study(path).steps] == [s.slug for s in study.steps]
+        assert not study.is_own
+
+
+def test_a_title_that_says_nothing_measurable_is_noted_and_no_failure():
+    plan = CheckPlan("heads", [], [case("my own idea")])
+    result = CheckResult([], 0.0, {"uncompared": ["positions"]})
+    text = to_text(plan, [], [CaseReport("a", {"named": result})], "make check", 0.0)
+    assert "heads/01-a" in text and "positions" in text and text.endswith("1 passed, 0 failed\n")

@@ -1,0 +1,145 @@
+"""Planned runs: seeds, blocks, patterns and run directories."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.runs.run import RunVariant, build_runs, default_run_path, parse_seeds, training_order
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+
+
+@dataclass(frozen=True)
+class Named:
+    hash8: str
+
+    def identity(self):
+        return {"name": self.hash8}
+
+
+def test_every_variant_is_trained_once_before_any_is_trained_again():
+    variants = [RunVariant("a", number=0), RunVariant("b", number=1)]
+    blocks = {s: [(v, Named(f"{v.slug}{s}")) for v in variants] for s in (3, 1)}
+    runs = build_runs("study", Path("results"), blocks)
+    labels = [run.label for run in runs]
+    assert labels == ["study/00-a s3", "study/01-b s3", "study/00-a s1", "study/01-b s1"]
+    assert runs[0].path == Path("results/study/a-s3-a3")
+
+
+def test_the_runs_of_a_block_are_trained_in_random_order():
+    blocks = {
+        s: [(RunVariant(f"v{i}", number=i), Named(f"{i}{s}")) for i in range(9)]
+        for s in (3, 1, 2, 4)
+    }
+    runs = build_runs("study", Path("results"), blocks)
+    ordered = training_order(runs)
+    assert [run.seed for run in ordered] == [run.seed for run in runs]
+    orders = [tuple(r.variant.slug for r in ordered[i : i + 9]) for i in range(0, 36, 9)]
+    assert len({tuple(r.variant.slug for r in runs[:9]), *orders}) == 5
+    # Each block has every run once; the order depends on the seed and the names only.
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert training_order(list(reversed(runs)))[-9:] == ordered[:9]
+    some = [run for run in runs if run.variant.number in (2, 5, 7)]
+    assert training_order(some) == [run for run in ordered if run in some]
+    # The same on every machine.
+    assert " ".join(orders[0]) == "v6 v2 v4 v5 v0 v3 v8 v1 v7"
+
+
+def test_another_configuration_is_another_directory():
+    one, other = (
+        build_runs("study", Path("results"), {1: [(RunVariant("a"), Named(name))]})[0].path
+        for name in ("aaaaaaaa", "bbbbbbbb")
+    )
+    assert one != other
+
+
+def test_two_names_for_one_run_are_refused():
+    block = [(RunVariant("a"), Named("same")), (RunVariant("b"), Named("same"))]
+    with pytest.raises(ConfigError) as caught:
+        build_runs("study", Path("results"), {1: block})
+    assert caught.value.codes == ["run.duplicate"]
+    assert "study/a s1" in str(caught.value) and "study/b s1" in str(caught.value)
+
+
+def test_two_runs_of_one_name_are_refused():
+    block = [(RunVariant("a"), Named("aaaaaaaa")), (RunVariant("a"), Named("bbbbbbbb"))]
+    with pytest.raises(ConfigError) as caught:
+        build_runs("study", Path("results"), {1: block})
+    assert caught.value.codes == ["run.duplicate-name"]
+    assert "study/a s1" in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", ["a-b", "7", "study/07-a-b", "study/*", "a-*", "a-b-s1-*"])
+def test_a_pattern_names_a_run_in_several_ways(pattern):
+    (run,) = build_runs("study", Path("results"), {1: [(RunVariant("a-b", number=7), Named("f"))]})
+    assert run.matches(pattern)
+    assert not run.matches("a") and not run.matches("17")
+
+
+def test_a_pattern_that_the_study_begins_with_does_not_name_all_its_runs():
+    block = [(RunVariant("baseline"), Named("a")), (RunVariant("ra-golden"), Named("b"))]
+    runs = build_runs("ratio", Path("results"), {1: block})
+    assert [run.variant.slug for run in runs if run.matches("ra*")] == ["ra-golden"]
+    assert all(run.matches("ra*/*") for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", (1,)), ("1,2 5", (1, 2, 5)), ("2-4", (2, 3, 4)), ("", ())]
+)
+def test_seeds(text, expected):
+    assert parse_seeds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["x", "1,-2", "3-1", "1.5", "1-9999999999", "01", "1-03", "１"])
+def test_bad_seeds_are_refused(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_seeds(text)
+    assert caught.value.codes == ["usage.invalid-seed"]
+
+
+@pytest.mark.parametrize("text", ["1,1", "1-3,2"])
+def test_repeated_seeds_are_refused(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_seeds(text)
+    assert caught.value.codes == ["usage.duplicate-seed"]
+
+
+def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
+    config = Named("0123abcd")
+    blocks = {1: [(RunVariant("base"), config)], 2: [(RunVariant("base"), config)]}
+    first, second = build_runs("one", tmp_path, blocks)
+    for run, state in ((first, State.SUCCESS), (second, State.INTERRUPTED)):
+        run.path.mkdir(parents=True)
+        write_status(RunDir(run.path), RunStatus(state))
+    other = {seed: [(RunVariant("none"), config)] for seed in (1, 2)}
+    done, begun = build_runs("two", tmp_path, other)
+    assert done.path == first.path and done.label == "two/none s1"
+    # An unfinished run is trained in the new study.
+    assert begun.path == tmp_path / "two/none-s2-0123abcd"
+    assert default_run_path(done, tmp_path / "two") == tmp_path / "two/none-s1-0123abcd"
+    default_run_path(done, tmp_path / "two").mkdir(parents=True)
+    assert build_runs("two", tmp_path, other)[0].path == default_run_path(done, tmp_path / "two")
+
+
+def test_a_run_that_its_own_study_has_done_under_another_name_is_taken(tmp_path):
+    done, begun = build_runs(
+        "one", tmp_path, {s: [(RunVariant("a"), Named("0123abcd"))] for s in (1, 2)}
+    )
+    for run, state in ((done, State.SUCCESS), (begun, State.INTERRUPTED)):
+        run.path.mkdir(parents=True)
+        write_status(RunDir(run.path), RunStatus(state))
+    # The directory of a run that was moved aside has a different suffix.
+    done.path.with_name(f"{done.path.name}.old-20260101-000000").mkdir()
+    renamed = {s: [(RunVariant("b"), Named("0123abcd"))] for s in (1, 2)}
+    taken, own = build_runs("one", tmp_path, renamed)
+    assert taken.path == done.path and taken.label == "one/b s1"
+    assert own.path == tmp_path / "one/b-s2-0123abcd"
+
+
+def test_another_configuration_is_not_taken_for_the_same(tmp_path):
+    (run,) = build_runs("one", tmp_path, {1: [(RunVariant("base"), Named("0123abcd"))]})
+    run.path.mkdir(parents=True)
+    write_status(RunDir(run.path), RunStatus(State.SUCCESS))
+    (other,) = build_runs("two", tmp_path, {1: [(RunVariant("base"), Named("0123abce"))]})
+    assert other.path.parent.name == "two"
