@@ -214,14 +214,15 @@ def _forest_row(chart: Chart, y: int, verdict: Values, limit: float) -> None:
 
 
 def _forest_limit(verdicts: Sequence[Values]) -> float:
-    """Return the end of the axis: the largest interval, unless it would hide all the others."""
+    """Return the end of the axis: the largest interval, unless few of them would hide all others."""
     ends = [
         max(map(abs, (*(v["interval_95"] or ()), v["difference"], *v["differences"])))
         for v in verdicts
     ]
     typical = median(ends)
     shown = [end for end in ends if end <= _CUT * typical]
-    return 1.08 * max(shown or [typical]) or 1e-4
+    few = len(shown) >= 0.75 * len(ends)
+    return 1.08 * max(shown if few else ends) or 1e-4
 
 
 # Curves over training.

@@ -49,6 +49,19 @@ def test_a_forest_has_a_line_with_words_per_comparison(figures):
     assert len(re.findall(r">[+−]0\.\d{4}( BETTER| WORSE)?<", text)) == 3
 
 
+@pytest.mark.parametrize(("large", "end"), [(1, 0.0108), (2, 0.216)])
+def test_the_axis_of_a_forest_leaves_out_few_differences_only(tmp_path, large, end):
+    runs = write_study(tmp_path, steps(6), 3, iterations=12, documents=5)
+    table = build_table("demo", runs)
+    document = study_document(table, {**CONTEXT, "flops": {}})
+    against = [v for v in document["verdicts"] if v["role"] == "baseline"]
+    for index, verdict in enumerate(against):
+        size = 0.2 if index < large else 0.01
+        verdict |= {"difference": size, "differences": [size], "interval_95": (size, size)}
+    (forest, *_) = study_figures(document, study_series(table))
+    assert forest.x.high == pytest.approx(end) and forest.x.low == -forest.x.high
+
+
 def test_an_element_has_text_and_the_colours_of_the_page(figures):
     for figure in figures:
         element = svg_element(figure)
