@@ -155,7 +155,7 @@ def test_i2_commands_run_without_torch(command, configured):
 def configured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     configure = [sys.executable, str(ROOT / "scripts" / "configure.py")]
-    for command in (["defconfig", "gpt2-quickstart"], ["constants"]):
+    for command in (["defconfig", "gpt2-ratio-small"], ["constants"]):
         subprocess.run([*configure, *command, "-O", str(folder)], check=True, capture_output=True)
     return folder
 

@@ -15,7 +15,7 @@ from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from lib.runner.slurm import batch_script
 
-RATIO, MECHANISMS, NSA = (STUDIES[name] for name in ("ratio", "mechanisms", "nsa"))
+RATIO, MECHANISMS, NSA, QUICKSTART = STUDIES.values()
 
 DEFCONFIGS, FRAGMENTS = list_defconfigs(ROOT)
 NAMES = [defconfig.name for defconfig in DEFCONFIGS]
@@ -143,6 +143,12 @@ def test_quickstart_is_large_enough_to_mean_something(tree):
     assert config.study.output_dir == "results"
 
 
+def test_the_small_studies_have_one_model_and_one_training(tree):
+    quickstart, ratio = (resolved(tree, f"gpt2-{n}") for n in ("quickstart", "ratio-small"))
+    differing = {name for name in ratio if ratio[name] != quickstart[name]}
+    assert differing == {"ABLATION_STUDY", "VERDICT_BAND", "VERDICT_LOOKS", "VERDICT_SPEND"}
+
+
 def test_ratio_ablation_is_the_published_setting(tree):
     """Most settings are defaults, which must not change under the study."""
     values = resolved(tree, "gpt2-ratio-ablation")
@@ -181,7 +187,12 @@ def test_ratio_ablation_is_the_published_setting(tree):
 
 @pytest.mark.parametrize(
     ("name", "study"),
-    [("gpt2-ratio-ablation", RATIO), ("gpt2-mechanisms", MECHANISMS), ("nsa-quickstart", NSA)],
+    [
+        ("gpt2-ratio-ablation", RATIO),
+        ("gpt2-mechanisms", MECHANISMS),
+        ("nsa-quickstart", NSA),
+        ("gpt2-quickstart", QUICKSTART),
+    ],
 )
 def test_a_defconfig_selects_its_study(tree, name, study):
     assert resolved(tree, name)["ABLATION_STUDY"] == study.name
@@ -195,13 +206,13 @@ def test_the_studies_differ_in_their_steps_alone(tree):
 def test_defconfigs_select_their_run_mode(tree):
     modes = {name: resolved(tree, name)["RUN_MODE"] for name in NAMES}
     assert modes["gpt2-124m"] == modes["gpt2-shakespeare"] == "single_training"
-    assert modes["gpt2-quickstart"] == modes["gpt2-ratio-ablation"] == "ra_mla_ablation_mode"
-    assert modes["gpt2-mechanisms"] == "ra_mla_ablation_mode"
+    for name in ("quickstart", "ratio-small", "ratio-ablation", "mechanisms"):
+        assert modes[f"gpt2-{name}"] == "ra_mla_ablation_mode"
 
 
 def test_errors_beyond_kconfig_are_reported_before_anything_is_written(tmp_path):
     settings = "LEARNING_RATE=fast DROPOUT=2.0 GLOBAL_BATCH=9"
-    command = ["scripts/configure.py", "defconfig", "gpt2-quickstart", "--set", settings]
+    command = ["scripts/configure.py", "defconfig", "gpt2-ratio-small", "--set", settings]
     done = subprocess.run(
         [sys.executable, *command, "-O", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )

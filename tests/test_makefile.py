@@ -45,7 +45,7 @@ def constants(folder):
 def build(tmp_path_factory):
     """Return a build folder with the quickstart configuration, in a path that needs quoting."""
     folder = tmp_path_factory.mktemp("it's a: build") / "out"
-    done = make(f"O={folder}", "defconfig-gpt2-quickstart", str(folder / "config.py"))
+    done = make(f"O={folder}", "defconfig-gpt2-ratio-small", str(folder / "config.py"))
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -126,7 +126,7 @@ def test_the_fast_tier_is_an_option_of_pytest(fast, option):
 def test_dry_run_is_a_setting_of_the_defconfig(unconfigured):
     values = {"1": "$SET DRY_RUN=y", "0": "$SET", "no": "$SET", "maybe": "$SET DRY_RUN=$DRY_RUN"}
     for given, set_to in values.items():
-        printed = planned("defconfig-gpt2-quickstart", f"O={unconfigured}", f"DRY_RUN={given}")
+        printed = planned("defconfig-gpt2-ratio-small", f"O={unconfigured}", f"DRY_RUN={given}")
         assert f'--set "{set_to}"' in printed
 
 
@@ -159,7 +159,7 @@ class TestValuesAreText:
     def test_set(self, tmp_path, how):
         quoted = HOSTILE.replace("\\", "\\\\").replace('"', '\\"')
         setting = f'SAMPLE_PROMPT="{quoted}"'
-        words = [f"O={tmp_path}", "defconfig-gpt2-quickstart", f"{tmp_path}/config.py"]
+        words = [f"O={tmp_path}", "defconfig-gpt2-ratio-small", f"{tmp_path}/config.py"]
         if how == "command line":
             done = make(*words, f"SET={setting}")
         else:
@@ -247,7 +247,7 @@ def test_a_name_that_is_gone_names_what_to_use(words, answer):
         (["hlep"], "usage.unknown-target"),
         (["plan", "JOBS=2"], "usage.unread-variable"),
         (["list-defconfigs", "SEED=1"], "usage.unread-variable"),
-        (["defconfig-gpt2-quickstart", "STEPS=1"], "usage.unread-variable"),
+        (["defconfig-gpt2-ratio-small", "STEPS=1"], "usage.unread-variable"),
         (["data", "STEPS=1"], "usage.unread-variable"),
         (["randconfig", "STEPS=1"], "usage.unread-variable"),
         (["randconfig", "SEED=x"], "usage.invalid-number"),
@@ -320,7 +320,7 @@ def test_a_dry_run_of_make_starts_nothing(tmp_path):
     # make asks whether PYTHON runs as Python.
     python.write_text(f'#!/bin/sh\n[ "$1" = -ISc ] || echo "$@" >> {log}\n')
     python.chmod(0o755)
-    for target in ("all", "plan", "check", "defconfig-gpt2-quickstart", "menuconfig", "mrproper"):
+    for target in ("all", "plan", "check", "defconfig-gpt2-ratio-small", "menuconfig", "mrproper"):
         done = make("-n", target, f"O={tmp_path}/build", f"PYTHON={python}")
         assert done.returncode == 0 and (str(python) in done.stdout or target == "mrproper")
     assert not log.exists() and not (tmp_path / "build").exists()
@@ -361,12 +361,14 @@ def test_help_fits_80_columns_and_lists_every_target():
     assert titles == ["Configure", "Run", "Check", "Evaluate", "Operate", "Variables"]
     described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
     assert makefile_targets(MAKEFILE) <= described
-    assert "gpt2-quickstart" in text
+    assert "gpt2-ratio-small" in text
 
 
 def test_help_summarizes_the_configured_runs(build):
     # Help generates no config.py; another test may have changed .config.
-    assert make(f"O={build}", "defconfig-gpt2-quickstart", str(build / "config.py")).returncode == 0
+    assert (
+        make(f"O={build}", "defconfig-gpt2-ratio-small", str(build / "config.py")).returncode == 0
+    )
     run = make("help", f"O={build}").stdout.split("Run\n")[1].split("\n")[0]
     assert "19" in run
 
@@ -441,7 +443,7 @@ def test_kconfig_config_names_the_configuration(tmp_path, monkeypatch):
         patch.setenv("KCONFIG_CONFIG", "other")
         assert constants(tmp_path)["N_LAYER"] == 12
     # The same build folder with another file: config.py is newer, but not of that file.
-    assert make(f"O={tmp_path}", "defconfig-gpt2-quickstart").returncode == 0
+    assert make(f"O={tmp_path}", "defconfig-gpt2-ratio-small").returncode == 0
     os.utime(tmp_path / ".config", (0, 0))
     assert make(f"O={tmp_path}", f"{tmp_path}/config.py").returncode == 0
     assert constants(tmp_path)["N_LAYER"] == 4

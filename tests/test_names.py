@@ -110,7 +110,7 @@ def test_what_the_makefile_offers():
 def test_the_tree_knows_its_own_names():
     known = known_names()
     assert {"all", "plan", "mrproper"} <= known.targets
-    assert {"gpt2-quickstart", "quick"} <= known.configurations
+    assert {"gpt2-ratio-small", "quick"} <= known.configurations
     assert {"JOBS", "N_LAYER", "MODEL_SIZE_TINY", "OPTIMIZER"} <= known.names
     assert {"lib/errors.py", "lib/config", "CODEX.md", "summary.json"} <= known.paths
     assert {"status.json", "checkpoints", "per_query.csv"} <= known.paths

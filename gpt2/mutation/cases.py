@@ -40,7 +40,7 @@ CASES = {
     for case in (
         *(TrialCase(defconfig, slug) for defconfig, slugs in _STEPS.items() for slug in slugs),
         TrialCase(
-            "gpt2-quickstart", "baseline", {"LR_SCHEDULE_WSD": True, "DROPOUT": "0.1", "SEED": 3}
+            "gpt2-ratio-small", "baseline", {"LR_SCHEDULE_WSD": True, "DROPOUT": "0.1", "SEED": 3}
         ),
         TrialCase("gpt2-shakespeare", "run", {"LR_SCHEDULE_LINEAR": True, "LOADER_WORKERS": 1}),
     )

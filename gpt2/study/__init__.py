@@ -11,7 +11,7 @@ _HERE = Path(__file__).parent
 # The keys are the members of the Kconfig choice ABLATION_STUDY, except OWN.
 STUDIES: dict[str, Study] = {
     name: read_study(_HERE / f"studies/{name}.toml", is_own=False)
-    for name in ("ratio", "mechanisms", "nsa")
+    for name in ("ratio", "mechanisms", "nsa", "quickstart")
 }
 RATIO = STUDIES["ratio"]
 OWN = "own"

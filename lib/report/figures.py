@@ -264,7 +264,10 @@ def write_figures(charts: Sequence[Chart], folder: Path) -> list[Path]:
 
 
 def _svg_file(chart: Chart) -> str:
-    body = re.sub(r"var\(--(\w+)\)", lambda role: PALETTE[role[1]], svg_element(chart))
+    # White also where a viewer has a dark background.
+    page = f'<rect width="100%" height="100%" fill="{PALETTE["page"]}"/><clipPath '
+    body = svg_element(chart).replace("<clipPath ", page, 1)
+    body = re.sub(r"var\(--(\w+)\)", lambda role: PALETTE[role[1]], body)
     return body.replace("<svg ", '<svg font-family="DejaVu Sans, sans-serif" ', 1) + "\n"
 
 

@@ -114,7 +114,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the build folder of a defconfig with an explicit default, a precision."""
     folder = tmp_path_factory.mktemp("loaded")
     explicit = parse_command_line_settings("MATMUL_PRECISION_HIGHEST=y")
-    write_build(folder, {}, *defconfig_layers(ROOT, "gpt2-quickstart"), explicit)
+    write_build(folder, {}, *defconfig_layers(ROOT, "gpt2-ratio-small"), explicit)
     return folder
 
 
@@ -135,7 +135,7 @@ def test_settings_on_a_config_are_those_on_its_defconfig(
     base = config_layers(loaded)
     assert resolve_config(tree, base).values[name] == before
     found = resolve_config(tree, [*base, layer])
-    given = defconfig_layers(ROOT, "gpt2-quickstart", f"{settings} MATMUL_PRECISION_HIGHEST=y")
+    given = defconfig_layers(ROOT, "gpt2-ratio-small", f"{settings} MATMUL_PRECISION_HIGHEST=y")
 
     assert found.values[name] == after
     assert found.identity() == resolve_config(tree, given).identity()
@@ -178,6 +178,6 @@ def test_defaults_follow_the_cells_of_a_matrix(
     tmp_path: Path, design: dict[str, SymbolValue]
 ) -> None:
     settings = {"TEST_MATRIX_MODE": True, **design}
-    write_build(tmp_path, settings, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    write_build(tmp_path, settings, *defconfig_layers(ROOT, "gpt2-ratio-small"))
     plan = make_plan(config_layers(tmp_path), tmp_path)
     assert [run.config.values["ATTENTION_BACKEND"] for run in plan.runs] == ["flash", "rows"]

@@ -94,7 +94,7 @@ def test_a_paper_names_its_kernel(
 
 
 def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
-    for spec in ("gpt2-quickstart", "gpt2-ratio-ablation+paper"):
+    for spec in ("gpt2-ratio-small", "gpt2-ratio-ablation+paper"):
         steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO)
         backends = {step.config.model.attention.backend for step in steps}
         assert len(backends) == 1 and backends != {"auto"}

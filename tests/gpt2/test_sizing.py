@@ -136,7 +136,7 @@ def test_a_number_of_parameters_that_no_width_reaches_is_refused() -> None:
 
 
 def test_the_number_of_parameters_is_in_the_identity_if_it_applies() -> None:
-    tree, base = KconfigTree(), defconfig_layers(ROOT, "gpt2-quickstart")
+    tree, base = KconfigTree(), defconfig_layers(ROOT, "gpt2-ratio-small")
     given = resolve_config(tree, base)
     settings = {"MLP_SIZING_PARAMS": True, "POSITIONS_ROPE": True}
     sized = resolve_config(tree, [*base, ConfigLayer.of("command line", "SET", settings)])
@@ -205,7 +205,7 @@ def test_a_ratio_that_rounding_breaks_is_refused() -> None:
 )
 def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool) -> None:
     given = f"ATTENTION_PROJECTION_LATENT=y MLP_LATENT=y {settings}"
-    layers = defconfig_layers(ROOT, "gpt2-quickstart", given)
+    layers = defconfig_layers(ROOT, "gpt2-ratio-small", given)
     if not refused:
         assert resolve_config(KconfigTree(), layers).model.shape.n_head == 4
         return

@@ -29,7 +29,7 @@ class Case:
 
 
 _TRAIN, _REPORT, _EXPORT = ("gpt2.train_ra_mla", "--in-process"), ("report",), ("export", "run")
-_CONFIGURE = ("configure", "defconfig", "gpt2-quickstart")
+_CONFIGURE = ("configure", "defconfig", "gpt2-ratio-small")
 CASES: dict[str, Case] = {
     "checkpoint": Case(_TRAIN, "*/checkpoints/*", 9),
     "metrics": Case(_TRAIN, "*/metrics.jsonl", 9),

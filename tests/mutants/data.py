@@ -12,7 +12,7 @@ from gpt2.data.store import PreparedDataset, TokenSplit
 from lib.errors import DataError
 from tests.mutants.mutant import Mutant, Plant, replaced, then
 
-_QUICKSTART = "gpt2-quickstart"
+_QUICKSTART = "gpt2-ratio-small"
 TEXT = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "text", "CUSTOM_FORMAT_BIN": True}
 
 

@@ -226,7 +226,7 @@ MUTANTS = (
         "dtype",
         replaced(evaluate, "autocast", _always_bf16),
         ("product-type", "torch.float32 in evaluation; torch.bfloat16"),
-        defconfig="gpt2-quickstart",
+        defconfig="gpt2-ratio-small",
     ),
     _precise(
         "an embedding is stored in bf16",

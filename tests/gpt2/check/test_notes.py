@@ -31,7 +31,7 @@ def test_a_setting_of_the_baseline_that_a_step_cannot_have_is_noted_and_no_failu
 
 
 def test_a_table_wider_than_the_terminal_counts_the_checks_of_a_step() -> None:
-    cases = plan_cases(defconfig_layers(ROOT, "gpt2-quickstart"), steps="0,12")
+    cases = plan_cases(defconfig_layers(ROOT, "gpt2-ratio-small"), steps="0,12")
     failed = CheckResult([CheckFinding("a-property", "a", "b")], 0.25)
     results = {name: CheckResult([], 0.5) for name in CHECKS} | {"causal": failed}
     reports = [CaseReport(case.slug, results) for case in cases.chosen]

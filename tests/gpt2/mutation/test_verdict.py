@@ -19,7 +19,7 @@ def losses(monkeypatch):
 
     def train(change):
         monkeypatch.setattr(model, "linear_cross_entropy", lambda *given: change(right, *given))
-        return exact_losses([TrialCase("gpt2-quickstart", "baseline")])
+        return exact_losses([TrialCase("gpt2-ratio-small", "baseline")])
 
     return train
 

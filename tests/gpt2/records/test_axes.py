@@ -50,7 +50,7 @@ def test_a_step_declares_what_the_steps_below_it_change(tmp_path: Path) -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    layers = [*defconfig_layers(ROOT, "gpt2-quickstart"), ConfigLayer.of("test", "test", {})]
+    layers = [*defconfig_layers(ROOT, "gpt2-ratio-small"), ConfigLayer.of("test", "test", {})]
     return make_plan(layers, tmp_path, steps="0,5")
 
 

@@ -109,7 +109,7 @@ def written_study(folder: Path, steps: str, seeds: str, **settings: SymbolValue)
     """Write a build folder with a finished study; return its runs."""
     folder.mkdir(exist_ok=True)
     write_build(
-        folder, {"DEVICE_CPU": True, **settings}, *defconfig_layers(ROOT, "gpt2-quickstart")
+        folder, {"DEVICE_CPU": True, **settings}, *defconfig_layers(ROOT, "gpt2-ratio-small")
     )
     plan = make_plan(config_layers(folder), folder, steps=steps, seeds=seeds)
     manifest = changed(MANIFEST, origin=this_origin())

@@ -19,7 +19,7 @@ def test_the_command_repeats_settings_of_every_type():
         "LEARNING_RATE": "4e-3",
         "OUTPUT_DIR": "it's $HOME",
     }
-    layers = defconfig_layers(ROOT, "gpt2-quickstart")
+    layers = defconfig_layers(ROOT, "gpt2-ratio-small")
     layer = parse_command_line_settings(set_text(settings))
     values = KconfigTree().resolve([*layers, layer]).values
     assert {name: values[name] for name in settings} == settings

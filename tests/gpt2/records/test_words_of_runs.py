@@ -29,7 +29,7 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
 
     def make(seeds: str = SEEDS, steps: str = "", **settings: SymbolValue) -> Plan:
         settings = {"DEVICE_CPU": True, "RA_MLA_ABLATION_STEPS": STEPS, **settings}
-        layers = defconfig_layers(ROOT, "gpt2-quickstart")
+        layers = defconfig_layers(ROOT, "gpt2-ratio-small")
         write_build(tmp_path, {**settings, "VERDICT_AA": False}, *layers)
         return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps)
 

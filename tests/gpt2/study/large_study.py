@@ -36,7 +36,7 @@ def write_large_study(
 ) -> None:
     """Write a build folder with all steps of the study, finished with ``seeds`` seeds by this code."""
     folder.mkdir(parents=True)
-    write_build(folder, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    write_build(folder, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-ratio-small"))
     plan = make_plan(config_layers(folder), folder, steps="all", seeds=f"1-{seeds}")
     manifest = changed(MANIFEST, origin=this_origin())
     for run in plan.runs:

@@ -28,7 +28,7 @@ EQUAL = {
 
 def configs(study: Study, block_size: int) -> dict[str, Config]:
     short = ConfigLayer.of("command line", "test", {"BLOCK_SIZE": block_size})
-    defconfig = "nsa-quickstart" if study is NSA else "gpt2-quickstart"
+    defconfig = "nsa-quickstart" if study is NSA else "gpt2-ratio-small"
     steps = resolve_study(KconfigTree(), [*defconfig_layers(ROOT, defconfig), short], study)
     return {found.step.slug: found.config for found in steps}
 

@@ -90,7 +90,7 @@ def test_a_table_of_all_runs_plans_and_looks_for_them_once(
 
 
 def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:
-    write_build(tmp_path, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-quickstart"))
+    write_build(tmp_path, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-ratio-small"))
     layers = config_layers(tmp_path)
     run = make_plan(layers, tmp_path, steps="0", seeds="1").runs[0]
     other = tmp_path / "results/other" / run.path.name

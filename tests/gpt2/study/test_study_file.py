@@ -59,7 +59,7 @@ def study_file(tmp_path):
 def layers(**settings):
     own = {"ABLATION_STUDY_OWN": True, **settings}
     return [
-        *defconfig_layers(ROOT, "gpt2-quickstart"),
+        *defconfig_layers(ROOT, "gpt2-ratio-small"),
         ConfigLayer.of("command line", "SET", own),
     ]
 

@@ -58,7 +58,7 @@ def test_the_axis_of_a_forest_leaves_out_few_differences_only(tmp_path, large, e
     for index, verdict in enumerate(against):
         size = 0.2 if index < large else 0.01
         verdict |= {"difference": size, "differences": [size], "interval_95": (size, size)}
-    (forest, *_) = study_figures(document, study_series(table))
+    forest, *_ = study_figures(document, study_series(table))
     assert forest.x.high == pytest.approx(end) and forest.x.low == -forest.x.high
 
 
@@ -105,6 +105,8 @@ def test_files_are_written_in_every_format_with_the_same_bytes(figures, tmp_path
     assert int.from_bytes(content[1][16:20]) == 1500
     assert b"/CreationDate" not in content[0] and b"var(" not in content[2]
     assert b"<text" in content[2] and b"step-1" in content[2]
+    # A viewer's dark background does not show through.
+    assert content[2].count(b'<rect width="100%" height="100%" fill="#fefefe"/>') == 1
     assert all(path.read_bytes() == old for path, old in zip(paths, content))
     assert [p.read_bytes() for p in write_figures(chosen, tmp_path / "figures")] == content
 
