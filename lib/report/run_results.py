@@ -164,7 +164,7 @@ def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     documents = record.documents
     items = canonical_json([document.nll_sum for document in documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
-    hardware, attempts = record.hardware, record.attempts
+    attempts = record.attempts
     # When the runner first submitted the run, or else when the run first started.
     started_at = attempts[0].submitted_at if attempts else None
     if started_at is None and attempts:
@@ -176,8 +176,6 @@ def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
         documents=tuple(d.nll_mean if unit == NATS else d.bits_per_byte or 0.0 for d in documents),
         started_at=started_at,
         ended_at=attempts[-1].ended_at if attempts else None,
-        speed=record.timing.tokens_per_second,
-        device=hardware.gpu_name or hardware.cpu_model,
         unstable=bool(unstable_steps(record)),
     )
     first = next((row.loss for row in record.train_rows), None)

@@ -20,7 +20,6 @@ from typing import Any
 
 from lib.report.contrasts import REPEAT_ROLE, scale_of
 from lib.report.declarations import Look, declaration_record
-from lib.report.drift import study_drifts
 from lib.report.options import UNITS
 from lib.report.run_facts import code_digest, recorded_facts
 from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
@@ -30,7 +29,7 @@ from lib.report.table import ResultTable, RowRuns, marginal_effects
 from lib.report.verdicts import VerdictWord
 from lib.runs.record import UNKNOWN, RunRecord
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # Conditions of a row that must be those of the first one unless its step declares them.
 _CONDITIONS = {
     "data": "data",
@@ -69,7 +68,6 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "evaluation_set": study.evaluation_set or None,
         "same_documents": study.same_documents,
         "repeats": _repeats(study),
-        **study_drifts(study.outcomes),
         "study": table.study,
         "title": context["title"],
         "question": list(context["question"]),

@@ -4,7 +4,6 @@ Every rendering takes its words from here; the figures are those of the document
 (``lib.report.study``).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
@@ -231,7 +230,7 @@ def loss_note(document: Document) -> str:
 
 
 def warnings(document: Document) -> list[str]:
-    """Return what a reader must see beside the words: A/A steps that failed, noise, repeats, drift."""
+    """Return what a reader must see beside the words: A/A steps that failed, noise, repeats."""
     notes = []
     for verdict in document["aa_steps"]:
         if verdict["verdict"] and "passed" not in verdict_word(verdict):
@@ -247,7 +246,7 @@ def warnings(document: Document) -> list[str]:
 
 def _study_notes(document: Document) -> Iterator[str]:
     """Yield a note for each comparison that hides the others, each configuration that was trained
-    twice, each drift, each effect that is not estimable, and each inflated variance.
+    twice, each effect that is not estimable, and each inflated variance.
     """
     unit = short_unit(document["unit"])
     for noise in document["noise"]:
@@ -260,14 +259,6 @@ def _study_notes(document: Document) -> Iterator[str]:
             largest = max(map(abs, differences.values()))
             result = f"differs by up to {largest:.1e} {unit}" if largest else "is equal"
             yield f"REPEAT {name} {result} ({count(len(differences), 'seed')})."
-    drift, span = document["drift"], "from the first to the last run"
-    if drift and drift["alarms"]:
-        change = f"{format_difference(drift['trend'])} {unit}"
-        yield f"DRIFT {p_equation(drift['p'])}: {change} {span}."
-    for device, test in document["speed_drifts"].items():
-        if test["alarms"]:
-            change = f"{math.expm1(test['trend']):+.0%} tokens/s"
-            yield f"DRIFT {p_equation(test['p'])}: {change} {span} ({device})."
     for name, reason in (document["not_estimable"] or {}).items():
         yield f"EFFECT  {name}: not estimable, because {reason}"
     by_factor: dict[str, list[str]] = {}

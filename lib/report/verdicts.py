@@ -89,9 +89,6 @@ class SeedOutcome:
     ended_at: float | None = None
     # Whether the run is one of another study, reused by this one.
     reused: bool = False
-    # Tokens per second of training, and the device; None and "" if unknown.
-    speed: float | None = None
-    device: str = ""
     # False if the run waits or is running: its outcome is not known yet.
     ended: bool = True
 

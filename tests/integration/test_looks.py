@@ -45,7 +45,6 @@ def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(bu
     folder = build(**STUDY)
     code, text, said = folder.command("scripts/plan.py", SEEDS="auto")
     assert code == 0 and "9 runs" in text and "at most 3 more runs, until 4 seeds" in text, said
-    # One at a time: the test for drift then depends on the order of the runs, not on the clock.
     code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
     assert code == 0, said
     # The pruned step has a word after three seeds, the other comparison after four.
@@ -80,11 +79,9 @@ def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(bu
         kill_after(folder, runs)
     code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
     assert code == 0, said
-    # Speeds depend on the clock.
     again = record(folder.path)
-    for part in ("verdicts", "looks", "family", "alpha_spent", "drift"):
+    for part in ("verdicts", "looks", "family", "alpha_spent"):
         assert again[part] == whole[part]
-    assert whole["drift"]["runs"] == 11
 
 
 @pytest.mark.slow

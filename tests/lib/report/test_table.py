@@ -336,7 +336,7 @@ def test_csv_and_json_hold_the_same_figures(make_run):
     assert float(base["val_loss"]) == document["rows"][0]["val_loss"] == 3.0
     assert late["val_loss"] == "" and document["rows"][1]["val_loss"] is None
     text = to_json(document)
-    assert json.loads(text)["schema_version"] == 4
+    assert json.loads(text)["schema_version"] == 5
     assert text == json.dumps(json.loads(text), sort_keys=True, indent=2) + "\n"
 
 
