@@ -14,7 +14,6 @@ from lib.report.run_curves import read_curves
 from lib.report.run_results import planned_run
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
-from lib.tracking.reader import reduce_over_layers
 from lib.units import format_difference
 
 # {statistic logged by native sparse attention: column heading}
@@ -71,7 +70,8 @@ def _attention(records: Sequence[RunRecord]) -> TableSection | None:
     """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
     if len({planned_run(r).config.model.pairs_per_token() for r in records}) < 2:
         return None
-    statistics = [reduce_over_layers(read_curves(r).last_statistics) for r in records]
+    curves = [read_curves(record).statistics for record in records]
+    statistics = [{name: c.values[-1] for name, c in each.items()} for each in curves]
     names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
     rows = []
     for record, values in zip(records, statistics, strict=True):

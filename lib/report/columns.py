@@ -214,10 +214,8 @@ class Table(NamedTuple):
 
 
 def further_tables(document: Document) -> list[Table]:
-    """Return marginal means, sparsity by layer, the sections of the document, and figures of the
-    machine that no section has.
-    """
-    tables = [*_marginals(document), *_layers(document["rows"])]
+    """Return marginal means, the sections, and figures of the machine that no section has."""
+    tables = _marginals(document)
     for part in document["sections"]:
         shown = [Column(h, itemgetter(i), is_left=not i) for i, h in enumerate(part["header"])]
         tables.append(Table(part["title"], shown, part["rows"], part["note"]))
@@ -267,18 +265,6 @@ def _paired(marginal: Row) -> Row:
         return {"pairs": "0"}
     spread = "" if change["sd"] is None else f" ± {change['sd']:.4f}"
     return {"change": format_difference(change["mean"]) + spread, "pairs": str(change["n"])}
-
-
-def _layers(rows: Sequence[Row]) -> list[Table]:
-    """Return the sparsity of each layer of pruned models, if there are any."""
-    shares = [
-        {"slug": row["slug"], "all": row["sparsity"], **row["sparsity_by_layer"]}
-        for row in rows
-        if row["sparsity"] and row["sparsity_by_layer"]
-    ]
-    names = dict.fromkeys(name for share in shares for name in share if name != "slug")
-    layers = [Column(name, _of(name, "{:.1%}".format), [name]) for name in names]
-    return [Table("Sparsity by layer", [_SLUG, *layers], shares)] if shares else []
 
 
 def grid(

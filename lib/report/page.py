@@ -35,9 +35,8 @@ from lib.units import signed
 
 REPORT_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
-_SHOWN_DOCUMENTS = 5
 _DIGEST_CHARS = 8
-_FIGURE_GROUPS = ("forest", "curves", "panels", "cost", "documents", "statistics")
+_FIGURE_GROUPS = ("forest", "curves", "panels", "cost", "statistics")
 
 Values = Mapping[str, Any]
 
@@ -114,9 +113,6 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         * (compared > MAX_PANELS),
         tree=_tree(document),
         conditions=_conditions(document),
-        layers=_layers(series),
-        document_lists=_document_lists(series),
-        shown_documents=_SHOWN_DOCUMENTS,
         samples=[(each["name"], each["sample"]) for each in series if each["sample"]],
     )
 
@@ -182,32 +178,3 @@ def _condition(name: str, values: Sequence[Any]) -> str:
         return ranges(values)
     cut = _DIGEST_CHARS if name in ("data", "documents") else None
     return ", ".join(str(value)[:cut] for value in values)
-
-
-# Mechanisms and documents.
-
-
-def _layers(series: Sequence[Values]) -> dict[str, dict[str, Any]]:
-    """Return the last value of each statistic by row and layer, with the range of its values."""
-    tables: dict[str, dict[str, Any]] = {}
-    for each in series:
-        for name, layers in each["final_statistics"].items():
-            tables.setdefault(name, {"rows": {}})["rows"][each["name"]] = layers
-    for table in tables.values():
-        values = [v for layers in table["rows"].values() for v in layers if v is not None]
-        table["low"], table["high"] = min(values, default=0.0), max(values, default=0.0)
-        table["names"] = [f"h.{i}" for i in range(max(map(len, table["rows"].values())))]
-    return dict(sorted(tables.items()))
-
-
-def _document_lists(series: Sequence[Values]) -> dict[str, list[tuple[str, float]]]:
-    """Return the documents that each row wins and loses most against the baseline, by a title."""
-    lists = {}
-    for each in series:
-        ordered = sorted(each["documents"], key=lambda pair: (pair[1], pair[0]))
-        lower = [pair for pair in ordered if pair[1] < 0]
-        higher = [pair for pair in ordered if pair[1] > 0]
-        if len(ordered) > 1:
-            title = f"{each['name']}: {len(lower)} of {len(ordered)} lower"
-            lists[title] = [*lower[:_SHOWN_DOCUMENTS], *higher[-_SHOWN_DOCUMENTS:]]
-    return lists

@@ -1,4 +1,4 @@
-"""Figures of a study: differences with intervals, loss curves, cost, documents, statistics.
+"""Figures of a study: differences with intervals, loss curves, cost, statistics.
 
 Every figure is narrow enough for a column of a paper and for a phone. A verdict is shown by colour,
 by marker and by its word; the words are those of the document, and nothing else in a figure claims a
@@ -7,7 +7,7 @@ difference. The colours are safe for colour-blind readers (after Okabe and Ito 2
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from lib.report.contrasts import AA_ROLE
@@ -66,7 +66,6 @@ def study_figures(document: Values, series: Sequence[Values]) -> list[Chart]:
         *_losses(rows, document["unit"]),
         *_difference_panels(rows),
         *_costs(rows),
-        *_documents(rows, document["unit"]),
         *_statistics(rows),
     ]
 
@@ -158,16 +157,15 @@ def _rows_chart(
     rows: Sequence[tuple[str, str, str]],
     limit: float,
     unit: str,
-    head: str = "",
 ) -> Chart:
     """Return a chart of differences with one row per entry, the first one on top.
 
-    ``name`` is its file name, kind and title. A row has a label, and a text at the right below the
-    ``head`` with its colour.
+    ``name`` is its file name, kind and title. A row has a label, and a text at the right with its
+    colour.
     """
     labels = [_label(label) for label, _, _ in rows]
     size = _WIDTH, 62 + _ROW * len(rows)
-    room = max(len(head), *(len(text) for _, text, _ in rows))
+    room = max(len(text) for _, text, _ in rows)
     margins = 10 + _CHAR * max(map(len, labels)), 10 + _CHAR * room, 24, 38
     chart = Chart(*(*name, size, margins, Scale(-limit, limit)), Scale(len(rows) - 0.4, -0.6))
     chart.x_axis("", _difference_tick)
@@ -175,8 +173,6 @@ def _rows_chart(
     chart.text(_WIDTH / 2, size[1] - 6, scale, "muted", anchor="middle")
     chart.line([0, 0], [chart.y.high, chart.y.low], "muted", width=0.8)
     left, right, _, _ = chart.box
-    if head:
-        chart.text(right + 6, 18, head, "muted")
     for y, (label, (_, text, colour)) in enumerate(zip(labels, rows, strict=True)):
         at = chart.at(0, y)[1] + 3.5
         chart.text(left - 6, at, label, anchor="end")
@@ -414,32 +410,6 @@ def _spaced_labels(chart: Chart, points: Sequence[tuple[float, float, str, str]]
             chart.text(group[0][0], above, text, colour, anchor=anchor)
         else:
             chart.text(x + 5, y + 3.5, text, colour)
-
-
-# Documents.
-
-
-def _documents(rows: Sequence[Values], unit: str) -> list[Chart]:
-    """Return the spread of each row's differences over the evaluation documents."""
-    spreads = [(row, [value for _, value in row["series"]["documents"]]) for row in rows]
-    drawn = [(row, values) for row, values in spreads if len(values) > 1][:_MAX_FOREST_ROWS]
-    if not drawn:
-        return []
-    cuts = [quantiles(values, n=20, method="inclusive") for _, values in drawn]
-    limit = 1.08 * max(abs(end) for cut in cuts for end in (cut[0], cut[-1])) or 1e-4
-    counts = [f"{sum(v < 0 for v in values)} of {len(values)}" for _, values in drawn]
-    texts = [(row["label"], count, "ink") for (row, _), count in zip(drawn, counts, strict=True)]
-    name = ("documents", "documents", "Differences of documents")
-    chart = _rows_chart(name, texts, limit, unit, "lower in")
-    for y, ((row, _), cut) in enumerate(zip(drawn, cuts, strict=True)):
-        chart.line([cut[0], cut[-1]], [y, y], row["colour"], width=0.9)
-        chart.line([cut[4], cut[14]], [y, y], row["colour"], width=3.5)
-        chart.marker(cut[9], y, "dot", row["colour"], fill="page")
-    chart.caption = (
-        "Loss of each evaluation document minus the baseline's, mean over seeds: median, middle half, "
-        "and 5 to 95 % of the documents. Documents of one model share its seed: this is no test."
-    )
-    return [chart]
 
 
 # Statistics of mechanisms.

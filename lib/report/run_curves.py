@@ -1,4 +1,4 @@
-"""Curves of one run that a report draws: losses over training, losses of documents, statistics.
+"""Curves of one run that a report draws: losses over training, statistics.
 
 They are small however long the run is, so a report need not keep the rows of all runs.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lib.json_files import DamagedRecord
 from lib.runs.record import RunRecord, StatisticsRow, TrainRow, derived
-from lib.tracking.reader import Layers, reduce_over_layers
+from lib.tracking.reader import reduce_over_layers
 from lib.tracking.stability import unstable_points
 
 # Points of a training curve; each is a mean over equally many tokens.
@@ -42,20 +42,16 @@ class RunCurves:
     evaluations: Curve
     # Training tokens and loss of each unstable step.
     spikes: Sequence[tuple[int, float]]
-    # Name of each evaluation document.
-    documents: Sequence[str]
-    # Name → statistic over iterations, reduced over layers; the last one has a value per layer.
+    # Name → statistic over iterations, reduced over layers.
     statistics: Mapping[str, Curve]
-    last_statistics: Layers
 
 
 @derived
 def read_curves(record: RunRecord) -> RunCurves:
     """Return the curves of a finished run. Raises RecordError."""
-    rows = [row for row in record.metrics if isinstance(row, StatisticsRow)]
     statistics: dict[str, dict[float, float]] = {}
     try:
-        for row in rows:
+        for row in (row for row in record.metrics if isinstance(row, StatisticsRow)):
             for name, value in reduce_over_layers(row.values).items():
                 statistics.setdefault(name, {})[row.iteration] = value
         width = bin_width(record.final.tokens)
@@ -64,9 +60,7 @@ def read_curves(record: RunRecord) -> RunCurves:
             binned(record.train_rows, width),
             Curve.of({row.tokens: row.val_loss for row in record.eval_rows}),
             unstable_points(record),
-            [item.item_id for item in record.documents],
             {name: Curve.of(points) for name, points in statistics.items()},
-            rows[-1].values if rows else {},
         )
     except OverflowError as error:
         raise DamagedRecord(record.run.metrics, "numbers of 64 bits", str(error)) from None

@@ -18,7 +18,7 @@ from lib.report.run_facts import recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.documents import bits_per_byte
-from lib.runs.record import FinalResults, RunRecord, TelemetrySample, derived
+from lib.runs.record import RunRecord, TelemetrySample, derived
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
@@ -90,10 +90,6 @@ def absence(record: RunRecord, unit: str) -> Absence | None:
         if hashlib.sha256(identity.encode()).hexdigest() != planned_run(record).config.digest:
             reason = "identity differs from the planned run"
             return Absence("not comparable", reason, ("identity",))
-        final = record.final
-        if any(final.prunable_weights.get(name, 0) < 1 for name in final.sparsity_by_layer):
-            expected = "final.prunable_weights with the names of final.sparsity_by_layer"
-            raise DamagedRecord(record.run.summary, expected, "other names, or no weights")
         finished_outcome(record, unit)
         for derive in (unstable_steps, recorded_facts, run_origin, run_utilisation, read_curves):
             derive(record)
@@ -123,23 +119,6 @@ def run_origin(record: RunRecord) -> dict[str, Any]:
         "torch": str(manifest.find("origin", "torch")),
         "device": str(manifest.find("origin", "device")),
     }
-
-
-def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
-    """Return the fraction of zeros in each layer from the matrices' fractions and sizes.
-
-    Matrices are grouped by their name up to the first number.
-    """
-    zeros: dict[str, float] = {}
-    sizes: dict[str, int] = {}
-    for name, share in final.sparsity_by_layer.items():
-        # h.3.attn.c_attn.weight belongs to layer h.3, wte.weight to wte.
-        match = re.match(r".*?\d+(?=\.)", name)
-        layer = match[0] if match else name.rpartition(".")[0]
-        size = final.prunable_weights[name]
-        zeros[layer] = zeros.get(layer, 0) + share * size
-        sizes[layer] = sizes.get(layer, 0) + size
-    return {layer: zeros[layer] / size for layer, size in sizes.items()}
 
 
 # Outcomes.

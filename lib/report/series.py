@@ -1,6 +1,6 @@
 """Series of a study's report, over the seeds of each row of the result table.
 
-Curves and differences of documents describe the runs; none of them is a verdict. A difference is
+Curves describe the runs; none of them is a verdict. A difference is
 taken between runs of the same seed, the row minus the baseline of its part.
 """
 
@@ -14,9 +14,8 @@ from lib.json_files import MissingRecord, RecordError
 from lib.report.options import NATS
 from lib.report.run_curves import Curve, RunCurves, bin_width, binned, read_curves
 from lib.report.run_results import finished_outcome, planned_run
-from lib.report.table import ResultTable, RowRuns
+from lib.report.table import ResultTable
 from lib.runs.record import RunRecord, derived
-from lib.tracking.reader import present_values
 
 # A series over training: ``at``, and mean, smallest (``low``) and largest value (``high``) over the
 # seeds; None without runs.
@@ -49,8 +48,6 @@ def study_series(table: ResultTable) -> list[dict[str, Any]]:
                 "training_difference": _band(training_gaps),
                 "evaluation_difference": _band(gaps),
                 "statistics": _statistics(curves),
-                "final_statistics": _final_statistics(curves),
-                "documents": _document_differences(row, unit),
                 "spikes": [list(point) for each in curves for point in each.spikes],
                 "sample": _sample(row.records),
             }
@@ -66,35 +63,6 @@ def _statistics(curves: Sequence[RunCurves]) -> dict[str, Any]:
             by_name.setdefault(name, []).append(curve)
     bands = {name: _band(seeds) for name, seeds in by_name.items()}
     return {name: band for name, band in bands.items() if band is not None}
-
-
-def _final_statistics(curves: Sequence[RunCurves]) -> dict[str, list[float | None]]:
-    """Return the last statistics of the row's mechanisms: per layer, the mean over the seeds."""
-    last = [each.last_statistics for each in curves]
-    names = dict.fromkeys(name for values in last for name in values)
-    return {
-        name: _layer_means([values[name] for values in last if name in values]) for name in names
-    }
-
-
-def _document_differences(row: RowRuns, unit: str) -> list[list[Any]]:
-    """Return the loss of each document minus the baseline's, in ``unit``: seed mean.
-
-    Of each document the name and the difference, in the order of per_query.csv: names may be equal.
-    There are none if the compared runs evaluated other documents.
-    """
-    names = {tuple(read_curves(record).documents) for pair in row.pairs for record in pair}
-    if len(names) != 1:
-        return []
-    losses = [[finished_outcome(r, unit).documents for r in pair] for pair in row.pairs]
-    columns = zip(*(map(sub, own, other) for own, other in losses), strict=True)
-    return [[name, fmean(gaps)] for name, gaps in zip(names.pop(), columns, strict=True)]
-
-
-def _layer_means(by_seed: Sequence[Sequence[float | None]]) -> list[float | None]:
-    longest = max(map(len, by_seed))
-    columns = [present_values([s[i] for s in by_seed if i < len(s)]) for i in range(longest)]
-    return [fmean(values) if values else None for values in columns]
 
 
 @derived

@@ -36,7 +36,6 @@ from lib.report.run_results import (
     read_records,
     run_origin,
     run_utilisation,
-    sparsity_by_layer,
 )
 from lib.report.study_verdicts import StudyPart, StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome
@@ -448,7 +447,6 @@ def row_document(
         "tokens": _mean([record.final.tokens for record in records]),
         "train_seconds": _mean([record.timing.train_seconds for record in records]),
         "sparsity": _mean([record.final.sparsity for record in records]),
-        "sparsity_by_layer": mean_over_seeds([sparsity_by_layer(r.final) for r in records]),
         "machine": mean_over_seeds([run_utilisation(record)[0] for record in records]),
         "state": _state(row, absences or {}, stale),
         "runs": [record.run.path.name for record in records],

@@ -193,43 +193,6 @@ def test_conditions_are_relative_to_the_first_row(tables):
         assert rows[step]["time"] == f"+{100 * ((64 + 10 * i) / 64 - 1):.1f}%"
 
 
-def test_documents(tables, runs):
-    def means(slug):
-        by_document = {}
-        for run in runs:
-            if run.variant.slug == slug:
-                for row in csv.DictReader(RunDir(run.path).per_query.open()):
-                    by_document.setdefault(row["item_id"], []).append(float(row["nll_mean"]))
-        return {name: statistics.fmean(values) for name, values in by_document.items()}
-
-    base = means("base")
-    for step in ("wide", "deep"):
-        expected = {name: loss - base[name] for name, loss in means(step).items()}
-        lower = sum(value < 0 for value in expected.values())
-        shown = tables[f"{step}: {lower} of {len(expected)} lower"]
-        assert len(shown) >= 5
-        for row in shown:
-            assert number(row["Δ loss"]) == pytest.approx(expected[row["document"]], abs=5.1e-5)
-
-
-def test_sparsity_by_layer(tables):
-    rows = {row["run"]: row for row in tables["Sparsity by layer"]}
-    for i, step in enumerate(SHIFTS):
-        if i:
-            assert rows[step]["h.0"] == f"{20 * i}.0%" and rows[step]["h.1"] == "30.0%"
-
-
-def test_statistics_by_layer(tables, runs):
-    (name,) = [title for title in tables if "gate_mean" in title]
-    rows = by_step(tables[name])
-    run = next(run for run in runs if run.variant.slug in rows)
-    lines = map(json.loads, RunDir(run.path).metrics.read_text().splitlines())
-    last = [line["values"] for line in lines if line["kind"] == "statistics"][-1]
-    values = last["ra_cross_token/gate_mean"]
-    shown = rows[run.variant.slug]
-    assert [shown[f"h.{i}"] for i in range(4)] == [f"{value:.3g}" for value in values]
-
-
 def test_runs(tables, runs, final):
     rows = {row["run"]: row for row in tables["Runs"]}
     assert len(rows) == len(runs) == 20

@@ -1,14 +1,11 @@
 """Series over seeds: means, ranges, and differences between runs of the same seed."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from lib.report.series import study_series
 from lib.report.table import build_table
-from lib.runs.documents import to_csv
-from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
 
@@ -75,30 +72,8 @@ def test_differences_are_those_of_equal_seeds(table):
 
 def test_statistics_are_reduced_over_layers_and_seeds(table):
     rows = study_series(table)
-    assert rows[1]["final_statistics"] == {"gate": [0.5, 1.0, None], "top_max": [2.0, 4.0]}
     curves = rows[1]["statistics"]
     # Both seeds have the first iteration only.
     assert curves["gate"]["at"] == [1] and curves["gate"]["mean"] == [pytest.approx(0.625)]
     assert curves["top_max"]["mean"] == [2.5] and curves["top_max"]["high"] == [4.0]
-    assert rows[0]["final_statistics"] == rows[0]["statistics"] == {}
-
-
-def test_documents_are_compared_by_name(make_run):
-    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    rows = study_series(build_table("demo", runs))
-    assert rows[0]["documents"] == []
-    assert rows[1]["documents"] == [["x", 0.0], ["y", 0.0]]
-
-
-def test_documents_of_one_name_are_compared_by_their_place(make_run):
-    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    for run, losses in zip(runs, ((2.0, 8.0), (3.0, 6.0)), strict=True):
-        directory = RunDir(run.path)
-        first, second = RunRecord(directory).documents
-        rows = [replace(first, nll_sum=losses[0]), replace(second, item_id="x", nll_sum=losses[1])]
-        directory.per_query.write_text(to_csv(rows))
-        seal(directory, MANIFEST)
-    _, wide = study_series(build_table("demo", runs))
-    first, second = RunRecord(RunDir(runs[0].path)).documents
-    gaps = [("x", 1.0 / first.n_tokens), ("x", -2.0 / second.n_tokens)]
-    assert wide["documents"] == [[n, pytest.approx(gap)] for n, gap in gaps]
+    assert rows[0]["statistics"] == {}

@@ -83,4 +83,3 @@ def test_series_have_one_entry_per_row_and_the_points_of_all_seeds(table: Result
         for low, mean, high in zip(band["low"], band["mean"], band["high"], strict=True)
     )
     assert series[0]["training_difference"] is None
-    assert len(series[1]["documents"]) == 25

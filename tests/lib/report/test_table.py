@@ -50,18 +50,6 @@ def test_one_seed_is_marked_and_has_no_spread(make_run):
     assert "\nn=1: " in text and "SEEDS=1-3" in text
 
 
-def test_layers_that_a_run_lacks_have_no_mean_sparsity(make_run):
-    pruned = {"sparsity_by_layer": {"h.0.w": 0.5, "h.1.w": 0.3}}
-    pruned["prunable_weights"] = dict.fromkeys(pruned["sparsity_by_layer"], 10)
-    other = {"sparsity_by_layer": {"h.1.w": 0.5}, "prunable_weights": {"h.1.w": 10}}
-    runs = [make_run("base", 3.0, **pruned), make_run("base", 3.1, seed=2, **other)]
-    assert _row(build_table("demo", runs), "base")["sparsity_by_layer"] == {
-        "h.1": pytest.approx(0.4)
-    }
-    runs = [make_run("base", 3.0, **pruned), make_run("base", 3.1, seed=2)]
-    assert _row(build_table("demo", runs), "base")["sparsity_by_layer"] == {}
-
-
 def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_run):
     losses = {1: (3.0, 2.8), 2: (3.2, 3.1), 3: (3.1, 2.7)}
     runs = [make_run("base", base, seed=s) for s, (base, _) in losses.items()]
@@ -285,23 +273,6 @@ def test_sparsity_is_a_column_where_something_is_pruned(make_run):
     assert "sparsity" not in to_markdown(document_of(plain))
     runs = [make_run("pruned", 3.1, parent="base", sparsity=0.5)]
     assert "50.0%" in to_markdown(document_of(build_table("demo", runs)))
-
-
-def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
-    shares = {"h.0.attn.w": 0.9, "h.0.mlp.w": 0.3, "h.10.mlp.w": 0.25, "wte.weight": 0.1}
-    sizes = {"h.0.attn.w": 100, "h.0.mlp.w": 300, "h.10.mlp.w": 400, "wte.weight": 50}
-    pruned = {"sparsity": 0.5, "sparsity_by_layer": shares, "prunable_weights": sizes}
-    runs = [make_run("base", 3.0), make_run("pruned", 3.1, parent="base", **pruned)]
-    runs.append(make_run("pruned", 3.1, seed=2, parent="base", **pruned))
-    table = build_table("demo", runs)
-    # (90 + 90) of 400.
-    layers = pytest.approx({"h.0": 0.45, "h.10": 0.25, "wte": 0.1})
-    assert _row(table, "pruned")["sparsity_by_layer"] == layers
-    assert document_of(table)["rows"][1]["sparsity_by_layer"] == layers
-    lines = [line.split() for line in to_markdown(document_of(table)).splitlines()]
-    assert ["|", "run", "|", "all", "|", "h.0", "|", "h.10", "|", "wte", "|"] in lines
-    assert ["|", "pruned", "|", "50.0%", "|", "45.0%", "|", "25.0%", "|", "10.0%", "|"] in lines
-    assert "by layer" not in to_markdown(document_of(build_table("demo", runs[:1])))
 
 
 def test_what_was_left_out_is_listed_with_its_reason(make_run):
