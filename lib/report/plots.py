@@ -55,7 +55,6 @@ def study_figures(document: Values, series: Sequence[Values]) -> list[Chart]:
             "label": short_name(row),
             "colour": "muted" if row["parent"] else "ink",
             "word": None,
-            "total_flops": total_flops(row),
             **_of_verdict(verdicts.get(row["against"]["baseline"])),
             "series": curves,
         }
@@ -65,7 +64,7 @@ def study_figures(document: Values, series: Sequence[Values]) -> list[Chart]:
         *_forests(document, rows),
         *_losses(rows, document["unit"]),
         *_difference_panels(rows),
-        *_costs(rows),
+        *_cost(rows),
         *_statistics(rows),
     ]
 
@@ -337,46 +336,34 @@ def _number(value: float) -> str:
 # Loss against cost.
 
 
-def _costs(rows: Sequence[Values]) -> list[Chart]:
+def _cost(rows: Sequence[Values]) -> list[Chart]:
+    """Return the losses over the training FLOPs; none below two rows, or if a cost is not known."""
     done = [row for row in rows if row["val_loss"] is not None]
-    if len(done) < 2:
+    costs = [total_flops(row) for row in done]
+    values = [cost for cost in costs if cost is not None]
+    if len(done) < 2 or len(values) < len(done):
         return []
-    costs = {
-        "parameters": ("parameters", "parameters"),
-        "flops": ("total_flops", "training FLOPs"),
-        "time": ("train_seconds", "training time (s)"),
-    }
-    charts = [
-        _cost(name, title, done, [row[key] for row in done])
-        for name, (key, title) in costs.items()
-        if all(row[key] is not None for row in done)
-    ]
-    for chart in charts[:1]:
-        chart.caption = (
-            "Mean validation loss over seeds ± one standard deviation of the losses, which is not "
-            "the error of a difference. Numbers are those of the steps."
-        )
-    return charts
-
-
-def _cost(name: str, title: str, rows: Sequence[Values], values: Sequence[float]) -> Chart:
-    spreads = [row["val_loss_sd"] or 0 for row in rows]
-    losses = [row["val_loss"] for row in rows]
+    spreads = [row["val_loss_sd"] or 0 for row in done]
+    losses = [row["val_loss"] for row in done]
     low = min(loss - sd for loss, sd in zip(losses, spreads, strict=True))
     high = max(loss + sd for loss, sd in zip(losses, spreads, strict=True))
-    heading = f"Loss against {title.removesuffix(' (s)')}"
     ranges = _wider(min(values), max(values)), _wider(low, high)
-    chart = Chart(f"cost-{name}", "cost", heading, (_WIDTH, 210), (42, 12, 24, 38), *ranges)
-    chart.x_axis(title, format_amount)
+    name = ("cost", "cost", "Loss against training FLOPs")
+    chart = Chart(*name, (_WIDTH, 210), (42, 12, 24, 38), *ranges)
+    chart.caption = (
+        "Mean validation loss over seeds ± one standard deviation of the losses, which is not the "
+        "error of a difference. Numbers are those of the steps."
+    )
+    chart.x_axis("training FLOPs", format_amount)
     chart.y_axis(_number)
     labels = []
-    for row, value, loss, sd in zip(rows, values, losses, spreads, strict=True):
+    for row, value, loss, sd in zip(done, values, losses, spreads, strict=True):
         chart.line([value, value], [loss - sd, loss + sd], row["colour"], width=0.8)
         kind = _MARKERS.get(row["word"] or "INCONCLUSIVE", "cross")
         chart.marker(value, loss, kind, row["colour"])
         labels.append((*chart.at(value, loss), number_text(row), row["colour"]))
     _spaced_labels(chart, labels)
-    return chart
+    return [chart]
 
 
 def _wider(low: float, high: float) -> Scale:
