@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from textwrap import TextWrapper
 from typing import NoReturn, TextIO
@@ -149,8 +150,8 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     """Call ``main`` and exit with its return value; report a user's error as ERROR lines.
 
     Every problem of a ``KablateError`` is one line on stderr. The last line names the exit code,
-    because make turns every failure into 2. ``V=1`` adds the traceback. With ``JSON=1``, the problems
-    are a document on stdout too.
+    because make turns every failure into 2. ``V=1`` adds the traceback, and the warnings of libraries.
+    With ``JSON=1``, the problems are a document on stdout too.
     """
     for stream in (sys.stdout, sys.stderr):
         # A character that the locale lacks, such as Δ, is printed as ?.
@@ -159,6 +160,9 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     # Keep an ignored SIGINT ignored. During the imports, Ctrl-C killed the script at once.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Libraries warn their developers of what a user cannot change; the log of a run has the warnings.
+    if not (is_verbose() or sys.warnoptions):
+        warnings.simplefilter("ignore")
     # Commands keep most objects that they create. With Python's threshold of 700 new objects, an
     # eighth of the time of a large plan is spent on collections that find nothing.
     gc.set_threshold(10_000)

@@ -57,7 +57,7 @@ from lib.runner.local import LocalExecutor
 from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
-from lib.runner.worker import train_worker
+from lib.runner.worker import train_worker, warnings_in
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
@@ -504,6 +504,7 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
             run.path.mkdir(parents=True, exist_ok=True)
             guard = stack.enter_context(take_lease(RunDir(run.path), plan.base.lease_seconds))
             Gpt2Backend(plan, new_executor(plan)).write_inputs(run)
+            stack.enter_context(warnings_in(RunDir(run.path).logs))
         status = train.train_run(
             run.path,
             plan.build_dir,

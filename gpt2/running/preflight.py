@@ -7,7 +7,6 @@ Imports no torch: the checks of the device do, in a worker.
 
 import dataclasses
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -224,8 +223,12 @@ _UNTESTED = "not tested: no GPU here; each worker of make slurm tests it"
 
 
 def _is_login_node() -> bool:
-    """Return whether jobs of SLURM can be submitted from here, and this is not one of them."""
-    return shutil.which("sbatch") is not None and "SLURM_JOB_ID" not in os.environ
+    """Return whether variables configure SLURM, and this is not one of its jobs.
+
+    That sbatch is installed says nothing: a workstation has it too.
+    """
+    configured = any(name.startswith(("SLURM_", "SBATCH_")) for name in os.environ)
+    return configured and "SLURM_JOB_ID" not in os.environ
 
 
 def _without_gpu(checked: Sequence[Condition]) -> list[Condition]:

@@ -65,7 +65,7 @@ class JobLimits:
 
     # RUN_TIME_LIMIT_SECONDS: the run itself stops at this limit if it can.
     total_seconds: int = 0
-    # STALL_LIMIT_SECONDS: time without an event.
+    # STALL_LIMIT_SECONDS: time without an event; a job with long steps has more.
     silent_seconds: int = 0
 
 
@@ -84,6 +84,8 @@ LIMIT_GRACE_SECONDS = 300
 # A longer time between two polls means that this process did not run, and often the job neither:
 # Ctrl-Z stops both.
 _MAX_COUNTED_SECONDS = 5.0
+# A run may be silent for the time of this many steps, although STALL_LIMIT_SECONDS is shorter.
+_SILENT_STEPS = 10
 
 
 class JobTimer:
@@ -93,11 +95,18 @@ class JobTimer:
         self._limits = limits
         self._clock = clock
         self._looked_at = clock()
-        self._total = self._silent = 0.0
+        self._total = self._silent = self._step = 0.0
+        # Iteration and time of the last progress.
+        self._progress: tuple[int, float] | None = None
 
-    def reset_silence(self) -> None:
-        """Record an event of the job."""
+    def record(self, event: JobEvent | None) -> None:
+        """Record an event of the job, and measure the longest step between two reports of progress."""
         self._silent = 0.0
+        if event is None or event["kind"] != "progress":
+            return
+        if self._progress and (steps := event["iteration"] - self._progress[0]) > 0:
+            self._step = max(self._step, (self._total - self._progress[1]) / steps)
+        self._progress = event["iteration"], self._total
 
     def exceeded(self) -> ExceededLimit | None:
         """Return the limit that the job has exceeded."""
@@ -106,9 +115,12 @@ class JobTimer:
         self._total += passed
         self._silent += passed
         limits = self._limits
-        if limits.silent_seconds and self._silent > limits.silent_seconds:
-            cause = f"no sign of life for STALL_LIMIT_SECONDS={limits.silent_seconds}; ended"
-            return ExceededLimit(cause, stalled=True)
+        allowed = max(limits.silent_seconds, _SILENT_STEPS * self._step)
+        if limits.silent_seconds and self._silent > allowed:
+            limit = f"STALL_LIMIT_SECONDS={limits.silent_seconds}"
+            if allowed > limits.silent_seconds:
+                limit = f"{_SILENT_STEPS} steps of {self._step:.0f} s, more than {limit}"
+            return ExceededLimit(f"no sign of life for {limit}; ended", stalled=True)
         if limits.total_seconds and self._total > limits.total_seconds + LIMIT_GRACE_SECONDS:
             exceeded = f"RUN_TIME_LIMIT_SECONDS={limits.total_seconds} exceeded"
             cause = f"{exceeded} by {LIMIT_GRACE_SECONDS} s; ended"
@@ -120,13 +132,18 @@ class JobTimer:
 def watchdog(seconds: float) -> Iterator[Callable[[], None]]:
     """End this process unless it calls the function of the context every ``seconds`` (0: no limit).
 
-    The stacks of its threads are written to stderr. For a process that no runner watches.
+    As for a job, long steps extend the limit: to ten times the longest time between two calls. The
+    stacks of the threads are written to stderr. For a process that no runner watches.
     """
+    called, longest = time.monotonic(), 0.0
 
     def alive() -> None:
+        nonlocal called, longest
+        now = time.monotonic()
+        called, longest = now, max(longest, now - called)
         if seconds:
             # A thread of its own, which needs no lock of a hanging interpreter.
-            faulthandler.dump_traceback_later(seconds, exit=True)
+            faulthandler.dump_traceback_later(max(seconds, _SILENT_STEPS * longest), exit=True)
 
     alive()
     try:

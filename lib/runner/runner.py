@@ -279,7 +279,7 @@ class RunScheduler:
     ) -> None:
         run = self._active[job][0].run
         if job in self._timers:
-            self._timers[job].reset_silence()
+            self._timers[job].record(event)
         if event is None:
             self._end(job, interrupts)
         elif event["kind"] == "progress":

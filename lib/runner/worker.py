@@ -16,12 +16,13 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError
@@ -216,6 +217,28 @@ class _Outcome:
             before = read_status(self._run) or failed
             status = replace(failed, iteration=before.iteration, iterations=before.iterations)
             finalize_run(self._run, status)
+
+
+@contextlib.contextmanager
+def warnings_in(path: Path) -> Iterator[None]:
+    """Append the warnings of libraries to a log, for a run in the process of a command."""
+
+    def record(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with open(descriptor, "w", encoding="utf-8") as log:
+            log.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = record
+        yield
 
 
 def _redirect_output(path: Path) -> None:

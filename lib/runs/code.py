@@ -222,20 +222,29 @@ def loaded_commit() -> str | None:
     return output.decode().strip() if output else None
 
 
-def run_git(*args: str, expected: Sequence[int] = (0,)) -> bytes | None:
+def run_git(*args: str) -> bytes | None:
     """Run git in the repository of this tree and return its output.
 
     Returns None if git fails or the tree is not a repository root: an enclosing repository is
     ignored, and so are variables that select another repository (git sets them for hooks).
     """
+    try:
+        process = _git(args)
+    except OSError:
+        return None
+    return None if process.returncode else process.stdout
+
+
+def _git(args: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     command = ["git", "--no-optional-locks", "-C", str(ROOT), *args]
-    try:
-        process = subprocess.run(command, capture_output=True, check=False, env=environment)
-    except OSError:
-        return None
-    return process.stdout if process.returncode in expected else None
+    return subprocess.run(command, capture_output=True, check=False, env=environment)
+
+
+def _reason(failed: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the message of git in one line."""
+    return " ".join(failed.stderr.decode(errors="replace").split())
 
 
 def _entries(output: bytes) -> list[str]:
@@ -334,7 +343,10 @@ def describe_tree() -> str:
     if head is None and not shutil.which("git"):
         return "git is not installed, so the commit of this code is unknown"
     if head is None:
-        return "no commit found for this code (see git status)"
+        # One of them fails, and its message is the reason.
+        commands = ("status", "--porcelain"), ("log", "-1")
+        reasons = (_reason(done) for c in commands if (done := _git(c)).returncode)
+        return f"no commit found for this code: {next(reasons, '')}"
     if not head.uncommitted:
         return ""
     return f"not committed: {first_of(head.uncommitted)}"
@@ -363,16 +375,21 @@ def write_code_patch(run_dir: Path) -> dict[str, str] | None:
     head = head_commit()
     if head is None or not head.uncommitted:
         return None
-    parts = [run_git(*_PATCH, "HEAD")]
-    # git diff --no-index returns exit code 1 if the files differ.
-    new_file = (*_PATCH, "--no-index", "--", "/dev/null")
-    parts += [run_git(*new_file, name, expected=(1,)) for name in head.untracked]
-    patch = [part for part in parts if part is not None]
-    if len(patch) < len(parts):
-        advice = "type: git diff HEAD"
-        raise RunError(Problem("git diff failed", str(run_dir), advice, code="git.failed"))
-    write_atomic(target, b"".join(patch))
+    patch = _difference("HEAD")
+    for name in head.untracked:
+        patch += _difference("--no-index", "--", "/dev/null", name)
+    write_atomic(target, patch)
     return {"file": target.name, "sha256": sha256_file(target)}
+
+
+def _difference(*args: str) -> bytes:
+    """Return the output of git diff. Raises RunError with git's message."""
+    done = _git([*_PATCH, *args])
+    # With --no-index, 1 means that the files differ.
+    if done.returncode > 1:
+        advice = "type: git diff HEAD"
+        raise RunError(Problem(f"git diff failed: {_reason(done)}", next=advice, code="git.failed"))
+    return done.stdout
 
 
 def has_commit(sha: str) -> bool:

@@ -1,5 +1,6 @@
 """Conditions for starting a run, and the number of concurrent runs; no GPU is required."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -242,11 +243,12 @@ def test_what_is_told_has_facts_and_conditions(
 def test_a_login_node_leaves_the_gpu_to_the_workers(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = {"sbatch": ""}
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: programs.get(name, which(name)) or None)
+    installed = {"sbatch": "/usr/bin/sbatch"}
+    monkeypatch.setattr(shutil, "which", lambda name: installed.get(name) or which(name))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
 
     def report(**changes: SymbolValue) -> dict[str, Any]:
         return describe([configured(DEVICE_CUDA=True, **changes)], place)
@@ -254,8 +256,9 @@ def test_a_login_node_leaves_the_gpu_to_the_workers(
     def untested(told: dict[str, Any]) -> list[str]:
         return [c["name"] for c in told["conditions"] if c["untested"]]
 
+    # A workstation has sbatch too.
     assert not report()["passed"] and not untested(report())
-    programs["sbatch"] = "/usr/bin/sbatch"
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
     told = report()
     assert told["passed"] and untested(told) == ["device", "kernels", "free GPUs"]
     assert len(re.findall("^SKIP ", describe_text(told), re.MULTILINE)) == 3

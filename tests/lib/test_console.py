@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from lib import console
 from lib.errors import EXIT_PREFLIGHT, ConfigError, Problem
+from lib.project import ROOT
 
 LONG = f"ratio/00-baseline s1   {'word ' * 20}/a/path/{'x' * 80}"
 
@@ -80,6 +83,21 @@ def test_questions_and_tracebacks_are_escaped(
         console.run_main(fail)
     shown = capsys.readouterr().err
     assert "apply \\x1b[2J\\u202e?" in shown and "\x1b" not in shown and "Traceback" in shown
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [("", False), ("1", True)])
+def test_warnings_of_libraries_are_for_their_developers(verbose: str, shown: bool) -> None:
+    script = """if True:
+        import warnings
+        from lib.console import run_main
+
+        run_main(lambda: warnings.warn("flash attention kernel not used") or 0)
+    """
+    environment = {**os.environ, "V": verbose}
+    environment.pop("PYTHONWARNINGS", None)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0 and ("kernel not used" in done.stderr) == shown
 
 
 def fail() -> int:

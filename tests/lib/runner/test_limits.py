@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +41,24 @@ def test_silence_beyond_the_limit_ends_a_job_and_events_do_not() -> None:
     timer = JobTimer(JobLimits(silent_seconds=60), clock)
     for _ in range(5):
         assert wait(timer, clock, 60) == ""
-        timer.reset_silence()
+        timer.record({"kind": "alive"})
     assert wait(timer, clock, 60) == ""
     assert "STALL_LIMIT_SECONDS=60" in wait(timer, clock, 1)
+
+
+def test_a_run_of_long_steps_may_be_silent_for_ten_of_them() -> None:
+    """Measured between reports of progress: neither the start nor a micro-batch is a step."""
+    clock = Clock()
+    timer = JobTimer(JobLimits(silent_seconds=60), clock)
+    assert wait(timer, clock, 59) == ""
+    timer.record({"kind": "progress", "iteration": 1})
+    assert wait(timer, clock, 50) == ""
+    timer.record({"kind": "alive"})
+    assert wait(timer, clock, 50) == ""
+    timer.record({"kind": "progress", "iteration": 3})
+    assert wait(timer, clock, 500) == ""
+    cause = wait(timer, clock, 1)
+    assert "10 steps of 50 s" in cause and "STALL_LIMIT_SECONDS=60" in cause
 
 
 def test_a_job_that_reports_is_ended_after_the_time_limit_and_its_grace() -> None:
@@ -50,7 +66,7 @@ def test_a_job_that_reports_is_ended_after_the_time_limit_and_its_grace() -> Non
     timer = JobTimer(JobLimits(total_seconds=10, silent_seconds=60), clock)
     for _ in range(10 + LIMIT_GRACE_SECONDS):
         assert wait(timer, clock, 1) == ""
-        timer.reset_silence()
+        timer.record({"kind": "alive"})
     assert "RUN_TIME_LIMIT_SECONDS=10" in wait(timer, clock, 1)
 
 
@@ -82,6 +98,11 @@ def test_a_watchdog_ends_a_process_that_hangs_with_its_stacks() -> None:
             for _ in range(12):
                 time.sleep(0.05)
                 alive()
+            # A step, whose length extends the limit.
+            time.sleep(0.1)
+            alive()
+            time.sleep(0.6)
+            alive()
             print("alive", flush=True)
             blocked_loader()
     """
@@ -90,6 +111,17 @@ def test_a_watchdog_ends_a_process_that_hangs_with_its_stacks() -> None:
     )
     assert (done.returncode, done.stdout) == (1, "alive\n")
     assert "Timeout" in done.stderr and "in blocked_loader" in done.stderr
+
+
+def test_warnings_of_a_run_in_this_process_are_in_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "logs.txt"
+    log.write_text("TRAIN\n")
+    with worker.warnings_in(log):
+        warnings.warn("flash attention kernel not used", stacklevel=1)
+    assert log.read_text().startswith("TRAIN\n") and "kernel not used" in log.read_text()
+    assert capsys.readouterr().err == ""
 
 
 def test_no_rank_writes_to_a_run_that_was_taken_over(

@@ -1,6 +1,7 @@
 """Uncommitted code: what counts as uncommitted, and the patch that restores it."""
 
 import hashlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -132,11 +133,25 @@ def test_what_git_cannot_tell_is_not_clean(
     assert git_state() == unknown
     (problem,) = uncommitted_problems("paper_repro", allowed=False)
     assert problem.code == "code.uncommitted" and "ALLOW_DIRTY=y" in problem.what
+    assert "fatal: not a git repository" in describe_tree()
     assert write_code_patch(tmp_path) is None
     empty = tmp_path / "empty"
     subprocess.run(["git", "init", "-q", empty], check=True)
     monkeypatch.setattr(runs_code, "ROOT", empty)
-    assert git_state() == unknown
+    assert git_state() == unknown and "does not have any commits yet" in describe_tree()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="requires the right to give files away")
+def test_the_refusal_of_another_user_s_tree_is_shown_as_git_gives_it(
+    root: Path, git: Git, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(root.parent))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    for path in (root, root / ".git"):
+        os.chown(path, 1234, 1234)
+    (problem,) = uncommitted_problems("paper_repro", allowed=False)
+    assert "detected dubious ownership" in problem.what and "\n" not in problem.what
+    assert f"git config --global --add safe.directory {root}" in problem.what
 
 
 def test_the_caller_s_repository_is_not_asked(
@@ -153,16 +168,12 @@ def test_the_caller_s_repository_is_not_asked(
     assert git_state() == here and here["dirty_tree"] is False
 
 
-def test_a_patch_that_git_cannot_make_is_an_error(
-    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_patch_that_git_cannot_make_is_an_error(root: Path, git: Git, tmp_path: Path) -> None:
     edit(root, git)
-    real = runs_code.run_git
-
-    def refuse(*args, **options):
-        return real(*args, **options) if args[0] != "diff" else None
-
-    monkeypatch.setattr("lib.runs.code.run_git", refuse)
+    # An object that git requires for the difference.
+    (blob,) = git("rev-parse", "HEAD:gpt2/old.py").decode().split()
+    (root / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
     with pytest.raises(RunError) as caught:
         write_code_patch(tmp_path)
     assert caught.value.codes == ["git.failed"]
+    assert blob in caught.value.problems[0].what
