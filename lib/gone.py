@@ -5,6 +5,7 @@ Standard library only, because make answers before any package is installed.
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 
 from lib.project import ROOT
@@ -28,7 +29,7 @@ class RemovedName:
 
 @cache
 def removed_names() -> dict[tuple[str, str], RemovedName]:
-    """Return the rows of the table by kind and name; a cell may list several names."""
+    """Return the rows of the table by kind and name; a cell may list several names and patterns."""
     _, _, section = _TABLE.read_text(encoding="utf-8").partition("\n## Removed\n")
     table = section.partition("\n## ")[0]
     rows = [row for row in table.splitlines() if row.startswith("|")][2:]
@@ -56,11 +57,14 @@ def is_without_effect(symbol: str, value: str) -> bool:
 
 
 def gone(kind: str, name: str) -> str:
-    """Return ``is gone: use …`` for a name of the table, "" for any other.
+    """Return ``is gone: use …`` for a name of the table, or the first pattern that matches; else "".
 
     The option of a variable has the variable's row.
     """
-    row = removed_names().get((kind, name))
+    rows = removed_names()
+    patterns = [row for row in rows.values() if row.kind == kind and "*" in row.name]
+    matching = (row for row in patterns if fnmatchcase(name, row.name))
+    row = rows.get((kind, name)) or next(matching, None)
     if row is None and kind == "option":
         return gone("variable", name.strip("-").replace("-", "_").upper())
     if row is None:

@@ -33,7 +33,6 @@ from lib.config.dotconfig import (
     with_origins,
     write_constants,
 )
-from lib.config.field import SymbolValue
 from lib.config.layers import (
     SCHEMA_VERSION,
     ConfigLayer,
@@ -107,16 +106,19 @@ def _edit(tree: KconfigTree, path: Path) -> None:
 
 
 def defconfig(place: ConfigWorkspace, spec: str, settings: str) -> None:
-    """Load ``NAME[+FRAGMENT…]`` with ``SET`` on top into .config."""
+    """Load ``NAME[+FRAGMENT…]`` with ``SET`` on top into .config, and generate config.py."""
     tree = KconfigTree(place.root)
     layers = defconfig_layers(place.root, spec, settings)
     resolution = place.resolve(tree, layers)
+    note = _changes(place, resolution)
     tree.write_config(resolution, place.config)
     for problem in resolution.hidden:
         log("CONFIG", f"no longer applies: {problem}")
     explicit = sum(origin is not None for origin in resolution.origins.values())
     count = len(resolution.values)
     log("CONFIG", f"{spec} -> {place.config} ({count} symbols, {explicit} set explicitly)")
+    write_constants(resolution, place)
+    log("CONFIG", f"{place.config} -> {place.config_py} ({count} symbols{note})")
 
 
 def olddefconfig(place: ConfigWorkspace) -> None:
@@ -147,11 +149,7 @@ def write_config_py(place: ConfigWorkspace) -> None:
     layer = read_config(place.config)
     resolution = place.resolve(tree, [layer])
     new = tree.new_symbols(layer)
-    note = ""
-    if place.config_py.exists():
-        # Refuses to replace an edited file, because the edit would be lost.
-        changed = _count_changed(read_generated(place)[0], resolution.values)
-        note = f", {changed} changed since the last write"
+    note = _changes(place, resolution)
     write_constants(resolution, place)
     if new:
         log(
@@ -191,10 +189,18 @@ def _log_dropped(dropped: Sequence[Problem]) -> None:
         log("CONFIG" if problem.code == GONE_OFF else "WARN", f"dropped {problem}")
 
 
-def _count_changed(before: Mapping[str, SymbolValue], after: Mapping[str, SymbolValue]) -> int:
+def _changes(place: ConfigWorkspace, resolution: ResolvedConfig) -> str:
+    """Return the number of changed values against config.py as the end of a message; "" without one.
+
+    Raises ConfigError if the file was edited, because the edit would be lost.
+    """
+    if not place.config_py.exists():
+        return ""
+    before, after = read_generated(place)[0], resolution.values
     missing = object()
     names = before.keys() | after.keys()
-    return sum(before.get(name, missing) != after.get(name, missing) for name in names)
+    count = sum(before.get(name, missing) != after.get(name, missing) for name in names)
+    return f", {count} changed since the last write"
 
 
 # Differences between two configurations, in the format of the kernel's diffconfig.

@@ -24,6 +24,8 @@ Text.
 | symbol | OLD_TEXT | `""` | `NEW_TEXT` |
 | symbol | OLD_SIZE | | |
 | symbol | OLD_NOTE | any | `make ls` |
+| symbol | AREA_OLD_* | | `NEW_*` |
+| symbol | AREA_* | | the name without AREA_ |
 | variable | OLD_ONE | | `NEW_ONE=` |
 | option | --old | | `--new` |
 | script | tool.py random | | `make randconfig` |
@@ -57,7 +59,7 @@ def table(tmp_path, monkeypatch):
 
 def test_the_removed_symbols_have_the_values_that_may_be_dropped(table):
     symbols = dict(OLD_FLAG="n", OLD_OTHER="n", OLD_TEXT='""', OLD_SIZE=None, OLD_NOTE="any")
-    assert gone.removed_symbols() == symbols
+    assert gone.removed_symbols() == symbols | {"AREA_OLD_*": None, "AREA_*": None}
     without = [("OLD_FLAG", "n"), ("OLD_TEXT", ""), ("OLD_NOTE", "7")]
     assert all(gone.is_without_effect(*pair) for pair in without)
     acting = [("OLD_FLAG", "y"), ("OLD_TEXT", "a"), ("OLD_SIZE", ""), ("OLD_SIZE", "0"), ("X", "n")]
@@ -69,7 +71,14 @@ def test_an_answer_names_what_to_use(table):
         "is gone: use NEW_FLAG or A|B (docs/former-system.md)"
     )
     assert gone.gone("symbol", "OLD_SIZE") == "is gone (docs/former-system.md)"
-    assert gone.gone("variable", "OLD_FLAG") == gone.gone("symbol", "NOT_THIS") == ""
+    assert gone.gone("symbol", "AREA_OLD_ONE").startswith("is gone: use NEW_* (")
+    assert gone.gone("symbol", "AREA_ONE").startswith("is gone: use the name without AREA_ (")
+    assert (
+        gone.gone("variable", "AREA_ONE")
+        == gone.gone("variable", "OLD_FLAG")
+        == gone.gone("symbol", "NOT_THIS")
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,6 +144,23 @@ def test_the_design_that_a_run_records_is_named_and_has_no_effect():
     assert "ABLATION_DESIGN_FRACTIONAL=y: is gone: use" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("symbol", "use"),
+    [
+        ("RA_MLA_RA_ALPHA", "RECIPROCAL_ALPHA"),
+        ("GPT2_USE_DDP", "GPUS"),
+        ("GPT2_MAX_ITERS", "the same name without GPT2_"),
+        ("GPT2_ADAMWPRUNE_VARIANT_BITTER8", "ADAMWPRUNE_VARIANT_BITTER0 to"),
+    ],
+)
+def test_a_symbol_of_the_earlier_system_is_answered_by_the_document(tmp_path, symbol, use):
+    with pytest.raises(ConfigError) as caught:
+        commands.defconfig(ConfigWorkspace(ROOT, tmp_path), "gpt2-quickstart", f"{symbol}=1")
+    (problem,) = caught.value.problems
+    assert problem.code == "config.gone" and f"{symbol}=1: is gone: use {use}" in problem.what
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_table_of_the_tree_has_no_name_that_exists():
     makefile = (ROOT / "Makefile").read_text()
     tree = KconfigTree()
@@ -149,6 +175,6 @@ def test_the_table_of_the_tree_has_no_name_that_exists():
     assert known.keys() == set(gone.KINDS) and rows
     for row in rows:
         assert row.kind in gone.KINDS and row.name not in known[row.kind], row
-        assert re.fullmatch(r"[\w.-]+( [\w.-]+)?", row.name) and not (
+        assert re.fullmatch(r"[\w.*-]+( [\w.-]+)?", row.name) and not (
             row.off and row.kind != "symbol"
         )

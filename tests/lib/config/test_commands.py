@@ -42,12 +42,15 @@ def test_defconfig_then_constants_as_processes(place: ConfigWorkspace) -> None:
     setting = "OUTPUT_DIR='$(shell id) `id` \"é\"' N_HEAD=8"
     done = run(place, "defconfig", "base+quick+cpu", "--set", setting)
     assert done.returncode == 0 and done.stdout == ""
-    hidden, summary = done.stderr.splitlines()
+    hidden, summary, written = done.stderr.splitlines()
     assert hidden.startswith("CONFIG  ") and "defconfigs/base:9: KERNEL_FLASH=y: " in hidden
     assert "DEVICE_CUDA=y" in hidden and hidden.endswith("[config.unmet-dependency]")
     assert summary.startswith(f"CONFIG  base+quick+cpu -> {place.config} (17 symbols, 10 ")
+    assert written == f"CONFIG  {place.config} -> {place.build}/config.py (17 symbols)"
+    content = (place.build / "config.py").read_bytes()
     done = run(place, "constants")
-    assert done.stderr == f"CONFIG  {place.config} -> {place.build}/config.py (17 symbols)\n"
+    assert done.stderr.endswith("config.py (17 symbols, 0 changed since the last write)\n")
+    assert (place.build / "config.py").read_bytes() == content
     values = read_constants(place)
     assert values["OUTPUT_DIR"] == '$(shell id) `id` "é"'
     assert (values["N_HEAD"], values["OPTIMIZER"], values["DROPOUT"]) == (8, "adamwspam", True)
@@ -69,12 +72,21 @@ def test_a_bad_value_ends_with_exit_code_2_and_leaves_config_alone(place: Config
     assert before == {path.name: path.read_bytes() for path in place.build.iterdir()}
 
 
+def test_a_defconfig_does_not_replace_an_edited_config_py(place: ConfigWorkspace) -> None:
+    commands.defconfig(place, "plain", "")
+    with (place.build / "config.py").open("a") as file:
+        file.write("N_LAYER = 3\n")
+    before = {path.name: path.read_bytes() for path in place.build.iterdir()}
+    with pytest.raises(ConfigError) as caught:
+        commands.defconfig(place, "base", "")
+    assert caught.value.codes == ["config.damaged"]
+    assert before == {path.name: path.read_bytes() for path in place.build.iterdir()}
+
+
 def test_constants_count_what_changed(place: ConfigWorkspace, capsys) -> None:
     commands.defconfig(place, "plain", "")
-    commands.write_config_py(place)
-    commands.defconfig(place, "plain", "N_LAYER=4 PROJECTION_LATENT=y")
     capsys.readouterr()
-    commands.write_config_py(place)
+    commands.defconfig(place, "plain", "N_LAYER=4 PROJECTION_LATENT=y")
     # N_LAYER, PROJECTION, and LATENT_DIM, which becomes available.
     assert "(17 symbols, 3 changed" in capsys.readouterr().err
 
@@ -94,6 +106,7 @@ def test_constants_rejects_a_stale_config_and_olddefconfig_fixes_it(
     place: ConfigWorkspace, capsys
 ) -> None:
     commands.defconfig(place, "base", "")
+    (place.build / "config.py").unlink()
     text = place.config.read_text().replace(
         "CONFIG_DEVICE_CUDA=y", "# CONFIG_DEVICE_CUDA is not set"
     )
@@ -133,7 +146,11 @@ def test_savedefconfig_returns_the_assignments_of_the_defconfig(place: ConfigWor
 def test_kconfig_config_names_the_file(place: ConfigWorkspace) -> None:
     done = run(place, "defconfig", "plain", KCONFIG_CONFIG="other")
     assert done.returncode == 0
-    assert sorted(path.name for path in place.build.iterdir()) == ["other", "other.origins"]
+    assert sorted(path.name for path in place.build.iterdir()) == [
+        "config.py",
+        "other",
+        "other.origins",
+    ]
 
 
 def test_diffconfig_prints_as_the_kernel_does(place: ConfigWorkspace) -> None:
