@@ -1,8 +1,15 @@
-"""What a study can notice, and what it costs, before it is trained. Imports no torch."""
+"""Power: the smallest effect that a study notices, the band that it can fill, and its cost, before it
+is trained.
+
+Effects are in units of sd_d, the standard deviation of the difference of one seed. One comparison, and
+the rules ``own`` and ``factorial``, use the exact power of the t-test, from the noncentral t
+distribution. ``shared`` uses the quantiles of its t distribution times a factor from simulations of
+the whole rule with 18 comparisons (docs/verdicts.md). Imports no torch.
+"""
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,21 +19,25 @@ from lib.console import confirm
 from lib.json_files import RecordError
 from lib.report.contrasts import EFFECT, Contrast, scale_of
 from lib.report.options import MIN_SEEDS, UNITS, short_unit
-from lib.report.power import (
-    MAX_SEEDS,
-    detectable_effect,
-    expected_seeds,
-    fillable_band,
-    pilot_factor,
-    seeds_for,
-    word_probability,
-)
 from lib.report.run_results import evaluated_loss
-from lib.report.statistics import deviation_of
+from lib.report.statistics import (
+    INTERVAL_ERROR,
+    VerdictRule,
+    deviation_of,
+    factorial_degrees,
+    shared_degrees,
+    t_isf,
+)
 from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, is_done
 
+MAX_SEEDS = 60
+# Seeds → smallest effect of the simulated rule / closed form.
+_SIMULATED = {3: 1.17, 4: 1.14, 5: 1.12, 6: 1.10, 8: 1.09, 10: 1.08}
+_BEYOND = 1.05
+_STEPS = 400
+_PRECISION = 1e-6
 # A verdict with a smaller probability is not worth a study.
 _SELDOM = 0.05
 _UNKNOWN = "noise unknown; for the smallest effect, "
@@ -40,9 +51,7 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
     They are in the unit of its losses, and null if the noise is unknown: ``noise`` is the standard
     deviation of a paired difference and its source, ``alpha`` that of the look at ``seeds``, ``band``
     the smallest one that a step without effect fills, ``band_seeds`` the seeds that the declared band
-    needs, and ``band_probability`` how often such a step is EQUIVALENT in it. ``seeds_without`` and
-    ``seeds_with`` are the mean number of seeds of a comparison under SEEDS=auto: without an effect,
-    and with the declared one (``effect`` if none is). ``of_design``: the comparisons are the effects
+    needs, and ``band_probability`` how often such a step is EQUIVALENT in it. ``of_design``: the comparisons are the effects
     of a factorial design. Raises ConfigError if the declarations cannot be read.
     """
     options, looks = plan.base.verdicts, planned_looks(plan)
@@ -63,16 +72,13 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
     scale = max(scale_of(c.weights) for c in effects or family.values())
     noise = _noise(plan, family.values(), scale)
     fills = partial(fillable_band, m=m, rule=rule, alpha=alpha, variances=live)
-    effect = smallest = needed = without = with_effect = fits = None
+    effect = smallest = needed = fits = None
     if noise:
         sd = noise["sd"]
         effect, smallest = sd * detectable_effect(n, m, rule, alpha, live), sd * fills(n)
         if band := options.band / sd:
             needed = seeds_for(band, fills)
-            fits = word_probability(0.0, band, n, m, rule, alpha, live)
-        if plan.auto is not None:
-            ends = (0.0, (options.effect or effect) / sd)
-            without, with_effect = (expected_seeds(e, band, looks, m, rule, live) for e in ends)
+            fits = band_probability(band, n, m, rule, alpha, live)
     return {
         "seeds": n,
         "comparisons": m,
@@ -85,8 +91,6 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
         "band_probability": fits,
         "wanted_effect": options.effect,
         "wanted_band": options.band,
-        "seeds_without": without,
-        "seeds_with": with_effect,
         "of_design": bool(effects),
         "unit": short_unit(UNITS[plan.unit]),
         "has_steps": plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode",
@@ -119,11 +123,6 @@ def power_text(power: Mapping[str, Any] | None, cost: Mapping[str, Any]) -> str:
         f": notices {effect:.4f} {unit} (probability {power['power']:g})\n"
         f"noise of {what} {noise['sd']:.4f} {unit}, {noise['source']}\n"
     )
-    if power["seeds_with"] is not None:
-        text += (
-            f"expected seeds of a comparison: {power['seeds_without']:.1f} without an effect, "
-            f"{power['seeds_with']:.1f} at {wanted or effect:.4f}\n"
-        )
     if 0 < wanted < effect:
         text += f"VERDICT_EFFECT={wanted:g} is smaller: more seeds are needed\n"
     if power["wanted_band"]:
@@ -220,3 +219,148 @@ def _finished_losses(plan: Plan) -> dict[str, dict[int, float]]:
         if record.final.val_loss < record.final.unigram_entropy:
             losses.setdefault(run.variant.slug, {})[run.seed] = loss
     return losses
+
+
+# The power of a rule.
+#
+# ``n`` ≥ 2 is a number of seeds, ``m`` the number of comparisons of the family, and ``variances`` how many
+# of them have a variance that counts in the mean; by default all.
+
+
+def detectable_effect(
+    n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
+) -> float:
+    """Return the smallest effect that gets BETTER or WORSE with the probability ``rule.power``.
+
+    In units of sd_d; ``alpha`` is that of the look, by default that of the rule.
+    """
+    error, degrees = (alpha or rule.alpha) / (2 * m), _degrees(n, m, rule, variances)
+    limit, root = t_isf(error, degrees), math.sqrt(n)
+    if _is_shared(m, rule):
+        return _simulated(n, limit + t_isf(1 - rule.power, degrees))
+
+    def power(effect: float) -> float:
+        return _mean_over_sd(lambda s: _normal(effect * root - limit * s), degrees)
+
+    return _smallest(power, rule.power)
+
+
+def fillable_band(
+    n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
+) -> float:
+    """Return the smallest band in which a step without effect is EQUIVALENT with ``rule.power``."""
+    error, degrees = (alpha or rule.alpha) / m, _degrees(n, m, rule, variances)
+    limit, root = t_isf(error, degrees), math.sqrt(n)
+    if _is_shared(m, rule):
+        return _simulated(n, limit + t_isf((1 - rule.power) / 2, degrees))
+
+    def power(band: float) -> float:
+        return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), degrees)
+
+    return _smallest(power, rule.power)
+
+
+def band_probability(
+    band: float, n: int, m: int, rule: VerdictRule, alpha: float, variances: int | None = None
+) -> float:
+    """Return the probability that a step without an effect is EQUIVALENT after ``n`` seeds.
+
+    ``band`` is in units of sd_d; ``alpha`` is that of the look.
+    """
+    shares, root = _is_shared(m, rule), math.sqrt(n)
+    degrees = _degrees(n, m, rule, variances)
+    limit, gate = t_isf(alpha / m, degrees), t_isf(INTERVAL_ERROR, n - 1)
+
+    def given(s: float) -> float:
+        # The mean variance of the study is near 1; the own sample has the standard deviation s.
+        reach = max(limit * max(s, 1.0), gate * s) if shares else limit * s
+        return max(0.0, 2 * _normal(band * root - reach) - 1)
+
+    return _mean_over_sd(given, n - 1 if shares else degrees)
+
+
+def seeds_for(size: float, needed: Callable[[int], float]) -> int | None:
+    """Return the smallest number of seeds with ``needed(n)`` ≤ ``size``; None if more than 60."""
+    low, high = MIN_SEEDS, MAX_SEEDS
+    if needed(high) > size:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if needed(middle) <= size else (middle + 1, high)
+    return low
+
+
+def pilot_factor(k: int) -> float:
+    """Return the factor from the standard deviation of ``k`` runs to its upper 80 % limit.
+
+    A study planned with the estimate itself is too small half of the time (Browne 1995).
+    """
+    degrees, low, high = k - 1, 0.0, float(k)
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _chi_square_cdf(middle, degrees) < 0.2 else (low, middle)
+    return math.sqrt(degrees / high)
+
+
+def _is_shared(m: int, rule: VerdictRule) -> bool:
+    return m > 1 and rule.variance == "shared"
+
+
+def _degrees(n: int, m: int, rule: VerdictRule, variances: int | None) -> float:
+    """Return the degrees of freedom of the variance that the rule uses."""
+    count = m if variances is None else variances
+    if rule.variance == "factorial":
+        return factorial_degrees(n, count)
+    return shared_degrees(n, count) if _is_shared(m, rule) else n - 1
+
+
+def _simulated(n: int, quantiles: float) -> float:
+    known = sorted(_SIMULATED)
+    if n > known[-1]:
+        factor = _BEYOND
+    else:
+        below = max((k for k in known if k <= n), default=known[0])
+        above = min(k for k in known if k >= n)
+        share = (n - below) / (above - below) if above > below else 0.0
+        factor = _SIMULATED[below] + share * (_SIMULATED[above] - _SIMULATED[below])
+    return factor * quantiles / math.sqrt(n)
+
+
+def _smallest(power: Callable[[float], float], wanted: float) -> float:
+    low, high = 0.0, 1.0
+    while power(high) < wanted:
+        low, high = high, 2 * high
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if power(middle) < wanted else (low, middle)
+    return high
+
+
+def _normal(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _mean_over_sd(function: Callable[[float], float], degrees: float) -> float:
+    """Return the mean of ``function`` of a sample standard deviation, by Simpson's rule."""
+    log_scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+    width = (3 + 12 / math.sqrt(2 * degrees)) / _STEPS
+    total = 0.0
+    for i in range(1, _STEPS):
+        s = i * width
+        density = math.exp(log_scale + (degrees - 1) * math.log(s) - degrees * s * s / 2)
+        total += (4 if i % 2 else 2) * function(s) * density
+    return total * width / 3
+
+
+def _chi_square_cdf(x: float, degrees: int) -> float:
+    """Return the series of the incomplete gamma function (Abramowitz and Stegun 1964, 6.5.29)."""
+    if x <= 0:
+        return 0.0
+    a, half = degrees / 2, x / 2
+    term = total = 1.0
+    k = 0
+    while term > 1e-16 * total:
+        k += 1
+        term *= half / (a + k)
+        total += term
+    return total * math.exp(a * math.log(half) - half - math.lgamma(a + 1))

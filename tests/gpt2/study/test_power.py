@@ -1,4 +1,4 @@
-"""What make plan states about a study before it is trained: smallest effect, band, cost."""
+"""What make plan states about a study before it is trained: smallest effect, band, cost, pilot."""
 
 import json
 import math
@@ -6,19 +6,30 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gpt2.study import view
 from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
-from gpt2.study.power import _misses, confirm_power, power_text, study_cost, study_power
+from gpt2.study.power import (
+    _misses,
+    band_probability,
+    confirm_power,
+    detectable_effect,
+    fillable_band,
+    pilot_factor,
+    power_text,
+    seeds_for,
+    study_cost,
+    study_power,
+)
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.power import detectable_effect, pilot_factor
 from lib.report.statistics import VerdictRule
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
@@ -197,17 +208,66 @@ def test_the_plan_and_its_record_have_it(planned):
     assert record["power"]["seeds"] == 3 and record["cost"]["runs"] == 63
 
 
-def test_looks_have_expected_seeds(planned):
-    plan = planned(seeds="auto", VERDICT_NOISE="0.0013", VERDICT_BAND="0.004")
-    power = study_power(plan)
-    # An effect near the band is the hardest to judge.
-    assert 6 < power["seeds_without"] < power["seeds_with"] < 8
-    text = power_text(power, study_cost(plan, []))
-    assert f"{power['seeds_without']:.1f} without an effect" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-    larger = study_power(
-        planned(seeds="auto", VERDICT_NOISE="0.0013", VERDICT_BAND="0.004", VERDICT_EFFECT="0.02")
-    )
-    assert larger["seeds_with"] == pytest.approx(3, abs=0.01)
-    assert larger["seeds_without"] == power["seeds_without"]
-    assert study_power(planned(VERDICT_NOISE="0.0013"))["seeds_with"] is None
+# The values of simulations of the whole rule, and of exact theory.
+
+SHARED, OWN, FACTORIAL = (VerdictRule(variance) for variance in ("shared", "own", "factorial"))
+# Seeds: smallest effect for one comparison, 18 own, 18 shared, 35 shared; band shared, own.
+TABLE = {
+    3: (3.26, 13.9, 4.14, 4.60, 3.97, 10.3),
+    4: (2.13, 5.74, 2.92, 3.14, 2.91, 4.9),
+    5: (1.68, 3.67, 2.36, 2.54, 2.38, 3.4),
+    6: (1.43, 2.79, 2.03, 2.18, 2.09, 2.7),
+    8: (1.16, 2.00, 1.65, 1.75, 1.71, 2.0),
+    10: (1.00, 1.62, 1.42, 1.51, 1.48, 1.6),
+    12: (0.89, 1.39, 1.26, 1.34, 1.32, None),
+    16: (0.75, 1.13, 1.07, 1.13, 1.11, None),
+    20: (0.66, 0.97, 0.93, 0.99, 0.98, None),
+    30: (0.53, 0.76, 0.75, 0.79, 0.78, None),
+}
+
+
+@pytest.mark.parametrize("n", TABLE)
+def test_the_smallest_effect_and_band(n):
+    one, own, shared, chain, band, own_band = TABLE[n]
+    # The table has two or three digits.
+    near = partial(pytest.approx, rel=0.01, abs=0.005)
+    assert detectable_effect(n, 1, SHARED) == near(one) == detectable_effect(n, 1, OWN)
+    assert detectable_effect(n, 18, OWN) == near(own)
+    assert detectable_effect(n, 18, SHARED) == near(shared)
+    # The factors were simulated with 18 comparisons, and for effects.
+    assert detectable_effect(n, 35, SHARED) == pytest.approx(chain, rel=0.02)
+    assert fillable_band(n, 18, SHARED) == pytest.approx(band, rel=0.02)
+    if own_band is not None:
+        assert fillable_band(n, 18, OWN) == pytest.approx(own_band, rel=0.025)
+
+
+@pytest.mark.parametrize(
+    "k, factor", [(3, 2.12), (4, 1.73), (5, 1.56), (8, 1.35), (10, 1.29), (20, 1.18)]
+)
+def test_the_upper_limit_of_a_pilot(k, factor):
+    assert pilot_factor(k) == pytest.approx(factor, abs=0.0051)
+
+
+def test_less_alpha_and_more_power_need_larger_effects():
+    effect = detectable_effect(5, 18, SHARED)
+    assert detectable_effect(5, 18, SHARED, 0.01) > effect
+    assert detectable_effect(5, 18, VerdictRule(power=0.95)) > effect
+    assert fillable_band(5, 18, SHARED, 0.01) > fillable_band(5, 18, SHARED)
+
+
+def test_the_number_of_seeds_for_an_effect():
+    needed = partial(detectable_effect, m=18, rule=SHARED)
+    assert seeds_for(2.4, needed) == 5 and seeds_for(2.2, needed) == 6
+    assert seeds_for(100, needed) == 3 and seeds_for(0.1, needed) is None
+
+
+def test_further_comparisons_are_corrected_for_and_add_no_variance():
+    """Such as earlier ones, in a design of fifteen effects."""
+    assert detectable_effect(3, 30, FACTORIAL, variances=15) > detectable_effect(3, 15, FACTORIAL)
+
+
+@pytest.mark.parametrize("rule, m", [(SHARED, 1), (SHARED, 18), (OWN, 18), (FACTORIAL, 15)])
+def test_the_band_that_a_study_fills_has_the_power_of_the_rule(rule, m):
+    for n in (5, 8):
+        probability = band_probability(fillable_band(n, m, rule), n, m, rule, rule.alpha)
+        assert probability == pytest.approx(0.8, abs=0.04 if m == 18 and rule is SHARED else 1e-3)
