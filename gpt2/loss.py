@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpt2.attention.tiled import runs_tiles, tile_problem
+from gpt2.attention.triton import runs_tiles, tile_problem
 from lib.errors import Problem, RunError
 
 # Target value excluded from loss and accuracy, as in torch and transformers.

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, C n_embd, V vocabulary, X = B·T.
 """
 
 import math
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -13,10 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention.attention import Attention
 from gpt2.attention.projections import ZeroInitLinear
+from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import BlockState
-from gpt2.execution import DEFAULT_EXECUTION, Execution
+from gpt2.attention.triton import TileLaunch
 from gpt2.kv_cache import BlockKVCache, KVCache
-from gpt2.loss import TokenScores, fused_loss, linear_cross_entropy, linear_token_losses
+from gpt2.loss import (
+    LogitsChunks,
+    TokenScores,
+    fused_loss,
+    linear_cross_entropy,
+    linear_token_losses,
+)
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
@@ -25,6 +33,17 @@ from lib.runs.seeds import initial_weights_stream, stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
 INIT_STD = 0.02
+_SCORES, _LOGITS = ScoreChunks(), LogitsChunks()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Chunk sizes and kernels of a pass; the results of two executions differ in rounding only."""
+
+    score_chunks: ScoreChunks = _SCORES
+    logits_chunks: LogitsChunks = _LOGITS
+    # Launch of the Triton kernels; None: on a GPU that supports them.
+    tile_launch: TileLaunch | None = None
 
 
 class Block(nn.Module):
@@ -33,11 +52,10 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, site: LayerSpec) -> None:
         super().__init__()
         shape = config.shape
-        mlp = Mlp(site, config.mlp)
         self.ln_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
-        self.attn = Attention(shape, config.attention, mlp.request, site.block)
+        self.attn = Attention(shape, config.attention, config.mlp.request(site), site.block)
         self.ln_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
-        self.mlp = mlp
+        self.mlp = Mlp(site, config.mlp)
 
     def forward(
         self, x_BTC: Tensor, state: BlockState, cache: BlockKVCache | None = None
@@ -70,7 +88,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())
         self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
-        self.execution = DEFAULT_EXECUTION
+        self.execution = Execution()
 
     @property
     def blocks(self) -> list[Block]:
@@ -81,7 +99,7 @@ class GPT(nn.Module):
         """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
         self.execution = execution
         for block in self.blocks:
-            block.attn.set_execution(execution)
+            block.attn.set_execution(execution.score_chunks, execution.tile_launch)
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return logits [B, T, vocab_size], or the mean cross-entropy in nats if targets are given.

@@ -6,6 +6,7 @@ Imports no torch. The model and its parts import this module, not the configurat
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from gpt2.attention.backends import Backend, Place, choose_backend
 from gpt2.attention.config import AttentionConfig
 from gpt2.mlp.options import LayerSpec, MlpConfig
 from gpt2.shape import ModelShape
@@ -33,6 +34,16 @@ class ModelConfig:
     def sites(self) -> list[LayerSpec]:
         """Return one site per block."""
         return [LayerSpec(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
+
+    @property
+    def reads_weights(self) -> frozenset[bool]:
+        """Return whether MLPs read attention weights: one value for all blocks, or both."""
+        return frozenset(self.mlp.reads_weights(site) for site in self.sites())
+
+    def backends(self, place: Place) -> set[Backend]:
+        """Return the attention backends of the blocks; raises ConfigError as ``choose_backend``."""
+        attention, shape = self.attention, self.shape
+        return {choose_backend(attention, shape, reads, place) for reads in self.reads_weights}
 
     def hidden_widths(self) -> list[int]:
         """Return the different widths of the blocks' hidden layers, in ascending order."""

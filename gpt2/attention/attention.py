@@ -33,6 +33,7 @@ from gpt2.attention.config import AttentionConfig
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.options import (
+    AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
     GroupedOptions,
@@ -57,9 +58,14 @@ from gpt2.attention.rows import (
     repeat_kv,
 )
 from gpt2.attention.sdpa import sdpa_attention
-from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
-from gpt2.attention.tiled import TileSpec, place_of, tiled_attention, triton_launch
-from gpt2.execution import DEFAULT_EXECUTION, Execution
+from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.attention.triton import (
+    TileLaunch,
+    TileSpec,
+    place_of,
+    tiled_attention,
+    triton_launch,
+)
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, gate_statistics
 from gpt2.nsa.options import NsaOptions
@@ -121,7 +127,6 @@ class Attention(nn.Module):
         options: AttentionConfig,
         request: AttentionWeightsOptions | None = None,
         block: int = 0,
-        execution: Execution = DEFAULT_EXECUTION,
     ) -> None:
         super().__init__()
         self.options, self.shape = options, shape
@@ -143,21 +148,21 @@ class Attention(nn.Module):
             options.pattern.attends and needs_weights
         ), "pattern does not expose attention weights"
         self.reader = AttentionWeightsTap(request, self._visible) if request else None
-        self.set_execution(execution)
+        self.set_execution(rows.ScoreChunks())
 
-    def set_execution(self, execution: Execution) -> None:
-        """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
-        self.execution = execution
+    def set_execution(self, chunks: rows.ScoreChunks, launch: TileLaunch | None = None) -> None:
+        """Use these chunks and this launch of Triton kernels from the next forward pass on."""
+        self.score_chunks, self.tile_launch = chunks, launch
         weight = self.c_proj.weight
         # A launch that is given stands for a GPU.
-        place = "gpu" if execution.tile_launch else place_of(weight.device, weight.dtype)
+        place = "gpu" if launch else place_of(weight.device, weight.dtype)
         shows_weights = self.reader is not None
         self.backend = choose_backend(self.options, self.shape, shows_weights, place)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Choose the backend again: parameters have moved, or have another dtype."""
         super()._apply(fn, recurse)
-        self.set_execution(self.execution)
+        self.set_execution(self.score_chunks, self.tile_launch)
         return self
 
     @property
@@ -222,8 +227,7 @@ class Attention(nn.Module):
     def _plan(self, dropout: float) -> AttentionPlan:
         terms = cast(list[ScoreTerm], list(self.terms.values()))
         gates = cast(list[Gate], list(self.gates.values()))
-        execution, kernel = self.execution, self.options.backend
-        kernels = execution.score_chunks, execution.tile_launch, kernel
+        kernels = self.score_chunks, self.tile_launch, self.options.backend
         return AttentionPlan(self._visible, terms, gates, self.reader, dropout, *kernels)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:

@@ -2,7 +2,7 @@
 
 sdpa     one call of torch's scaled_dot_product_attention (``sdpa.py``)
 rows     chunks of query rows (``rows.py``), in any dtype on any device
-triton   one pass of our own kernels (``tiled.py``)
+triton   one pass of our own kernels (``triton.py``)
 own      the kernel of the pattern itself
 
 A module chooses when it is built, moved or converted; ``manifest.json`` and the first line of a run
@@ -46,25 +46,21 @@ def choose_backend(
             advice, code = "type: SET=ATTENTION_BACKEND_ROWS=y", "attention.backend-unsupported"
             raise ConfigError(Problem(what, next=advice, code=code))
         return "triton"
-    plain = not (attention.terms or attention.gates or shows_weights)
-    if plain and attention.backend != "rows":
+    if is_plain(attention, shows_weights) and attention.backend != "rows":
         return "sdpa"
     by_triton = attention.backend == "auto" and place == "gpu"
     return "triton" if by_triton and not _unsupported_by_triton(attention, shape) else "rows"
 
 
-def backends_of(
-    attention: AttentionConfig, shape: ModelShape, shows_weights: Collection[bool], place: Place
-) -> set[Backend]:
-    """Return the backends of blocks whose MLP reads attention weights (true) or does not (false)."""
-    return {choose_backend(attention, shape, shows, place) for shows in shows_weights}
+def is_plain(attention: AttentionConfig, shows_weights: bool) -> bool:
+    """Return whether a block needs nothing of attention but the head outputs."""
+    return not (attention.terms or attention.gates or shows_weights)
 
 
 def gpu_notes(
-    attention: AttentionConfig, shape: ModelShape, shows_weights: Collection[bool]
+    attention: AttentionConfig, shape: ModelShape, backends: Collection[Backend]
 ) -> list[ConfigNote]:
     """Return a note about blocks that compute by Triton kernels, or by rows, on a GPU."""
-    backends = backends_of(attention, shape, shows_weights, "gpu")
     if attention.backend == "auto" and "triton" in backends:
         compared = "they are compared with rows on the GPU before training"
         return [ConfigNote(f"attention by Triton kernels; {compared}")]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.options import SlidingOptions
 from gpt2.attention.projections import QKV
-from gpt2.attention.tiled import TileSpec
+from gpt2.attention.triton import TileSpec
 from gpt2.kv_cache import BlockKVCache
 
 # Added to the score of a masked pair: exp() of it is exactly 0, but unlike −inf its product with a

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gpt2.attention.components import Gate, RowChunk
 from gpt2.attention.exposed import largest_sum
 from gpt2.attention.options import RaCrossTokenOptions
-from gpt2.attention.tiled import TileSpec
+from gpt2.attention.triton import TileSpec
 from gpt2.shape import ModelShape
 
 

@@ -13,8 +13,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from gpt2.attention.components import Pattern, RowChunk
-from gpt2.attention.state import AttentionWeightsOptions
-from gpt2.attention.tiled import triton_largest
+from gpt2.attention.options import AttentionWeightsOptions
+from gpt2.attention.triton import triton_largest
 
 # numpy sorts short rows with SIMD instructions, about eight times faster on a CPU than torch.topk.
 # Maximum row length for the SIMD sort; longer rows are reduced piece by piece.

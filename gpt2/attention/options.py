@@ -191,6 +191,21 @@ class GateOptions(ScoreOptions):
 
 
 @dataclass(frozen=True)
+class AttentionWeightsOptions:
+    """Attention weights that an MLP reads: the mean over heads of the rows, sparsified.
+
+    ``sparsity``: topk keeps the k largest weights of a row (and ties with the k-th); rms weights of
+    at least ``tau`` times the root mean square over the visible tokens of the row; none all weights.
+    With ``detach`` no gradient flows back into attention.
+    """
+
+    sparsity: str
+    topk: int
+    tau: float
+    detach: bool
+
+
+@dataclass(frozen=True)
 class LearnedOptions(PositionOptions):
     """Options of GPT-2's ``wpe``: one embedding per position."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.components import QueriesKeys, RowChunk, ScoreTerm
 from gpt2.attention.options import ReciprocalOptions
-from gpt2.attention.tiled import TileSpec
+from gpt2.attention.triton import TileSpec
 from gpt2.shape import ModelShape
 
 

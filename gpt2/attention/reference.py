@@ -15,6 +15,7 @@ from torch import Tensor
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.cross_token import reference_factor
 from gpt2.attention.options import (
+    AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
     GroupedOptions,
@@ -28,7 +29,6 @@ from gpt2.attention.options import (
 )
 from gpt2.attention.qk_norm import reference_norm
 from gpt2.attention.reciprocal import reference_scores
-from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.nsa import reference as nsa
 from gpt2.nsa.options import NsaOptions
 

@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gpt2.attention.components import Gate, Pattern, QueriesKeys, RowChunk, ScoreTerm
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.projections import QKV
-from gpt2.attention.tiled import TileLaunch
+from gpt2.attention.triton import TileLaunch
 from gpt2.kv_cache import BlockKVCache
 
 # Elements of a chunk's scores: on a CPU a chunk should fit into the L2 cache, on a GPU it should be

@@ -4,7 +4,6 @@ B batch, T tokens (queries), S tokens (keys), N heads, R latent dim.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -31,18 +30,3 @@ class AttentionOutputs:
     weights_BTS: Tensor | None = None
     # This block's c_k, after the shift; None without a latent projection.
     latent_BTR: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class AttentionWeightsOptions:
-    """Attention weights required by an MLP.
-
-    ``topk`` keeps the k largest weights of a row (and ties with the k-th), ``rms`` weights of at
-    least ``tau`` times the root mean square over the visible tokens of the row, ``none`` all
-    weights. With ``detach`` no gradient flows back into attention.
-    """
-
-    sparsity: Literal["topk", "rms", "none"]
-    topk: int
-    tau: float
-    detach: bool

@@ -6,7 +6,7 @@ Importing the module requires triton.
 import torch
 import triton
 
-from gpt2.attention.tile_kernels import KERNELS
+from gpt2.attention.triton_kernels import KERNELS
 
 # Smallest side of a matrix product.
 _MIN_SIDE = 16

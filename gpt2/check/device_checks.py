@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpt2.attention.backends import is_plain
 from gpt2.check.cases import CheckFinding
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, fill_parameters
@@ -105,9 +106,7 @@ def _on_gpu(subject: StepUnderTest) -> list[CheckFinding]:
 def _backends(config: Config, backends: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
     """Return the backend that acts in this configuration: attention's, or that of its pattern."""
     nsa = config.model.attention.pattern.name == "nsa"
-    plain = not (config.model.attention.terms or config.model.attention.gates)
-    reads = any(config.model.mlp.reads_weights(site) for site in config.model.sites())
-    if not nsa and plain and not reads:
+    if not nsa and is_plain(config.model.attention, True in config.model.reads_weights):
         return {}
     name = "NSA_BACKEND" if nsa else "ATTENTION_BACKEND"
     return {name: backends[name]}

@@ -17,9 +17,8 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.shrink import long_config
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
-from gpt2.execution import Execution
 from gpt2.mlp.mlp import reference_request
-from gpt2.model import GPT
+from gpt2.model import GPT, Execution
 
 _TOLERANCE = 1e-9
 # Parts of the context, each of which has a compared row; not a divisor of block sizes.

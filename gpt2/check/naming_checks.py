@@ -500,14 +500,15 @@ def _mlp_facts(block: Block) -> Facts:
     parts: Any = block.mlp.mechanisms
     by_name = dict(parts.items())
     gate, mix = by_name.get("mlp_attn_gate"), by_name.get("mlp_cross_token")
+    reader = block.attn.reader
     coupling = parts["mlp_latent"].coupling if "mlp_latent" in parts else None
     sized = sum(matrix_elements(part) for part in (gate, mix) if part is not None)
     facts: Facts = {
         "head gate": gate is not None,
         "head gate reads": None,
         "token mix": mix is not None,
-        "token mix keeps": mix and mix.request.sparsity,
-        "token mix detached": mix and mix.request.detach,
+        "token mix keeps": reader and reader.request.sparsity,
+        "token mix detached": reader and reader.request.detach,
         "share of the MLP": sized / matrix_elements(block.mlp),
         "coupling": "none" if coupling is None else _tying(coupling),
     }

@@ -20,9 +20,8 @@ from gpt2.check.distinct import Fingerprint
 from gpt2.check.short_run import ShortRun, TracedRun
 from gpt2.check.shrink import CONTEXT, small_config, with_changes
 from gpt2.config import Config
-from gpt2.execution import Execution
 from gpt2.loss import BLOCK_ELEMENTS, LogitsChunks
-from gpt2.model import GPT
+from gpt2.model import GPT, Execution
 from lib.errors import ConfigError
 from lib.files import canonical_json
 from lib.runs.seeds import stream_seed

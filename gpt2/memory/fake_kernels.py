@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention.tiled import TileLaunch, TileSpec
+from gpt2.attention.triton import TileLaunch, TileSpec
 from gpt2.memory.tracker import StorageTracker
 from gpt2.nsa.branches import FusedKernels
 from gpt2.nsa.options import selected_pairs

@@ -24,11 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from gpt2.attention.backends import Place, backends_of
+from gpt2.attention.backends import Place
 from gpt2.attention.components import RowChunk
 from gpt2.attention.rows import GPU_CHUNK_ELEMENTS, ScoreChunks
 from gpt2.config import Config
-from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
 from gpt2.memory.fake_kernels import (
     fake_nsa_kernels,
@@ -36,6 +35,7 @@ from gpt2.memory.fake_kernels import (
 )
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
+from gpt2.model import Execution
 from gpt2.nsa.module import Nsa
 from gpt2.training.minimal import MinimalTraining
 from lib.env.gpu import Gpu
@@ -282,7 +282,7 @@ class FakeTrainingStep:
         if target:
             # A GPU may not support components that a CPU does.
             place: Place = "gpu" if target.flash else "gpu without kernels"
-            backends_of(model.attention, model.shape, {True, False}, place)
+            model.backends(place)
         self.model.set_execution(target_execution(target, tracker, loss))
         for block in self.model.blocks:
             pattern = block.attn.pattern

@@ -4,18 +4,18 @@ B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, norm_ratio
-from gpt2.mlp.mechanism import MlpMechanism
 from gpt2.mlp.options import LayerSpec, MlpCrossTokenOptions
 
 
-class MlpCrossToken(MlpMechanism):
+class MlpCrossToken(nn.Module):
     """Mixing term h ← h + α (W h) A Bᵀ with W the sparsified mean attention weights."""
 
     def __init__(
@@ -23,27 +23,26 @@ class MlpCrossToken(MlpMechanism):
     ) -> None:
         super().__init__()
         self.alpha = options.alpha
-        self.request = AttentionWeightsOptions(
-            sparsity=options.sparsity,  # type: ignore[arg-type]  # a member of the Kconfig choice
-            topk=options.topk,
-            tau=options.tau,
-            detach=options.detach_weights,
-        )
         self.down = nn.Linear(hidden, width, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
 
-    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
-        """Mix tokens in the bottleneck: W (h A) is M / b times cheaper than (W h) A."""
-        return self._mix(h_BTM, self.down(h_BTM), view)
-
-    def decode(
-        self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState, cache: BlockKVCache
+    def forward(
+        self,
+        h_BTM: Tensor,
+        view: AttentionOutputs,
+        state: BlockState,
+        cache: BlockKVCache | None = None,
     ) -> Tensor:
-        """Mix new tokens with cached ones; caches h A (width K) of the visible tokens."""
-        down_BSK = cache.extend("mlp_cross_token", self.down(h_BTM), dim=1)
-        return self._mix(h_BTM, down_BSK, view)
+        """Mix tokens in the bottleneck: W (h A) is M / b times cheaper than (W h) A.
 
-    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Statistics:
+        Caches h A (width K) of the visible tokens.
+        """
+        down_BSK = self.down(h_BTM)
+        if cache is not None:
+            down_BSK = cache.extend("mlp_cross_token", down_BSK, dim=1)
+        return torch.add(h_BTM, self._gathered(down_BSK, view), alpha=self.alpha)
+
+    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, *others: Any) -> Statistics:
         """Return the relative size of the mix, weights kept per row, and weight on other tokens."""
         weights_BTS = view.weights_BTS
         assert weights_BTS is not None
@@ -55,21 +54,12 @@ class MlpCrossToken(MlpMechanism):
             "mlp_cross_token/others": (weights_BTS.sum(-1) - diagonal_BT).mean(),
         }
 
-    def _mix(self, h_BTM: Tensor, down_BSK: Tensor, view: AttentionOutputs) -> Tensor:
-        return torch.add(h_BTM, self._gathered(down_BSK, view), alpha=self.alpha)
-
     def _gathered(self, down_BSK: Tensor, view: AttentionOutputs) -> Tensor:
         """Return (W h) A Bᵀ, BTM."""
         assert view.weights_BTS is not None, "attention did not return its weights"
         # Attention against a cache returns fp32 in a model in half precision.
         gathered_BTM: Tensor = self.up(view.weights_BTS.to(down_BSK.dtype) @ down_BSK)
         return gathered_BTM
-
-
-def reference_request(options: MlpCrossTokenOptions) -> AttentionWeightsOptions:
-    """Return the weights w: the mean over heads, sparsified and detached as the options state."""
-    detach = options.detach_weights
-    return AttentionWeightsOptions(options.sparsity, options.topk, options.tau, detach)  # type: ignore[arg-type]  # a member of the Kconfig choice
 
 
 def reference_mix(

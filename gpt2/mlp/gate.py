@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, S tokens pooled over, M hidden units, G bottleneck, N
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,11 @@ from torch import Tensor, nn
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, gate_statistics
-from gpt2.mlp.mechanism import MlpMechanism
 from gpt2.mlp.options import LayerSpec, MlpAttnGateOptions
 from lib.pruning.layers import NeverPruned
 
 
-class MlpAttnGate(MlpMechanism, NeverPruned):
+class MlpAttnGate(NeverPruned):
     """Gate that scales the next block's heads by (1 − α) + α γ, γ = σ(W₂ W₁ h + b)."""
 
     def __init__(
@@ -28,57 +28,44 @@ class MlpAttnGate(MlpMechanism, NeverPruned):
         self.up = nn.Linear(width, site.shape.n_head, bias=False)
         self.bias = nn.Parameter(torch.full((site.shape.n_head,), options.bias))
 
-    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
-        """Set ``state.head_scale_BTN``; return h unchanged."""
-        self._hand_on(self._pooled(h_BTM), state)
-        return h_BTM
-
-    def decode(
-        self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState, cache: BlockKVCache
+    def forward(
+        self,
+        h_BTM: Tensor,
+        view: AttentionOutputs,
+        state: BlockState,
+        cache: BlockKVCache | None = None,
     ) -> Tensor:
-        """Set ``state.head_scale_BTN``; a pooled gate caches the running sum of W₁ h."""
-        if not self.options.pooled:
-            return self(h_BTM, view, state)
-        bottleneck_BTG = self.down(h_BTM)
-        sums_BTG = _running_sum(bottleneck_BTG)
-        if cache.position:
-            sums_BTG = sums_BTG + cache.kept["mlp_attn_gate"]
-        cache.kept["mlp_attn_gate"] = sums_BTG[:, -1:].clone()
-        self._hand_on(_mean_so_far(sums_BTG, cache.position), state)
+        """Set ``state.head_scale_BTN``; return h unchanged."""
+        alpha = self.options.alpha
+        state.head_scale_BTN = (1 - alpha) + alpha * self._gate(h_BTM, cache)
         return h_BTM
 
-    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Statistics:
+    def statistics(self, h_BTM: Tensor, *others: Any) -> Statistics:
         """Return the statistics of γ."""
-        return gate_statistics(self.options.name, self._gate(self._pooled(h_BTM)).transpose(1, 2))
+        return gate_statistics(self.options.name, self._gate(h_BTM, None).transpose(1, 2))
 
-    def _pooled(self, h_BTM: Tensor) -> Tensor:
-        """Return W₁ h, BTG, averaged over the tokens so far if the gate is pooled."""
-        bottleneck_BTG = self.down(h_BTM)
-        if not self.options.pooled:
-            return bottleneck_BTG
-        return _mean_so_far(_running_sum(bottleneck_BTG), 0)
-
-    def _gate(self, bottleneck_BTG: Tensor) -> Tensor:
+    def _gate(self, h_BTM: Tensor, cache: BlockKVCache | None) -> Tensor:
         """Return γ, BTN."""
+        bottleneck_BTG = self.down(h_BTM)
+        if self.options.pooled:
+            bottleneck_BTG = _running_mean(bottleneck_BTG, cache)
         # A mean is fp32 in a model in half precision, too.
         return torch.sigmoid(self.up(bottleneck_BTG.to(self.up.weight.dtype)) + self.bias)
 
-    def _hand_on(self, bottleneck_BTG: Tensor, state: BlockState) -> None:
-        alpha = self.options.alpha
-        state.head_scale_BTN = (1 - alpha) + alpha * self._gate(bottleneck_BTG)
 
+def _running_mean(x_BTG: Tensor, cache: BlockKVCache | None) -> Tensor:
+    """Return the mean over the tokens so far, whose sum is cached.
 
-def _running_sum(x_BTG: Tensor) -> Tensor:
-    """Return the sums over the tokens so far, in fp32 or wider; so is their gradient.
-
-    In bf16 they would be rounded to three digits. Autocast widens them on a GPU only.
+    Sums and their gradients are fp32 or wider: in bf16 they would be rounded to three digits, and
+    autocast widens them on a GPU only.
     """
-    return x_BTG.to(torch.promote_types(x_BTG.dtype, torch.float32)).cumsum(1)
-
-
-def _mean_so_far(sums_BTG: Tensor, position: int) -> Tensor:
-    """Return the running mean including the current token; the first token is at ``position``."""
-    counts_T = torch.arange(1, sums_BTG.size(1) + 1, device=sums_BTG.device) + position
+    sums_BTG = x_BTG.to(torch.promote_types(x_BTG.dtype, torch.float32)).cumsum(1)
+    counts_T = torch.arange(1, sums_BTG.size(1) + 1, device=sums_BTG.device)
+    if cache is not None:
+        if cache.position:
+            sums_BTG = sums_BTG + cache.kept["mlp_attn_gate"]
+        cache.kept["mlp_attn_gate"] = sums_BTG[:, -1:].clone()
+        counts_T = counts_T + cache.position
     return sums_BTG / counts_T[:, None]
 
 

@@ -5,18 +5,19 @@ Shapes: B batch, T tokens, M hidden units, R latent dim, N heads.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, norm_ratio
-from gpt2.mlp.mechanism import MlpMechanism
 from gpt2.mlp.options import LayerSpec, MlpLatentOptions
 
 
-class MlpLatent(MlpMechanism):
+class MlpLatent(nn.Module):
     """Coupling h ← h + α a Wᵀ with a = c_k, and next c_k ← c_k + α h W, with the new h."""
 
     def __init__(self, options: MlpLatentOptions, hidden: int, width: int, site: LayerSpec) -> None:
@@ -33,7 +34,13 @@ class MlpLatent(MlpMechanism):
                 hidden, latent, untied=self.writes and options.tying == "untied"
             )
 
-    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
+    def forward(
+        self,
+        h_BTM: Tensor,
+        view: AttentionOutputs,
+        state: BlockState,
+        cache: BlockKVCache | None = None,
+    ) -> Tensor:
         """Read ``view.latent_BTR``; set ``state.latent_shift_BTR`` except in the last block."""
         assert view.latent_BTR is not None, "the coupling needs a latent projection"
         h_BTM = torch.add(h_BTM, self.coupling.read(view.latent_BTR), alpha=self.alpha)
@@ -41,7 +48,7 @@ class MlpLatent(MlpMechanism):
             state.latent_shift_BTR = self.alpha * self.coupling.write(h_BTM)
         return h_BTM
 
-    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Statistics:
+    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, *others: Any) -> Statistics:
         """Return the size of the added term relative to h."""
         assert view.latent_BTR is not None
         added_BTM = self.alpha * self.coupling.read(view.latent_BTR)

@@ -4,14 +4,14 @@ Shapes: B batch, T tokens, C n_embd, M hidden units.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
-from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
+from gpt2.attention.options import AttentionWeightsOptions
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mlp import activations, cross_token, gate, latent
-from gpt2.mlp.mechanism import MlpMechanism
 from gpt2.mlp.options import (
     LayerSpec,
     MlpAttnGateOptions,
@@ -20,8 +20,11 @@ from gpt2.mlp.options import (
     MlpLatentOptions,
 )
 
-# Called with the options, the hidden width, the mechanism's width and the site.
-MODULES: dict[type[Any], Callable[[Any, int, int, LayerSpec], MlpMechanism]] = {
+# Modules between activation and ``c_proj``, called with the options, the hidden width, the mechanism's
+# width and the site. Their forward takes the hidden layer, the view of attention, the state for the
+# next block and, if the tokens follow cached ones, the cache of the block; it returns the new hidden
+# layer and writes outputs for the next block to the state.
+MODULES: dict[type[Any], Callable[[Any, int, int, LayerSpec], nn.Module]] = {
     MlpCrossTokenOptions: cross_token.MlpCrossToken,
     MlpLatentOptions: latent.MlpLatent,
     MlpAttnGateOptions: gate.MlpAttnGate,
@@ -49,13 +52,6 @@ class Mlp(nn.Module):
         self.c_proj = nn.Linear(size.hidden, shape.n_embd, bias=shape.bias)
         self.dropout = nn.Dropout(shape.dropout)
 
-    @property
-    def request(self) -> AttentionWeightsOptions | None:
-        """Return the attention weights that the block's attention must expose to this MLP."""
-        requests = [m.request for m in self._built() if m.request is not None]
-        assert len(requests) <= 1, "only one mechanism per block can read attention weights"
-        return requests[0] if requests else None
-
     def forward(
         self, x_BTC: Tensor, view: AttentionOutputs, cache: BlockKVCache | None = None
     ) -> tuple[Tensor, BlockState]:
@@ -65,15 +61,9 @@ class Mlp(nn.Module):
         """
         state = BlockState()
         h_BTM = self.activation(self.c_fc(x_BTC))
-        for mechanism in self._built():
-            if cache is None:
-                h_BTM = mechanism(h_BTM, view, state)
-            else:
-                h_BTM = mechanism.decode(h_BTM, view, state, cache)
+        for mechanism in self.mechanisms.values():
+            h_BTM = mechanism(h_BTM, view, state, cache)
         return self.dropout(self.c_proj(h_BTM)), state
-
-    def _built(self) -> list[MlpMechanism]:
-        return cast(list[MlpMechanism], list(self.mechanisms.values()))
 
 
 # The formulas share no code with the modules and are differentiable in any float dtype. They are
@@ -114,8 +104,10 @@ def reference_mlp(
 
 def reference_request(site: LayerSpec, config: MlpConfig) -> AttentionWeightsOptions | None:
     """Return the attention weights that a mechanism of the block reads; None if none does."""
-    reading = (m for m in config.built(site) if isinstance(m, MlpCrossTokenOptions))
-    return next(map(cross_token.reference_request, reading), None)
+    for m in config.built(site):
+        if isinstance(m, MlpCrossTokenOptions):
+            return AttentionWeightsOptions(m.sparsity, m.topk, m.tau, m.detach_weights)
+    return None
 
 
 def _linear(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:

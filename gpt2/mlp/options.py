@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import LatentOptions
+from gpt2.attention.options import AttentionWeightsOptions, LatentOptions
 from gpt2.shape import ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
@@ -80,12 +80,15 @@ class MlpMechanismOptions:
     name: ClassVar[str]
     # True if the mechanism has a free width that can be sized by a share of the parameters.
     sized: ClassVar[bool] = False
-    # True if the mechanism reads the attention weights of its block.
-    reads_weights: ClassVar[bool] = False
     # Values of symbols with which the built mechanism has no effect.
     off: ClassVar[Mapping[str, SymbolValue]]
     # The configured width, which sizing by ratio or parameters replaces.
     dim: int = 0
+
+    @property
+    def request(self) -> AttentionWeightsOptions | None:
+        """Return the attention weights of its block that the mechanism reads; None if none."""
+        return None
 
     def in_block(self, site: LayerSpec) -> bool:
         """Return whether the block builds the mechanism."""
@@ -126,7 +129,6 @@ class MlpCrossTokenOptions(MlpMechanismOptions):
 
     name: ClassVar[str] = "mlp_cross_token"
     sized: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = True
     off: ClassVar[Mapping[str, SymbolValue]] = {
         "MLP_CROSS_TOKEN_ALPHA": "0.0",
         "MLP_CROSS_TOKEN_DIM": 8,
@@ -141,6 +143,11 @@ class MlpCrossTokenOptions(MlpMechanismOptions):
     detach_weights: bool = kconfig_field("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
     # b, used unless sizing is by ratio.
     dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM", small=scale_width(2, 2))
+
+    @property
+    def request(self) -> AttentionWeightsOptions:
+        """Return W."""
+        return AttentionWeightsOptions(self.sparsity, self.topk, self.tau, self.detach_weights)
 
     def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return 2·M·b: the elements of A and B."""
@@ -311,9 +318,15 @@ class MlpConfig:
         """Return the mechanisms built in a block."""
         return [m for m in self.mechanisms if m.in_block(site)]
 
+    def request(self, site: LayerSpec) -> AttentionWeightsOptions | None:
+        """Return the attention weights of a block that its MLP reads; None if it reads none."""
+        requests = [m.request for m in self.built(site) if m.request is not None]
+        assert len(requests) <= 1, "only one mechanism per block can read attention weights"
+        return requests[0] if requests else None
+
     def reads_weights(self, site: LayerSpec) -> bool:
         """Return whether the MLP of a block reads attention weights."""
-        return any(m.reads_weights for m in self.built(site))
+        return self.request(site) is not None
 
     def size(self, site: LayerSpec) -> MlpWidths:
         """Return the widths of the MLP of a block."""

@@ -19,13 +19,13 @@ from gpt2.attention.attention import (
     build,
     build_pattern,
 )
-from gpt2.attention.backends import MIN_TILE_CAPABILITY, backends_of
+from gpt2.attention.backends import MIN_TILE_CAPABILITY
 from gpt2.attention.exposed import AttentionWeightsTap
+from gpt2.attention.options import AttentionWeightsOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.sdpa_kernels import DTYPES, kv_heads, selected_sdpa_kernel
-from gpt2.attention.state import AttentionWeightsOptions
-from gpt2.attention.tiled import place_of, runs_tiles, tile_problem
+from gpt2.attention.triton import place_of, runs_tiles, tile_problem
 from gpt2.loss import FusedLoss, fused_loss
 from gpt2.model_config import ModelConfig
 from gpt2.nsa.branches import attend_branches, attend_fused, gpu_kernels
@@ -110,11 +110,10 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
         if resolve_backend(options.pattern, machine.device) == "triton":
             _compare_sparse(model, options.pattern, machine)
         return
-    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
     device = _device(machine)
     # A named backend is refused below, with the GPU's capability.
     place = "gpu" if options.backend == "triton" else place_of(device, torch.float32)
-    forms = backends_of(options, model.shape, shows_weights, place)
+    forms = model.backends(place)
     if "sdpa" in forms and model.attention.backend != "auto":
         selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
     if "triton" in forms:
@@ -196,7 +195,7 @@ def probe_plan(
     terms = [build(shape, term).to(device, dtype) for term in options.terms]
     gates = [build(shape, gate).to(device, dtype) for gate in options.gates]
     reader = None
-    if any(model.mlp.reads_weights(site) for site in model.sites()):
+    if True in model.reads_weights:
         request = AttentionWeightsOptions("none", topk=1, tau=0.0, detach=False)
         reader = AttentionWeightsTap(request, pattern)
     return AttentionPlan(pattern, terms, gates, reader, shape.dropout)

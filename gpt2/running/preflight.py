@@ -16,7 +16,6 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
-from gpt2.model_config import ModelConfig
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import log
@@ -312,7 +311,7 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
 
     # The kernels depend on attention, its shape, and whether an MLP reads its weights.
     different = {
-        (c.model.attention, c.model.shape, _reads_weights(c.model), c.machine): c for c in configs
+        (c.model.attention, c.model.shape, c.model.reads_weights, c.machine): c for c in configs
     }
     found: list[Problem] = []
     started = time.monotonic()
@@ -325,10 +324,6 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     # The kernel of the loss depends on the vocabulary alone.
     losses = {(c.model.shape.vocab_size, c.model.loss_backend, c.machine): c for c in configs}
     return found + [p for c in losses.values() for p in problems_of(check_loss, c.model, c.machine)]
-
-
-def _reads_weights(model: ModelConfig) -> frozenset[bool]:
-    return frozenset(model.mlp.reads_weights(site) for site in model.sites())
 
 
 def _format(value: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.attention.backends import Place, backends_of
+from gpt2.attention.backends import Place
 from gpt2.config import Config
 from gpt2.memory.micro_batch import run_predict
 from gpt2.training.budget import run_budget
@@ -117,8 +117,7 @@ def _share_of_peak(config: Config, gpu: str) -> float | None:
         raise ConfigError(Problem(what, f"GPU={gpu}", code="gpu.unknown-peak"))
     # Flash attention has the same requirement as the Triton kernels.
     place: Place = "gpu" if find_gpu(gpu).flash else "gpu without kernels"
-    shows = {model.mlp.reads_weights(site) for site in model.sites()}
-    if not backends_of(model.attention, model.shape, shows, place) <= {"sdpa", "triton"}:
+    if not model.backends(place) <= {"sdpa", "triton"}:
         return None
     return GPU_SHARE * peak * 1e12 * config.train.gpus
 

@@ -16,10 +16,9 @@ def notes(config: Config) -> list[ConfigNote]:
 
 def _model_notes(config: Config) -> list[ConfigNote]:
     model = config.model
-    shows = {model.mlp.reads_weights(site) for site in model.sites()}
     found = list(model.attention.pattern.notes(model.shape))
     if config.machine.device == "cuda":
-        found += gpu_notes(model.attention, model.shape, shows)
+        found += gpu_notes(model.attention, model.shape, model.backends("gpu"))
         if model.loss_backend == "auto" and not config.machine.compile:
             compared = "it is compared with torch's on the GPU before training"
             found.append(

@@ -13,7 +13,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from gpt2.attention.backends import backends_of
 from gpt2.attention.components import CustomAttention
 from gpt2.attention.sdpa import BACKENDS
 from gpt2.attention.sdpa_kernels import (
@@ -22,7 +21,7 @@ from gpt2.attention.sdpa_kernels import (
     observed_sdpa_kernel,
     selected_sdpa_kernel,
 )
-from gpt2.attention.tiled import place_of
+from gpt2.attention.triton import place_of
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.data.sampler import TrainSampler
@@ -117,9 +116,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
     forms = sorted({block.attn.backend for block in session.state.model.blocks})
-    place = place_of(device, torch.float32)
-    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
-    chosen = backends_of(model.attention, shape, shows_weights, place)
+    chosen = model.backends(place_of(device, torch.float32))
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import ACT2FN
 
-from gpt2.attention.backends import backends_of
 from gpt2.config import Config
 from gpt2.data import store as data_source
 from gpt2.data.corpus import download_wheels
@@ -177,9 +176,8 @@ def _any_device(model: ModelConfig) -> ModelConfig:
 
     The code of an exported model does not contain the Triton kernels, which auto selects on a GPU.
     """
-    shown = {model.mlp.reads_weights(site) for site in model.sites()}
     auto = dataclasses.replace(model.attention, backend=model.attention.backend and "auto")
-    plain = "triton" not in backends_of(auto, model.shape, shown, "gpu")
+    plain = "triton" not in dataclasses.replace(model, attention=auto).backends("gpu")
     attention = dataclasses.replace(
         model.attention,
         backend=auto.backend if plain else "rows",

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from gpt2.attention.attention import Attention
 from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import BlockState
-from gpt2.execution import Execution
 from gpt2.mechanism_statistics import (
     HasStatistics,
     StatisticsByLayer,
     collect_statistics,
     gate_statistics,
 )
-from gpt2.model import GPT
+from gpt2.model import GPT, Execution
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
 T, WINDOW = 40, 7
@@ -137,7 +136,7 @@ def test_gates_on_rows() -> None:
 def test_the_gate_of_an_mlp(pooled: bool) -> None:
     model = built(mechanisms=("mlp_attn_gate",), parts={"mlp_attn_gate": {"pooled": pooled}})
     gate = model.h[0].mlp.mechanisms["mlp_attn_gate"]
-    h_BTM, _, _ = given_to(model, gate)
+    h_BTM, *_ = given_to(model, gate)
     if pooled:
         h_BTM = torch.stack([h_BTM[:, : t + 1].mean(1) for t in range(T)], 1)
     g_BTN = 1 / (1 + (-(h_BTM @ gate.down.weight.T @ gate.up.weight.T + gate.bias)).exp())
@@ -174,7 +173,7 @@ def test_closed_and_open_fractions_of_a_gate() -> None:
 def test_statistics_of_cross_token_and_latent_mixes() -> None:
     model = built(projection="latent", mechanisms=("mlp_cross_token", "mlp_latent"))
     cross, latent = (model.h[0].mlp.mechanisms[name] for name in ("mlp_cross_token", "mlp_latent"))
-    h_BTM, view, _ = given_to(model, cross)
+    h_BTM, view, *_ = given_to(model, cross)
     statistics = {
         name: layers[0] for name, layers in collect_statistics(model, tokens(model)).items()
     }
@@ -187,7 +186,7 @@ def test_statistics_of_cross_token_and_latent_mixes() -> None:
     assert statistics["mlp_cross_token/kept"] == sum(kept) / len(kept)
     others = [1 - w_BTS[b, t, t].item() for b in range(2) for t in range(T)]
     assert statistics["mlp_cross_token/others"] == pytest.approx(sum(others) / len(others))
-    h_BTM, view, _ = given_to(model, latent)
+    h_BTM, view, *_ = given_to(model, latent)
     added = 0.2 * (view.latent_BTR @ latent.coupling.to_hidden.weight.T)
     assert statistics["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
 

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.mlp.options import ACTIVATIONS
-from gpt2.model import GPT
+from gpt2.model import GPT, Execution
 from gpt2.model_config import ModelConfig
 from gpt2.reference import reference_gpt
 from gpt2.weights.convert import to_hf
@@ -91,7 +90,7 @@ class TestAgainstTransformers:
     def head(self, request: pytest.FixtureRequest) -> Execution:
         """Return an execution for each implementation of the loss."""
         if request.param == "plain":
-            return DEFAULT_EXECUTION
+            return Execution()
         return Execution(logits_chunks=LogitsChunks(chunk_bytes=2000, block_elements=150))
 
     @pytest.mark.parametrize(

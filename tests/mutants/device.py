@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from gpt2 import model
-from gpt2.attention import tiled
+from gpt2.attention import triton
 from gpt2.model import GPT
 from tests.mutants.mutant import Mutant, edited, replaced
 
@@ -31,7 +31,7 @@ MUTANTS = (
         "gradient",
         "ra",
         {"device": ("triton-kernels", r"the gradient of h\.0\.attn\.c_attn\.weight")},
-        replaced(tiled, "_launch", _doubled),
+        replaced(triton, "_launch", _doubled),
         quick=True,
     ),
     Mutant(

@@ -4,6 +4,7 @@ B batch, T tokens, S keys, M hidden units, G and K bottlenecks, N heads; r the r
 columns.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,18 @@ from gpt2.mlp.cross_token import MlpCrossToken
 from gpt2.mlp.gate import MlpAttnGate
 from gpt2.mlp.latent import MlpLatent, _Coupling, _ScalarCoupling
 from gpt2.mlp.mlp import Mlp
-from gpt2.mlp.options import GeluTanhOptions, MlpAttnGateOptions, MlpConfig, MlpWidths
+from gpt2.mlp.options import (
+    GeluTanhOptions,
+    MlpAttnGateOptions,
+    MlpConfig,
+    MlpCrossTokenOptions,
+    MlpWidths,
+)
 from tests.mutants.mutant import (
     LOGITS,
     MECHANISMS,
     Mutant,
+    Plant,
     after_init,
     edited,
     entry,
@@ -39,8 +47,8 @@ def _exploding(x: Tensor) -> Tensor:
 
 
 def _to_the_next_call(right: Any) -> Any:
-    def forward(self: Any, h: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
-        out = right(self, h, view, state)
+    def forward(self: Any, h: Tensor, view: Any, state: BlockState, cache: Any) -> Tensor:
+        out = right(self, h, view, state, cache)
         previous_BTN = vars(self).get("previous", state.head_scale_BTN)
         vars(self)["previous"], state.head_scale_BTN = state.head_scale_BTN, previous_BTN
         return out
@@ -49,26 +57,16 @@ def _to_the_next_call(right: Any) -> Any:
 
 
 def _pooled_over_all(right: Any) -> Any:
-    def forward(self: Any, h: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
-        right(self, h.mean(1, keepdim=True).expand_as(h), view, state)
+    def forward(self: Any, h: Tensor, *others: Any) -> Tensor:
+        right(self, h.mean(1, keepdim=True).expand_as(h), *others)
         return h
 
     return forward
 
 
-def _full_strength(right: Any) -> Any:
-    def hand_on(self: Any, bottleneck_BTG: Tensor, state: BlockState) -> None:
-        state.head_scale_BTN = torch.sigmoid(self.up(bottleneck_BTG) + self.bias)
-
-    return hand_on
-
-
-def _detached_mix(self: Any, h: Tensor, down: Tensor, view: AttentionOutputs) -> Tensor:
-    return torch.add(h, self.up(view.weights_BTS @ down).detach(), alpha=self.alpha)
-
-
-def _mixes_the_future(self: Any, h: Tensor, down: Tensor, view: AttentionOutputs) -> Tensor:
-    return torch.add(h, self.up(view.weights_BTS.mT @ down), alpha=self.alpha)
+def _mixes_the_future(self: Any, down: Tensor, view: AttentionOutputs) -> Tensor:
+    mixed: Tensor = self.up(view.weights_BTS.mT @ down)
+    return mixed
 
 
 def _all_units(self: Any) -> None:
@@ -78,9 +76,11 @@ def _all_units(self: Any) -> None:
     self.up = nn.Linear(hidden, hidden, bias=False)
 
 
-def _request_with(**changes: Any) -> Any:
-    return after_init(
-        MlpCrossToken, lambda self: setattr(self, "request", replace(self.request, **changes))
+def _request_with(change: Callable[[MlpCrossTokenOptions], dict[str, Any]]) -> Plant:
+    return replaced(
+        MlpCrossTokenOptions,
+        "request",
+        lambda right: property(lambda self: replace(right.fget(self), **change(self))),
     )
 
 
@@ -166,7 +166,7 @@ MUTANTS = (
         "dropped",
         "golden-gate",
         {"reference": ("zero-strength", "MLP_ATTN_GATE ")},
-        replaced(MlpAttnGate, "_hand_on", _full_strength),
+        edited(MlpAttnGate, "forward", "(1 - alpha) + alpha * ", ""),
     ),
     Mutant(
         "gate has another initial bias",
@@ -206,7 +206,7 @@ MUTANTS = (
                 r"h\.0\.mlp\.mechanisms\.mlp_cross_token\.down\.weight",
             )
         },
-        replaced(MlpCrossToken, "_mix", lambda _: _detached_mix),
+        then(MlpCrossToken, "_gathered", lambda out, *given: out.detach()),
     ),
     Mutant(
         "cross-token mix reads the future",
@@ -214,7 +214,7 @@ MUTANTS = (
         "leak",
         "ra-golden-mech",
         {"causal": "causal-logits"},
-        replaced(MlpCrossToken, "_mix", lambda _: _mixes_the_future),
+        replaced(MlpCrossToken, "_gathered", lambda _: _mixes_the_future),
     ),
     Mutant(
         "cross-token share costs a multiple",
@@ -285,10 +285,7 @@ MUTANTS = (
         "binding",
         "cross-rms",
         {"reference": LOGITS},
-        after_init(
-            MlpCrossToken,
-            lambda self: setattr(self, "request", replace(self.request, tau=self.alpha)),
-        ),
+        _request_with(lambda options: {"tau": options.alpha}),
         MECHANISMS,
     ),
     Mutant(
@@ -297,7 +294,7 @@ MUTANTS = (
         "gradient",
         "cross-attached",
         {"distinct": same_as("cross")},
-        _request_with(detach=True),
+        _request_with(lambda options: {"detach": True}),
         MECHANISMS,
     ),
     Mutant(

@@ -201,7 +201,12 @@ MUTANTS = (
         "a running mean is in bf16",
         "sums of many tokens stop growing",
         "dtype",
-        replaced(gate, "_running_sum", lambda _: lambda x_BTG: x_BTG.cumsum(1)),
+        edited(
+            gate,
+            "_running_mean",
+            "x_BTG.to(torch.promote_types(x_BTG.dtype, torch.float32))",
+            "x_BTG",
+        ),
         (_WIDE, "^running sum"),
         "gate-pooled",
         defconfig=MECHANISMS,

@@ -47,8 +47,8 @@ def _not_advanced(self: KVCache, tokens: int) -> None:
         block.position += tokens
 
 
-def _as_if_whole(self: Any, h_BTM: Tensor, view: Any, state: Any, cache: Any) -> Tensor:
-    return self(h_BTM, view, state)
+def _as_if_whole(right: Any) -> Any:
+    return lambda self, h_BTM, cache: right(self, h_BTM, None)
 
 
 MUTANTS = (
@@ -117,7 +117,7 @@ MUTANTS = (
         "dropped",
         "gate-pooled",
         {"decode": _DECODED},
-        replaced(MlpAttnGate, "decode", lambda _: _as_if_whole),
+        replaced(MlpAttnGate, "_gate", _as_if_whole),
         MECHANISMS,
     ),
     Mutant(

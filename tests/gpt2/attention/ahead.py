@@ -3,7 +3,7 @@
     TRITON_INTERPRET=0 python -m tests.gpt2.attention.ahead ARCHITECTURE TYPE...
 
 Prints a JSON line for each kernel of each shape of native sparse attention, and of each case of
-``tiled.py``: shared memory, registers, and the bytes that a thread spills.
+``triton.py``: shared memory, registers, and the bytes that a thread spills.
 """
 
 import json
@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 
 from gpt2.attention.attention import attend_rows, attend_tiles
 from gpt2.attention.rows import AttentionPlan
-from gpt2.attention.tiled import TileSpec, launch_arguments
+from gpt2.attention.triton import TileSpec, launch_arguments
 from gpt2.nsa import fused
 from gpt2.nsa.kernels import KERNELS
 from gpt2.nsa.query_major import MaskSpec
@@ -46,7 +46,7 @@ _ALL = _TERM | {
     "MLP_CROSS_TOKEN": True,
     "MLP_CROSS_TOKEN_DETACH_WEIGHTS": False,
 }
-# Name and head dim → settings, of the kernels of ``tiled.py``.
+# Name and head dim → settings, of the kernels of ``triton.py``.
 TILE_CASES: Mapping[tuple[str, int], dict[str, SymbolValue]] = {
     ("ra", 64): _TERM,
     ("all", 64): _ALL,

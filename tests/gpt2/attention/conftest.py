@@ -12,14 +12,19 @@ from torch import Tensor
 from gpt2.attention import reference
 from gpt2.attention.attention import Attention
 from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions, RaCrossTokenOptions
+from gpt2.attention.options import (
+    AttentionWeightsOptions,
+    DenseOptions,
+    FullOptions,
+    LearnedOptions,
+    RaCrossTokenOptions,
+)
 from gpt2.attention.rows import ScoreChunks
-from gpt2.attention.state import AttentionWeightsOptions, BlockState
-from gpt2.execution import DEFAULT_EXECUTION, Execution
+from gpt2.attention.state import BlockState
 from gpt2.shape import ModelShape
 
 # Chunks of eight rows, so that short sequences have several chunks.
-THIN_CHUNKS = Execution(ScoreChunks(cpu_elements=0, min_rows=8))
+THIN_CHUNKS = ScoreChunks(cpu_elements=0, min_rows=8)
 
 
 @dataclass
@@ -84,7 +89,7 @@ def build_case(
     batch: int = 2,
     handed_on: bool = False,
     positions: Any = LearnedOptions(),
-    execution: Execution = DEFAULT_EXECUTION,
+    chunks: ScoreChunks = ScoreChunks(),
     **shape: Any,
 ) -> Case:
     """Build a case with large random parameters, so that no gradient is small."""
@@ -93,7 +98,8 @@ def build_case(
     given = {"dropout": 0.0, "bias": True, **shape}
     sizes = ModelShape(2, n_head, n_embd, length, 64, vocab_size=50, **given)
     options = AttentionConfig(projection, pattern, positions, terms, gates, backend=backend)
-    module = Attention(sizes, options, request, execution=execution)
+    module = Attention(sizes, options, request)
+    module.set_execution(chunks)
     if dtype != torch.get_default_dtype():
         module.to(dtype)
     with torch.no_grad():
@@ -121,8 +127,8 @@ def thin_chunks() -> None:
 
 @pytest.fixture
 def build(request: pytest.FixtureRequest) -> Callable[..., Case]:
-    execution = THIN_CHUNKS if "thin_chunks" in request.fixturenames else DEFAULT_EXECUTION
-    return partial(build_case, execution=execution)
+    chunks = THIN_CHUNKS if "thin_chunks" in request.fixturenames else ScoreChunks()
+    return partial(build_case, chunks=chunks)
 
 
 @pytest.fixture

@@ -21,15 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import tile_sizes, tiled
+from gpt2.attention import tile_sizes
+from gpt2.attention import triton as tiles
 from gpt2.attention.attention import attend_rows, attend_tiles, build
 from gpt2.attention.components import Full, Sliding
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.largest import largest_values
-from gpt2.attention.options import RaCrossTokenOptions, ReciprocalOptions, SlidingOptions
+from gpt2.attention.options import (
+    AttentionWeightsOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
+    SlidingOptions,
+)
 from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
-from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
 from gpt2.running.kernel_checks import check_attention, relative_errors
@@ -248,8 +253,8 @@ def preflight() -> dict[str, Any]:
     given = EVERYTHING | {"n_head": 2, "n_embd": 32, "block_size": 40, "dropout": 0.1}
     model = make_model_config(**given, attention_backend="triton")
     check_attention(model, CPU)
-    scalars, refused = tiled.tile_scalars, []
-    tiled.tile_scalars = lambda *given: scalars(*given) | {
+    scalars, refused = tiles.tile_scalars, []
+    tiles.tile_scalars = lambda *given: scalars(*given) | {
         "scale": 1.001 * scalars(*given)["scale"]
     }
     try:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gpt2.attention.options import (
+    AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
     GroupedOptions,
@@ -12,8 +13,6 @@ from gpt2.attention.options import (
     SlidingOptions,
 )
 from gpt2.attention.rows import ScoreChunks
-from gpt2.attention.state import AttentionWeightsOptions
-from gpt2.execution import Execution
 
 TIGHT, LOOSE = 1e-10, 2e-4
 MODES = ("topk", "max", "entropy", "rms")
@@ -101,9 +100,9 @@ def test_projection_with_everything(build, gate, thin_chunks, projection, apply)
 @pytest.mark.parametrize("length", [1, 7, 33, 65, 130])
 @pytest.mark.parametrize("mode", ["topk", "entropy"])
 def test_lengths(build, gate, length, mode):
-    execution = Execution(ScoreChunks(cpu_elements=0))
+    chunks = ScoreChunks(cpu_elements=0)
     parts = dict(terms=TERMS["learnable"], gates=(gate(mode),), request=REQUESTS["rms"])
-    build(length, execution=execution, **parts).assert_equals_reference(TIGHT)
+    build(length, chunks=chunks, **parts).assert_equals_reference(TIGHT)
 
 
 @pytest.mark.parametrize("apply", APPLY)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.options import (
+    AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
     GroupedOptions,
@@ -16,7 +17,7 @@ from gpt2.attention.options import (
     SlidingOptions,
 )
 from gpt2.attention.reciprocal import Reciprocal
-from gpt2.attention.state import AttentionWeightsOptions, BlockState
+from gpt2.attention.state import BlockState
 from lib.errors import RunError
 
 RA = (ReciprocalOptions(alpha=0.6, window=9, learnable=False),)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.attention.backends import choose_backend, gpu_notes
-from gpt2.execution import Execution
-from gpt2.model import GPT
+from gpt2.attention.backends import gpu_notes
+from gpt2.model import GPT, Execution
 from gpt2.running.kernel_checks import check_attention
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -26,8 +25,8 @@ def gated(parts):
 
 
 def form(model, place):
-    (shows,) = {model.mlp.reads_weights(site) for site in model.sites()}
-    return choose_backend(model.attention, model.shape, shows, place)
+    (chosen,) = model.backends(place)
+    return chosen
 
 
 def wide(**given):
@@ -100,8 +99,7 @@ def test_auto_computes_by_the_kernels_that_the_device_runs():
 )
 def test_a_note_states_that_another_backend_would_be_faster_on_a_gpu(given, notes):
     model = make_model_config(**{"n_embd": 64, **given})
-    shows = {model.mlp.reads_weights(site) for site in model.sites()}
-    assert len(gpu_notes(model.attention, model.shape, shows)) == notes
+    assert len(gpu_notes(model.attention, model.shape, model.backends("gpu"))) == notes
 
 
 @pytest.mark.parametrize("given", [{}, RA | gated(TOPK), {"mechanisms": ("mlp_cross_token",)}])

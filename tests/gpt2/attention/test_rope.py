@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.options import (
+    AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
     GroupedOptions,
@@ -16,9 +17,7 @@ from gpt2.attention.options import (
 from gpt2.attention.positions import Rope
 from gpt2.attention.reference import rope_rotate
 from gpt2.attention.rows import ScoreChunks
-from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.config import Config
-from gpt2.execution import Execution
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
 from gpt2.study.resolve import resolve_config
@@ -118,7 +117,7 @@ class TestAttention:
             gates=(RaCrossTokenOptions(mode, apply, **gate),),
             request=AttentionWeightsOptions("rms", topk=0, tau=0.8, detach=False),
             positions=ROPE,
-            execution=Execution(ScoreChunks(cpu_elements=0, min_rows=8)),
+            chunks=ScoreChunks(cpu_elements=0, min_rows=8),
         )
         case.assert_equals_reference(TIGHT)
 

@@ -12,9 +12,13 @@ from torch.utils._pytree import tree_leaves
 from gpt2.attention.components import RowChunk
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.exposed import SORT_WIDTH, AttentionWeightsTap, topk_values
-from gpt2.attention.options import GroupedOptions, ReciprocalOptions, SlidingOptions
+from gpt2.attention.options import (
+    AttentionWeightsOptions,
+    GroupedOptions,
+    ReciprocalOptions,
+    SlidingOptions,
+)
 from gpt2.attention.rows import AttentionPlan, ScoreChunks, attend
-from gpt2.attention.state import AttentionWeightsOptions
 
 TERM = ReciprocalOptions(alpha=0.6, window=20, learnable=True)
 REQUEST = AttentionWeightsOptions("topk", topk=3, tau=0.0, detach=False)

@@ -16,7 +16,7 @@ import torch
 
 from gpt2.attention.attention import attend_rows
 from gpt2.attention.backends import choose_backend
-from gpt2.attention.tiled import runs_tiles
+from gpt2.attention.triton import runs_tiles
 from gpt2.loss import fused_loss
 from gpt2.model import GPT
 from gpt2.running import kernel_checks

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.mlp.gate import _running_mean
 from gpt2.mlp.mlp import Mlp, reference_mlp
 from gpt2.mlp.options import ACTIVATIONS
 from gpt2.model_config import ModelConfig
@@ -126,14 +127,14 @@ def test_only_cross_token_requests_attention_weights() -> None:
     parts = {CROSS: {"sparsity": "rms", "topk": 3, "tau": 0.7, "detach_weights": False}}
     custom = make_model_config(mechanisms=(CROSS,), parts=parts)
 
-    requests = [Mlp(site, asked.mlp).request for site in asked.sites()]
-    request, _ = [Mlp(site, custom.mlp).request for site in custom.sites()]
+    requests = [asked.mlp.request(site) for site in asked.sites()]
+    request, _ = [custom.mlp.request(site) for site in custom.sites()]
 
     assert [dataclasses.astuple(r) for r in requests] == [("topk", 8, 0.5, True)] * 3
     assert dataclasses.astuple(request) == ("rms", 3, 0.7, False)
     for case in ("dense", "gate", "latent-tied"):
         config = config_of(case)
-        assert [Mlp(site, config.mlp).request for site in config.sites()] == [None, None]
+        assert [config.mlp.request(site) for site in config.sites()] == [None, None]
 
 
 def test_the_gate_reads_what_the_other_mechanisms_made_of_h() -> None:
@@ -176,6 +177,7 @@ def test_a_pooled_gate_is_averaged_in_fp32_under_autocast():
     gate = build(make_model_config(mechanisms=mechanisms, parts=parts)).float().mechanisms[GATE]
     h_BTM = torch.randn(1, 600, gate.down.in_features)
     with torch.autocast("cpu", torch.bfloat16):
-        bottleneck_BTG, pooled_BTG = gate.down(h_BTM), gate._pooled(h_BTM)
+        bottleneck_BTG = gate.down(h_BTM)
+        pooled_BTG = _running_mean(bottleneck_BTG, None)
     expected_BTG = bottleneck_BTG.float().cumsum(1) / torch.arange(1, 601)[:, None]
     torch.testing.assert_close(pooled_BTG, expected_BTG)

@@ -1,4 +1,4 @@
-"""Attention by the Triton kernels of ``tile_kernels.py``, with hand-written derivatives.
+"""Attention by the Triton kernels of ``triton_kernels.py``, with hand-written derivatives.
 
 One launch computes the outputs, and one row statistic of the same softmax; two launches compute all
 gradients. One more computes the mean of the weights over heads.
@@ -324,16 +324,16 @@ def launch_arguments(
     q, k = tensors["q"], tensors["k"]
     assert q is not None and k is not None
     try:
-        from gpt2.attention import tile_kernels, tile_sizes
+        from gpt2.attention import tile_sizes, triton_kernels
     except ImportError as error:
         what = "the kernels are not part of an exported model"
         fix = 'set the backend of attention to "rows" in config.json'
         raise RunError(Problem(what, next=fix, code="gpu.unsupported")) from error
 
-    kernel = tile_kernels.KERNELS[name]
+    kernel = triton_kernels.KERNELS[name]
     # A statistic without a gradient does not affect the gradients.
     counted = name == "forward" or tensors.get("dstatistic") is not None
-    mode = tile_kernels.MODES[spec.statistic] if counted else 0
+    mode = triton_kernels.MODES[spec.statistic] if counted else 0
     slopes = mode > 0 or tensors.get("dmean") is not None
     launch = tile_sizes.launch_constants(name, q.dtype, q.shape[-1], spec.top, slopes)
     constants = {"MODE": mode, "BAND": spec.band >= 0}
