@@ -8,7 +8,7 @@ Imports no torch: the checks of the device do, in a worker.
 import dataclasses
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from lib.env.preflight import (
     problems_of,
 )
 from lib.env.snapshot import FOLDER
-from lib.errors import ConfigError, KablateError, PreflightError, Problem
+from lib.errors import ConfigError, KablateError, PreflightError, Problem, RunError
 from lib.make_variables import variables_without_effect
+from lib.runner.local import LocalExecutor
 from lib.runs.code import describe_tree, git_state
 from lib.units import format_duration, format_si
 
@@ -98,6 +99,8 @@ def intended(config: Config) -> str:
 
 
 SCHEMA_VERSION = 1
+# A function that raises its problems as a KablateError, and its arguments.
+KernelCheck = tuple[Callable[..., None], *tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -313,17 +316,51 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     different = {
         (c.model.attention, c.model.shape, c.model.reads_weights, c.machine): c for c in configs
     }
-    found: list[Problem] = []
-    started = time.monotonic()
-    for count, config in enumerate(different.values(), 1):
-        found += problems_of(check_attention, config.model, config.machine)
-        if config.machine.device == "cuda":
-            left = (time.monotonic() - started) * (len(different) / count - 1)
-            part = f"kernels of attention {count} of {len(different)}"
-            log("CHECK", f"{part}, eta {format_duration(left)}")
+    checks = [(check_attention, c.model, c.machine) for c in different.values()]
     # The kernel of the loss depends on the vocabulary alone.
     losses = {(c.model.shape.vocab_size, c.model.loss_backend, c.machine): c for c in configs}
-    return found + [p for c in losses.values() for p in problems_of(check_loss, c.model, c.machine)]
+    checks += [(check_loss, c.model, c.machine) for c in losses.values()]
+    if all(config.machine.device == "cpu" for config in configs):
+        return [p for check in checks for p in problems_of(*check)]
+    return compare_kernels(checks, usable_cores() if len(different) > 1 else 1)
+
+
+def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Problem]:
+    """Return the problems of all checks, each of which compiles kernels for seconds.
+
+    With several ``processes``, they run side by side on the GPU.
+    """
+    started, numbered = time.monotonic(), list(enumerate(checks))
+    processes = min(processes, len(checks))
+    found: dict[int, list[Problem]] = {}
+    log("CHECK", f"kernels: {len(checks)} comparisons on the GPU, {processes} at a time")
+    if processes == 1:
+        results = run_checks(numbered)
+    else:
+        executor = LocalExecutor(["gpt2.running.kernel_checks"], {})
+        results = executor.call_many(
+            run_checks, [(numbered[i::processes],) for i in range(processes)]
+        )
+    try:
+        for number, problems in results:
+            found[number] = problems
+            left = (time.monotonic() - started) * (len(checks) / len(found) - 1)
+            log("CHECK", f"kernels {len(found)} of {len(checks)}, eta {format_duration(left)}")
+    except RunError as error:
+        return list(error.problems)
+    # A GPU in exclusive mode refuses a second process.
+    for number, problems in found.items() if processes > 1 else ():
+        if any(problem.code == "gpu.unsupported" for problem in problems):
+            found[number] = problems_of(*checks[number])
+    return [problem for number in sorted(found) for problem in found[number]]
+
+
+def run_checks(
+    checks: Sequence[tuple[int, KernelCheck]],
+) -> Iterator[tuple[int, list[Problem]]]:
+    """Yield the number and the problems of each check."""
+    for number, check in checks:
+        yield number, problems_of(*check)
 
 
 def _format(value: object) -> str:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -185,12 +186,46 @@ def test_kernels_are_compared_once_for_each_attention_with_progress(
         configured(DEVICE_CUDA=True, **changes)
         for changes in ({}, {"RECIPROCAL": True}, {"ACTIVATION_GELU_EXACT": True})
     )
+    monkeypatch.setattr(preflight, "usable_cores", lambda: 1)
     preflight._kernel_problems([plain, term, exact, term])
     assert compared == [(), term.model.attention.terms]
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(", eta")[0] for line in lines] == [
-        f"CHECK   kernels of attention {count} of 2" for count in (1, 2)
+    assert lines[0] == "CHECK   kernels: 3 comparisons on the GPU, 1 at a time"
+    assert [line.split(", eta")[0] for line in lines[1:]] == [
+        f"CHECK   kernels {count} of 3" for count in (1, 2, 3)
     ]
+
+
+def compile_slowly(what: str, folder: Path) -> None:
+    """Wait for the other compilation, as only processes side by side can, or crash."""
+    if what == "crash":
+        os._exit(9)
+    (folder / what).write_text(str(os.getpid()))
+    deadline = time.monotonic() + 30
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if what == "wrong":
+        raise PreflightError(Problem("differs", code="gpu.wrong-values"))
+
+
+def refuse_a_second_process(parent: int) -> None:
+    """Fail outside of the process ``parent``, as a GPU in exclusive mode does."""
+    if os.getpid() != parent:
+        raise PreflightError(Problem("device busy", code="gpu.unsupported"))
+
+
+def test_kernels_are_compiled_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks: list[Any] = [(compile_slowly, name, tmp_path) for name in ("wrong", "right")]
+    (problem,) = preflight.compare_kernels(checks, 4)
+    assert problem.what == "differs"
+    assert len({(tmp_path / name).read_text() for name in ("wrong", "right")}) == 2
+    said = capsys.readouterr().err
+    assert "2 at a time" in said and "kernels 2 of 2, eta 00:00" in said
+    (died,) = preflight.compare_kernels([(compile_slowly, "crash", tmp_path)] * 2, 2)
+    assert died.code == "worker.died"
+    assert preflight.compare_kernels([(refuse_a_second_process, os.getpid())] * 2, 2) == []
 
 
 def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> None:
