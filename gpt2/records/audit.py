@@ -14,7 +14,6 @@ from lib.errors import DataError, KablateError, Problem, visible
 from lib.json_files import MissingRecord, RecordError
 from lib.report.render import json_document
 from lib.runs.audit import (
-    AuditFinding,
     artifact_findings,
     consistency_findings,
     format_findings,
@@ -22,7 +21,7 @@ from lib.runs.audit import (
     weight_findings,
 )
 from lib.runs.code import changed_since
-from lib.runs.record import RunRecord
+from lib.runs.record import Finding, RunRecord
 from lib.runs.run_dir import RunDir
 from lib.units import first_of
 
@@ -34,7 +33,7 @@ class Verdict:
     """Audit result of one run: findings (none if VALID), and notes on skipped checks."""
 
     run: str
-    findings: list[AuditFinding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -58,11 +57,11 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
         if run.weights.is_file():
             verdict.findings += weight_findings(record)
     except RecordError as error:
-        verdict.findings.append(AuditFinding.of(error))
+        verdict.findings.append(Finding.of(error))
     # Fields have been read; contents of lists and tables have not.
     except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
-        verdict.findings.append(AuditFinding(run.summary.name, "computable figures", what))
+        verdict.findings.append(Finding(run.summary.name, "computable figures", what))
     return verdict
 
 
@@ -108,7 +107,7 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
     try:
         config = recorded_config(record, own)
     except (KablateError, KeyError) as error:
-        verdict.findings.append(AuditFinding(name, "symbols of a configuration", str(error)))
+        verdict.findings.append(Finding(name, "symbols of a configuration", str(error)))
         return
     verdict.findings += mismatch(name, "identity of the symbols", config.digest, digest)
     order = order_digest_from_manifest(manifest.fields, record.final.iterations)
@@ -120,7 +119,7 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
         verdict.notes.append(f"evaluation documents: {error.problems[0].what}")
 
 
-def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[AuditFinding]:
+def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[Finding]:
     """Compare the per-document rows with the documents that the evaluation reads.
 
     Raises DataError if the data set is not available.

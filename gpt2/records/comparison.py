@@ -24,7 +24,7 @@ from lib.report.compare import RunComparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.record import RunRecord
 from lib.runs.run import RunVariant
-from lib.runs.run_dir import RunDir, State
+from lib.runs.run_dir import RunDir
 
 # {path of a component: the Kconfig choice that selects it}
 _CHOICES = {
@@ -155,20 +155,18 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
         paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
     planned = [run.path for run in plan.runs if not run.variant.is_repeat]
     runs = [RunDir(path) for path in paths or planned]
-    states = {run.path.name: RunRecord(run).state for run in runs}
-    unfinished = {name: state for name, state in states.items() if state != State.SUCCESS.word}
-    if named and unfinished:
-        problems = [
-            Problem(f"run is {state}", name, code="run.not-finished")
-            for name, state in unfinished.items()
-        ]
-        raise ConfigError(*problems)
-    started = {name: state for name, state in unfinished.items() if state != "new"}
-    for name, state in started.items():
-        log("SKIP", f"{name} is {state}")
-    if rest := len(unfinished) - len(started):
-        log("SKIP", f"{rest} runs of the study are new")
-    finished = [run for run in runs if run.path.name not in unfinished]
+    records = [RunRecord(run) for run in runs]
+    problems = {record: record.unfinished for record in records}
+    refused = [p for record, p in problems.items() if p and (named or record.damage)]
+    if refused:
+        raise ConfigError(*refused)
+    unfinished = [record for record in records if not record.is_done]
+    for record in unfinished:
+        if record.status:
+            log("SKIP", f"{record.run.path.name} is {record.state}")
+    if new := sum(record.status is None for record in unfinished):
+        log("SKIP", f"{new} runs of the study are new")
+    finished = [record.run for record in records if record.is_done]
     if not finished:
         what = "no run is finished"
         raise ConfigError(Problem(what, plan.study, "type: make", code="run.not-finished"))

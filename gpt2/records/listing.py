@@ -25,7 +25,6 @@ from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
-from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State
@@ -170,13 +169,13 @@ def _is_run(path: Path) -> bool:
 def _row(record: RunRecord, comparison: SourceComparison) -> Row:
     path, status = record.run.path, record.status
     name = _NAME.fullmatch(path.name)
-    explained = record.state in (State.FAILED.word, State.DAMAGED.word)
+    failure = status.message if status and record.state == State.FAILED.word else record.damage
     row: dict[str, Any] = {
         "run": f"{path.parent.name}/{path.name}",
         "study": path.parent.name,
         "step": name["step"] if name else path.name,
         "state": record.state,
-        "problem": status.message.split("\n")[0] if status and explained else "",
+        "problem": failure.split("\n")[0],
         "seed": int(name["seed"]) if name else None,
         "iteration": status.iteration if status else 0,
         **dict.fromkeys(("val_loss", "parameters", "tokens", "train_seconds", "ended_at")),
@@ -187,8 +186,6 @@ def _row(record: RunRecord, comparison: SourceComparison) -> Row:
     }
     if status is None or record.state in ("damaged", "replaced"):
         return row
-    if damage := damage_of(record):
-        row |= {"state": State.DAMAGED.word, "problem": damage}
     try:
         return row | _recorded(record, status, comparison)
     except RecordError as error:
@@ -198,7 +195,7 @@ def _row(record: RunRecord, comparison: SourceComparison) -> Row:
 
 def _recorded(record: RunRecord, status: RunStatus, comparison: SourceComparison) -> dict[str, Any]:
     """Return the fields from the files of a started run; a finished run must have all files."""
-    done = record.state == State.SUCCESS.word
+    done = record.is_done
     optional = () if done else (MissingRecord,)
     fields: dict[str, Any] = {}
     if record.state != State.RUNNING.word:

@@ -23,7 +23,7 @@ from lib.json_files import RecordError
 from lib.make_variables import require_value
 from lib.report.render import json_document
 from lib.runs.record import UNKNOWN, RunRecord
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.run_dir import RunDir
 from lib.units import first_of
 
 SCHEMA_VERSION = 2
@@ -105,25 +105,16 @@ def find_finished(
     """Return the finished run ``named``: a directory, or a run name in the plan of ``.config``.
 
     ``variable`` is the make variable that contains the name. Raises ConfigError unless exactly one
-    run matches and the run is finished.
+    run matches, and is finished and not damaged.
     """
     if not named:
-        problem = Problem("no run given", variable, _LIST_RUNS, code="usage.missing-argument")
-        raise ConfigError(problem)
+        what = "no run given"
+        raise ConfigError(Problem(what, variable, _LIST_RUNS, code="usage.missing-argument"))
     run = RunDir(Path(named))
     if not run.resolved_config.exists():
         run = RunDir(_planned(named, build_dir, lookup or RunLookup(), variable))
-    status = read_status(run)
-    if status is None:
-        what = "the run has not been trained"
-        raise ConfigError(Problem(what, str(run.path), "type: make", code="run.not-found"))
-    if status.state is State.DAMAGED:
-        advice = "to train the run again (the old folder is kept), type: make rerun RUNS=NAME"
-        raise ConfigError(Problem(status.message, str(run.path), advice, code="run.damaged"))
-    if status.state is not State.SUCCESS:
-        what = f"the run is not finished: {status.state} at iteration {status.iteration:,}"
-        advice = "type: make, to resume the run"
-        raise ConfigError(Problem(what, str(run.path), advice, code="run.not-finished"))
+    if problem := RunRecord(run).unfinished:
+        raise ConfigError(problem)
     return run
 
 

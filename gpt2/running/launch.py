@@ -62,7 +62,7 @@ from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
 from lib.runs.run import Run, RunVariant, default_run_path, training_order
-from lib.runs.run_dir import RunDir, State, is_done, read_status
+from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.verdict_run import send_verdicts
 from lib.units import format_duration
 
@@ -477,7 +477,7 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
         raise ConfigError(Problem(what, plan.study, advice, code="usage.not-one-run"))
     (run,) = plan.runs
     require_matching_directories([run])
-    if is_done(RunDir(run.path)):
+    if RunRecord(RunDir(run.path)).is_done:
         log("SKIP", f"{run.label}   done; to repeat it: make rerun RUNS={run.variant.slug}")
         return EXIT_DONE
     # Set before torch is imported: libraries read these variables once, at import.
@@ -575,13 +575,14 @@ def train_scratch(
 ) -> int:
     """Train the runs of ``plan`` and return the exit code.
 
-    ``settings`` are the recorded sources of the settings. Finished runs are moved aside. Started
-    runs are resumed, unless ``anew``. ConfigError and PreflightError are raised before anything is
+    ``settings`` are the recorded sources of the settings. Finished and damaged runs are moved aside.
+    Started runs are resumed, unless ``anew``. ConfigError and PreflightError are raised before anything is
     trained.
     """
     for run in plan.runs:
+        state = RunRecord(RunDir(run.path)).state
         if run.path.exists() and (
-            anew or is_done(RunDir(run.path)) or belongs_to_different_run(run)
+            anew or state in ("done", "damaged") or belongs_to_different_run(run)
         ):
             aside = set_aside(RunDir(run.path))
             log("RERUN", f"{run.path.name}   old run moved to {aside.name}")

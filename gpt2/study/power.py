@@ -30,7 +30,7 @@ from lib.report.statistics import (
 )
 from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.record import RunRecord
-from lib.runs.run_dir import RunDir, is_done
+from lib.runs.run_dir import RunDir
 
 MAX_SEEDS = 60
 # Seeds → smallest effect of the simulated rule / closed form.
@@ -148,7 +148,7 @@ def confirm_power(plan: Plan, yes: bool) -> None:
     options = plan.base.verdicts
     power = study_power(plan) if options.effect or options.band else None
     misses = _misses(power) if power else []
-    if misses and not all(is_done(RunDir(run.path)) for run in plan.runs):
+    if misses and not all(RunRecord(RunDir(run.path)).is_done for run in plan.runs):
         confirm(f"{'; '.join(misses)}; train anyway?", yes)
 
 
@@ -209,10 +209,10 @@ def _finished_losses(plan: Plan) -> dict[str, dict[int, float]]:
     """
     losses: dict[str, dict[int, float]] = {}
     for run in plan.runs:
-        if not is_done(RunDir(run.path)):
+        record = RunRecord(RunDir(run.path))
+        if not record.is_done:
             continue
         try:
-            record = RunRecord(RunDir(run.path))
             loss = evaluated_loss(record, plan.unit)
         except RecordError:
             continue

@@ -35,10 +35,10 @@ from lib.report.render import (
     text_lines,
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
-from lib.runs.audit import damage_of
 from lib.runs.code import SourceComparison, run_drift
 from lib.runs.lease import current_holder
-from lib.runs.record import UNKNOWN, RunRecord, RunTiming, TimingRow
+from lib.runs.record import UNKNOWN, RunRecord, RunTiming
+from lib.runs.rows import TimingRow
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir, State
 from lib.units import format_duration, format_si, format_size
@@ -414,10 +414,8 @@ def _state(
     run: Run[Config], record: RunRecord, comparison: SourceComparison
 ) -> tuple[str, str, Sequence[str]]:
     """Return the state of a run, the cause if it is damaged, and what changed if it is stale."""
-    if damage := damage_of(record):
-        return State.DAMAGED.word, damage, ()
-    if record.state != State.SUCCESS.word:
-        return record.state, "", ()
+    if not record.is_done:
+        return record.state, record.damage, ()
     configuration = UNKNOWN
     with contextlib.suppress(RecordError):
         configuration = str(record.manifest.find("run", "hash8"))
@@ -430,7 +428,7 @@ def _state(
 def _timing(record: RunRecord) -> RunTiming | None:
     """Return the speed of a run; None if it has none that can be read."""
     try:
-        return record.timing if record.state == State.SUCCESS.word else None
+        return record.timing if record.is_done else None
     except RecordError:
         return None
 

@@ -26,7 +26,7 @@ from gpt2.training.session import StepMetrics, TrainingSession
 from lib.env.gpu import peak_tflops
 from lib.env.machine import autocast
 from lib.env.observe import device_name
-from lib.runs.record import HeartbeatRow, TrainRow
+from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.tracking import watch
 from lib.tracking.reader import present_values, reduce_over_layers
 from lib.tracking.stability import StabilityMonitor, instability_text

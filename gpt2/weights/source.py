@@ -18,8 +18,8 @@ from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.json_files import RecordError, read_json_object
-from lib.runs.record import read_manifest
-from lib.runs.run_dir import RunDir, is_done
+from lib.runs.record import RunRecord, read_manifest
+from lib.runs.run_dir import RunDir, State
 from lib.units import first_of
 
 CONFIG_FILE = "config.json"
@@ -37,7 +37,7 @@ def weights_folder(config: Config, build_dir: Path) -> Path:
     """Return the folder of the ``INIT_FROM`` weights; a hub download may not exist yet.
 
     Of a run with an iteration, it is the folder of the checkpoint. Raises PreflightError unless exactly
-    one finished run has the name, and ConfigError unless it kept the checkpoint.
+    one finished run has the name, and ConfigError if it is damaged or did not keep the checkpoint.
     """
     init = config.init
     if not init.is_path and not init.is_run:
@@ -46,6 +46,8 @@ def weights_folder(config: Config, build_dir: Path) -> Path:
         folder = build_dir / Path(init.name).expanduser()
     else:
         folder = _run_folder(init.name, build_dir / config.study.output_dir)
+    if init.is_run and (problem := RunRecord(RunDir(folder)).unfinished):
+        raise ConfigError(problem)
     if init.iteration is None:
         return folder
     require_kept(RunDir(folder), init.iteration, "INIT_FROM")
@@ -153,7 +155,9 @@ def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
 def _run_folder(name: str, output: Path) -> Path:
     """Return the directory of the finished run ``name``, or whose name begins with it."""
     exact = list(output.glob(f"*/{name}"))
-    paths = [p for p in exact or output.glob(f"*/{name}-*") if is_done(RunDir(p))]
+    beginning = [path for path in output.glob(f"*/{name}-*") if not exact]
+    ended = State.SUCCESS.word, State.DAMAGED.word
+    paths = exact or [path for path in beginning if RunRecord(RunDir(path)).state in ended]
     if len(paths) == 1:
         return paths[0]
     if paths:

@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from lib.json_files import DamagedRecord
-from lib.runs.record import RunRecord, StatisticsRow, TrainRow, derived
+from lib.runs.record import RunRecord, derived
+from lib.runs.rows import StatisticsRow, TrainRow
 from lib.tracking.reader import reduce_over_layers
 from lib.tracking.stability import unstable_points
 

@@ -18,7 +18,8 @@ from lib.report.run_facts import recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.documents import bits_per_byte
-from lib.runs.record import RunRecord, TelemetrySample, derived
+from lib.runs.record import RunRecord, derived
+from lib.runs.rows import TelemetrySample
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, State
 from lib.tracking.reader import mean_metrics
@@ -70,7 +71,7 @@ def read_records(runs: Sequence[Run[Any]], unit: str = NATS) -> list[RunRecord]:
 
 def planned_run(record: RunRecord) -> Run[Any]:
     """Return the run that the directory was planned for."""
-    assert record.planned is not None
+    assert isinstance(record.planned, Run)
     return record.planned
 
 
@@ -80,8 +81,8 @@ def absence(record: RunRecord, unit: str) -> Absence | None:
 
     They are derived from the rows now: the rows of all runs would fill the memory.
     """
-    if record.state != State.SUCCESS.word:
-        message = record.status.message if record.status else ""
+    if not record.is_done:
+        message = record.damage or (record.status.message if record.status else "")
         return Absence(record.state, message.split("\n")[0])
     if damage := next(artifact_findings(record, weights=False), None):
         return Absence(State.DAMAGED.word, str(damage))

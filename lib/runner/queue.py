@@ -17,9 +17,8 @@ from lib.console import log
 from lib.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigError, Problem
 from lib.files import canonical_json
 from lib.json_files import RecordError
-from lib.runs.audit import damage_of
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
-from lib.runs.record import RunRecord
+from lib.runs.record import RunRecord, damaged_run
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import first_of, format_runs
@@ -80,16 +79,8 @@ def decide(run: Run[Any], drift: Callable[[RunDir], Sequence[str]], stale: str) 
 
 def require_matching_directories(runs: Sequence[Run[Any]]) -> None:
     """Raise ConfigError listing the run directories that are damaged or of another run."""
-    problems = [
-        Problem(
-            damage,
-            str(run.path),
-            f"to train the run again (the old folder is kept), type: make rerun RUNS={run.path.name}",
-            code="run.damaged",
-        )
-        for run in runs
-        if (damage := damage_of(RunRecord(RunDir(run.path))))
-    ]
+    records = [RunRecord(RunDir(run.path)) for run in runs]
+    problems = [damaged_run(record) for record in records if record.damage]
     problems += [
         Problem(
             f"directory belongs to a different run (expected {run.label})",

@@ -1,7 +1,6 @@
 """Audit of a run directory: required files, digests, field types, and recomputed results.
 
-``artifact_findings`` without the weights is cheap enough for every run of a table, and without digests
-for every run of a list. ``consistency_findings`` recomputes figures, rows and digests from the run's
+``artifact_findings`` without the weights is cheap enough for every run of a table. ``consistency_findings`` recomputes figures, rows and digests from the run's
 own files. Does not import torch.
 """
 
@@ -9,110 +8,53 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
 from lib.json_files import RecordError
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
-from lib.runs.record import RunRecord
-from lib.runs.run_dir import RunDir, State
+from lib.runs.record import Finding, RunRecord
+from lib.runs.run_dir import State
 
 
-@dataclass(frozen=True)
-class AuditFinding:
-    """One mismatch in ``file``, a path relative to the run directory."""
-
-    file: str
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: expected {self.expected}, found {self.found}"
-
-    @classmethod
-    def of(cls, error: RecordError) -> "AuditFinding":
-        name = f"{error.file.name}:{error.line}" if error.line else error.file.name
-        return cls(name, error.expected, error.actual)
-
-
-def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[AuditFinding]:
+def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[Finding]:
     """Yield a finding unless both values are equal in type and value; floats compare bit by bit."""
     if type(expected) is not type(found) or expected != found:
-        yield AuditFinding(file, f"{name} {_shown(expected)}", _shown(found))
+        yield Finding(file, f"{name} {_shown(expected)}", _shown(found))
 
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, float | str) else json.dumps(value)
 
 
-def required_files(run: RunDir) -> tuple[Path, ...]:
-    """Return the files that a finished run must have."""
-    return (
-        run.resolved_config,
-        run.manifest,
-        run.metrics,
-        run.per_query,
-        run.summary,
-        run.logs,
-        run.timing,
-        run.weights,
-    )
-
-
-def artifact_findings(
-    record: RunRecord, *, digests: bool = True, weights: bool = True
-) -> Iterator[AuditFinding]:
+def artifact_findings(record: RunRecord, *, weights: bool = True) -> Iterator[Finding]:
     """Yield a finding for every missing or empty file, and every other length or digest.
 
-    Without ``digests`` only the lengths are compared, without ``weights`` the digest of the weights
-    is not.
+    Without ``weights`` their digest is not compared.
     """
     run, status = record.run, record.status
     if status is None or status.state is not State.SUCCESS:
         state = "none" if status is None else str(status.state)
         if status and status.state is State.DAMAGED:
             state = status.message
-        yield AuditFinding(run.status.name, "state SUCCESS", state)
-    else:
-        yield from mismatch(run.status.name, "exit_code", 0, status.exit_code)
-        yield from mismatch(run.status.name, "message", "", status.message)
-    for path in required_files(run):
-        if path.name not in record.sizes:
-            yield AuditFinding(path.name, "a file", "none")
-        elif not record.sizes[path.name]:
-            yield AuditFinding(path.name, "content", "0 bytes")
+        yield Finding(run.status.name, "state SUCCESS", state)
+    yield from record.file_findings()
     if not record.sizes.get(run.manifest.name):
         return
     try:
         manifest = record.manifest.fields
-        if digests:
-            yield from _manifest_digests(record, manifest)
-        yield from _artifacts(record, manifest, digests, weights)
-        if digests:
-            yield from _attachments(record, manifest)
+        yield from _manifest_digests(record, manifest)
+        yield from _digests(record, weights)
+        yield from _attachments(record, manifest)
     except RecordError as error:
-        yield AuditFinding.of(error)
+        yield Finding.of(error)
     except (KeyError, TypeError, AttributeError) as error:
         error_text = f"{type(error).__name__}: {error}"
-        yield AuditFinding(run.manifest.name, "the fields of a finished run", error_text)
+        yield Finding(run.manifest.name, "the fields of a finished run", error_text)
 
 
-def damage_of(record: RunRecord) -> str:
-    """Return why a run is damaged: its status cannot be read, or it is finished, and a file is missing
-    or has not the recorded length; else "".
-
-    Only status and manifest are read: a change of the same length is found by ``artifact_findings``.
-    """
-    status = record.status
-    if status is None or status.state is not State.SUCCESS:
-        return status.message if status and status.state is State.DAMAGED else ""
-    return str(next(artifact_findings(record, digests=False), ""))
-
-
-def _manifest_digests(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
+def _manifest_digests(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[Finding]:
     volatile, name = manifest["volatile"], record.run.manifest.name
     for field, expected, found in (
         ("schema_version", SCHEMA_VERSION, manifest["schema_version"]),
@@ -123,32 +65,20 @@ def _manifest_digests(record: RunRecord, manifest: Mapping[str, Any]) -> Iterato
         yield from mismatch(name, field, expected, found)
 
 
-def _artifacts(
-    record: RunRecord, manifest: Mapping[str, Any], digests: bool, weights: bool
-) -> Iterator[AuditFinding]:
-    """Compare the results with their recorded lengths and digests."""
-    run, tables = record.run, manifest["artifacts"] | manifest["volatile"]["artifacts"]
-    required = [path.name for path in required_files(run)]
-    for name in required:
-        if name != run.manifest.name and name not in tables:
-            yield AuditFinding(run.manifest.name, f"a digest of {name}", "none")
-    for name, artifact in tables.items():
-        size, length, digest = record.sizes.get(name), artifact["bytes"], artifact["sha256"]
-        if size is None:
-            # A required file has been reported.
-            if name not in required:
-                yield AuditFinding(name, "a file", "none")
-        # Trackers may append to the log after the end of the run.
-        elif size != length and (name != run.logs.name or size < length):
-            yield from mismatch(name, "bytes", length, size)
-        elif digests and name == run.logs.name:
-            expected = f"SHA-256 of the first {length} bytes"
-            yield from mismatch(name, expected, digest, sha256_prefix(run.logs, length))
-        elif digests and (weights or name != run.weights.name):
-            yield from mismatch(name, "SHA-256", digest, record.sha256(run.path / name))
+def _digests(record: RunRecord, weights: bool) -> Iterator[Finding]:
+    """Compare the results that have the recorded lengths with their recorded digests."""
+    run = record.run
+    for name, artifact in record.artifacts.items():
+        size = record.sizes.get(name, -1)
+        if name == run.logs.name and size >= artifact.bytes:
+            expected = f"SHA-256 of the first {artifact.bytes} bytes"
+            digest = sha256_prefix(run.logs, artifact.bytes)
+            yield from mismatch(name, expected, artifact.sha256, digest)
+        elif size == artifact.bytes and (weights or name != run.weights.name):
+            yield from mismatch(name, "SHA-256", artifact.sha256, record.sha256(run.path / name))
 
 
-def _attachments(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
+def _attachments(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[Finding]:
     """Compare the snapshot of the environment and the patch of the code with their digests."""
     run, environment, volatile = record.run, manifest["environment"], manifest["volatile"]
     snapshot = {**environment.get("snapshot", {}), **volatile.get("hardware_files", {})}
@@ -160,7 +90,7 @@ def _attachments(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[Aud
         if path.is_file():
             yield from mismatch(name, "SHA-256", digest, sha256_file(path))
         else:
-            yield AuditFinding(name, "a file", "none")
+            yield Finding(name, "a file", "none")
 
 
 # Field of the manifest.
@@ -201,7 +131,7 @@ _MANIFEST_FIELDS: Mapping[str, type] = {
 }
 
 
-def format_findings(record: RunRecord) -> Iterator[AuditFinding]:
+def format_findings(record: RunRecord) -> Iterator[Finding]:
     """Yield a finding for every unreadable file, and for every field of an unexpected type."""
     reads: Sequence[Callable[[], object]] = (
         lambda: (record.code, record.sources, record.hardware, record.attempts),
@@ -214,33 +144,33 @@ def format_findings(record: RunRecord) -> Iterator[AuditFinding]:
     try:
         yield from _manifest_fields(record)
     except RecordError as error:
-        yield AuditFinding.of(error)
+        yield Finding.of(error)
     for read in reads:
         try:
             read()
         except RecordError as error:
-            yield AuditFinding.of(error)
+            yield Finding.of(error)
 
 
-def _manifest_fields(record: RunRecord) -> Iterator[AuditFinding]:
+def _manifest_fields(record: RunRecord) -> Iterator[Finding]:
     file = record.run.manifest.name
     for name, kind in _MANIFEST_FIELDS.items():
         value = record.manifest.find(*name.split("."), default=...)
         if value is ...:
-            yield AuditFinding(file, f"a field {name}", "none")
+            yield Finding(file, f"a field {name}", "none")
         # In Python a bool is also an int.
         elif type(value) is not kind:
-            yield AuditFinding(file, f"{name} of type {kind.__name__}", repr(value)[:60])
+            yield Finding(file, f"{name} of type {kind.__name__}", repr(value)[:60])
 
 
-def consistency_findings(record: RunRecord) -> Iterator[AuditFinding]:
+def consistency_findings(record: RunRecord) -> Iterator[Finding]:
     """Yield the findings of all cross-checks between the files of a run."""
     yield from _figures(record)
     yield from _rows(record)
     yield from _shared(record)
 
 
-def _figures(record: RunRecord) -> Iterator[AuditFinding]:
+def _figures(record: RunRecord) -> Iterator[Finding]:
     """Recompute the summary from the rows; floats must be equal to the last bit."""
     run, summary, final, timing = record.run, record.summary, record.final, record.timing
     names = ("n_tokens", "n_correct", "confidence_sum")
@@ -266,22 +196,22 @@ def _figures(record: RunRecord) -> Iterator[AuditFinding]:
         yield from mismatch(run.summary.name, field, recomputed, recorded)
 
 
-def _rows(record: RunRecord) -> Iterator[AuditFinding]:
+def _rows(record: RunRecord) -> Iterator[Finding]:
     """Check that each iteration has one row and that the last evaluation equals the summary."""
     name, final, status = record.run.metrics.name, record.final, record.status
     # Of an iteration.
     order = ("train", "statistics", "eval")
     keys = [(row["iteration"], order.index(row["kind"])) for row in record.metrics_fields]
     if keys != sorted(set(keys)):
-        yield AuditFinding(name, "rows in order of iteration without duplicates", "another order")
+        yield Finding(name, "rows in order of iteration without duplicates", "another order")
     if missing := _gap(record):
-        yield AuditFinding(name, f"one row for each of {final.iterations} iterations", missing)
+        yield Finding(name, f"one row for each of {final.iterations} iterations", missing)
     else:
         tokens = max(row["tokens"] for row in record.metrics_fields)
         yield from mismatch(name, "tokens", final.tokens, tokens)
     last = record.metrics_fields[-1]
     if last["kind"] != "eval":
-        yield AuditFinding(name, "an eval row at the end", last["kind"])
+        yield Finding(name, "an eval row at the end", last["kind"])
         return
     yield from mismatch(name, "last iteration", final.iterations, last["iteration"])
     for field in ("val_loss", "token_accuracy", "sparsity"):
@@ -304,7 +234,7 @@ def _gap(record: RunRecord) -> str:
     return ""
 
 
-def _shared(record: RunRecord) -> Iterator[AuditFinding]:
+def _shared(record: RunRecord) -> Iterator[Finding]:
     """Compare the facts that two files record, the log of the run included."""
     run, manifest, summary = record.run, record.manifest.fields, record.summary
     symbols, flags = record.symbols, manifest["debug_flags"]
@@ -324,17 +254,17 @@ def _shared(record: RunRecord) -> Iterator[AuditFinding]:
     ):
         yield from mismatch(file, field, expected, found)
     if len(set(manifest["init_weights_digest"])) != 1:
-        yield AuditFinding(in_manifest, "equal initial weights on all ranks", "different digests")
+        yield Finding(in_manifest, "equal initial weights on all ranks", "different digests")
     if not run.logs.is_file():
         return
     text = run.logs.read_text(encoding="utf-8", errors="replace")
     device = str(manifest["knobs"]["device"]["observed"])
     for phrase in (f"seed {manifest['seeds']['seed']} ", manifest["run"]["run_profile"], device):
         if phrase not in text:
-            yield AuditFinding(run.logs.name, f"the text {phrase!r}", "none")
+            yield Finding(run.logs.name, f"the text {phrase!r}", "none")
 
 
-def weight_findings(record: RunRecord) -> Iterator[AuditFinding]:
+def weight_findings(record: RunRecord) -> Iterator[Finding]:
     """Recompute digest, parameter count, finiteness and sparsity of the final weights."""
     # Damaged files are reported without the delay of this import.
     import safetensors.torch
@@ -346,18 +276,18 @@ def weight_findings(record: RunRecord) -> Iterator[AuditFinding]:
     try:
         weights = safetensors.torch.load_file(record.run.weights)
     except (OSError, safetensors.SafetensorError) as error:
-        yield AuditFinding(file, "weights", str(error))
+        yield Finding(file, "weights", str(error))
         return
     final, elements = record.final, {name: each.numel() for name, each in weights.items()}
     yield from mismatch(file, _WEIGHTS_DIGEST, recorded_digest, weights_digest(weights))
     yield from mismatch(file, "parameters", final.parameters, sum(elements.values()))
     for name, weight in weights.items():
         if count := int((~torch.isfinite(weight)).sum()):
-            yield AuditFinding(file, f"finite elements in {name}", f"{count} non-finite")
+            yield Finding(file, f"finite elements in {name}", f"{count} non-finite")
     # The summary lists every prunable matrix, so no model has to be built.
     layers = final.sparsity_by_layer
     if missing := layers.keys() - weights.keys():
-        yield AuditFinding(file, "every prunable matrix", f"{min(missing)} is missing")
+        yield Finding(file, "every prunable matrix", f"{min(missing)} is missing")
         return
     zeros = {name: int((weights[name] == 0).sum()) for name in layers}
     for name, recorded in layers.items():

@@ -10,17 +10,18 @@ import functools
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from lib.files import regular_file, sha256_file
+from lib.errors import Problem
+from lib.files import sha256_file
 from lib.json_files import (
     MAX_OBJECT_BYTES,
     DamagedRecord,
-    parse_json_line,
+    RecordError,
     parse_json_lines,
     parse_json_object,
     read_json_object,
@@ -31,7 +32,16 @@ from lib.json_files import (
 )
 from lib.runs.documents import DocumentResult, parse_document_results
 from lib.runs.lease import current_holder
-from lib.runs.run import Run
+from lib.runs.rows import (
+    EvalRow,
+    HeartbeatRow,
+    MetricsRow,
+    TelemetrySample,
+    TimingRow,
+    TrainRow,
+    parse_metrics,
+    typed_rows,
+)
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # A longer text sample is damaged: it would fill a report.
@@ -75,6 +85,14 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
+class ArtifactRecord:
+    """Length and digest of a result file at the end of the run."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class FinalResults:
     """Results of a finished run. Losses are in nats per token."""
 
@@ -101,90 +119,6 @@ class RunTiming:
     # Of the first log line, with compilation in it; 0 if no iteration follows.
     warmup_iterations: int = 0
     warmup_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class TrainRow:
-    """One optimizer step."""
-
-    iteration: int
-    tokens: int
-    # Nats per token.
-    loss: float
-    lr: float
-    # None after a step that was skipped because of an fp16 overflow.
-    grad_norm: float | None
-
-
-@dataclass(frozen=True)
-class EvalRow:
-    """One evaluation."""
-
-    iteration: int
-    tokens: int
-    val_loss: float
-    sparsity: float
-
-
-@dataclass(frozen=True)
-class StatisticsRow:
-    """Statistics of the mechanisms after one step."""
-
-    iteration: int
-    # Name → one value per layer; None if the layer has none.
-    values: Mapping[str, Sequence[float | None]]
-
-
-MetricsRow = TrainRow | EvalRow | StatisticsRow
-_METRICS_ROWS: Mapping[str, type[MetricsRow]] = {
-    "train": TrainRow,
-    "eval": EvalRow,
-    "statistics": StatisticsRow,
-}
-
-
-@dataclass(frozen=True)
-class TimingRow:
-    """Speed at one log line."""
-
-    iteration: int
-    tokens_per_second: float
-    # Seconds since the epoch.
-    written_at: float
-    # In all steps so far.
-    train_seconds: float = 0.0
-    # Model FLOPs utilisation; None if the device's peak is unknown.
-    mfu: float | None = None
-    eta_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class TelemetrySample:
-    """Usage of memory, CPU and GPUs at one moment."""
-
-    # Seconds since the epoch.
-    ts: float
-    rss_mib: float
-    cpu_seconds: float
-    # Counters of each GPU by name; None for a counter that the driver lacks.
-    gpus: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class HeartbeatRow:
-    """Sign of life of one rank; fields that only some heartbeats have are None in the others."""
-
-    # Seconds since the epoch.
-    ts: float
-    step: int
-    mem_reserved_mib: float
-    toks_per_s: float | None = None
-    eta_s: float | None = None
-    # Number of fallbacks after running out of memory.
-    fallbacks: int | None = None
-    # Means over the gates of the newest statistics.
-    gate_entropy: float | None = None
-    gate_max: float | None = None
 
 
 @dataclass(frozen=True)
@@ -228,12 +162,43 @@ class JsonRecord:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """One mismatch in ``file``, a path relative to the run directory."""
+
+    file: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: expected {self.expected}, found {self.found}"
+
+    @classmethod
+    def of(cls, error: RecordError) -> "Finding":
+        name = f"{error.file.name}:{error.line}" if error.line else error.file.name
+        return cls(name, error.expected, error.actual)
+
+
+def required_files(run: RunDir) -> tuple[Path, ...]:
+    """Return the files that a finished run must have."""
+    return (
+        run.resolved_config,
+        run.manifest,
+        run.metrics,
+        run.per_query,
+        run.summary,
+        run.logs,
+        run.timing,
+        run.weights,
+    )
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """The content of a run directory: each file is read at most once, on first use, and kept."""
 
     run: RunDir
-    # The run whose directory this is; None if no plan has it.
-    planned: Run[Any] | None = field(default=None, compare=False)
+    # The run (``lib.runs.run``) that the directory was planned for; None if no plan has it.
+    planned: object = field(default=None, compare=False)
     # Content of files that were read for their digests and are not parsed yet.
     _contents: dict[Path, bytes] = field(default_factory=dict, repr=False, compare=False)
     _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -252,9 +217,87 @@ class RunRecord:
             return "replaced"
         if self.status is None:
             return "new"
+        if self.damage:
+            return State.DAMAGED.word
         if self.status.state is State.RUNNING and current_holder(self.run) is None:
             return State.INTERRUPTED.word
         return self.status.state.word
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the run is finished, with all of its files."""
+        return self.status is not None and self.status.state is State.SUCCESS and not self.damage
+
+    @cached_property
+    def damage(self) -> str:
+        """Return why the run is damaged: its status cannot be read, or it is finished, and a file is
+        missing or has not the recorded length; else "".
+
+        Only status and manifest are read: a change of the same length is found by the audit.
+        """
+        status = self.status
+        if status is None or status.state is not State.SUCCESS:
+            return status.message if status and status.state is State.DAMAGED else ""
+        return str(next(self.file_findings(), ""))
+
+    @property
+    def unfinished(self) -> Problem | None:
+        """Return why the run has no complete result that a command could use; None if it has one."""
+        status, where = self.status, str(self.run.path)
+        if status is None:
+            what = "the run has not been trained"
+            return Problem(what, where, "type: make", code="run.not-found")
+        if self.damage:
+            return damaged_run(self)
+        if self.is_done:
+            return None
+        what = f"the run is not finished: {status.state} at iteration {status.iteration:,}"
+        return Problem(what, where, "type: make, to resume the run", code="run.not-finished")
+
+    def file_findings(self) -> Iterator[Finding]:
+        """Yield a finding for each missing or empty file of a finished run, for each file whose length
+        is not the recorded one, and for a status with the facts of a failure.
+        """
+        run, sizes = self.run, self.sizes
+        if self.status and self.status.exit_code:
+            yield Finding(run.status.name, "exit_code 0", str(self.status.exit_code))
+        elif self.status and self.status.message:
+            yield Finding(run.status.name, "no message", self.status.message)
+        for path in required_files(run):
+            if path.name not in sizes:
+                yield Finding(path.name, "a file", "none")
+            elif not sizes[path.name]:
+                yield Finding(path.name, "content", "0 bytes")
+        if not sizes.get(run.manifest.name):
+            return
+        try:
+            artifacts = self.artifacts
+        except RecordError as error:
+            yield Finding.of(error)
+            return
+        for path in required_files(run):
+            if path.name not in artifacts and path != run.manifest:
+                yield Finding(run.manifest.name, f"a digest of {path.name}", "none")
+        for name, artifact in artifacts.items():
+            size = sizes.get(name)
+            if size is None and run.path / name not in required_files(run):
+                yield Finding(name, "a file", "none")
+            # Trackers may append to the log after the end of the run.
+            elif size and (
+                size < artifact.bytes or (size > artifact.bytes and name != run.logs.name)
+            ):
+                yield Finding(name, f"bytes {artifact.bytes}", str(size))
+
+    @cached_property
+    def artifacts(self) -> Mapping[str, ArtifactRecord]:
+        """Return file name → recorded length and digest. Raises RecordError."""
+        places = ("artifacts",), ("volatile", "artifacts")
+        tables = [(place, self.manifest.value(dict, *place)) for place in places]
+        return {
+            name: typed(ArtifactRecord, entry, self.run.manifest, (*place, name))
+            for place, table in tables
+            for name, entry in table.items()
+        }
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -366,17 +409,17 @@ class RunRecord:
 
     @cached_property
     def timings(self) -> Sequence[TimingRow]:
-        return _rows(TimingRow, self.run.timing, self._lines(self.run.timing))
+        return typed_rows(TimingRow, self.run.timing, self._lines(self.run.timing))
 
     @cached_property
     def telemetry(self) -> Sequence[TelemetrySample]:
-        return _rows(TelemetrySample, self.run.telemetry, self._lines(self.run.telemetry))
+        return typed_rows(TelemetrySample, self.run.telemetry, self._lines(self.run.telemetry))
 
     @cached_property
     def heartbeats(self) -> Mapping[int, Sequence[HeartbeatRow]]:
         """Return the heartbeats of each rank, the newest last; empty before the first one."""
         files = self.run.heartbeats().items()
-        return {rank: _rows(HeartbeatRow, path, self._lines(path)) for rank, path in files}
+        return {rank: typed_rows(HeartbeatRow, path, self._lines(path)) for rank, path in files}
 
     def sha256(self, path: Path) -> str:
         """Return the digest of a file of the run; the content of a record is kept until it is parsed.
@@ -414,6 +457,13 @@ class RunRecord:
         return parse_json_lines(path, content, growing=growing)
 
 
+def damaged_run(record: RunRecord) -> Problem:
+    """Return the problem of a damaged run, with the command that trains it again."""
+    path = record.run.path
+    advice = f"to train it again (the old folder is kept), type: make rerun RUNS={path.name}"
+    return Problem(record.damage, str(path), advice, code="run.damaged")
+
+
 _ROWS = (
     *("documents", "metrics_fields", "metrics", "train_rows", "eval_rows", "timings", "telemetry"),
     "heartbeats",
@@ -433,42 +483,6 @@ def derived(
         return record._derived[key]
 
     return value
-
-
-class RowTail:
-    """Reader of the complete lines that a growing file gained; skips the first ``skip`` lines."""
-
-    def __init__(self, path: Path, skip: int = 0) -> None:
-        self._path = path
-        self._skip = skip
-        self._offset = 0
-        self._line = 1
-
-    def metrics(self) -> list[MetricsRow]:
-        """Return the new rows of metrics.jsonl; none while the file does not exist."""
-        return parse_metrics(self._path, *self._new())
-
-    def rows(self, kind: type[T]) -> list[T]:
-        """Return the new rows of a file of one kind; none while the file does not exist."""
-        return _rows(kind, self._path, *self._new())
-
-    def _new(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the new rows and the line number of the first."""
-        if not self._path.exists():
-            return [], self._line
-        with open(self._path, "rb", opener=regular_file) as stream:
-            stream.seek(self._offset)
-            complete, newline, _ = stream.read().rpartition(b"\n")
-        self._offset += len(complete) + len(newline)
-        lines = complete.split(b"\n") if newline else []
-        skipped = min(self._skip, len(lines))
-        first = self._line + skipped
-        self._skip -= skipped
-        self._line += len(lines)
-        rows = [
-            parse_json_line(self._path, n, line) for n, line in enumerate(lines[skipped:], first)
-        ]
-        return rows, first
 
 
 def read_manifest(run: RunDir) -> JsonRecord:
@@ -495,33 +509,3 @@ def _shared(sources: Any) -> Any:
             return known
     _known_sources.append(sources)
     return sources
-
-
-def parse_metrics(
-    file: Path, rows: Iterable[Mapping[str, Any]], first_line: int = 1
-) -> list[MetricsRow]:
-    """Return the rows of metrics.jsonl with their types. Raises DamagedRecord."""
-    parsed: list[MetricsRow] = []
-    for line, row in enumerate(rows, first_line):
-        kind = _METRICS_ROWS.get(str(row.get("kind")))
-        if kind is None:
-            kinds = ", ".join(_METRICS_ROWS)
-            raise DamagedRecord(file, f"kind in {kinds}", repr(row.get("kind")), line)
-        parsed.append(typed(kind, row, file, (), line))
-        if kind is StatisticsRow:
-            _require_numbers(row["values"], file, line)
-    return parsed
-
-
-def _require_numbers(values: Mapping[str, Any], file: Path, line: int) -> None:
-    for name, layers in values.items():
-        if not isinstance(layers, list) or any(
-            value is not None and type(value) not in (int, float) for value in layers
-        ):
-            raise DamagedRecord(file, f"values.{name} of numbers or null", repr(layers)[:60], line)
-
-
-def _rows(
-    kind: type[T], file: Path, rows: Iterable[Mapping[str, Any]], first_line: int = 1
-) -> list[T]:
-    return [typed(kind, row, file, (), line) for line, row in enumerate(rows, first_line)]

@@ -17,7 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from lib.config.field import WHOLE_NUMBER, SymbolValue
 from lib.errors import ConfigError, Problem
-from lib.runs.run_dir import RunDir, is_done
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir, State
 from lib.runs.seeds import stream_seed
 
 # A longer range is assumed to be a typing error.
@@ -199,11 +200,20 @@ def _key(name: str) -> str:
 
 
 def _finished(folder: Path, keys: Set[str], repeats: Set[Path]) -> dict[str, Path]:
-    """Return the finished runs of all studies with one of ``keys``, without ``repeats``."""
+    """Return the finished runs of all studies with one of ``keys``, without ``repeats``.
+
+    A damaged run is returned if no other run has its key: it is refused by name, not trained anew.
+    """
     if not keys:
         return {}
     paths = sorted(path for path in folder.glob("*/*-s*-*") if run_key(path) in keys)
-    return {run_key(p): p for p in paths if p not in repeats and is_done(RunDir(p))}
+    states = {p: RunRecord(RunDir(p)).state for p in paths if p not in repeats}
+    return {
+        run_key(path): path
+        for state in (State.DAMAGED.word, State.SUCCESS.word)
+        for path in states
+        if states[path] == state
+    }
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

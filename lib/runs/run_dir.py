@@ -1,6 +1,6 @@
 """File names in a run directory, defined nowhere else, and the state of a run.
 
-A run is done if the state in ``status.json`` is SUCCESS; logs are never parsed.
+Whether a run is done is decided by ``RunRecord.state``; logs are never parsed.
 """
 
 import os
@@ -165,12 +165,6 @@ def write_status(run: RunDir, status: RunStatus) -> None:
     """Replace the status file atomically."""
     record = {**asdict(status), "written_at": time.time(), "schema_version": SCHEMA_VERSION}
     write_json(run.status, record)
-
-
-def is_done(run: RunDir) -> bool:
-    """Return whether the state is SUCCESS, which is written last."""
-    status = read_status(run)
-    return status is not None and status.state is State.SUCCESS
 
 
 def read_status(run: RunDir) -> RunStatus | None:

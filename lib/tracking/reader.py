@@ -15,16 +15,8 @@ from typing import Any, Self
 
 from lib.files import write_json
 from lib.json_files import read_json_object
-from lib.runs.record import (
-    EvalRow,
-    JsonRecord,
-    MetricsRow,
-    RowTail,
-    RunRecord,
-    StatisticsRow,
-    TelemetrySample,
-    TimingRow,
-)
+from lib.runs.record import JsonRecord, RunRecord
+from lib.runs.rows import EvalRow, MetricsRow, RowTail, StatisticsRow, TelemetrySample, TimingRow
 from lib.runs.run_dir import RunDir
 
 # Name → one value per layer; None if the layer has none.

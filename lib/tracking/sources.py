@@ -19,7 +19,7 @@ from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.json_files import RecordError
 from lib.project import python_module_command
-from lib.runs.run_dir import RunDir, is_done
+from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.tracker import TrackerMetadata
 
@@ -150,7 +150,7 @@ class RunDirSource:
     def config(self, run: RunRef) -> dict[str, Any]:
         """Return the configuration sent to trackers, including the entries added at the end."""
         config = _facts(run.key).config
-        if is_done(run.key):
+        if _has_ended(run.key):
             config["manifest_sha256"] = sha256_file(run.key.manifest)
         return config
 
@@ -159,13 +159,19 @@ class RunDirSource:
         position = ReadCursor()
         with _readable(run.key):
             rows = list(RecordReader(run.key, position).new())
-            if is_done(run.key):
+            if _has_ended(run.key):
                 rows.append((position.iteration, best_validation_metrics(run.key)))
             return merge_rows(rows)
 
     def system(self, run: RunRef) -> list[dict[str, float]]:
         """Return an empty list: the history contains the machine metrics."""
         return []
+
+
+def _has_ended(run: RunDir) -> bool:
+    """Return whether the entries of the end were sent."""
+    status = read_status(run)
+    return status is not None and status.state is State.SUCCESS
 
 
 def _facts(run: RunDir) -> TrackerMetadata:

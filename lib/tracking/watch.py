@@ -19,7 +19,8 @@ from lib.console import is_ascii_only
 from lib.errors import visible
 from lib.json_files import RecordError
 from lib.report.render import json_document, text_lines
-from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
+from lib.runs.record import RunRecord
+from lib.runs.rows import EvalRow, HeartbeatRow, TrainRow
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.tracking.options import WatchOptions

@@ -19,7 +19,7 @@ from lib.files import sha256_file
 from lib.project import ROOT
 from lib.runs.code import installed_torch
 from tests.integration.conftest import SMALL
-from tests.lib.fabricated import MANIFEST, changed, write_run
+from tests.lib.fabricated import MANIFEST, changed, reseal, write_run
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def made(tree, tmp_path, monkeypatch):
         facts = {**MANIFEST, "origin": origin, "data": data}
         run = write_run(tmp_path / "run", manifest=changed(facts, **(manifest or {})))
         write_resolved_config(run, config)
+        reseal(run)
         return run
 
     return make
@@ -90,6 +91,7 @@ def test_a_text_out_of_the_build_folder_is_not_replaced(made, tmp_path):
     config = Config.from_values({**values, "CUSTOM_PATH": "../../victim"})
     run.resolved_config.unlink()
     write_resolved_config(run, config)
+    reseal(run)
     victim.write_text("mine")
     with pytest.raises(ConfigError) as caught:
         reproduce(Request(str(run.path), tmp_path, data=str(tmp_path / "text")))
@@ -147,11 +149,13 @@ def test_a_configuration_of_other_code(made, again):
     run = made()
     record = json.loads(run.resolved_config.read_text())
     run.resolved_config.write_text(json.dumps({**record, "hash8": "00000000"}))
+    reseal(run)
     code, found = again(run)
     assert code == 4 and found["reasons"][0].startswith("configuration: ")
     assert "(was 00000000)" in found["reasons"][0]
     del record["symbols"]["N_LAYER"]
     run.resolved_config.write_text(json.dumps(record))
+    reseal(run)
     code, found = again(run, force=True)
     assert code == 4
     assert found["reasons"][0].startswith("configuration: ") and "N_LAYER" in found["reasons"][0]

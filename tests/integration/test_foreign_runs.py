@@ -32,7 +32,7 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.command_server import CommandServer
 from tests.integration.conftest import SINGLE, SMALL, Folder
-from tests.lib.fabricated import seal
+from tests.lib.fabricated import reseal, seal
 
 OWN = {"DATA_DIR": "my data", "TRACKER_PROJECT": "mine", "SLURM_OPTIONS": "--mem=1G", "JOBS": 2}
 
@@ -68,6 +68,7 @@ def rewrite(run: RunDir, **symbols: SymbolValue) -> None:
     record = json.loads(run.resolved_config.read_text())
     record["symbols"] |= symbols
     run.resolved_config.write_text(json.dumps(record))
+    reseal(run)
 
 
 def hostile(own: dict[str, SymbolValue]) -> dict[str, SymbolValue]:
@@ -160,6 +161,7 @@ def test_own_text_is_read_only_if_it_is_the_recorded_one(place, tmp_path):
         record = json.loads(run.resolved_config.read_text())
         record |= {"hash8": config.hash8, "identity": config.identity()}
         run.resolved_config.write_text(json.dumps(record))
+        reseal(run)
         rewrite(run, CUSTOM_PATH=recorded)
         before = sorted((place / "my data").iterdir())
         for start in (
@@ -185,6 +187,7 @@ def test_initial_weights_are_read_only_if_they_are_the_recorded_ones(place, monk
     record = json.loads(other.resolved_config.read_text())
     record |= {"hash8": config.hash8, "identity": config.identity()}
     other.resolved_config.write_text(json.dumps(record))
+    reseal(other)
     rewrite(other, INIT_FROM=name)
     with pytest.raises(PreflightError) as caught:
         train_twice(place, str(other.path))

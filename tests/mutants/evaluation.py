@@ -24,7 +24,8 @@ from lib.env.options import NumericsOptions
 from lib.report import table
 from lib.runs import documents
 from lib.runs.documents import DocumentResult
-from lib.runs.record import EvalRow, RunRecord
+from lib.runs.record import RunRecord
+from lib.runs.rows import EvalRow
 from tests.mutants.mutant import Expected, Kind, Mutant, Plant, edited, replaced, then
 
 _WINDOWS = "evaluation-windows"

@@ -19,7 +19,7 @@ from lib.report.run_facts import flatten_identity
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
-from tests.lib.fabricated import MANIFEST, write_run
+from tests.lib.fabricated import MANIFEST, reseal, write_run
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,7 @@ def made(tree, tmp_path):
         config = resolve_config(tree, [ConfigLayer.of("test", "test", {**SMALL, **settings})])
         run = write_run(tmp_path / name, manifest=manifest, final=final)
         write_resolved_config(run, config)
+        reseal(run)
         return str(run.path)
 
     return make
@@ -92,6 +93,7 @@ def study(tmp_path):
     for run in plan.runs:
         directory = write_run(run.path, identity=run.config.identity(), symbols=run.config.values)
         write_resolved_config(directory, run.config)
+        reseal(directory)
     return tmp_path
 
 
@@ -110,6 +112,7 @@ def test_steps_of_a_study_may_differ_in_what_they_set(study):
     del record["symbols"]["JOBS"]
     with open(file, "w") as stream:
         json.dump(record, stream)
+    reseal(RunDir(Path(runs[0])))
     assert compare(runs[0], runs[2], study).verdict == "COMPARED"
     # Without the configuration of the study, nothing is declared.
     assert compare(runs[0], runs[2], study / "elsewhere").verdict == "NOT COMPARABLE"
@@ -157,6 +160,7 @@ def test_runs_of_code_that_is_gone_are_compared_by_paths(made, tmp_path):
         del record["symbols"]["N_LAYER"]
         with open(file, "w") as stream:
             json.dump(record, stream)
+        reseal(RunDir(Path(path)))
     assert compare(a, b, tmp_path).reasons == ["model.shape.dropout: 0.1, 0.2"]
 
 

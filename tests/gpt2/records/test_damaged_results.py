@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lib.project import ROOT
-from lib.runs.audit import required_files
+from lib.runs.record import required_files
 from lib.runs.run_dir import RunDir
 from tests.command_server import CommandServer
 from tests.gpt2.records.test_hostile_strings import written_study
@@ -57,3 +58,63 @@ def test_a_finished_run_without_a_file_is_not_done(
     assert before == {
         p: p.lstat().st_mtime_ns for run in runs for p in [run.path, *run.path.iterdir()]
     }
+
+
+def test_a_command_that_uses_a_result_refuses_a_damaged_run(
+    server: CommandServer, tmp_path: Path
+) -> None:
+    """The run has all that the commands would read, and lacks the record of its speed."""
+    build = tmp_path / "build"
+    damaged, intact = written_study(build, "0", "1-2")
+    damaged.timing.unlink()
+    name = damaged.path.name
+    for words in (
+        ("compare_runs", str(damaged.path), str(intact.path)),
+        ("compare_runs", str(intact.path), str(damaged.path)),
+        ("reproduce", "--run", str(damaged.path)),
+        ("reproduce", "--twice", "--run", str(damaged.path)),
+        ("prolong", str(damaged.path), "--iters", "2"),
+        ("export", str(damaged.path)),
+        ("generate", "--run", str(damaged.path)),
+        ("evaluate", "--run", str(damaged.path)),
+        ("verify_results", "--steps", "0", "--seeds", "1-2"),
+        ("verify_results", "--runs", str(damaged.path)),
+        ("run_test_matrix", "--steps", "0", "--seeds", "1", "--set", f"INIT_FROM=run:{name}"),
+        (
+            "run_test_matrix",
+            "--steps",
+            "0",
+            "--seeds",
+            "1",
+            "--set",
+            f"INIT_FROM=run:{damaged.path}",
+        ),
+        ("run_test_matrix", "--steps", "0", "--seeds", "1-2"),
+    ):
+        script, *options = words
+        command = [str(ROOT / f"scripts/{script}.py"), *options, "-O", str(build)]
+        code, _, err = server.run(command, os.environ, tmp_path, build)
+        assert code == 2 and "[run.damaged]" in err, (words, err)
+        assert name in err and "timing.jsonl" in err and "make rerun RUNS=" in err, (words, err)
+    assert not (build / "reproduced").exists() and not (build / "results/prolonged").exists()
+
+
+def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(
+    server: CommandServer, tmp_path: Path
+) -> None:
+    build = tmp_path / "build"
+    (run,) = written_study(build, "0", "1")
+    others = [run.path.parents[1] / study / run.path.name for study in ("another", "third")]
+    shutil.copytree(run.path, others[0])
+    shutil.copytree(run.path, others[1])
+    shutil.rmtree(run.path)
+    (others[1] / run.timing.name).unlink()
+    command = [str(ROOT / "scripts/run_test_matrix.py"), "--steps", "0", "--seeds", "1"]
+    code, _, err = server.run([*command, "-O", str(build)], os.environ, tmp_path, build)
+    assert code == 0 and not run.path.exists(), err
+    shutil.rmtree(others[0])
+    for damage in (lambda: None, (others[1] / run.status.name).unlink):
+        damage()
+        code, _, err = server.run([*command, "-O", str(build)], os.environ, tmp_path, build)
+        assert code == 2 and "[run.damaged]" in err and "third" in err, err
+        assert not run.path.exists()

@@ -10,7 +10,7 @@ from lib.config.dotconfig import ConfigWorkspace
 from lib.errors import ConfigError
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from tests.lib.fabricated import MANIFEST, changed, write_run
+from tests.lib.fabricated import MANIFEST, changed, reseal, write_run
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ def place(tmp_path: Path) -> ConfigWorkspace:
 def _write_settings(run: RunDir, settings: dict) -> None:
     record = json.loads(run.resolved_config.read_text())
     run.resolved_config.write_text(json.dumps({**record, "settings": settings}))
+    reseal(run)
 
 
 def test_a_value_is_followed_from_its_source_to_its_observation(place: ConfigWorkspace) -> None:

@@ -31,8 +31,9 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.statistics import VerdictRule
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
+from tests.lib.fabricated import complete
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def finish(plan: Plan, slug: str, losses: list[float]) -> None:
         final = {"val_loss": loss, "unigram_entropy": 7.0, "parameters": 1, "tokens": 1}
         final |= {"iterations": 1, "sparsity": 0.0, "sparsity_by_layer": {}, "prunable_weights": {}}
         write_json(RunDir(run.path).summary, {"final": final})
-        write_status(RunDir(run.path), RunStatus(State.SUCCESS))
+        complete(RunDir(run.path))
 
 
 def test_a_worked_example(planned):

@@ -11,7 +11,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.training import metrics
 from gpt2.training.metrics import evaluate_criteria
-from lib.runs.record import HeartbeatRow, TrainRow
+from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import WatchedRecords
 from tests.gpt2.training.conftest import Trained

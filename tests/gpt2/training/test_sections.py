@@ -17,6 +17,8 @@ from lib.report.columns import to_markdown
 from lib.report.render import TableSection
 from lib.report.table import ResultTable, build_table
 from lib.runs.run import Run, RunVariant
+from lib.runs.run_dir import RunDir
+from tests.lib.fabricated import reseal
 from tests.lib.report.documents import document_of
 
 Configure = Callable[..., Config]
@@ -62,30 +64,22 @@ def test_pairs_and_reads_are_listed_if_runs_differ(planned: Callable) -> None:
     assert _sections(replace(plan, runs=plan.runs[:1])) == []
 
 
-def test_gates_are_those_of_the_last_statistics(
-    planned: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gates_are_those_of_the_last_statistics(planned: Callable) -> None:
     plan = planned()
-    # Append rows to the records.
-    monkeypatch.setattr(
-        "lib.report.run_results.artifact_findings", lambda *given, **named: iter(())
-    )
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
         values = {"nsa/gate_moved": moved, "other": [1.0]}
         row = {"kind": "statistics", "iteration": 1, "values": values}
         metrics.write_text(metrics.read_text() + canonical_json(row) + "\n")
+    reseal(RunDir(plan.runs[1].path))
     (keys,) = _sections(plan)
     assert keys.header == ("run", "pairs", "reads", "gates moved")
     assert [row[-1] for row in keys.rows] == ["-", "0.500"]
     assert "Gates: " in keys.note
 
 
-def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_shown_of_combinations(planned: Callable) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
-    monkeypatch.setattr(
-        "lib.report.run_results.artifact_findings", lambda *given, **named: iter(())
-    )
     # Another process, with more memory first and less later.
     step = {"ts": 0.0, "step": 1}
     beats = "".join(

@@ -15,9 +15,10 @@ from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.files import sha256_file, write_json
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.files import write_json
+from lib.runs.run_dir import RunDir
 from tests.gpt2.training.conftest import BASE, Trainer
+from tests.lib.fabricated import complete
 
 SIZE: dict[str, SymbolValue | None] = {"N_LAYER": 3, "N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
 SIZE |= {"DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
@@ -83,11 +84,8 @@ def write_finished(config: Config, path: Path) -> RunDir:
     write_resolved_config(run, config)
     weights = random_weights(config)
     safetensors.torch.save_file(weights, run.weights)
-    artifacts = {run.weights.name: {"sha256": sha256_file(run.weights)}}
-    code = {"git_sha": "0" * 40, "dirty_tree": False}
-    write_json(run.manifest, {"artifacts": artifacts, "code": code})
     write_json(run.summary, {"final": {"val_loss": 2.5, "iterations": 10}})
-    write_status(run, RunStatus(State.SUCCESS))
+    complete(run)
     return run
 
 

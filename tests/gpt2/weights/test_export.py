@@ -316,8 +316,8 @@ class TestRefusals:
         with pytest.raises(ConfigError) as error:
             find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.damaged"]
-        run.weights.unlink()
-        run.summary.unlink()
+        for file in (run.weights, run.summary, run.per_query):
+            file.unlink()
         with pytest.raises(ConfigError) as error:
             find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.not-found"]

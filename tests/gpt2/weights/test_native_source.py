@@ -12,6 +12,7 @@ from gpt2.weights.source import weight_mismatches, weights_folder
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunStatus, State, write_status
 from tests.gpt2.weights.conftest import export, random_weights, write_finished
+from tests.lib.fabricated import reseal
 
 RA = {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}
 LATENT = {"ATTENTION_PROJECTION_LATENT": True, "MLP_LATENT": True}
@@ -94,7 +95,7 @@ def test_tensors_of_another_shape_leave_the_model_unchanged(configure, results, 
     run = write_finished(configure(), results / "a-s1-1a2b3c4d")
     other = write_finished(configure(MLP_HIDDEN=48), results / "b-s1-1a2b3c4d")
     run.weights.write_bytes(other.weights.read_bytes())
-    run.manifest.write_bytes(other.manifest.read_bytes())
+    reseal(run)
     config = configure(INIT_FROM="run:a-s1")
     model = GPT(config.model)
     before = {name: p.clone() for name, p in model.named_parameters()}

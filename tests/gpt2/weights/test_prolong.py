@@ -11,6 +11,7 @@ from lib.errors import ConfigError
 from lib.report.contrasts import contrasts_of
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.gpt2.weights.conftest import write_finished
+from tests.lib.fabricated import reseal
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,7 @@ def test_a_seed_that_is_a_text_is_a_damaged_record(run, tmp_path):
     record = json.loads(run.resolved_config.read_text())
     record["symbols"]["SEED"] = "three"
     run.resolved_config.write_text(json.dumps(record))
+    reseal(run)
     with pytest.raises(ConfigError) as caught:
         plan_prolonged(str(run.path), tmp_path, 40, [])
     (problem,) = caught.value.problems

@@ -8,18 +8,10 @@ import pytest
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord, MissingRecord
 from lib.runs.lease import take_lease
-from lib.runs.record import (
-    UNKNOWN,
-    EvalRow,
-    RowTail,
-    RunRecord,
-    StatisticsRow,
-    TrainRow,
-    derived,
-    read_manifest,
-)
+from lib.runs.record import UNKNOWN, RunRecord, derived, read_manifest
+from lib.runs.rows import EvalRow, RowTail, StatisticsRow, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.lib.fabricated import MANIFEST, changed, write_run
+from tests.lib.fabricated import MANIFEST, changed, complete, write_run
 
 TRAIN = {"kind": "train", "iteration": 1, "tokens": 8, "loss": 2, "lr": 0.1, "grad_norm": None}
 
@@ -204,7 +196,8 @@ def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("state", "word"),
     [
-        (State.SUCCESS, "done"),
+        # Without the files of a result.
+        (State.SUCCESS, "damaged"),
         (State.FAILED, "failed"),
         (State.INTERRUPTED, "interrupted"),
         # No process trains it.
@@ -215,7 +208,15 @@ def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> N
 def test_the_state_of_a_run_is_one_word(tmp_path: Path, state: State, word: str) -> None:
     run = RunDir(tmp_path)
     write_status(run, RunStatus(state, 1, "loss is nan\nat step 3"))
-    assert RunRecord(run).state == word
+    record = RunRecord(run)
+    assert (record.state, record.is_done) == (word, False)
+    assert record.unfinished is not None
+
+
+def test_a_finished_run_with_all_files_is_done(tmp_path: Path) -> None:
+    complete(RunDir(tmp_path))
+    record = RunRecord(RunDir(tmp_path))
+    assert (record.state, record.damage, record.unfinished) == ("done", "", None)
 
 
 def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_path: Path) -> None:

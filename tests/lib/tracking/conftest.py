@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from lib.files import canonical_json, write_json
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.files import canonical_json
+from lib.runs.run_dir import RunDir
 from lib.tracking.tracker import TrackerMetadata
+from tests.lib.fabricated import complete
 from tests.loopback.wandb_server import WandbServer, serving
 
 ITERATIONS = 6
@@ -58,8 +59,7 @@ def record_run(path: Path, **settings: Any) -> RunDir:
             **settings.get("symbols", {}),
         },
     ).write(run.tracker_facts)
-    write_json(run.manifest, {"schema_version": 1})
-    write_status(run, RunStatus(State.SUCCESS, 0, "", ITERATIONS, ITERATIONS))
+    complete(run, iterations=ITERATIONS)
     return run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lib.files import write_json
-from lib.runs.record import TelemetrySample
+from lib.runs.rows import TelemetrySample
 from lib.runs.run_dir import RunDir
 from lib.tracking import telemetry
 from lib.tracking.reader import mean_metrics, per_layer_metrics, reduce_over_layers

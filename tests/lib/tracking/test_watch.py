@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lib.runs.record import HeartbeatRow, TrainRow
+from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from lib.tracking.options import WatchOptions
