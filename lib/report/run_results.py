@@ -18,7 +18,7 @@ from lib.report.run_facts import recorded_facts
 from lib.report.verdicts import SeedOutcome
 from lib.runs.audit import artifact_findings
 from lib.runs.documents import bits_per_byte
-from lib.runs.record import RunRecord, derived
+from lib.runs.record import UNKNOWN, RunRecord, derived
 from lib.runs.rows import TelemetrySample
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, State
@@ -106,19 +106,29 @@ def run_origin(record: RunRecord) -> dict[str, Any]:
     """Return the origin of the figures of a run; "unknown" if it was not recorded.
 
     ``configuration`` is the beginning of its digest; ``commit`` is None outside of a repository;
-    ``data`` and ``weights`` are digests. Raises RecordError if a file cannot be read.
+    ``platform`` is CUDA or ROCm with its version, None on a CPU; ``data`` and ``weights`` are digests.
+    Raises RecordError if a file cannot be read.
     """
     manifest = record.manifest
     commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
+    versions = {"CUDA": "cuda_version", "ROCm": "hip_version"}
+    platforms = {
+        name: version
+        for name, field in versions.items()
+        if (version := manifest.find("hardware", field)) not in (None, UNKNOWN)
+    }
     return {
         "run_id": str(manifest.find("run", "run_id")),
         "configuration": str(record.config.find("hash8")),
         "commit": commit if isinstance(commit, str) else None,
+        "branch": str(manifest.find("code", "branch")),
         "edited": edited if isinstance(edited, bool) else str(edited),
         "data": str(manifest.find("data", "digest")),
         "weights": str(manifest.find("final_weights_digest")),
         "torch": str(manifest.find("origin", "torch")),
+        "platform": next((f"{name} {version}" for name, version in platforms.items()), None),
         "device": str(manifest.find("origin", "device")),
+        "processes": manifest.find("processes", "world_size"),
     }
 
 

@@ -85,8 +85,10 @@ def test_a_number_opens_its_runs(study, page, parsed):
 def test_nothing_is_loaded_from_elsewhere(parsed):
     assert not {"link", "img", "iframe", "object", "base", "form"} & set(parsed.tags)
     assert parsed.values("src") == []
-    links = [*parsed.values("href"), *parsed.values("xlink:href")]
-    assert links and all(link.startswith("#") for link in links)
+    links = {*parsed.values("href"), *parsed.values("xlink:href")}
+    # The log of each run, beside the page.
+    logs = {f"{line['run']}/logs.txt" for line in parsed.tables["Runs"]}
+    assert logs < links and all(link.startswith("#") for link in links - logs)
     (policy,) = [value for value in parsed.values("content") if "default-src" in value]
     assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
     assert not any(
@@ -105,7 +107,7 @@ def test_the_policy_of_the_page_allows_its_script(page):
 def test_ids_are_unique_and_links_have_a_target(parsed):
     ids = parsed.values("id")
     assert len(ids) == len(set(ids))
-    assert {link[1:] for link in parsed.values("href")} <= set(ids)
+    assert {link[1:] for link in parsed.values("href") if link[0] == "#"} <= set(ids)
 
 
 def test_the_same_results_give_the_same_bytes(study, page, tmp_path):
@@ -316,6 +318,22 @@ def test_without_results_the_report_still_appears(make_run):
     parsed = Parsed(page_of(table))
     assert "svg" not in parsed.tags and "new" in parsed.texts
     assert parsed.answer == "No run has a result yet."
+
+
+def test_a_run_has_its_machine_its_branch_and_its_log(make_run):
+    on_gpus = {
+        **MANIFEST,
+        "code": {**MANIFEST["code"], "branch": "a-topic"},
+        "hardware": {**MANIFEST["hardware"], "cuda_version": "12.8"},
+        "processes": {"world_size": 2, "backend": "nccl"},
+    }
+    text = page_of(build_table("demo", [make_run("base", 3.0, manifest=on_gpus)]))
+    (run,) = Parsed(text).tables["Runs"]
+    assert run["torch"] == "2.13.0, CUDA 12.8" and run["device"] == "2 x a cpu"
+    assert run["commit"] == "000000000000 on a-topic"
+    assert f'<a href="{run["run"]}/logs.txt">' in text
+    (run,) = Parsed(page_of(build_table("demo", [make_run("base", 3.0, seed=2)]))).tables["Runs"]
+    assert (run["torch"], run["device"], run["commit"]) == ("2.13.0", "a cpu", "0" * 12)
 
 
 def test_a_step_that_differs_by_rounding_has_no_p(make_run):
