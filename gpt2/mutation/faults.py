@@ -24,7 +24,7 @@ AREAS: Mapping[str, str] = {
     "pruning": r"lib/pruning/",
     "data": r"gpt2/data/",
     "evaluation": (
-        r"gpt2/(evaluate|generate)\.py|gpt2/records/per_document|gpt2/training/finish"
+        r"gpt2/(evaluate|generate)\.py|gpt2/training/per_query|gpt2/training/finish"
         r"|lib/runs/documents"
     ),
     "steps": r"gpt2/study/",

@@ -25,7 +25,7 @@ from gpt2.data.store import open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.quantized.options import FOUR_BIT_SCHEMES, PACKAGE
-from gpt2.records.per_document import items_of
+from gpt2.training.per_query import items_of
 from gpt2.weights.trained import load_run, machine_here
 from lib.console import log
 from lib.env.machine import set_up

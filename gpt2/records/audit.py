@@ -8,8 +8,8 @@ from gpt2.config import Config, identity_digest
 from gpt2.data import store, tokenizer
 from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.data.store import TokenSplit, evaluation_windows
-from gpt2.records.per_document import item_facts
 from gpt2.records.trust import own_values, recorded_config
+from gpt2.training.per_query import item_facts
 from lib.errors import DataError, KablateError, Problem, visible
 from lib.json_files import MissingRecord, RecordError
 from lib.report.render import json_document
@@ -99,7 +99,7 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
     verdict.findings += mismatch(name, "hash8", digest[:8], record.hash8)
     recorded = manifest.value(str, "config", "config_digest")
     verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
-    if changed := changed_since(record.sources, record.code.git_sha):
+    if changed := changed_since(record.sources):
         note = f"identity and documents: made by other code ({first_of(changed)})"
         verdict.notes.append(note)
         return

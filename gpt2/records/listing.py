@@ -25,7 +25,7 @@ from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
-from lib.runs.code import SourceComparison, run_drift
+from lib.runs.code import TreeDigests, run_drift
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.units import first_of
@@ -126,8 +126,8 @@ def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
 
 def read_runs(paths: Iterable[Path]) -> list[Row]:
     """Return the rows of run directories, sorted by study, step and seed."""
-    comparison = SourceComparison()
-    runs = [_row(RunRecord(RunDir(path)), comparison) for path in paths]
+    tree = TreeDigests()
+    runs = [_row(RunRecord(RunDir(path)), tree) for path in paths]
     return sorted(runs, key=lambda run: (run["study"], run["step"], run["seed"] or 0, run["run"]))
 
 
@@ -166,7 +166,7 @@ def _is_run(path: Path) -> bool:
     return named and path.is_dir() and not path.name.startswith(".")
 
 
-def _row(record: RunRecord, comparison: SourceComparison) -> Row:
+def _row(record: RunRecord, tree: TreeDigests) -> Row:
     path, status = record.run.path, record.status
     name = _NAME.fullmatch(path.name)
     failure = status.message if status and record.state == State.FAILED.word else record.damage
@@ -187,13 +187,13 @@ def _row(record: RunRecord, comparison: SourceComparison) -> Row:
     if status is None or record.state in ("damaged", "replaced"):
         return row
     try:
-        return row | _recorded(record, status, comparison)
+        return row | _recorded(record, status, tree)
     except RecordError as error:
         problem = f"{error.file.name}: {error.problems[0].what}"
         return row | {"state": State.DAMAGED.word, "problem": problem}
 
 
-def _recorded(record: RunRecord, status: RunStatus, comparison: SourceComparison) -> dict[str, Any]:
+def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[str, Any]:
     """Return the fields from the files of a started run; a finished run must have all files."""
     done = record.is_done
     optional = () if done else (MissingRecord,)
@@ -212,7 +212,7 @@ def _recorded(record: RunRecord, status: RunStatus, comparison: SourceComparison
     if done:
         # The model of a GPU cannot be read without torch.
         on_cpu = record.symbols.get("DEVICE", "cpu") == "cpu"
-        if run_drift(record, cpu_model() if on_cpu else None, comparison):
+        if run_drift(record, cpu_model() if on_cpu else None, tree):
             fields["state"] = "stale"
         final = record.final
         fields |= {n: vars(final)[n] for n in ("val_loss", "parameters", "tokens")}

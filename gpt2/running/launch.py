@@ -58,7 +58,7 @@ from lib.runner.queue import belongs_to_different_run, require_matching_director
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import train_worker, warnings_in
-from lib.runs.code import SourceComparison, run_drift
+from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
 from lib.runs.run import Run, RunVariant, default_run_path, training_order
@@ -93,7 +93,7 @@ class Gpt2Backend:
         self._settings = settings
         self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
         self._plan = plan
-        self._comparison = SourceComparison()
+        self._tree = TreeDigests()
 
     def preflight(self, runs: Sequence[Run[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then weights and data; return the slots for runs.
@@ -118,11 +118,11 @@ class Gpt2Backend:
 
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
-        return run_drift(RunRecord(run), self._device, self._comparison)
+        return run_drift(RunRecord(run), self._device, self._tree)
 
     def is_stale(self, record: RunRecord) -> bool:
         """Return whether other code, torch or device made a result."""
-        return bool(run_drift(record, self._device, self._comparison))
+        return bool(run_drift(record, self._device, self._tree))
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:

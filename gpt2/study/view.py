@@ -35,7 +35,7 @@ from lib.report.render import (
     text_lines,
 )
 from lib.runner.queue import STALE_ADVICE, stale_text
-from lib.runs.code import SourceComparison, run_drift
+from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import current_holder
 from lib.runs.record import UNKNOWN, RunRecord, RunTiming
 from lib.runs.rows import TimingRow
@@ -111,8 +111,8 @@ def look(plan: Plan, gpu: str = "", probe: bool = False) -> list[RunView]:
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
     records = [RunRecord(RunDir(run.path)) for run in plan.runs]
-    comparison = SourceComparison()
-    states = [_state(*pair, comparison) for pair in zip(plan.runs, records, strict=True)]
+    tree = TreeDigests()
+    states = [_state(*pair, tree) for pair in zip(plan.runs, records, strict=True)]
     timings = [_timing(record) for record in records]
     if probe:
         runs = [(run.label, run.config) for run in plan.runs]
@@ -411,7 +411,7 @@ def _view(
 
 
 def _state(
-    run: Run[Config], record: RunRecord, comparison: SourceComparison
+    run: Run[Config], record: RunRecord, tree: TreeDigests
 ) -> tuple[str, str, Sequence[str]]:
     """Return the state of a run, the cause if it is damaged, and what changed if it is stale."""
     if not record.is_done:
@@ -421,7 +421,7 @@ def _state(
         configuration = str(record.manifest.find("run", "hash8"))
     if configuration not in (UNKNOWN, run.config.hash8):
         return State.DAMAGED.word, f"of another run, configuration {configuration}", ()
-    changes = run_drift(record, _device(run.config), comparison)
+    changes = run_drift(record, _device(run.config), tree)
     return "stale" if changes else record.state, "", changes
 
 

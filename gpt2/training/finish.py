@@ -14,8 +14,8 @@ import torch
 from gpt2.evaluate import EvaluationResult
 from gpt2.generate import generate
 from gpt2.model import GPT
-from gpt2.records.per_document import items_of
 from gpt2.training.metrics import check_first_steps
+from gpt2.training.per_query import items_of
 from gpt2.training.session import TrainingSession
 from lib.files import pretty_json
 from lib.runs.documents import (

@@ -44,7 +44,7 @@ from lib.runs.checkpoint import (
     set_checkpoint_aside,
     weights_digest,
 )
-from lib.runs.code import drift, loaded_commit, loaded_source
+from lib.runs.code import drift, loaded_source
 from lib.runs.rng import seed_all
 from lib.units import first_of
 
@@ -327,7 +327,6 @@ def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
     """
     return {
         "sources": loaded_source() | initial,
-        "commit": loaded_commit(),
         # A plain string: a checkpoint may not contain torch's version class.
         "torch": str(torch.__version__),
         "device": device_name(device),

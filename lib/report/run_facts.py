@@ -16,7 +16,7 @@ from typing import Any
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord
 from lib.report.options import BITS_PER_BYTE, NATS
-from lib.runs.code import makes_results, same_syntax
+from lib.runs.code import makes_results
 from lib.runs.record import UNKNOWN, JsonRecord, RunRecord, derived
 from lib.runs.run_dir import RunDir
 
@@ -82,11 +82,6 @@ class RunFacts:
     speed: Mapping[str, Any]
     # Digest of the evaluated documents and of the number of predicted bytes of each.
     text: str = ""
-
-    @property
-    def commit(self) -> str | None:
-        sha = self.record.manifest.find("code", "git_sha")
-        return sha if isinstance(sha, str) else None
 
     @property
     def run(self) -> RunDir:
@@ -284,11 +279,7 @@ def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
     changed = [
         name
         for name in shared
-        if not _is_digest(a.sources[name])
-        or (
-            a.sources[name] != b.sources[name]
-            and not same_syntax(name, (a.sources[name], a.commit), (b.sources[name], b.commit))
-        )
+        if not _is_digest(a.sources[name]) or a.sources[name] != b.sources[name]
     ]
     if changed:
         shown = " ".join(changed[:_MAX_FILES_SHOWN]) + (" …" if changed[_MAX_FILES_SHOWN:] else "")

@@ -6,7 +6,6 @@ otherwise stored as a patch. The tree is the one that contains this package, ind
 working directory. Does not import torch.
 """
 
-import ast
 import functools
 import hashlib
 import importlib.util
@@ -16,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,32 +27,15 @@ from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir
 from lib.units import first_of
 
-# Code that a worker loads, and that only configures, plans and starts runs, writes text, or reads
-# results: editing these files does not make a finished run stale. What they configure is the recorded
-# identity of the run.
+# Code that a worker loads, and that plans and starts runs, or reads and shows their results: editing
+# it makes no run stale. What it plans is the recorded identity of the run.
 NOT_TRAINING = (
-    "gpt2/study/",
-    "gpt2/planning/",
-    "gpt2/records/listing.py",
-    "gpt2/records/report.py",
-    "gpt2/records/sections.py",
+    "gpt2/records/",
     "gpt2/running/",
-    "lib/config/check.py",
-    "lib/config/commands.py",
-    "lib/config/dotconfig.py",
-    "lib/console.py",
-    "lib/env/speed.py",
-    "lib/errors.py",
-    "lib/gone.py",
-    "lib/make_variables.py",
+    "gpt2/study/",
     "lib/report/",
     "lib/runner/",
-    "lib/runs/audit.py",
-    "lib/runs/code.py",
-    "lib/runs/run.py",
-    "lib/toml_files.py",
     "lib/tracking/",
-    "lib/units.py",
 )
 _PACKAGES = ("gpt2", "lib")
 # A module that is run by ``python -m`` has another name.
@@ -63,8 +44,6 @@ _MODULES = ("__main__", "__mp_main__", *_PACKAGES)
 _LOADED_NS = time.time_ns()
 # Placeholder for a digest that can no longer be computed; equals no digest, so the run is stale.
 EDITED = "edited after it was loaded"
-_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 # A larger file is not an edit of this tree, and would fill the memory.
 _MAX_PATCH_BYTES = 1 << 28
@@ -82,84 +61,24 @@ def loaded_source() -> dict[str, str]:
     return {n: _digest(n, loaded=True) for n in sorted(names) if makes_results(n)}
 
 
-def changed_since(recorded: Mapping[str, str], commit: str | None = None) -> list[str]:
-    """Return the files of ``recorded`` that were edited or removed since.
-
-    Given the ``commit`` of the record, an edit of comments, docstrings or formatting is no change. The
-    files of ``NOT_TRAINING``, which older records have, do not count.
+class TreeDigests(dict[str, str]):
+    """Digests of the files of the tree for one command, each computed once: many runs record the same
+    files.
     """
-    now = {name: _digest(name) for name in recorded if makes_results(name)}
-    return [
-        name
-        for name, digest in now.items()
-        if recorded[name] != digest
-        and not (commit and same_syntax(name, (recorded[name], commit), (digest, None)))
-    ]
+
+    def __missing__(self, name: str) -> str:
+        self[name] = digest = _digest(name)
+        return digest
 
 
-class SourceComparison:
-    """Comparison of recorded sources with the tree for one command: many runs record the same."""
+def changed_since(recorded: Mapping[str, str], tree: TreeDigests | None = None) -> list[str]:
+    """Return the files of ``recorded`` whose bytes have changed since, or that were removed.
 
-    def __init__(self) -> None:
-        # Sources and commit of the newest distinct records, and the changes since.
-        self._known: deque[tuple[Mapping[str, str], str | None, list[str]]] = deque(maxlen=64)
-
-    def changed_since(self, recorded: Mapping[str, str], commit: str | None) -> list[str]:
-        """Return the changes; see ``changed_since``."""
-        for sources, other_commit, changes in self._known:
-            # Manifests of equal sources share one object.
-            if commit == other_commit and (recorded is sources or recorded == sources):
-                return changes
-        changes = changed_since(recorded, commit)
-        self._known.append((recorded, commit, changes))
-        return changes
-
-
-# SHA-256 of a file as it was loaded, and the commit of the tree that it was loaded from, if known.
-CodeVersion = tuple[str, str | None]
-
-
-def same_syntax(name: str, first: CodeVersion, second: CodeVersion) -> bool:
-    """Return whether two versions of a file differ at most in comments, docstrings and formatting.
-
-    A manifest records the bytes, so it stays valid for any definition of equal code. The text of an
-    old version is read from git; a version that git does not have is different from any other.
+    The files of ``NOT_TRAINING``, which older records have, do not count.
     """
-    trees = [_syntax(text) for text in (_source(name, *first), _source(name, *second)) if text]
-    return len(trees) == 2 and trees[0] is not None and trees[0] == trees[1]
-
-
-def _source(name: str, digest: str, commit: str | None) -> bytes | None:
-    """Return the file with this digest, from the tree or from ``commit``; None if neither has it."""
-    if not name.endswith(".py") or not _SHA256.fullmatch(digest):
-        return None
-    if _digest(name) == digest:
-        return (ROOT / name).read_bytes()
-    return _committed_source(str(ROOT), name, digest, commit) if commit else None
-
-
-@functools.cache
-def _committed_source(root: str, name: str, digest: str, commit: str) -> bytes | None:
-    # A record is data: text that is no commit would be an option or another revision.
-    if not _COMMIT.fullmatch(commit):
-        return None
-    source = run_git("show", f"{commit}:{name}")
-    if source is None or hashlib.sha256(source).hexdigest() != digest:
-        return None
-    return source
-
-
-@functools.cache
-def _syntax(source: bytes) -> str | None:
-    """Return the syntax tree of a module without docstrings as text; None if it cannot be parsed."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
-    return ast.dump(tree)
+    tree = TreeDigests() if tree is None else tree
+    changed = [name for name, digest in recorded.items() if tree[name] != digest]
+    return [name for name in changed if makes_results(name)]
 
 
 class GitCommit(NamedTuple):
@@ -210,16 +129,6 @@ def git_state() -> dict[str, str | bool | None]:
     if head is None:
         return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
     return {"git_sha": head.sha, "branch": head.branch, "dirty_tree": bool(head.uncommitted)}
-
-
-@functools.cache
-def loaded_commit() -> str | None:
-    """Return the hash of the HEAD commit at the first call in this process, if there is one.
-
-    Later commits do not contain the code that this process has loaded.
-    """
-    output = run_git("rev-parse", "--verify", "--quiet", "HEAD")
-    return output.decode().strip() if output else None
 
 
 def run_git(*args: str) -> bytes | None:
@@ -281,30 +190,27 @@ def _digest_of(path: str, modified_ns: int, size: int) -> str:
     return sha256_file(Path(path))
 
 
-def run_drift(
-    record: RunRecord, device: str | None, comparison: SourceComparison | None = None
-) -> list[str]:
+def run_drift(record: RunRecord, device: str | None, tree: TreeDigests | None = None) -> list[str]:
     """Return source files, torch version and device model that differ from the manifest of a run.
 
     ``device`` is the device model that would be used now, None if it is not known. Returns [] for a
     run that never started.
     """
     try:
-        manifest = record.manifest
-        recorded = {name: manifest.value(str, "origin", name) for name in ("torch", "device")}
-        # Older records have the commit elsewhere.
-        commit = manifest.find("origin", "commit", default=None) or record.code.git_sha or ""
-        origin = {**recorded, "sources": record.sources, "commit": str(commit)}
+        recorded = {
+            name: record.manifest.value(str, "origin", name) for name in ("torch", "device")
+        }
+        origin = {**recorded, "sources": record.sources}
     except MissingRecord:
         return []
     except DamagedRecord:
         return [f"{record.run.manifest.name}, unreadable"]
     now = {"torch": installed_torch(), "device": recorded["device"] if device is None else device}
-    return drift(origin, now, comparison)
+    return drift(origin, now, tree)
 
 
 def drift(
-    recorded: Mapping[str, Any], now: Mapping[str, str], comparison: SourceComparison | None = None
+    recorded: Mapping[str, Any], now: Mapping[str, str], tree: TreeDigests | None = None
 ) -> list[str]:
     """Return torch version, device model and source files of ``recorded`` that changed."""
     facts = [
@@ -312,8 +218,7 @@ def drift(
         for name in ("torch", "device")
         if recorded[name] != now[name]
     ]
-    comparison = comparison or SourceComparison()
-    return facts + comparison.changed_since(recorded["sources"], recorded.get("commit"))
+    return facts + changed_since(recorded["sources"], tree)
 
 
 @functools.cache
@@ -440,12 +345,21 @@ def files_not_committed(recorded: Mapping[str, str], commit: str) -> list[str]:
 
     Absolute paths, such as initial weights, are not part of the tree.
     """
+    # A record is data: text that is no commit would be an option or another revision.
+    is_commit = _COMMIT.fullmatch(commit) is not None
     return [
         name
         for name, digest in recorded.items()
         if not Path(name).is_absolute()
-        and _committed_source(str(ROOT), name, digest, commit) is None
+        and not (is_commit and _committed_digest(str(ROOT), commit, name) == digest)
     ]
+
+
+@functools.cache
+def _committed_digest(root: str, commit: str, name: str) -> str:
+    """Return the digest of a file in ``commit`` of the tree ``root``; "" if it has no such file."""
+    content = run_git("show", f"{commit}:{name}")
+    return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
 def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.data.store import EvaluationWindow, TokenSplit, evaluation_windows
 from gpt2.data.tokenizer import ByteTokenizer
-from gpt2.records.per_document import item_facts
+from gpt2.training.per_query import item_facts
 from lib.files import canonical_json
 
 TEXTS = ["naïve and long enough for three windows.", "x", "two words"]

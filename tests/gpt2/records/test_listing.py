@@ -111,14 +111,6 @@ def test_a_damaged_status_is_a_row(tmp_path, damage):
     assert row["state"] == "damaged" and "status.json" in row["problem"]
 
 
-@pytest.mark.parametrize("commit", [[1], {"a": 1}, 7, "--output=x"])
-def test_a_commit_of_another_type_is_none(tmp_path, commit):
-    origin = {**CURRENT["origin"], "sources": {"gpt2/model.py": "0" * 64}, "commit": commit}
-    add(tmp_path, "ratio/x-s1-aaaaaaaa", changed(CURRENT, origin=origin))
-    (row,) = list_runs(tmp_path).runs
-    assert row["state"] == "stale"
-
-
 def test_the_settings_of_equal_value_or_without_effect_are_not_listed(listed):
     assert listed.differing == {
         "COMPILE": ["n", "y"],
