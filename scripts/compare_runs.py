@@ -27,7 +27,12 @@ from gpt2.planning.arguments import (
 )
 from gpt2.records.comparison import compare
 from lib import console
-from lib.report.compare import CONTINUATION, comparison_to_json, comparison_to_text
+from lib.report.compare import (
+    CONTINUATION,
+    EXIT_CODES,
+    comparison_to_json,
+    comparison_to_text,
+)
 
 
 def main() -> int:
@@ -50,7 +55,7 @@ def main() -> int:
     columns = None if args.json else console.terminal_columns(sys.stdout)
     text = comparison_to_json(comparison) if args.json else comparison_to_text(comparison)
     console.show(console.folded(text, columns, CONTINUATION))
-    return comparison.exit_code
+    return EXIT_CODES[comparison["verdict"]]
 
 
 if __name__ == "__main__":

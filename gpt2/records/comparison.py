@@ -20,7 +20,7 @@ from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from lib.report.compare import RunComparison, check_fields, compare_runs
+from lib.report.compare import Comparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.record import RunRecord
 from lib.runs.run import RunVariant
@@ -43,7 +43,7 @@ def compare(
     axis: str = "",
     label_by: str = "",
     lookup: RunLookup | None = None,
-) -> RunComparison:
+) -> Comparison:
     """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
 
     ``axis`` and ``label_by`` are comma-separated symbols or fields. Two runs of .config's study may

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config import Config
@@ -33,11 +33,13 @@ from lib.errors import ConfigError, PreflightError, Problem
 from lib.project import ROOT
 from lib.report.compare import (
     DIVERGED,
+    EXIT_CODES,
     NOT_COMPARABLE,
-    RunComparison,
+    Comparison,
     compare_expected_equal,
     comparison_to_json,
     comparison_to_text,
+    new_comparison,
 )
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
 from lib.runs.code import checkout_commit, describe_patch, has_commit, mismatched_files
@@ -75,7 +77,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     commit = original.record.code
     config, reasons = _configuration(original.record, request.build_dir)
     if config is None:
-        return _formatted(request, _not_comparable(run, reasons))
+        return _not_comparable(run, reasons, request.json)
     folder = request.build_dir / FOLDER
     config, build_dir = with_data(config, request.data, folder, request.build_dir)
     plan = scratch_plan(config, [run.path.name], folder, build_dir)
@@ -89,7 +91,7 @@ def reproduce(request: Request) -> tuple[int, str]:
         reasons += _data_differences(config, build_dir, original)
     if reasons and not request.force:
         advice = _recovery_advice(run, request.data, commit) if code else []
-        return _formatted(request, _not_comparable(run, [*reasons, *advice]))
+        return _not_comparable(run, [*reasons, *advice], request.json)
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
     settings = original.record.settings
@@ -97,7 +99,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     if exit_code := train_scratch(plan, settings, anew=request.force):
         return exit_code, ""
     repeated = read_run_facts(RunDir(plan.runs[0].path))
-    return _formatted(request, _verdict(original, repeated, reasons))
+    return _formatted(_verdict(original, repeated, reasons), request.json)
 
 
 def train_twice(
@@ -114,9 +116,7 @@ def train_twice(
         return exit_code, ""
     first, second = (read_run_facts(RunDir(run.path)) for run in plan.runs)
     comparison = compare_expected_equal(first, second, _nondeterminism(first))
-    return comparison.exit_code, (
-        comparison_to_json(comparison) if json else comparison_to_text(comparison)
-    )
+    return _formatted(comparison, json)
 
 
 def _config_to_repeat(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
@@ -176,16 +176,16 @@ def _data_differences(config: Config, build_dir: Path, original: RunFacts) -> li
     return [f"data (was {original.observed['data'][:12]}, is {digest[:12]})"]
 
 
-def _verdict(original: RunFacts, repeated: RunFacts, reasons: list[str]) -> RunComparison:
+def _verdict(original: RunFacts, repeated: RunFacts, reasons: list[str]) -> Comparison:
     """Compare the original run with the repeated one.
 
     Equal bytes are reported even if conditions differ; DIVERGED requires equal conditions.
     """
     comparison = compare_expected_equal(original, repeated, [*reasons, *_nondeterminism(original)])
-    if comparison.verdict != DIVERGED or reasons:
+    if comparison["verdict"] != DIVERGED or reasons:
         return comparison
     if others := [str(difference) for difference in observed_differences(original, repeated)]:
-        return replace(comparison, verdict=NOT_COMPARABLE, reasons=others)
+        return comparison | {"verdict": NOT_COMPARABLE, "reasons": others}
     return comparison
 
 
@@ -197,8 +197,8 @@ def _nondeterminism(facts: RunFacts) -> list[str]:
     return []
 
 
-def _not_comparable(run: RunDir, reasons: list[str]) -> RunComparison:
-    return RunComparison(str(run.path), "here", NOT_COMPARABLE, reasons=reasons)
+def _not_comparable(run: RunDir, reasons: list[str], json: bool) -> tuple[int, str]:
+    return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
 
 
 def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> list[str]:
@@ -223,7 +223,7 @@ def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tupl
     with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as parent:
         tree = Path(parent) / "tree"
         if reasons := _restore_tree(tree, sha, edits, original):
-            return _formatted(request, _not_comparable(run, reasons))
+            return _not_comparable(run, reasons, request.json)
         log("SOURCE", f"commit {sha[:12]} with the edits of {edits}")
         command = [sys.executable, str(tree / "scripts" / "reproduce.py")]
         command += ["-O", str(request.build_dir.absolute()), "--run", str(run.path)]
@@ -267,9 +267,9 @@ def _restore_tree(tree: Path, sha: str, edits: Path, original: RunFacts) -> list
     return [f"code: {name} differs from commit and code.diff" for name in changed]
 
 
-def _formatted(request: Request, comparison: RunComparison) -> tuple[int, str]:
-    text = comparison_to_json(comparison) if request.json else comparison_to_text(comparison)
-    return comparison.exit_code, text
+def _formatted(comparison: Comparison, json: bool) -> tuple[int, str]:
+    text = comparison_to_json(comparison) if json else comparison_to_text(comparison)
+    return EXIT_CODES[comparison["verdict"]], text
 
 
 # Inputs of a repeated run.

@@ -10,7 +10,6 @@ test over documents would reject for two seeds of one configuration too, so no p
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -40,57 +39,29 @@ _STATISTICS_ROWS = "STATISTICS_ROWS"
 _CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm", "nll_sum", "n_correct")
 
 
-@dataclass(frozen=True)
-class FirstDifference:
-    """The first differing field, its location and both values."""
-
-    # File name, such as "metrics.jsonl".
-    file: str
-    # Location in the file: "iteration 7", a document or a tensor.
-    place: str
-    field: str
-    a: Any
-    b: Any
-
-    def __str__(self) -> str:
-        both = f"{self.file}, {self.place}: {self.field} {self.a!r} and {self.b!r}"
-        if isinstance(self.a, float) and isinstance(self.b, float):
-            return f"{both}, A - B = {self.a - self.b:+.3g}"
-        return both
+# A comparison, or a part of it, as JSON has it (``new_comparison``).
+Comparison = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class BitwiseMatch:
-    """Counts of the records compared and found identical."""
+def compare_bitwise(a: RunRecord, b: RunRecord) -> Comparison:
+    """Return ``first``, the first difference of two finished runs, or ``same``, what was equal.
 
-    rows: int
-    documents: int
-    weights_sha256: str
-    # Rows that only one run has because the two runs use different intervals.
-    rows_left_out: int
-
-    def __str__(self) -> str:
-        fields = [
-            f"{self.rows} rows of metrics.jsonl",
-            f"{self.documents} documents",
-            f"weights {self.weights_sha256[:12]}",
-        ]
-        if self.rows_left_out:
-            fields.append(f"{self.rows_left_out} rows skipped because of different intervals")
-        return ", ".join(fields)
-
-
-def compare_bitwise(a: RunRecord, b: RunRecord) -> BitwiseMatch | FirstDifference:
-    """Compare two finished runs. Raises ConfigError if a file is missing or unreadable."""
+    Raises ConfigError if a file is missing or unreadable.
+    """
     left, right = _rows(a), _rows(b)
     skipped = _other_intervals(a, b, left, right)
     try:
-        divergence = next(_divergences(a, b, left, right, skipped), None)
-        if divergence is not None:
-            return divergence
-        compared = sum(key not in skipped for key in left)
-        digest = sha256_file(a.run.weights)
-        return BitwiseMatch(compared, len(a.documents), digest, len(skipped))
+        difference = next(_differences(a, b, left, right, skipped), None)
+        if difference is not None:
+            return {"first": difference}
+        same = {
+            "rows": sum(key not in skipped for key in left),
+            "documents": len(a.documents),
+            "weights_sha256": sha256_file(a.run.weights),
+            # That only one run has because the two runs use different intervals.
+            "rows_left_out": len(skipped),
+        }
+        return {"same": same}
     except (OSError, safetensors.SafetensorError) as error:
         what = f"weights cannot be compared: {error}"
         where = f"{a.run.path} and {b.run.path}"
@@ -120,12 +91,17 @@ def _other_intervals(a: RunRecord, b: RunRecord, left: _Rows, right: _Rows) -> s
     return skipped
 
 
-def _divergences(
+def _first(file: str, place: str, field: str, a: Any, b: Any) -> Comparison:
+    """Return a differing field: its file, its location such as "iteration 7", and both values."""
+    return {"file": file, "place": place, "field": field, "a": a, "b": b}
+
+
+def _differences(
     a: RunRecord, b: RunRecord, left: _Rows, right: _Rows, skipped: set[_Key]
-) -> Iterator[FirstDifference]:
+) -> Iterator[Comparison]:
     initial = [record.manifest.value(list, "init_weights_digest")[0] for record in (a, b)]
     if initial[0] != initial[1]:
-        yield FirstDifference("manifest.json", "before step 1", "initial weights", *initial)
+        yield _first("manifest.json", "before step 1", "initial weights", *initial)
     for key in (k for k in left if k not in skipped and k in right):
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
     for old, new in zip(a.documents, b.documents, strict=False):
@@ -137,18 +113,18 @@ def _divergences(
     one_sided = [key for key in left.keys() ^ right.keys() if key not in skipped]
     for kind, iteration in sorted(one_sided, key=lambda key: key[::-1])[:1]:
         has_row = (kind, iteration) in left, (kind, iteration) in right
-        yield FirstDifference("metrics.jsonl", f"iteration {iteration}", f"{kind} row", *has_row)
+        yield _first("metrics.jsonl", f"iteration {iteration}", f"{kind} row", *has_row)
     counts = len(a.documents), len(b.documents)
     if counts[0] != counts[1]:
-        yield FirstDifference("per_query.csv", "the end", "documents", *counts)
+        yield _first("per_query.csv", "the end", "documents", *counts)
 
 
 def _fields(
     file: str, place: str, old: Mapping[str, Any], new: Mapping[str, Any]
-) -> Iterator[FirstDifference]:
+) -> Iterator[Comparison]:
     names = [*_CAUSAL, *sorted({*old, *new} - {*_CAUSAL})]
     for name in (n for n in names if old.get(n) != new.get(n)):
-        yield FirstDifference(file, place, name, _number(old.get(name)), _number(new.get(name)))
+        yield _first(file, place, name, _number(old.get(name)), _number(new.get(name)))
 
 
 def _number(value: Any) -> Any:
@@ -159,8 +135,9 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _final_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
-    if sha256_file(a.weights) == sha256_file(b.weights):
+def _final_weights(a: RunDir, b: RunDir) -> Iterator[Comparison]:
+    file, digests = a.weights.name, (sha256_file(a.weights), sha256_file(b.weights))
+    if digests[0] == digests[1]:
         return
     with (
         safetensors.safe_open(a.weights, framework="np") as old,
@@ -169,21 +146,18 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
         names, new_names = {*old.keys()}, {*new.keys()}
         for name in sorted(names | new_names):
             if name not in names & new_names:
-                present = name in names, name in new_names
-                yield FirstDifference(a.weights.name, name, "present", *present)
+                yield _first(file, name, "present", name in names, name in new_names)
                 continue
             first, second = old.get_tensor(name), new.get_tensor(name)
             if first.shape != second.shape:
-                yield FirstDifference(a.weights.name, name, "shape", first.shape, second.shape)
+                yield _first(file, name, "shape", first.shape, second.shape)
             elif first.tobytes() != second.tobytes():
                 before, after = first.ravel(), second.ravel()
                 bits = f"u{before.itemsize}"
                 index = int(np.flatnonzero(before.view(bits) != after.view(bits))[0])
                 both = float(before[index]), float(after[index])
-                yield FirstDifference(a.weights.name, name, f"element {index}", *both)
-    yield FirstDifference(
-        a.weights.name, "the file", "sha256", sha256_file(a.weights), sha256_file(b.weights)
-    )
+                yield _first(file, name, f"element {index}", *both)
+    yield _first(file, "the file", "sha256", *digests)
 
 
 def compare_document_losses(
@@ -226,30 +200,26 @@ EXIT_CODES = {
 }
 
 
-@dataclass(frozen=True)
-class RunComparison:
-    """Two runs side by side. Differences are A - B, as those of verdicts are step - reference."""
-
-    a: str
-    b: str
-    verdict: str
-    # Reasons why the runs are not comparable, one per field.
-    reasons: Sequence[str] = ()
-    # Differences declared as the axis of comparison, and differences declared as labels.
-    axis: Sequence[str] = ()
-    labels: Sequence[str] = ()
-    same: BitwiseMatch | None = None
-    first: FirstDifference | None = None
-    # Fields of compare_document_losses.
-    losses: Mapping[str, Any] | None = None
-    # Tokens per second of both runs, and the reasons why they are not comparable.
-    speed: Sequence[float] = ()
-    speed_reasons: Sequence[str] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """Return 0 if bitwise equal or compared, 1 if diverged, 4 if not comparable."""
-        return EXIT_CODES[self.verdict]
+def new_comparison(a: RunDir, b: RunDir | str, verdict: str, **parts: Any) -> Comparison:
+    """Return two runs side by side. Differences are A - B, as those of verdicts are step - reference."""
+    return {
+        "a": str(a.path),
+        "b": b if isinstance(b, str) else str(b.path),
+        "verdict": verdict,
+        # Why the runs are not comparable, one per field.
+        "reasons": [],
+        # Differences declared as the axis of comparison, and those declared as labels.
+        "axis": [],
+        "labels": [],
+        # Of compare_bitwise, and of compare_document_losses.
+        "same": None,
+        "first": None,
+        "losses": None,
+        # Tokens per second of both runs, and why they are not comparable.
+        "speed": [],
+        "speed_reasons": [],
+        **parts,
+    }
 
 
 def compare_runs(
@@ -258,7 +228,7 @@ def compare_runs(
     names: Mapping[str, str],
     axis: Sequence[str] = (),
     labels: Sequence[str] = (),
-) -> RunComparison:
+) -> Comparison:
     """Compare two finished runs.
 
     Runs without differing fields must be bitwise equal. Every differing field must be listed in
@@ -268,17 +238,16 @@ def compare_runs(
     for variable, fields in (("AXIS", axis), ("LABEL_BY", labels)):
         check_fields((a, b), names, fields, variable)
     differing = field_differences(a, b, names)
-    pair = str(a.run.path), str(b.run.path)
     if not differing:
         return compare_expected_equal(a, b)
-    declared = {*axis, *labels}
-    off_axis = [str(d) for d in differing if d.field not in declared]
+    off_axis = [str(d) for d in differing if d.field not in {*axis, *labels}]
     if off_axis:
-        return RunComparison(*pair, NOT_COMPARABLE, reasons=off_axis)
+        return new_comparison(a.run, b.run, NOT_COMPARABLE, reasons=off_axis)
     other_text = {"documents", "data", "tokenizer"} & {d.field for d in differing}
     documents = a.record.documents, b.record.documents
-    return RunComparison(
-        *pair,
+    return new_comparison(
+        a.run,
+        b.run,
         COMPARED,
         axis=[str(d) for d in differing if d.field not in labels],
         labels=[str(d) for d in differing if d.field in labels],
@@ -288,46 +257,48 @@ def compare_runs(
     )
 
 
-def compare_expected_equal(a: RunFacts, b: RunFacts, labels: Sequence[str] = ()) -> RunComparison:
+def compare_expected_equal(a: RunFacts, b: RunFacts, labels: Sequence[str] = ()) -> Comparison:
     """Return BITWISE, or DIVERGED at the first differing field, for runs that must be equal."""
     outcome = compare_bitwise(a.record, b.record)
-    pair = str(a.run.path), str(b.run.path)
-    if isinstance(outcome, BitwiseMatch):
-        return RunComparison(*pair, BITWISE, labels=labels, same=outcome)
-    return RunComparison(*pair, DIVERGED, labels=labels, first=outcome)
+    verdict = BITWISE if "same" in outcome else DIVERGED
+    return new_comparison(a.run, b.run, verdict, labels=list(labels), **outcome)
 
 
 # Indent of a folded line of the text, below the values.
 CONTINUATION = " " * 13
 
 
-def comparison_to_text(comparison: RunComparison) -> str:
+def comparison_to_text(comparison: Comparison) -> str:
     """Return the comparison as text, verdict first."""
-    lines = [comparison.verdict, f"  A  {comparison.a}", f"  B  {comparison.b}"]
-    lines += [f"  differs    {reason}" for reason in comparison.reasons]
-    lines += [f"  axis       {difference}" for difference in comparison.axis]
-    lines += [f"  label      {difference}" for difference in comparison.labels]
-    if comparison.same is not None:
-        lines.append(f"  the same   {comparison.same}")
-    if comparison.first is not None:
-        lines.append(f"  first      {comparison.first}")
-    if comparison.losses is not None:
-        lines += _loss_lines(comparison.losses)
-    elif comparison.verdict == COMPARED:
-        lines.append("  losses     not comparable: evaluated on different documents")
-    if comparison.speed_reasons:
-        lines += [f"  speed      not comparable: {reason}" for reason in comparison.speed_reasons]
-    elif comparison.speed:
+    verdict, speed = comparison["verdict"], comparison["speed"]
+    lines = [verdict, f"  A  {comparison['a']}", f"  B  {comparison['b']}"]
+    for heading, name in (("differs", "reasons"), ("axis", "axis"), ("label", "labels")):
+        lines += [f"  {heading:9}  {difference}" for difference in comparison[name]]
+    if same := comparison["same"]:
         lines.append(
-            "  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*comparison.speed)
+            "  the same   {rows} rows of metrics.jsonl, {documents} documents, "
+            "weights {weights_sha256:.12}".format(**same)
         )
+        if left_out := same["rows_left_out"]:
+            lines[-1] += f", {left_out} rows skipped because of different intervals"
+    if first := comparison["first"]:
+        lines.append("  first      {file}, {place}: {field} {a!r} and {b!r}".format(**first))
+        if isinstance(first["a"], float) and isinstance(first["b"], float):
+            lines[-1] += f", A - B = {first['a'] - first['b']:+.3g}"
+    if comparison["losses"]:
+        lines += _loss_lines(comparison["losses"])
+    elif verdict == COMPARED:
+        lines.append("  losses     not comparable: evaluated on different documents")
+    lines += [f"  speed      not comparable: {reason}" for reason in comparison["speed_reasons"]]
+    if speed and not comparison["speed_reasons"]:
+        lines.append("  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*speed))
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
-def comparison_to_json(comparison: RunComparison) -> str:
-    """Return the comparison as one JSON document with sorted keys."""
-    document = {**asdict(comparison), "exit_code": comparison.exit_code}
-    return json_document(SCHEMA_VERSION, document)
+def comparison_to_json(comparison: Comparison) -> str:
+    """Return the comparison and its exit code as one JSON document with sorted keys."""
+    exit_code = EXIT_CODES[comparison["verdict"]]
+    return json_document(SCHEMA_VERSION, {**comparison, "exit_code": exit_code})
 
 
 def check_fields(

@@ -6,6 +6,7 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.report.compare import (
+    EXIT_CODES,
     compare_document_losses,
     compare_runs,
     comparison_to_json,
@@ -30,26 +31,26 @@ def judged(tmp_path):
 
 
 def test_the_same_run_twice_is_bitwise_and_one_that_parts_is_told(judged):
-    assert (judged().verdict, judged().exit_code) == ("BITWISE", 0)
+    assert judged()["verdict"] == "BITWISE"
     found = judged(losses=(3.5, 3.25))
-    assert (found.verdict, found.exit_code) == ("DIVERGED", 1)
+    assert (found["verdict"], EXIT_CODES[found["verdict"]]) == ("DIVERGED", 1)
     assert "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25" in comparison_to_text(found)
 
 
 def test_another_setting_is_refused_unless_it_is_the_axis(judged):
     other = {"identity": changed(IDENTITY, machine__compile=True), "documents": OTHER}
     found = judged(**other)
-    assert (found.verdict, found.exit_code) == ("NOT COMPARABLE", 4)
-    assert found.reasons == ["COMPILE: False, True"] and found.losses is None
+    assert (found["verdict"], EXIT_CODES[found["verdict"]]) == ("NOT COMPARABLE", 4)
+    assert found["reasons"] == ["COMPILE: False, True"] and found["losses"] is None
     found = judged(axis=["COMPILE"], **other)
-    assert (found.verdict, found.exit_code) == ("COMPARED", 0)
-    assert found.axis == ["COMPILE: False, True"] and found.labels == []
-    assert found.losses["a_minus_b"] == pytest.approx(0.8 / 20)
+    assert (found["verdict"], EXIT_CODES[found["verdict"]]) == ("COMPARED", 0)
+    assert found["axis"] == ["COMPILE: False, True"] and found["labels"] == []
+    assert found["losses"]["a_minus_b"] == pytest.approx(0.8 / 20)
     # Exactly one knob: the torch version is another one.
     other["manifest"] = changed(MANIFEST, origin__torch="2.12.0")
-    assert judged(axis=["COMPILE"], **other).reasons == ["torch: 2.13.0, 2.12.0"]
+    assert judged(axis=["COMPILE"], **other)["reasons"] == ["torch: 2.13.0, 2.12.0"]
     found = judged(axis=["COMPILE"], labels=["torch"], **other)
-    assert found.verdict == "COMPARED" and found.labels == ["torch: 2.13.0, 2.12.0"]
+    assert found["verdict"] == "COMPARED" and found["labels"] == ["torch: 2.13.0, 2.12.0"]
     assert "  label      torch: 2.13.0, 2.12.0\n" in comparison_to_text(found)
 
 
@@ -62,7 +63,7 @@ def test_a_field_that_nobody_has_is_an_error(judged):
 
 def test_losses_on_other_documents_are_not_subtracted(judged):
     found = judged(labels=["documents"], documents={"z": (31.4, 5, 10)})
-    assert found.verdict == "COMPARED" and found.losses is None
+    assert found["verdict"] == "COMPARED" and found["losses"] is None
     (line,) = (
         line for line in comparison_to_text(found).splitlines() if line.startswith("  losses ")
     )
