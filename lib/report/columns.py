@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from lib.errors import visible
 from lib.files import write_atomic
-from lib.report.contrasts import EFFECT
 from lib.report.render import (
     csv_table,
     json_document,
@@ -40,7 +39,6 @@ from lib.report.text import (
     warnings,
 )
 from lib.runs.record import UNKNOWN
-from lib.runs.run import ON
 from lib.units import format_difference, format_duration, format_si
 
 Row = dict[str, Any]
@@ -188,20 +186,6 @@ VERDICTS = [
 ]
 _ORIGINS = ("runs", "run_ids", "configurations", "commits")
 _SLUG = Column("run", _of("slug"), is_left=True, style=_name_style)
-_MARGINAL = [
-    Column("factor", _of("factor"), is_left=True, style=_name_style),
-    Column("level", _of("level"), is_left=True),
-    Column("cells", _of("cells"), ["cells"]),
-    Column("mean val loss", _of("val_loss", "{:.4f}".format), ["val_loss"]),
-]
-
-
-_PAIRS = [*_MARGINAL, Column("Δ reference", _of("change")), Column("pairs", _of("pairs"))]
-_EFFECTS = [
-    *_MARGINAL,
-    Column("Δ ± 95 %", _of("change")),
-    Column("verdict", _of("word"), is_left=True),
-]
 
 
 class Table(NamedTuple):
@@ -214,8 +198,8 @@ class Table(NamedTuple):
 
 
 def further_tables(document: Document) -> list[Table]:
-    """Return marginal means, the sections, and figures of the machine that no section has."""
-    tables = _marginals(document)
+    """Return the sections of the document, and figures of the machine that no section has."""
+    tables = []
     for part in document["sections"]:
         shown = [Column(h, itemgetter(i), is_left=not i) for i, h in enumerate(part["header"])]
         tables.append(Table(part["title"], shown, part["rows"], part["note"]))
@@ -223,48 +207,6 @@ def further_tables(document: Document) -> list[Table]:
     machine = [_SLUG, *(column for column in _MACHINE if column.heading not in taken)]
     rows = rows_of(document)
     return [*tables, Table("Machine", machine, rows)] if len(grid(machine, rows)[0]) > 1 else tables
-
-
-def _marginals(document: Document) -> list[Table]:
-    """Return the marginal means of a sweep's factors, if there are any.
-
-    The means of a factorial design have the verdicts on its main effects.
-    """
-    if not document["marginals"]:
-        return []
-    if document["not_estimable"] is None:
-        note = (
-            "Δ is the mean over pairs of cells that agree in every other factor, without a verdict; "
-            "the mean val loss is over all cells of the level, paired or not."
-        )
-        rows = [marginal | _paired(marginal) for marginal in document["marginals"]]
-        return [Table("Marginal means", _PAIRS, rows, note)]
-    effects = [verdict for verdict in document["verdicts"] if verdict["role"] == EFFECT]
-    verdicts = {verdict["step"].rpartition(" ")[2]: verdict for verdict in effects}
-    rows = []
-    for marginal in document["marginals"]:
-        verdict = verdicts.get(marginal["factor"])
-        texts = ("", "not estimable")
-        if verdict is not None:
-            texts = (difference_cell(verdict), verdict_word(verdict))
-        change, word = texts if marginal["level"] == ON else ("", "")
-        rows.append({**marginal, "change": change, "word": word})
-    note = (
-        "mean val loss: over the cells of the level. Δ: main effect, the loss with the feature minus "
-        "the loss without it, over all settings of the others."
-    )
-    return [Table("Marginal means", _EFFECTS, rows, note)]
-
-
-def _paired(marginal: Row) -> Row:
-    """Return the difference of a level to the reference, and its pairs, as text."""
-    change = marginal["difference"]
-    if marginal["level"] == marginal["reference"]:
-        return {"change": "reference"}
-    if change is None:
-        return {"pairs": "0"}
-    spread = "" if change["sd"] is None else f" ± {change['sd']:.4f}"
-    return {"change": format_difference(change["mean"]) + spread, "pairs": str(change["n"])}
 
 
 def grid(

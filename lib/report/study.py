@@ -25,7 +25,7 @@ from lib.report.run_facts import code_digest, recorded_facts
 from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
 from lib.report.statistics import INTERVAL_ERROR, noisier_than_others
 from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import ResultTable, RowRuns, marginal_effects
+from lib.report.table import ResultTable, RowRuns
 from lib.report.verdicts import VerdictWord
 from lib.runs.record import UNKNOWN, RunRecord
 
@@ -81,7 +81,6 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in table.rows],
         "runs": _runs(table),
         "conditions": [_conditions(row) for row in table.runs if row.records],
-        "marginals": marginal_effects(table),
         "sections": [asdict(section) for section in table.sections],
         "left_out": list(table.left_out),
         "notes": list(table.notes),

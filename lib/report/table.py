@@ -5,11 +5,6 @@ result is listed with the reason, or put into a separate part if the user names 
 as labels. Runs with the same seed see the same data in the same order, so differences are taken
 between runs of the same seed, and their spread is the spread of these paired differences. One seed
 gives neither a spread nor a verdict. Verdicts on the differences: lib/report/study_verdicts.py.
-
-Marginal effects compare each level of a sweep's factor with the reference level over pairs of cells
-that agree in every other factor. A missing or failed combination removes its pair and does not bias
-the difference. All subsets of n features give 2^(n−1) pairs; a leave-one-out design gives one. A
-level without any such pair has no difference.
 """
 
 import math
@@ -515,62 +510,3 @@ def _perplexity(loss: float | None) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-# Marginal effects.
-
-# Levels by factor, the predicted text, and the loss of one point of a sweep.
-_Cell = tuple[Mapping[str, str], str, float]
-
-
-def marginal_effects(table: ResultTable) -> list[dict[str, Any]]:
-    """Return every level of every factor with more than one level, in the order of the rows.
-
-    Of each level the mean loss over its ``cells``, and the ``difference`` to the ``reference`` level
-    over the pairs (mean, sd, n); None without pairs, and for the reference.
-    """
-    cells: list[_Cell] = [
-        (runs.variant.levels, runs.variant.text, row["val_loss"])
-        for runs, row in zip(table.runs, table.rows, strict=True)
-        if runs.variant.levels is not None and row["val_loss"] is not None
-    ]
-    factors: dict[str, dict[str, None]] = {}
-    for levels, _, _ in cells:
-        for factor, level in levels.items():
-            factors.setdefault(factor, {})[level] = None
-    effects: list[dict[str, Any]] = []
-    for factor, levels_of in factors.items():
-        if len(levels_of) > 1:
-            effects += _factor_marginals(factor, list(levels_of), cells)
-    return effects
-
-
-def _factor_marginals(
-    factor: str, names: Sequence[str], cells: Sequence[_Cell]
-) -> list[dict[str, Any]]:
-    # Predicted text and settings of the other factors → level of this factor → loss.
-    by_rest: dict[tuple, dict[str, float]] = {}
-    for levels, text, loss in cells:
-        if factor in levels:
-            rest = text, *(item for item in levels.items() if item[0] != factor)
-            by_rest.setdefault(rest, {})[levels[factor]] = loss
-    groups = list(by_rest.values())
-    # The level paired with the most other levels; the first one on a tie.
-    reference = max(names, key=lambda name: len({n for g in groups if name in g for n in g}))
-    effects = []
-    for name in names:
-        losses = [group[name] for group in groups if name in group]
-        pairs = [g[name] - g[reference] for g in groups if {name, reference} <= g.keys()]
-        mean, sd, n = sample(pairs)
-        compared = pairs and name != reference
-        effects.append(
-            {
-                "factor": factor,
-                "level": name,
-                "val_loss": statistics.fmean(losses),
-                "cells": len(losses),
-                "reference": reference,
-                "difference": {"mean": mean, "sd": sd, "n": n} if compared else None,
-            }
-        )
-    return effects

@@ -40,11 +40,9 @@ def test_a_cell_that_fails_is_a_hole_and_the_rest_is_a_table(build):
         "adamwprune-state-learning-rate-1e-2": ["50.0%", "done"],
         "adamwprune-state-learning-rate-10": ["-", "failed"],
     }
-    assert ["run", "all", "h.0", "h.1"] in rows
     (skipped,) = (line for line in table.splitlines() if "sgd-state-learning-rate-1e-2: " in line)
     assert "PRUNING_STATE=y: " in skipped and "OPTIMIZER_ADAMWPRUNE=y" in skipped
     assert re.search("sgd-magnitude-learning-rate-10 s1: failed: .*NaN", table)
-    assert "Marginal" in table and "| OPTIMIZER " in table
 
 
 def test_a_sweep_takes_what_is_done_and_ranks_it_too(build):

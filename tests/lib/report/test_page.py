@@ -362,7 +362,7 @@ def test_a_single_training_compares_nothing(tmp_path):
     )
 
 
-def test_combinations_have_marginal_means_and_no_tree(tmp_path):
+def test_combinations_have_no_tree(tmp_path):
     levels = [{"A": a, "B": b} for a in ("x", "y") for b in ("1", "2")]
     cells = [
         RunVariant("-".join(level.values()), number=i, levels=level)
@@ -370,7 +370,7 @@ def test_combinations_have_marginal_means_and_no_tree(tmp_path):
     ]
     runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
     parsed = Parsed(page_of(build_table("matrix", runs)))
-    assert "Marginal means" in parsed.tables and "tree" not in parsed.values("class")
+    assert "tree" not in parsed.values("class")
     # There is no parent to compare with.
     assert any("compared with the first one" in text for text in parsed.texts)
     assert len(parsed.words) == len(build_table("matrix", runs).verdicts.verdicts)

@@ -17,7 +17,7 @@ from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan
 from lib.report.options import BITS_PER_BYTE, LookPlan
 from lib.report.run_results import finished_outcome
 from lib.report.series import study_series
-from lib.report.table import NOT_JUDGED, build_table, marginal_effects
+from lib.report.table import NOT_JUDGED, build_table
 from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
@@ -376,9 +376,6 @@ def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(ma
     assert "Δ reference" in to_markdown(document_of(table))
     assert "Δ: row - reference" in to_terminal(document_of(table), 80)
     assert [len(row.pairs) for row in table.runs] == [0, 3, 0, 3]
-    marginals = {(m["factor"], m["level"]): m["difference"] for m in marginal_effects(table)}
-    assert marginals["BLOCK_SIZE", "1024"] is None
-    assert marginals["FORM", "b"]["mean"] == pytest.approx(0.052)
 
 
 @pytest.mark.parametrize("reference", ["base", "wide"])
