@@ -69,9 +69,12 @@ class TomlEntries:
                 what = f"{name}: invalid {value!r} (expected {expected})"
                 self.note(what, "invalid-value", index, table or key)
 
-    def note(self, what: str, kind: str, index: int | None, key: str = "") -> None:
+    def note(
+        self, what: str, kind: str, index: int | None, key: str = "", advice: str = ""
+    ) -> None:
         """Note a problem of the entry at ``index``, or of the file for None."""
-        self.problems.append(Problem(what, self.where(index, key), code=f"{self.area}.{kind}"))
+        where = self.where(index, key)
+        self.problems.append(Problem(what, where, advice, code=f"{self.area}.{kind}"))
 
     def where(self, index: int | None, key: str = "") -> str:
         """Return file:line of a key of an entry, or of the entry; of the file for None."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.study import STUDIES
+from gpt2.study.study_file import STUDIES
 from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import parse_text, read_file
 from lib.config.tree import KconfigTree

@@ -13,11 +13,11 @@ from typing import Literal
 from gpt2.check import Check
 from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
-from gpt2.study import plan, study_of
-from gpt2.study.judgeable import unjudgeable
+from gpt2.study import plan
 from gpt2.study.plan import STUDY_DEFCONFIG, config_layers
-from gpt2.study.resolve import resolve_config, resolve_step
+from gpt2.study.resolve import ResolvedStep, refused_steps, resolve_config, resolve_step
 from gpt2.study.step import Study
+from gpt2.study.study_file import study_of
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -119,7 +119,7 @@ def plan_cases(
             _refuse_unpaired_compile(every)
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
             cases = CheckPlan(study.name, every, []).only(slugs)
-            _refuse_unjudgeable(cases, study)
+            _require_steps(cases, study)
             return cases
         case "test_matrix_mode":
             every = _combinations(tree, layers, base)
@@ -131,12 +131,13 @@ def plan_cases(
             return CheckPlan("single", every, _matching(every, steps))
 
 
-def _refuse_unjudgeable(cases: CheckPlan, study: Study) -> None:
-    """Raise ConfigError if a chosen step predicts another text than the baseline."""
-    steps = [(case.slug, case.parent, case.config) for case in cases.every if case.config]
+def _require_steps(cases: CheckPlan, study: Study) -> None:
+    """Raise ConfigError if the study refuses a chosen step."""
+    configs = {case.slug: case.config for case in cases.every if case.config}
     chosen = {case.slug for case in cases.chosen}
-    if problems := [p for slug, p in unjudgeable(steps, study) if slug in chosen]:
-        raise ConfigError(*problems)
+    problems = [p for step, p in refused_steps(study, configs) if step.slug in chosen]
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
 
 
 def _refuse_unpaired_compile(every: Sequence[CheckCase]) -> None:
@@ -145,22 +146,22 @@ def _refuse_unpaired_compile(every: Sequence[CheckCase]) -> None:
 
 def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number: int) -> CheckCase:
     step = study.steps[number]
-    config: Config | None = None
+    resolved: ResolvedStep | None = None
     problems: tuple[Problem, ...] = ()
     try:
-        config = resolve_step(tree, layers, study, step)
+        resolved = resolve_step(tree, layers, study, step)
     except ConfigError as error:
         problems = tuple(error.problems)
     return CheckCase(
         label=study.label(step),
         selector=str(number),
         slug=step.slug,
-        config=config,
+        config=resolved.config if resolved else None,
         problems=problems,
         parent=step.parent,
         delta=step.set,
         params=step.params if step.parent else None,
-        title=step.title,
+        title=resolved.title if resolved else step.title,
         is_own=study.is_own,
     )
 

@@ -13,7 +13,6 @@ from gpt2.memory.micro_batch import (
     largest_micro_batch,
     with_one_sequence,
 )
-from gpt2.study import study_of
 from gpt2.study.designs import (
     DESIGNS,
     ResolvedSweep,
@@ -30,8 +29,9 @@ from gpt2.study.designs import (
 )
 from gpt2.study.judgeable import grouped_by_text, unit_of, unjudgeable
 from gpt2.study.looks import AUTO_SEEDS, AutoSeeds, auto_seeds, verdict_plan
-from gpt2.study.resolve import resolve_config, resolve_required
-from gpt2.study.step import AA, AGAIN, Study
+from gpt2.study.resolve import resolve_config, resolve_study
+from gpt2.study.step import Study
+from gpt2.study.study_file import AA, AGAIN, study_of
 from gpt2.training.budget import run_budget
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
 from lib.config.field import WHOLE_NUMBER, SymbolValue
@@ -492,12 +492,10 @@ def _steps(
     tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, required: str
 ) -> tuple[Block, Sequence[Problem]]:
     """Return all steps that resolve, among them the required ones, and one problem of the others."""
-    steps, problems = resolve_required(
-        tree, layers, study, study.select(required) if required else ()
-    )
+    steps, problems = resolve_study(tree, layers, study, study.select(required) if required else ())
     block = [
         (
-            RunVariant(s.step.slug, s.step.title, study.number(s.step), s.step.parent, s.step.set),
+            RunVariant(s.step.slug, s.title, study.number(s.step), s.step.parent, s.step.set),
             s.config,
         )
         for s in steps

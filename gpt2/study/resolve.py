@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpt2.config import Config, StudyConfig
-from gpt2.study import study_of
 from gpt2.study.judgeable import unjudgeable
-from gpt2.study.step import Step, Study
+from gpt2.study.step import Step, Study, filled_title
+from gpt2.study.study_file import study_of
 from lib.config import dotconfig
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_fields
@@ -23,9 +23,10 @@ from lib.files import canonical_json
 
 @dataclass(frozen=True)
 class ResolvedStep:
-    """A step and its configuration: the base plus the changes of all steps in its lineage."""
+    """A step, its title, and its configuration: the base plus the changes of its lineage."""
 
     step: Step
+    title: str
     config: Config
 
 
@@ -46,17 +47,25 @@ def step_layers(study: Study, step: Step) -> list[ConfigLayer]:
 
 def resolve_step(
     tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, step: Step
-) -> Config:
-    """Return the configuration of ``step`` on top of the layers of ``base``.
+) -> ResolvedStep:
+    """Resolve ``step`` on top of the layers of ``base``.
 
-    Raises ConfigError located at the step if an assignment has no effect or a rule is broken.
+    Raises ConfigError located at the step if an assignment has no effect, a rule is broken, or its
+    title has an unknown field.
     """
     if problems := list(_plan_settings(tree, study, step)):
         raise ConfigError(*problems)
+    key = ""
     try:
-        return resolve_config(tree, [*base, *step_layers(study, step)])
+        config = resolve_config(tree, [*base, *step_layers(study, step)])
+        key = "title"
+        values = {name: value for name, value in config.values.items() if tree.applies(name)}
+        return ResolvedStep(step, filled_title(step.title, values), config)
     except ConfigError as error:
-        raise _located_at_step(study, step, error) from None
+        where = study.where(step, key)
+        raise ConfigError(
+            *(p if p.where else replace(p, where=where) for p in error.problems)
+        ) from None
 
 
 def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
@@ -103,34 +112,24 @@ def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[Con
 
 
 def resolve_study(
-    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study
-) -> list[ResolvedStep]:
-    """Return every step of the study with its configuration, in order.
-
-    Raises ConfigError with all steps that do not resolve, that resolve to the same configuration as
-    another step, or whose parameter count is outside the declared range.
-    """
-    return resolve_required(tree, base, study, study.steps)[0]
-
-
-def resolve_required(
     tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, required: Collection[Step]
 ) -> tuple[list[ResolvedStep], list[Problem]]:
-    """Return the steps that resolve, and the first problem of each other step.
+    """Return the steps that resolve, in order, and the first problem of each other step.
 
-    Raises ConfigError with the problems of the ``required`` steps; see ``resolve_study``.
+    Raises ConfigError with the problems of the ``required`` steps: they do not resolve, resolve to the
+    configuration of another step, have another size than they declare, or are refused.
     """
     resolved: list[ResolvedStep] = []
     problems: list[tuple[Step, Problem]] = []
     for step in study.steps:
         try:
-            resolved.append(ResolvedStep(step, resolve_step(tree, base, study, step)))
+            resolved.append(resolve_step(tree, base, study, step))
         except ConfigError as error:
             problems += ((step, problem) for problem in error.problems)
     if not any(step in required for step, _ in problems):
-        problems += [*_duplicates(study, resolved), *_size_problems(study, resolved)]
-        steps = [(each.step.slug, each.step.parent, each.config) for each in resolved]
-        problems += [(study.step(slug), problem) for slug, problem in unjudgeable(steps, study)]
+        configs = {each.step.slug: each.config for each in resolved}
+        problems += [*_duplicates(study, resolved), *_size_problems(study, configs)]
+        problems += refused_steps(study, configs)
     # A defect of the base appears in every step: report it once.
     fatal = list(dict.fromkeys(problem for step, problem in problems if step in required))
     if fatal:
@@ -143,6 +142,26 @@ def resolve_required(
     return [current for current in resolved if current.step.slug not in first], left_out
 
 
+def refused_steps(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple[Step, Problem]]:
+    """Yield each step that cannot be part of the study, and the reason."""
+    steps = [(slug, study.step(slug).parent, config) for slug, config in configs.items()]
+    for slug, problem in unjudgeable(steps, study):
+        yield study.step(slug), problem
+    if any(config.model.mlp.sizing == "params" for _, parent, config in steps if not parent):
+        other = [slug for slug, config in configs.items() if config.model.mlp.sizing != "params"]
+        what = (
+            f"MLP_SIZING_PARAMS: {len(other)} of {len(study.steps)} steps set MLP_SIZING themselves "
+            f"and would not have the parameters of the others (got {', '.join(other)})"
+        )
+        same = ",".join(slug for slug in configs if slug not in other)
+        advice = f"type: make STEPS={same}, or leave MLP_SIZING_PARAMS to the steps of a study"
+        for slug in other:
+            yield (
+                study.step(slug),
+                Problem(what, f"study {study.name}", advice, code="study.unequal-parameters"),
+            )
+
+
 def _plan_settings(tree: KconfigTree, study: Study, step: Step) -> Iterator[Problem]:
     """Yield a problem for each symbol of the step that is not a setting of one training."""
     of_plan = {"SEED", *(field.metadata["symbol"] for field in kconfig_fields(StudyConfig))}
@@ -152,12 +171,6 @@ def _plan_settings(tree: KconfigTree, study: Study, step: Step) -> Iterator[Prob
         if {name, choice} & of_plan:
             what = f"{name}: selects the runs of all steps (expected a setting of one training)"
             yield Problem(what, study.where(step, name), code="study.plan-setting")
-
-
-def _located_at_step(study: Study, step: Step, error: ConfigError) -> ConfigError:
-    """Return ``error`` with the step as the location of every problem that has no location."""
-    where = study.where(step)
-    return ConfigError(*(p if p.where else replace(p, where=where) for p in error.problems))
 
 
 def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> Iterator[tuple[Step, Problem]]:
@@ -173,11 +186,9 @@ def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> Iterator[tupl
             )
 
 
-def _size_problems(
-    study: Study, resolved: Sequence[ResolvedStep]
-) -> Iterator[tuple[Step, Problem]]:
+def _size_problems(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple[Step, Problem]]:
     """Yield a problem for each step whose size change against its parent is undeclared."""
-    params = {current.step.slug: current.config.model.num_params() for current in resolved}
+    params = {slug: config.model.num_params() for slug, config in configs.items()}
     for step in study.steps[1:]:
         if step.slug not in params or step.parent not in params:
             continue

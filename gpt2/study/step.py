@@ -1,28 +1,39 @@
-"""Steps of an ablation study: the symbols each step sets, its parent step, and step selection."""
+"""Steps of an ablation study: what a step changes, its title, and the selection of steps."""
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lib.config.field import SymbolValue
+from lib.config.layers import to_kconfig_text
 from lib.errors import ConfigError, Problem, nearest
 
-SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-# Ends of the names of the runs that a plan adds to the baseline: other initial weights, the same again.
-AA, AGAIN = "aa", "again"
 DEFAULT_PARAMS = (-0.01, 0.01)
-# What to read after an error.
-HELP = "see docs/own-study.md"
+_WORDS = dict(
+    enumerate(["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
+)
+# How a field of a title shows a value: {SYMBOL}, {SYMBOL:%} and {SYMBOL:word}.
+_FORMS: Mapping[str, Callable[[SymbolValue], str]] = {
+    "": to_kconfig_text,
+    "%": lambda value: f"{100 * float(to_kconfig_text(value)):g} %",
+    "word": lambda value: _WORDS[int(to_kconfig_text(value))],
+}
+_TITLE_HELP = (
+    "type: {SYMBOL} for the value of a setting, {SYMBOL:%} for a share, {SYMBOL:word} for a number "
+    "in words, {{ for a brace"
+)
 
 
 @dataclass(frozen=True)
 class Step:
     """One change to the step ``parent``; the step without a parent is the study's baseline.
 
-    ``set`` maps the changed symbols to their values. ``params`` declares the change of the parameter
-    count against the parent, as fractions (lowest, highest). The default is at most 1 % either way.
+    ``set`` maps the changed symbols to their values. ``title`` may have fields for the values of the
+    step's configuration. ``params`` declares the change of the parameter count against the parent, as
+    fractions (lowest, highest). The default is at most 1 % either way.
     """
 
     slug: str
@@ -30,7 +41,7 @@ class Step:
     parent: str = ""
     set: Mapping[str, SymbolValue] = field(default_factory=dict)
     params: tuple[float, float] = DEFAULT_PARAMS
-    # In a user's file: file:line of the step, as "", and of each symbol.
+    # In a user's file: file:line of the step, as "", and of "title" and each symbol.
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -38,11 +49,9 @@ class Step:
 class Study:
     """An ordered list of steps; a step's index in the list is its number.
 
-    ``seeds`` are trained unless the configuration or the command line has others. ``is_own``
-    distinguishes the study of a user's file. A study that is not to be judged has no verdicts.
-
-    Raises ConfigError if a slug is duplicate, malformed or the name of a run that plans add, a parent
-    does not precede its child, the baseline sets symbols, or any other step sets none.
+    A parent precedes its children, and the first step is the baseline. ``seeds`` are trained unless
+    the configuration or the command line has others. ``is_own`` distinguishes the study of a user's
+    file. A study that is not to be judged has no verdicts.
     """
 
     name: str
@@ -53,19 +62,6 @@ class Study:
     # Of losses and differences; "" for VERDICT_UNIT.
     unit: str = ""
 
-    def __post_init__(self) -> None:
-        problems = [
-            Problem(what, _located(step, f"step {self.name}/{step.slug}"), HELP, code=code)
-            for step, what, code in self._defects()
-        ]
-        if problems:
-            raise ConfigError(*problems)
-
-    @property
-    def baseline(self) -> Step:
-        """Return the step that all other steps are compared with."""
-        return self.steps[0]
-
     def number(self, step: Step) -> int:
         """Return the index of ``step`` in the study, from 0."""
         return [s.slug for s in self.steps].index(step.slug)
@@ -74,24 +70,18 @@ class Study:
         """Return the step's name in reports: ``study/number-slug``."""
         return f"{self.name}/{self.number(step):02d}-{step.slug}"
 
-    def where(self, step: Step, symbol: str = "") -> str:
-        """Return the location of ``step`` in errors, or of a symbol that it sets."""
-        return _located(step, f"step {self.label(step)}", symbol)
+    def where(self, step: Step, key: str = "") -> str:
+        """Return the location of ``step`` in errors, or of a symbol that it sets or its "title"."""
+        place = step.places.get(key, step.places.get("", ""))
+        return f"{place}: step {self.label(step)}" if place else f"step {self.label(step)}"
 
     def step(self, slug: str) -> Step:
         """Return the step called ``slug``, which must exist."""
         return next(s for s in self.steps if s.slug == slug)
 
-    def parent(self, step: Step) -> Step | None:
-        """Return the parent of ``step``; None for the baseline."""
-        return self.step(step.parent) if step.parent else None
-
     def lineage(self, step: Step) -> list[Step]:
         """Return the steps from the baseline down to ``step``, parents before children."""
-        steps = [step]
-        while (parent := self.parent(steps[0])) is not None:
-            steps.insert(0, parent)
-        return steps
+        return [*(self.lineage(self.step(step.parent)) if step.parent else ()), step]
 
     def select(self, text: str) -> list[Step]:
         """Return the steps selected by ``text``, in the study's order.
@@ -106,7 +96,9 @@ class Study:
             matches = self._matching(word)
             chosen.update(step.slug for step in matches)
             if not matches:
-                what = self._no_such_step(word)
+                near = nearest(word, [step.slug for step in self.steps])
+                expected = f"expected 0-{len(self.steps) - 1} or a slug{near}"
+                what = f"unknown step {word!r} of {self.name} ({expected})"
                 advice = "type: make plan, to list the steps"
                 problems.append(Problem(what, "STEPS", advice, code="usage.unknown-step"))
         if problems:
@@ -126,39 +118,42 @@ class Study:
             return list(self.steps[first : last + 1]) if last < len(self.steps) else []
         return [step for step in self.steps if fnmatch.fnmatchcase(step.slug, word)]
 
-    def _no_such_step(self, word: str) -> str:
-        near = nearest(word, [step.slug for step in self.steps])
-        last = len(self.steps) - 1
-        return f"unknown step {word!r} of {self.name} (expected 0-{last} or a slug{near})"
 
-    def _defects(self) -> list[tuple[Step, str, str]]:
-        """Return (step, problem, error code) of every defect."""
-        defects = []
-        reserved = [f"{self.steps[0].slug}-{end}" for end in (AA, AGAIN)]
-        seen: set[str] = set()
-        for step in self.steps:
-            if not SLUG.fullmatch(step.slug):
-                what = "invalid slug (expected lower-case words joined by hyphens)"
-                defects.append((step, what, "study.invalid-slug"))
-            if step.slug in reserved:
-                what = f"reserved name (plans add runs named {' and '.join(reserved)})"
-                defects.append((step, what, "study.reserved-name"))
-            if step.slug in seen:
-                defects.append((step, "duplicate slug", "study.duplicate-step"))
-            if seen and step.parent not in seen:
-                near = nearest(step.parent, seen)
-                what = f"parent {step.parent!r} is not the name of an earlier step{near}"
-                defects.append((step, what, "study.unknown-parent"))
-            if seen and not step.set:
-                defects.append((step, "the step sets no symbol", "study.empty-step"))
-            if not seen and step.set:
-                what = "the baseline must not set symbols"
-                defects.append((step, what, "study.baseline-changes"))
-            seen.add(step.slug)
-        return defects
+def title_parts(title: str) -> list[tuple[str, str | None, str]]:
+    """Return the title as (text, symbol, form); the symbol is None behind the last field.
+
+    Raises ConfigError without a location if the braces are not those of fields.
+    """
+    try:
+        parts = list(string.Formatter().parse(title))
+    except ValueError as error:
+        raise _wrong_title(f"malformed field: {error}") from None
+    for _, name, form, conversion in parts:
+        if conversion or (form or "") not in _FORMS:
+            raise _wrong_title(f"unknown format of {{{name}}}")
+    return [(text, name, form or "") for text, name, form, _ in parts]
 
 
-def _located(step: Step, label: str, symbol: str = "") -> str:
-    """Return ``label`` behind the step's line in the user's file, if it has one."""
-    place = step.places.get(symbol, step.places.get("", ""))
-    return f"{place}: {label}" if place else label
+def filled_title(title: str, values: Mapping[str, SymbolValue]) -> str:
+    """Return the title with the values of its fields; ``values`` are the settings that apply.
+
+    Raises ConfigError without a location if a field is not among them, or its value is not the
+    number that its form requires.
+    """
+    filled = ""
+    for text, name, form in title_parts(title):
+        filled += text
+        if name is None:
+            continue
+        if name not in values:
+            expected = f"expected a setting that applies to the step{nearest(name, values)}"
+            raise _wrong_title(f"unknown field {{{name}}} ({expected})")
+        try:
+            filled += _FORMS[form](values[name])
+        except (ValueError, KeyError):
+            raise _wrong_title(f"{{{name}:{form}}}: not a number: {values[name]!r}") from None
+    return filled
+
+
+def _wrong_title(what: str) -> ConfigError:
+    return ConfigError(Problem(f"title: {what}", next=_TITLE_HELP, code="study.invalid-title"))

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kconfiglib import BOOL, INT, STRING, TYPE_TO_STR, Choice, Kconfig, KconfigError, Symbol
+from kconfiglib import (
+    BOOL,
+    INT,
+    STRING,
+    TYPE_TO_STR,
+    Choice,
+    Kconfig,
+    KconfigError,
+    Symbol,
+    expr_value,
+)
 
 from lib.config.check import (
     AssignmentFailure,
@@ -362,6 +372,16 @@ class KconfigTree:
         names = {assignment.name for assignment in layer.assignments}
         symbols = self.kconf.unique_defined_syms
         return [s for s in symbols if s.visibility and s.name not in names]
+
+    def applies(self, name: str) -> bool:
+        """Return whether a symbol or choice has an effect in the configuration resolved last.
+
+        It can be set, or its defaults follow another setting, as those of N_LAYER follow MODEL_SIZE.
+        """
+        item = self.find(name)
+        if item is None or item.visibility:
+            return item is not None
+        return len(item.defaults) > 1 and bool(expr_value(item.direct_dep))
 
     def find(self, name: str) -> Symbol | Choice | None:
         """Return the symbol or choice called ``name``, or None."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
-from gpt2.study import RATIO
 from gpt2.study.resolve import resolve_study
+from gpt2.study.study_file import RATIO
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -140,7 +140,7 @@ def test_the_steps_of_the_study() -> None:
     calls = (3, 38, 1, 1, 24, 1, 1, 2, 1)
     found = {
         each.step.slug: deviation(each.config.model, calls)
-        for each in resolve_study(KconfigTree(), layers, RATIO)
+        for each in resolve_study(KconfigTree(), layers, RATIO, RATIO.steps)[0]
     }
     assert len(found) == len(RATIO.steps) and max(found.values()) <= TOLERANCE, found
 

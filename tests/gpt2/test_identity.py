@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from gpt2.config import Config
-from gpt2.study import STUDIES
 from gpt2.study.resolve import resolve_step
+from gpt2.study.study_file import STUDIES
 from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.config.tree import KconfigTree
@@ -108,7 +108,7 @@ def _steps(
     for name, study in STUDIES.items():
         for step in study.steps:
             try:
-                yield f"{spec} {name}/{step.slug}", resolve_step(tree, base, study, step)
+                yield f"{spec} {name}/{step.slug}", resolve_step(tree, base, study, step).config
             except ConfigError:
                 continue
 

@@ -8,7 +8,7 @@ import pytest
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.mlp.options import MECHANISMS
 from gpt2.nsa.options import NsaOptions
-from gpt2.study import STUDIES
+from gpt2.study.study_file import STUDIES
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.gpt2.builders import PARTS as PARTS_OF_MODELS

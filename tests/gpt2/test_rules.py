@@ -7,9 +7,9 @@ import pytest
 
 from gpt2.check.cases import plan_cases
 from gpt2.config import Config
-from gpt2.study import RATIO
 from gpt2.study.plan import Sweep, make_plan
 from gpt2.study.resolve import resolve_config, resolve_study
+from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -95,7 +95,7 @@ def test_a_paper_names_its_kernel(
 
 def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
     for spec in ("gpt2-ratio-small", "gpt2-ratio-ablation+paper"):
-        steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO)
+        steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO, RATIO.steps)[0]
         backends = {step.config.model.attention.backend for step in steps}
         assert len(backends) == 1 and backends != {"auto"}
 

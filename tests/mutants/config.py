@@ -34,8 +34,13 @@ def _swapped_weights(right: Any) -> Any:
 
 def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
     """Resolve every step to the base configuration."""
+    right = cases.resolve_step
     patch.setattr(
-        cases, "resolve_step", lambda tree, base, study, step: cases.resolve_config(tree, base)
+        cases,
+        "resolve_step",
+        lambda tree, base, study, step: replace(
+            right(tree, base, study, step), config=cases.resolve_config(tree, base)
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from gpt2.study import STUDIES
+from gpt2.study.study_file import STUDIES
 from lib.config.field import SymbolValue
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from gpt2.config import Config
-from gpt2.study import RATIO
 from gpt2.study.resolve import resolve_config, step_layers
+from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

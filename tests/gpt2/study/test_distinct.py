@@ -8,9 +8,9 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.study import STUDIES
 from gpt2.study.resolve import resolve_study
 from gpt2.study.step import Study
+from gpt2.study.study_file import STUDIES
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -29,7 +29,9 @@ EQUAL = {
 def configs(study: Study, block_size: int) -> dict[str, Config]:
     short = ConfigLayer.of("command line", "test", {"BLOCK_SIZE": block_size})
     defconfig = "nsa-quickstart" if study is NSA else "gpt2-ratio-small"
-    steps = resolve_study(KconfigTree(), [*defconfig_layers(ROOT, defconfig), short], study)
+    steps = resolve_study(
+        KconfigTree(), [*defconfig_layers(ROOT, defconfig), short], study, study.steps
+    )[0]
     return {found.step.slug: found.config for found in steps}
 
 

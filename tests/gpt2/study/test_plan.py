@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from gpt2.study import RATIO
 from gpt2.study import view as planning_view
 from gpt2.study.notes import note_lines, notes
 from gpt2.study.plan import (
@@ -20,6 +19,7 @@ from gpt2.study.plan import (
     step_layers,
     table_plan,
 )
+from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import parse_command_line_settings
 from lib.env import speed

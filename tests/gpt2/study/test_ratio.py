@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpt2.study import RATIO
 from gpt2.study.resolve import resolve_study
 from gpt2.study.step import Step, Study
+from gpt2.study.study_file import RATIO
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
 
@@ -27,7 +27,7 @@ WIDTHS = [
 
 @pytest.fixture(scope="module")
 def gpt2_sized(tree, full_config):
-    resolved = resolve_study(tree, [full_config(MODEL_SIZE_GPT2=True)], RATIO)
+    resolved = resolve_study(tree, [full_config(MODEL_SIZE_GPT2=True)], RATIO, RATIO.steps)[0]
     return {found.step.slug: found.config for found in resolved}
 
 
@@ -142,14 +142,14 @@ def _study(*steps: Step) -> Study:
 )
 def test_a_step_that_breaks_its_declaration_is_named(tree, full_config, step, code, values):
     with pytest.raises(ConfigError) as caught:
-        resolve_study(tree, [full_config()], _study(step))
+        resolve_study(tree, [full_config()], _study(step), _study(step).steps)[0]
     assert caught.value.codes == [code]
     assert all(value in str(caught.value) for value in ["step demo/01-b", *values])
 
 
 def test_a_declared_bound_is_no_error(tree, full_config):
     wider = Step("b", "", "baseline", {"MLP_HIDDEN": 4096}, params=(0.0, 0.2))
-    assert len(resolve_study(tree, [full_config()], _study(wider))) == 2
+    assert len(resolve_study(tree, [full_config()], _study(wider), _study(wider).steps)[0]) == 2
 
 
 def test_all_defects_of_a_study_are_listed_at_once(tree, full_config):
@@ -157,14 +157,14 @@ def test_all_defects_of_a_study_are_listed_at_once(tree, full_config):
         Step("b", "", "baseline", {"NO_SUCH": True}), Step("c", "", "baseline", {"N_LAYER": 999})
     )
     with pytest.raises(ConfigError) as caught:
-        resolve_study(tree, [full_config()], study)
+        resolve_study(tree, [full_config()], study, study.steps)[0]
     assert "demo/01-b" in str(caught.value) and "demo/02-c" in str(caught.value)
 
 
 def test_a_defect_of_the_base_is_listed_once(tree, full_config):
     bad = ConfigLayer.of("command line", "SET", {"DROPOUT": "2"})
     with pytest.raises(ConfigError) as caught:
-        resolve_study(tree, [full_config(), bad], RATIO)
+        resolve_study(tree, [full_config(), bad], RATIO, RATIO.steps)[0]
     assert len(caught.value.problems) == 1
     assert str(caught.value.problems[0]).startswith("SET: DROPOUT")
 
@@ -172,4 +172,4 @@ def test_a_defect_of_the_base_is_listed_once(tree, full_config):
 def test_a_width_too_narrow_for_the_ratio_is_refused(tree, full_config):
     narrow = full_config(MODEL_SIZE_CUSTOM=True, N_LAYER=2, N_HEAD=2, N_EMBD=64)
     with pytest.raises(ConfigError, match="N_EMBD=64 .*config.ratio-unreachable"):
-        resolve_study(tree, [narrow], RATIO)
+        resolve_study(tree, [narrow], RATIO, RATIO.steps)[0]

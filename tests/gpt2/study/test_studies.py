@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from gpt2.check.fields import fields_by_symbol
-from gpt2.study import OWN, STUDIES
 from gpt2.study.resolve import resolve_study
 from gpt2.study.step import Study
+from gpt2.study.study_file import OWN, STUDIES
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
@@ -48,7 +48,9 @@ def quickstart(tree):
 
     def resolve(study):
         layers = [*defconfig_layers(ROOT, "gpt2-ratio-small"), chosen(study)]
-        return {found.step.slug: found for found in resolve_study(tree, layers, study)}
+        return {
+            found.step.slug: found for found in resolve_study(tree, layers, study, study.steps)[0]
+        }
 
     return resolve
 
@@ -72,7 +74,7 @@ def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(
     layers = [full_config(**size), chosen(study)]
     if size == XL and study.name == "nsa":
         layers.append(ConfigLayer.of("command line", "heads that divide 25", {"N_KV_HEAD": 5}))
-    resolved = resolve_study(tree, layers, study)
+    resolved = resolve_study(tree, layers, study, study.steps)[0]
     assert len({found.config.hash8 for found in resolved}) == len(study.steps)
     for found in resolved:
         model = found.config.model
@@ -84,7 +86,7 @@ def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(
 def test_two_heads_of_keys_and_values_do_not_divide_25(tree, full_config):
     study = STUDIES["mechanisms"]
     with pytest.raises(ConfigError) as caught:
-        resolve_study(tree, [full_config(**XL), chosen(study)], study)
+        resolve_study(tree, [full_config(**XL), chosen(study)], study, study.steps)[0]
     problems = [p for p in caught.value.problems if p.code == "config.not-divisible"]
     assert any(p.where.endswith("-gqa") and p.what.startswith("N_KV_HEAD: ") for p in problems)
     assert all("N_HEAD=25" in p.what for p in problems)
@@ -143,7 +145,10 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
 def steps(tree):
     """The models of the NSA study, by slug."""
     layers = defconfig_layers(ROOT, "nsa-quickstart")
-    return {s.step.slug: s.config.model for s in resolve_study(tree, layers, STUDIES["nsa"])}
+    return {
+        s.step.slug: s.config.model
+        for s in resolve_study(tree, layers, STUDIES["nsa"], STUDIES["nsa"].steps)[0]
+    }
 
 
 class TestNsa:

@@ -7,9 +7,8 @@ import pytest
 from gpt2.check.cases import CheckCase, CheckPlan, plan_cases
 from gpt2.check.naming_checks import _stated_by_user
 from gpt2.check.report import CaseReport, CheckResult, to_text
-from gpt2.study import STUDIES
 from gpt2.study.plan import make_plan, table_plan
-from gpt2.study.study_file import read_study
+from gpt2.study.study_file import STUDIES, read_study
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
@@ -132,11 +131,16 @@ def test_the_file_is_relative_to_the_build_folder(study_file, tmp_path):
         ("params = [-0.17, 0]", "params = [0.1]", "study.invalid-value", 12),
         ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = [16]", "study.invalid-value", 25),
         ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = ", "study.syntax", 25),
-        ('parent = "two-heads"', 'parent = "four"', "study.unknown-parent", 20),
-        ('name = "two-heads-ra"', 'name = "ra"', "study.duplicate-step", 20),
-        ('name = "two-heads-ra"', 'name = "baseline-aa"', "study.reserved-name", 20),
-        ('name = "two-heads-ra"', 'name = "baseline-again"', "study.reserved-name", 20),
+        ('parent = "two-heads"', 'parent = "four"', "study.unknown-parent", 23),
+        ('name = "two-heads-ra"', 'name = "ra"', "study.duplicate-step", 21),
+        ('name = "two-heads-ra"', 'name = "baseline-aa"', "study.reserved-name", 21),
+        ('name = "two-heads-ra"', 'name = "baseline-again"', "study.reserved-name", 21),
         ('title = "GPT-2"', "set = { BIAS = false }", "study.baseline-changes", 4),
+        ("set.RECIPROCAL = true\nset.RECIPROCAL_ALPHA = 0.30\n", "", "study.empty-step", 14),
+        ('title = "both"', 'title = "both {"', "study.invalid-title", 22),
+        ('title = "both"', 'title = "both }"', "study.invalid-title", 22),
+        ('title = "both"', 'title = "{RECIPROCAL_WINDOW:.1f}"', "study.invalid-title", 22),
+        ('title = "both"', 'title = "{RECIPROCAL_WINDOW!r}"', "study.invalid-title", 22),
     ],
 )
 def test_a_wrong_file_names_its_line(study_file, old, new, code, line):
@@ -145,7 +149,23 @@ def test_a_wrong_file_names_its_line(study_file, old, new, code, line):
         read_study(path)
     problem = caught.value.problems[0]
     assert problem.code == code
-    assert problem.where.partition(": ")[0] == f"{path}:{line}"
+    assert problem.where == f"{path}:{line}"
+
+
+@pytest.mark.parametrize("name", ["ra", "baseline-aa", "baseline-again"])
+def test_a_name_of_other_runs_is_refused_with_a_name_to_type(study_file, name):
+    with pytest.raises(ConfigError) as caught:
+        read_study(study_file(GOOD.replace('name = "two-heads-ra"', f'name = "{name}"')))
+    (problem,) = caught.value.problems
+    assert caught.value.exit_code == 2 and name in problem.what
+    assert f'name = "{name}-2"' in problem.next
+    read_study(study_file(GOOD.replace('name = "two-heads-ra"', f'name = "{name}-2"')))
+
+
+def test_one_wrong_step_is_no_problem_of_its_children(study_file):
+    with pytest.raises(ConfigError) as caught:
+        read_study(study_file(GOOD.replace("params = [-0.17, 0]", "params = 3")))
+    assert caught.value.codes == ["study.invalid-value"]
 
 
 def test_a_circle_of_parents_is_refused_with_the_names(study_file):

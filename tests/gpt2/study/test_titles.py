@@ -1,0 +1,174 @@
+"""Titles of steps: their numbers are those of the step's configuration."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpt2.check.cases import plan_cases
+from gpt2.study.plan import make_plan
+from gpt2.study.resolve import resolve_study
+from gpt2.study.step import filled_title
+from gpt2.study.study_file import STUDIES
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
+from lib.errors import ConfigError
+from lib.project import ROOT
+
+DEFCONFIGS = {
+    "ratio": "gpt2-ratio-ablation",
+    "mechanisms": "gpt2-mechanisms",
+    "nsa": "nsa-quickstart",
+    "quickstart": "gpt2-quickstart",
+}
+TITLES = {
+    "ratio": {
+        "pruned-50": "magnitude pruning to 50 %",
+        "golden": "MLP at 2.5 times attention",
+        "golden-gate": "MLP gates the next block's heads, share 15 %",
+        "golden-gate-cross": "and mixes tokens by attention weights, share 20 %",
+        "ra-golden": "MLP at 2.5 times attention",
+        "ra-golden-mech": "both MLP mechanisms, share 20 %",
+        "mla-golden": "MLP at 2.5 times attention",
+        "mla-golden-mech": "both MLP mechanisms, share 20 %",
+        "ra-mla-golden-mech": "both MLP mechanisms, share 20 %",
+        "mla-ract": "cross-token gate beside an MLP at 2.5 times attention",
+        "ra-mla-ract": "cross-token gate beside an MLP at 2.5 times attention",
+    },
+    "mechanisms": {
+        "gqa": "two heads of keys and values",
+        "mqa": "one head of keys and values",
+        "sliding": "a window of 64 tokens",
+        "mla-golden": "MLP at 2.5 times attention",
+        "golden": "MLP at 2.5 times attention",
+        "gate": "MLP gates the next block's heads, share 15 %",
+        "cross": "MLP mixes tokens by attention weights, share 15 %",
+    },
+    "nsa": {
+        "nsa": "native sparse attention: blocks 16/8 (phi 16), 8 of 32, window 128",
+    },
+    "quickstart": {"two-heads": "two heads of keys and values"},
+}
+
+
+def titles(tree, study, **changes):
+    """Return the titles of a built-in study's steps, with other settings of some steps."""
+    steps = tuple(
+        replace(s, set={**s.set, **changes[s.slug]}) if s.slug in changes else s
+        for s in study.steps
+    )
+    changed = replace(study, steps=steps)
+    layers = defconfig_layers(ROOT, DEFCONFIGS[study.name])
+    resolved, _ = resolve_study(tree, layers, changed, steps)
+    return {each.step.slug: each.title for each in resolved}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_titles_of_the_built_in_studies(tree, name):
+    study = STUDIES[name]
+    written = {step.slug: step.title for step in study.steps if "{" not in step.title}
+    assert titles(tree, study) == {**written, **TITLES[name]}
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_a_built_in_title_writes_no_number(study):
+    numbers = re.compile(r"\d|\b(two|three|four|twice)\b")
+    assert [
+        s.slug for s in study.steps if numbers.search(re.sub(r"GPT-2|{.*?}", "", s.title))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("study", "step", "changes", "title"),
+    [
+        ("ratio", "golden-gate", {"MLP_SHARE": "0.20"}, "the next block's heads, share 20 %"),
+        ("ratio", "golden", {"MLP_RATIO": "2.6"}, "MLP at 2.6 times attention"),
+        ("ratio", "pruned-50", {"PRUNING_SPARSITY": "0.45"}, "magnitude pruning to 45 %"),
+        ("mechanisms", "sliding", {"SLIDING_WINDOW": 32}, "a window of 32 tokens"),
+        ("nsa", "nsa", {"NSA_COMPRESS_STRIDE": 4}, "blocks 16/4 "),
+    ],
+)
+def test_a_title_follows_the_setting(tree, study, step, changes, title):
+    assert title in titles(tree, STUDIES[study], **{step: changes})[step]
+
+
+OWN = """\
+name = "own"
+
+[[step]]
+name = "baseline"
+title = "{N_LAYER} layers"
+
+[[step]]
+name = "half"
+title = "half the rate"
+set = { LEARNING_RATE = "5e-4" }
+
+[[step]]
+name = "ratio"
+title = "TITLE"
+set = { MLP_SIZING_RATIO = true, MLP_RATIO = 3.0 }
+params = [-1, 9]
+"""
+
+
+@pytest.fixture
+def own_study(tmp_path):
+    """Return a function that writes a study with this title, and returns the layers of .config."""
+
+    def write(title, **settings):
+        (tmp_path / "study.toml").write_text(OWN.replace("TITLE", title))
+        own = {"ABLATION_STUDY_OWN": True, **settings}
+        return [
+            *defconfig_layers(ROOT, "gpt2-ratio-ablation"),
+            ConfigLayer.of("command line", "SET", own),
+        ]
+
+    return write
+
+
+def test_plan_and_check_show_the_values_of_the_configuration(own_study, tmp_path):
+    title = "{{r}} {MLP_RATIO}, rate {LEARNING_RATE}, {OPTIMIZER}, {DROPOUT:%} in {N_LAYER:word}"
+    layers = own_study(title, MODEL_SIZE_CUSTOM=True, N_LAYER=3, DROPOUT="0.1")
+    runs = make_plan(layers, tmp_path).runs
+    expected = f"{{r}} 3.0, rate {runs[0].config.schedule.learning_rate:g}"
+    assert [run.variant.title for run in runs][:2] == ["3 layers", "half the rate"]
+    (shown,) = {run.variant.title for run in runs if run.variant.slug == "ratio"}
+    assert shown.replace("6e-4", "0.0006") == f"{expected}, adamwspam, 10 % in three"
+    cases = plan_cases(layers, build_dir=tmp_path).every
+    assert [case.title for case in cases] == ["3 layers", "half the rate", shown]
+
+
+@pytest.mark.parametrize(
+    ("title", "what"),
+    [
+        ("{MLP_RATO}", "{MLP_RATO} .*nearest: MLP_RATIO"),
+        # In the tree, but without an effect in the configuration of the step.
+        ("{SLIDING_WINDOW}", "{SLIDING_WINDOW} .*applies"),
+        ("{MLP_HIDDEN} units", "{MLP_HIDDEN} .*applies"),
+        ("{}", "unknown field {}"),
+        ("{0}", "unknown field {0}"),
+        ("{DATASET:%}", "{DATASET:%}: not a number"),
+        ("{MLP_SIZING_RATIO}", "nearest: MLP_SIZING,"),
+        ("{BIAS:%}", "{BIAS:%}: not a number: True"),
+        ("{MLP_RATIO:word}", "{MLP_RATIO:word}: not a number"),
+        ("{BLOCK_SIZE:word} tokens", "{BLOCK_SIZE:word}: not a number"),
+    ],
+)
+def test_a_wrong_field_is_an_error_with_its_line(own_study, tmp_path, title, what):
+    layers = own_study(title)
+    with pytest.raises(ConfigError) as caught:
+        make_plan(layers, tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.code == "study.invalid-title" and caught.value.exit_code == 2
+    assert problem.where.startswith(f"{tmp_path / 'study.toml'}:14: ")
+    assert re.search(what, problem.what) and "{SYMBOL}" in problem.next
+
+
+def test_a_step_that_is_not_selected_may_have_a_wrong_title(own_study, tmp_path):
+    plan = make_plan(own_study("{NO_SUCH}"), tmp_path, steps="0,1")
+    assert len(plan.runs) == 2 and "NO_SUCH" in plan.left_out[0].what
+
+
+def test_text_without_fields_is_unchanged():
+    assert filled_title("GPT-2, 10 % {{x}}", {}) == "GPT-2, 10 % {x}"
