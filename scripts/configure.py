@@ -4,7 +4,6 @@
     configure.py defconfig gpt2-124m+quick --set 'N_LAYER=4 OUTPUT_DIR="my results"'
     configure.py why N_LAYER[=48]         source of the value, dependencies, whether 48 takes effect
     configure.py why N_LAYER --steps ra   the value in this step of the study
-    configure.py why PRECISION --run ra   the value in a finished run, and the value that torch reported
 
 Exit code 2: usage or configuration; nothing was written. KCONFIG_CONFIG is another name of .config.
 """
@@ -18,7 +17,7 @@ import _start
 from gpt2.config import Config
 from gpt2.planning.arguments import add_json, add_positional, add_variable
 from gpt2.random_config import randconfig
-from gpt2.records.run_files import why
+from gpt2.study.resolve import why
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
 from lib.console import CommandLine, run_main, show
@@ -57,8 +56,6 @@ def main() -> int:
     add_positional(p, "sym", "NAME, or NAME=VALUE")
     add_variable(p, "set", "settings on top of .config")
     add_variable(p, "steps", "one step of the study")
-    add_variable(p, "run", "a finished run: its name in make plan, or its directory")
-    add_variable(p, "seeds", "the seed of the run")
     add("listnewconfig", "list the symbols missing from .config", commands.new_symbols, json=True)
     p = add("diffconfig", "list differences between A and B", commands.diff_config_files, json=True)
     add_positional(p, "a", "a file or NAME[+FRAGMENT...]; default: .config.old")

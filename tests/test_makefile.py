@@ -263,7 +263,7 @@ def test_a_name_that_is_gone_names_what_to_use(words, answer):
         (["plan", "PROBE=1", "GPU=h100"], "usage.conflict"),
         (["why"], "usage.missing-argument"),
         (["why", "SYM=DROPOUT", "STEPS=0-2"], "usage.invalid-value"),
-        (["why", "SYM=DROPOUT", "RUN=nonesuch"], "run.not-found"),
+        (["why", "SYM=DROPOUT", "RUN=ra"], "usage.unread-variable"),
         (["check", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
         (["rerun"], "usage.missing-argument"),
         (["prolong", "RUN=ra"], "usage.missing-argument"),

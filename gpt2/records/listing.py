@@ -6,10 +6,8 @@ of each run; verifies no digests (``make audit`` does). Imports no torch.
 
 import contextlib
 import dataclasses
-import fnmatch
 import operator
 import re
-import shlex
 import shutil
 import textwrap
 import time
@@ -17,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from gpt2.records.trust import identity_symbols
 from gpt2.study.plan import Plan
@@ -54,36 +52,32 @@ def _shown(value: Any) -> str:
 
 
 class _Column(NamedTuple):
-    """Column of a field, or of a symbol: how its values are shown and compared."""
+    """Column of a field, or of a symbol."""
 
     heading: str
-    # A text is aligned to the left; a beginning is a text of which conditions name the beginning.
-    kind: Literal["number", "text", "beginning"] = "number"
     cell: Callable[[Any], str] = _shown
+    # A text is aligned to the left.
+    is_text: bool = False
 
 
 # By field, in the order of the full table.
 FIELDS: Mapping[str, _Column] = {
-    "run": _Column("run", "text"),
-    "study": _Column("study", "text"),
-    "step": _Column("step", "text"),
-    "state": _Column("state", "text"),
+    "run": _Column("run", is_text=True),
+    "study": _Column("study", is_text=True),
+    "step": _Column("step", is_text=True),
+    "state": _Column("state", is_text=True),
     "seed": _Column("seed"),
     "iteration": _Column("iteration"),
-    "val_loss": _Column("val loss", cell="{:.4f}".format),
+    "val_loss": _Column("val loss", "{:.4f}".format),
     "parameters": _Column("params"),
     "tokens": _Column("tokens"),
-    "train_seconds": _Column("seconds", cell="{:.0f}".format),
-    "finished": _Column("finished", "beginning"),
+    "train_seconds": _Column("seconds", "{:.0f}".format),
+    "finished": _Column("finished", is_text=True),
     # Eight characters of the hash, and whether there were uncommitted changes.
-    "commit": _Column("commit", "beginning", lambda commit: f"{commit[:8]}{commit[40:]}"),
-    "hash": _Column("hash", "beginning"),
+    "commit": _Column("commit", lambda commit: f"{commit[:8]}{commit[40:]}", is_text=True),
+    "hash": _Column("hash", is_text=True),
 }
 _ALWAYS_SHOWN = ("run", "state", "val_loss")
-
-
-def _column(name: str) -> _Column:
-    return FIELDS.get(name) or _Column(name)
 
 
 def _value(row: Row, name: str) -> Any:
@@ -236,82 +230,59 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-# A value contains no operator: N_LAYER=6,val_loss<2 and N_LAYER==6 would match no run.
-_CONDITION = re.compile(r"(\w+)(!=|<=|>=|=|<|>)([^=<>!]*)")
+# A value contains no operator, quote or pattern: N_LAYER=6,val_loss<2 would match no run.
+_CONDITION = re.compile(r"""(\w+)(!=|<=|>=|=|<|>)([^=<>!*'"]+)""")
 _EXAMPLE = 'type: make ls WHERE="N_LAYER=6 val_loss<2.5 state=done"'
-_DAY = re.compile(r"\d{4}(-\d\d(-\d\d( \d\d(:\d\d)?)?)?)?")
-
-
-@dataclass(frozen=True)
-class _Condition:
-    name: str
-    sign: str
-    text: str
-
-    def holds(self, run: Row) -> bool:
-        """Return whether the run satisfies the condition; a run without the value does not."""
-        value = _value(run, self.name)
-        if value is None:
-            return False
-        compare = _OPERATORS[self.sign]
-        column = _column(self.name)
-        a, b = (None, None) if column.kind != "number" else (_number(value), _number(self.text))
-        if a is not None and b is not None:
-            return compare(a, b)
-        if column.kind == "beginning":
-            return compare(str(value)[: len(self.text)], self.text)
-        if self.sign not in ("=", "!="):
-            return False
-        text = _shown(value)
-        matches = text == self.text or ("*" in self.text and fnmatch.fnmatchcase(text, self.text))
-        return matches == (self.sign == "=")
+# Fields of which a condition names the beginning.
+_BEGINNINGS = ("finished", "commit", "hash")
+_DAY = re.compile(r"\d{4}(-\d\d(-\d\d)?)?")
 
 
 def select(listed: RunList, where: str) -> RunList:
     """Return the runs that satisfy every condition of ``where``, such as ``N_LAYER=6 val_loss<2.5``.
 
-    Values after ``=`` and ``!=`` may be patterns, such as ``run=ratio/ra-*``.
-
-    Raises ConfigError for a malformed condition or an unknown field.
+    A run without the value does not satisfy a condition. Raises ConfigError for a malformed condition
+    or an unknown field.
     """
-    try:
-        texts = shlex.split(where)
-    except ValueError as error:
-        raise _invalid(where, str(error)) from None
-    conditions = [_condition(text, listed.runs) for text in texts]
-    runs = [run for run in listed.runs if all(condition.holds(run) for condition in conditions)]
+    conditions = [_condition(text, listed.runs) for text in where.split()]
+    runs = [run for run in listed.runs if all(holds(run) for holds in conditions)]
     return dataclasses.replace(listed, runs=runs)
 
 
-def _condition(text: str, runs: Sequence[Row]) -> _Condition:
+def _condition(text: str, runs: Sequence[Row]) -> Callable[[Row], bool]:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise _invalid(text, "expected FIELD, one of = != < <= > >=, and a value, without blanks")
-    condition = _Condition(*match.groups())
-    name = condition.name
+        expected = "expected FIELD, one of = != < <= > >=, and a value without blanks, quotes and *"
+        raise _invalid(text, expected)
+    name, sign, wanted = match.groups()
     known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run["symbols"])]
     # Without runs the symbols are unknown, but not the fields.
     if name not in known and (runs or not name.isupper()):
         what = f"unknown field {name!r}{nearest(name, known)}"
         raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
-    if name == "finished" and not _DAY.fullmatch(condition.text):
-        raise _invalid(text, "expected a time such as 2026-11-23, or '2026-11-23 14:05'")
-    column = _column(name)
-    if column.kind == "beginning":
-        return condition
-    ordered, pattern = condition.sign not in ("=", "!="), "*" in condition.text
-    if name == "state" and not (ordered or pattern) and condition.text not in STATES:
-        near = nearest(condition.text, STATES)
+    if name == "finished" and not _DAY.fullmatch(wanted):
+        raise _invalid(text, "expected a day such as 2026-11-23")
+    if name == "state" and wanted not in STATES:
+        near = nearest(wanted, STATES)
         raise _invalid(text, f"unknown state{near} (expected one of {', '.join(STATES)})")
-    numbers = [_number(value) for run in runs if (value := _value(run, name)) is not None]
-    if ordered and (
-        column.kind != "number" or (numbers and all(number is None for number in numbers))
-    ):
-        raise _invalid(text, f"{name} is not a number (expected = or !=)")
-    numeric = column.kind == "number" and bool(numbers) and None not in numbers
-    if _number(condition.text) is None and (ordered or (numeric and not pattern)):
-        raise _invalid(text, f"expected a number, got {condition.text!r}")
-    return condition
+    number, values = _number(wanted), [_value(run, name) for run in runs]
+    numbers = [_number(value) for value in values if value is not None]
+    if name not in _BEGINNINGS and number is None and numbers and None not in numbers:
+        raise _invalid(text, f"expected a number, got {wanted!r}")
+    compare = _OPERATORS[sign]
+
+    def holds(run: Row) -> bool:
+        value = _value(run, name)
+        if value is None:
+            return False
+        if name in _BEGINNINGS:
+            return compare(str(value)[: len(wanted)], wanted)
+        own = _number(value)
+        if number is not None and own is not None:
+            return compare(own, number)
+        return compare(_shown(value), wanted)
+
+    return holds
 
 
 def _invalid(text: str, reason: str) -> ConfigError:
@@ -362,14 +333,14 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     fields = list(FIELDS) if every_column else [*_ALWAYS_SHOWN]
     columns: dict[str, Sequence[str]] = {}
     for name in [*fields, *names, *([] if every_column else ["finished"])]:
-        column, values = _column(name), [_value(run, name) for run in listed.runs]
+        column, values = FIELDS.get(name, _Column(name)), [_value(run, name) for run in listed.runs]
         cells = ["-" if value in (None, "") else column.cell(value) for value in values]
         columns[column.heading] = cells
     if not every_column:
         columns["run"] = [*map(_short_name, columns["run"])]
     rows = fitting_rows(columns, [*columns], None if every_column else width)
     shown = rows[0]
-    numeric = {column.heading for column in FIELDS.values() if column.kind == "number"}
+    numeric = {column.heading for column in FIELDS.values() if not column.is_text}
     right = [i for i, heading in enumerate(shown) if heading in numeric]
     lines = text_lines(rows, right=right) if listed.runs else []
     texts = _problems(listed.runs, every_column)

@@ -1,28 +1,20 @@
 """``resolved_config.yaml``, the configuration stored in each run directory, and lookup of runs."""
 
 import contextlib
-import json as json_format
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from glob import glob
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
 from gpt2.records.trust import own_values, recorded_config, require_identity
-from gpt2.study.resolve import layers_on_top
-from lib.config.check import unknown_symbol
-from lib.config.commands import explain_symbol
-from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_generated
-from lib.config.layers import to_kconfig_text
+from lib.config.dotconfig import ExplicitSetting
 from lib.config.private import private_digests, without_private
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
 from lib.json_files import RecordError
-from lib.make_variables import require_value
-from lib.report.render import json_document
-from lib.runs.record import UNKNOWN, RunRecord
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from lib.units import first_of
 
@@ -174,115 +166,3 @@ def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> P
             Problem(what, variable, "select one of the runs, or set SEEDS=", code="run.ambiguous")
         )
     return runs[0].path
-
-
-# Explanation of one setting of a run: its value, the source of the value, and the observed values.
-
-
-EXPLANATION_VERSION = 1
-# Symbol → fields of the manifest with the observed settings that it requests, and the facts that it
-# determines unless the run fell back to a smaller batch.
-_OBSERVED: Mapping[str, Sequence[str]] = {
-    "PRECISION": ("knobs.precision_mode", "knobs.amp_enabled", "knobs.grad_scaler_enabled"),
-    "MATMUL_PRECISION": (
-        *("knobs.float32_matmul_precision", "knobs.allow_tf32_matmul", "knobs.allow_tf32_cudnn"),
-    ),
-    "CPU_THREADS": ("knobs.cpu_threads",),
-    "GPUS": ("knobs.world_size",),
-    "CUDNN_BENCHMARK": ("knobs.cudnn_benchmark",),
-    "DEVICE": ("knobs.device",),
-    "DETERMINISTIC": ("knobs.deterministic_algorithms", "knobs.cublas_workspace_config"),
-    "EXPANDABLE_SEGMENTS": ("knobs.expandable_segments",),
-    "COMPILE": ("knobs.torch_compile_enabled",),
-    "WARMUP_ITERATIONS": ("knobs.compile_warmup_steps",),
-    "DATA_PARALLEL": ("knobs.data_parallel",),
-    "DDP_SAFE": ("knobs.ddp_bucket_cap_mib", "knobs.ddp_gradients_copied"),
-    "ATTENTION_BACKEND": (
-        *("knobs.attention_impl", "knobs.sdpa_backends_allowed", "knobs.sdpa_backend_selected"),
-    ),
-    "NSA_BACKEND": ("knobs.nsa_backend",),
-    "LOSS_BACKEND": ("knobs.loss_backend",),
-    "GRAD_CHECKPOINTING": ("knobs.gradient_checkpointing_enabled",),
-    "LOADER_WORKERS": ("knobs.num_workers",),
-    "PIN_MEMORY": ("knobs.pin_memory",),
-    "PREFETCH_FACTOR": ("knobs.prefetch_factor",),
-    "PERSISTENT_WORKERS": ("knobs.persistent_workers",),
-    "BATCH_SIZE": ("batch.micro_batch",),
-    "GRAD_ACCUMULATION": ("batch.accumulation",),
-    "GLOBAL_BATCH": ("batch.global_sequences",),
-    "SEED": ("seeds.seed",),
-    "DATASET": ("data.dataset",),
-}
-
-
-def why(
-    place: ConfigWorkspace, sym: str, json: bool, set: str, steps: str, run: str, seeds: str
-) -> str:
-    """Explain the value of ``sym`` in ``.config``, in one step of its study, or in a finished run.
-
-    Raises ConfigError if there is no such symbol, step or run, or if ``config.py`` was edited.
-    """
-    if run:
-        return explain_setting(place, sym, run, json, RunLookup(steps, seeds), set)
-    if seeds:
-        what = f"requires RUN= (got {seeds!r})"
-        raise ConfigError(Problem(what, "SEEDS", code="usage.missing-argument"))
-    if place.config.exists() and place.config_py.exists():
-        read_generated(place)
-    return explain_symbol(place, sym, json, layers_on_top(place, set, steps))
-
-
-def explain_setting(
-    place: ConfigWorkspace,
-    sym: str,
-    run: str,
-    json: bool,
-    lookup: RunLookup | None = None,
-    set: str = "",
-) -> str:
-    """Return the value of ``sym`` in a finished run, its source, and the values that were observed.
-
-    Raises ConfigError if there is no such run or symbol, or settings are to be put on top.
-    """
-    name = require_value(sym, "SYM", "make why SYM=NAME RUN=NAME").removeprefix("CONFIG_")
-    for variable, text in (("SET", set), ("SYM", name.partition("=")[2])):
-        if text:
-            what = f"cannot change a finished run (expected no value, got {text!r})"
-            raise ConfigError(Problem(what, variable, "omit RUN=", code="usage.conflict"))
-    found = find_finished(run, place.build, lookup)
-    record = RunRecord(found)
-    symbols = record.symbols
-    if name not in symbols:
-        what, code = unknown_symbol(name, symbols)
-        raise ConfigError(Problem(what, name, code=code))
-    origin = {"label": "default", "where": "Kconfig"}
-    if name in record.settings:
-        origin = {key: record.config.value(str, "settings", name, key) for key in origin}
-    places = _OBSERVED.get(name, ())
-    observed = {place: record.manifest.find(*place.split(".")) for place in places}
-    document = {
-        "symbol": name,
-        "value": symbols[name],
-        "run": str(found.path),
-        "origin": origin,
-        "observed": {p.removeprefix("knobs."): v for p, v in observed.items() if v != UNKNOWN},
-    }
-    return json_document(EXPLANATION_VERSION, document).rstrip() if json else _text(document)
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    origin, observed = document["origin"], document["observed"]
-    rows = {"run": document["run"], "from": f"{origin['where']} ({origin['label']})"}
-    for name, state in observed.items():
-        stages = state if isinstance(state, Mapping) else {"observed": state}
-        shown = [s for s in ("requested", "resolved", "observed") if s in stages]
-        values = (json_format.dumps(stages[stage], ensure_ascii=False) for stage in shown)
-        rows[name] = ", ".join(map(" ".join, zip(shown, values, strict=True)))
-    if not observed:
-        rows["observed"] = "not recorded for this symbol"
-    width = max(map(len, rows))
-    lines = [f"{document['symbol']} = {to_kconfig_text(document['value'])}"]
-    for title, text in rows.items():
-        indent = " " * (width + 6)
-        lines.append(fill(f"    {title:<{width}}  {text}", 80, subsequent_indent=indent))
-    return "\n".join(lines)

@@ -8,6 +8,7 @@ from gpt2.study.judgeable import unjudgeable
 from gpt2.study.step import Step, Study, filled_title
 from gpt2.study.study_file import study_of
 from lib.config import dotconfig
+from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_fields
 from lib.config.layers import (
@@ -91,6 +92,16 @@ def configured_values(place: ConfigWorkspace) -> Mapping[str, SymbolValue]:
     if place.config.exists():
         return read_constants(place)
     return resolve_config(KconfigTree(), []).values
+
+
+def why(place: ConfigWorkspace, sym: str, json: bool, set: str, steps: str) -> str:
+    """Explain the value of ``sym`` in ``.config``, or in one step of its study.
+
+    Raises ConfigError if there is no such symbol or step, or if ``config.py`` was edited.
+    """
+    if place.config.exists() and place.config_py.exists():
+        dotconfig.read_generated(place)
+    return explain_symbol(place, sym, json, layers_on_top(place, set, steps))
 
 
 def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[ConfigLayer]:

@@ -153,9 +153,10 @@ def test_conditions_select_runs(listed, where, expected):
         ("val_loss<low", "usage.invalid-condition", "number"),
         ("N_LAYER=six", "usage.invalid-condition", "number"),
         ("state=dne", "usage.invalid-condition", "done"),
-        ("state<3", "usage.invalid-condition", "number"),
-        ("finished>today", "usage.invalid-condition", "time"),
-        ("state='done", "usage.invalid-condition", ""),
+        ("state<3", "usage.invalid-condition", "unknown state"),
+        ("finished>today", "usage.invalid-condition", "day"),
+        ("run=ratio/*", "usage.invalid-condition", "*"),
+        ("state='done'", "usage.invalid-condition", "quotes"),
         ("__class__=1", "usage.unknown-field", ""),
     ],
 )

@@ -29,7 +29,7 @@ def results(tmp_path):
     [
         ("state=failed", ["ra-s2-cccccccc"]),
         ("state=replaced", ["base-s1-aaaaaaaa.old-20260101-000000"]),
-        ("run=ratio/ra-*", ["ra-s1-bbbbbbbb", "ra-s2-cccccccc", "ra-s3-dddddddd"]),
+        ("step=ra", ["ra-s1-bbbbbbbb", "ra-s2-cccccccc", "ra-s3-dddddddd"]),
     ],
 )
 def test_selected_runs_are_removed_and_no_others(results, where, names):
