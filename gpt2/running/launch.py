@@ -287,7 +287,7 @@ def _document(plan: Plan) -> dict[str, Any]:
 
 
 def _train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
-    """Train unfinished ``runs`` of ``plan`` in random order and return the exit code."""
+    """Train unfinished ``runs`` of ``plan`` in training order and return the exit code."""
     _log_skipped(plan)
     executor = new_executor(plan)
     backend = Gpt2Backend(

@@ -162,7 +162,7 @@ Block = Sequence[tuple[RunVariant, Config]]
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a configuration, in training order."""
+    """All runs of a configuration, in the order of the study."""
 
     study: str
     # Folder of the study's run directories and tables.

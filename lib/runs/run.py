@@ -2,8 +2,8 @@
 
 A plan consists of blocks of configurations, one block per seed: every variant is trained with the
 first seed before any is trained with the second, so that a study stopped early is still a
-comparison. Inside a block, the runs are trained in random order, so that a drift of the machine over
-the study does not favour a variant.
+comparison. Inside a block, the baseline is trained first, a parent before its children, and the rest
+in random order, so that a drift of the machine over the study favours no step over another.
 """
 
 import fnmatch
@@ -143,22 +143,29 @@ def build_runs(
 
 
 def training_order(runs: Sequence[Run[C]]) -> list[Run[C]]:
-    """Return ``runs`` in the order in which they are trained: blocks in order, shuffled inside.
+    """Return ``runs`` in the order in which they are trained: blocks in order, each in its own.
 
-    The order depends on study, seed and slugs only: it is the same on every machine, after an
-    interruption, and if further variants or seeds are planned. A run that is repeated is the first of
-    its block, and its repeat the last: the time between them is the longest.
+    In a block, the baseline is first, so that a difference is known early, a parent stands before its
+    children, and the rest is random, from study, seed and slugs: the same on every machine and after
+    an interruption. A repeat is the last of its block: the time to its first run is the longest.
     """
-    repeated = {run.variant.parent for run in runs if run.variant.is_repeat}
-    blocks = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
-    return sorted(
-        runs,
-        key=lambda run: (
-            blocks[run.seed],
-            run.variant.is_repeat - (run.variant.slug in repeated),
-            stream_seed(run.seed, f"order/{run.study}/{run.variant.slug}"),
-        ),
-    )
+    ordered: list[Run[C]] = []
+    drawn = sorted(runs, key=_draw)
+    for seed in dict.fromkeys(run.seed for run in runs):
+        waiting = {run.variant.slug: run for run in drawn if run.seed == seed}
+        while waiting:
+            run = next(iter(waiting.values()))
+            while run.variant.parent in waiting:
+                run = waiting[run.variant.parent]
+            ordered.append(waiting.pop(run.variant.slug))
+    return ordered
+
+
+def _draw(run: Run[Any]) -> tuple[bool, bool, int]:
+    """Return the key of the random order: variants without a parent first, repeats last."""
+    variant = run.variant
+    place = stream_seed(run.seed, f"order/{run.study}/{variant.slug}")
+    return variant.is_repeat, bool(variant.parent), place
 
 
 def default_run_path(run: Run[Any], folder: Path) -> Path:

@@ -46,6 +46,22 @@ def test_the_runs_of_a_block_are_trained_in_random_order():
     assert " ".join(orders[0]) == "v6 v2 v4 v5 v0 v3 v8 v1 v7"
 
 
+def test_the_baseline_is_first_and_a_parent_before_its_children():
+    parents = {"base": "", "a": "base", "b": "a", "c": "b", "d": "a", "e": "base", "f": "e"}
+    again = RunVariant("base-again", parent="base", is_repeat=True)
+    variants = [*(RunVariant(slug, parent=parent) for slug, parent in parents.items()), again]
+    blocks = {s: [(v, Named(f"{v.slug}{s}")) for v in variants] for s in range(20)}
+    ordered = training_order(build_runs("study", Path("results"), blocks))
+    orders = [[r.variant.slug for r in ordered if r.seed == seed] for seed in blocks]
+    for order in orders:
+        assert order[0] == "base" and order[-1] == "base-again" and len({*order}) == 8
+        assert all(order.index(p) < order.index(slug) for slug, p in parents.items() if p)
+    assert len({tuple(order) for order in orders}) > 10
+    # A step without its parent, as with STEPS=, keeps its place.
+    part = build_runs("study", Path("results"), {s: [b[0], b[3]] for s, b in blocks.items()})
+    assert [run.variant.slug for run in training_order(part)] == ["base", "c"] * 20
+
+
 def test_another_configuration_is_another_directory():
     one, other = (
         build_runs("study", Path("results"), {1: [(RunVariant("a"), Named(name))]})[0].path
