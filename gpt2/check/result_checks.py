@@ -413,6 +413,7 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
     # Imported here: only the first step needs them.
     from lib.report.columns import to_csv
     from lib.report.table import RowRuns, row_document
+    from lib.report.verdicts import SeedOutcome
     from lib.runs.run import RunVariant
 
     # Rows of a table name the origin of their runs, which training alone records.
@@ -425,7 +426,8 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
         ordered = {seed: losses[seed] for seed in sorted(losses, reverse=slug == "parent")}
         others = rows.get("baseline"), rows.get(parent)
         variant = RunVariant(slug, parent=parent)
-        rows[slug] = RowRuns(variant, {}, [record], [], ordered, False, *others)
+        runs = [(record, SeedOutcome(seed, loss)) for seed, loss in ordered.items()]
+        rows[slug] = RowRuns(variant, {}, runs, *others)
     table = [row_document(row) for row in rows.values()]
     document = {"rows": table, "verdicts": [], "aa_steps": []}
     for row in csv.DictReader(to_csv(document).splitlines()):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
@@ -47,21 +47,12 @@ UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class Absence(NamedTuple):
-    """Why a planned run has no result, or none that can be compared."""
-
-    state: str
-    reason: str = ""
-    # Fields in which a finished run differs from the baseline without a declaration.
-    undeclared: tuple[str, ...] = ()
-
-
 def read_records(runs: Sequence[Run[Any]], unit: str = NATS) -> list[RunRecord]:
     """Return the records of ``runs``, in order; what a study asks of them has been derived."""
     records = [RunRecord(RunDir(run.path), planned=run) for run in runs]
     try:
         for record in records:
-            absence(record, unit)
+            run_outcome(record, unit)
             # What the records keep is no garbage: to look for garbage in it takes a third of the time.
             gc.freeze()
     finally:
@@ -76,29 +67,54 @@ def planned_run(record: RunRecord) -> Run[Any]:
 
 
 @derived
-def absence(record: RunRecord, unit: str) -> Absence | None:
-    """Return why a planned run has no result; None if its loss in ``unit`` and its figures can be read.
+def run_outcome(record: RunRecord, unit: str) -> SeedOutcome:
+    """Return the outcome of a planned run: its loss in ``unit``, or why it has none that can be read.
 
-    They are derived from the rows now: the rows of all runs would fill the memory.
+    All figures are derived from the rows now: the rows of all runs would fill the memory.
     """
     if not record.is_done:
         message = record.damage or (record.status.message if record.status else "")
-        return Absence(record.state, message.split("\n")[0])
+        return absent_outcome(record, record.state, message.split("\n")[0])
     if damage := next(artifact_findings(record, weights=False), None):
-        return Absence(State.DAMAGED.word, str(damage))
+        return absent_outcome(record, State.DAMAGED.word, str(damage))
     try:
         identity = canonical_json(record.identity)
         if hashlib.sha256(identity.encode()).hexdigest() != planned_run(record).config.digest:
-            reason = "identity differs from the planned run"
-            return Absence("not comparable", reason, ("identity",))
-        finished_outcome(record, unit)
+            details = "identity differs from the planned run"
+            return absent_outcome(record, "not comparable", details, ("identity",))
+        outcome = _finished_outcome(record, unit)
         for derive in (unstable_steps, recorded_facts, run_origin, run_utilisation, read_curves):
             derive(record)
+        return outcome
     except RecordError as error:
-        return Absence(State.DAMAGED.word, error.problems[0].what)
+        return absent_outcome(record, State.DAMAGED.word, error.problems[0].what)
     finally:
         record.forget_rows()
-    return None
+
+
+def absent_outcome(
+    record: RunRecord, state: str, details: str = "", undeclared: tuple[str, ...] = ()
+) -> SeedOutcome:
+    """Return the outcome of a run without a result: diverged, not comparable, or missing.
+
+    ``undeclared`` are fields in which a finished run differs from the baseline without a declaration.
+    """
+    non_finite = _NON_FINITE.search(details) or record.run.numerics_failure.exists()
+    return SeedOutcome(
+        planned_run(record).seed,
+        None,
+        state.startswith(State.FAILED.word) and bool(non_finite),
+        state,
+        details,
+        undeclared=undeclared,
+        reused=_is_reused(record),
+        ended=state not in _OPEN_STATES,
+    )
+
+
+def _is_reused(record: RunRecord) -> bool:
+    run = planned_run(record)
+    return run.path.parent.name != run.study
 
 
 @derived
@@ -147,9 +163,7 @@ def evaluated_loss(record: RunRecord, unit: str) -> float:
     return bits
 
 
-@derived
-def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
-    """Return the outcome of a finished run: its loss in ``unit``, or that it diverged."""
+def _finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     final = record.final
     documents = record.documents
     items = canonical_json([document.nll_sum for document in documents])
@@ -167,6 +181,7 @@ def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
         started_at=started_at,
         ended_at=attempts[-1].ended_at if attempts else None,
         unstable=bool(unstable_steps(record)),
+        reused=_is_reused(record),
     )
     first = next((row.loss for row in record.train_rows), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.
@@ -182,19 +197,6 @@ def finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
         )
         return replace(outcome, diverged=True, reason=reason)
     return outcome
-
-
-def absent_outcome(record: RunRecord, absent: Absence) -> SeedOutcome:
-    """Return the outcome of a run without a result: diverged, not comparable, or missing."""
-    non_finite = _NON_FINITE.search(absent.reason) or record.run.numerics_failure.exists()
-    return SeedOutcome(
-        planned_run(record).seed,
-        None,
-        absent.state.startswith(State.FAILED.word) and bool(non_finite),
-        absent.state,
-        undeclared=absent.undeclared,
-        ended=absent.state not in _OPEN_STATES,
-    )
 
 
 # Speed, memory and utilisation.

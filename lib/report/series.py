@@ -13,7 +13,7 @@ from typing import Any
 from lib.json_files import MissingRecord, RecordError
 from lib.report.options import NATS
 from lib.report.run_curves import Curve, RunCurves, bin_width, binned, read_curves
-from lib.report.run_results import finished_outcome, planned_run
+from lib.report.run_results import planned_run, run_outcome
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord, derived
 
@@ -76,7 +76,7 @@ def _training(record: RunRecord, width: float) -> Curve:
 
 
 def _evaluations(record: RunRecord, unit: str) -> Curve:
-    curve, loss = read_curves(record).evaluations, finished_outcome(record, unit).loss
+    curve, loss = read_curves(record).evaluations, run_outcome(record, unit).loss
     if unit == NATS:
         return curve
     assert loss is not None

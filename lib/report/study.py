@@ -22,11 +22,11 @@ from lib.report.contrasts import REPEAT_ROLE, scale_of
 from lib.report.declarations import Look, declaration_record
 from lib.report.options import UNITS
 from lib.report.run_facts import code_digest, recorded_facts
-from lib.report.run_results import absent_outcome, finished_outcome, planned_run, run_origin
+from lib.report.run_results import planned_run, run_origin
 from lib.report.statistics import INTERVAL_ERROR, noisier_than_others
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import ResultTable, RowRuns
-from lib.report.verdicts import VerdictWord
+from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.record import UNKNOWN, RunRecord
 
 SCHEMA_VERSION = 5
@@ -155,28 +155,25 @@ def _divergence_limit(study: StudyVerdicts) -> dict[str, Any] | None:
 
 
 def _runs(table: ResultTable) -> list[dict[str, Any]]:
-    records = [(row.labels, r) for row in table.runs for r in (*row.records, *row.absent)]
-    runs = [_run(record, labels, table) for labels, record in records]
+    runs = [_run(*each, row) for row in table.runs for each in row.runs]
     numbers = {row.variant.slug: row.variant.number or 0 for row in table.runs}
     return sorted(runs, key=lambda run: (numbers[run["variant"]], run["label"]))
 
 
-def _run(record: RunRecord, labels: Mapping[str, str], table: ResultTable) -> dict[str, Any]:
-    run, why = planned_run(record), table.absences.get(record.run.path)
-    unit = table.verdicts.plan.unit
-    outcome = absent_outcome(record, why) if why else finished_outcome(record, unit)
+def _run(record: RunRecord, outcome: SeedOutcome, row: RowRuns) -> dict[str, Any]:
+    run, is_absent = planned_run(record), outcome.loss is None
     return {
         "label": run.label,
         "folder": run.path.name,
         "variant": run.variant.slug,
-        "labels": dict(labels),
+        "labels": dict(row.labels),
         "seed": run.seed,
-        "state": why.state if why else "done",
-        "reason": why.reason if why else "",
+        "state": outcome.reason if is_absent else "done",
+        "reason": outcome.details,
         "diverged": outcome.diverged,
         "unstable": outcome.unstable,
         "val_loss": outcome.loss,
-        **({} if why else run_origin(record)),
+        **({} if is_absent else run_origin(record)),
         "configuration": run.config.hash8,
     }
 

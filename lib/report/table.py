@@ -22,14 +22,12 @@ from lib.report.options import NATS
 from lib.report.render import TableSection
 from lib.report.run_facts import code_digest, observed_differences, recorded_facts
 from lib.report.run_results import (
-    Absence,
-    absence,
     absent_outcome,
-    finished_outcome,
     mean_over_seeds,
     planned_run,
     read_records,
     run_origin,
+    run_outcome,
     run_utilisation,
 )
 from lib.report.study_verdicts import StudyPart, StudyVerdicts, declare
@@ -45,24 +43,18 @@ NOT_JUDGED = "no verdicts: the file of the study has judge = false"
 # Field → value shared by the results of a part of the study; empty without labels. Parts are not
 # compared with each other, and each has its own baselines.
 Labels = Mapping[str, str]
-Parts = Sequence[tuple[Labels, Sequence[RunRecord]]]
-# Directory → why its run has no comparable result.
-Absences = Mapping[Path, Absence]
+# A planned run, and its loss or why it has none.
+StudyRun = tuple[RunRecord, SeedOutcome]
+Parts = Sequence[tuple[Labels, Sequence[StudyRun]]]
 
 
 @dataclass(frozen=True)
 class RowRuns:
-    """The runs of one variant in one part of a study."""
+    """The runs of one variant in one part of a study, by seed."""
 
     variant: RunVariant
     labels: Labels
-    # With comparable results, by seed; the other planned runs.
-    records: Sequence[RunRecord]
-    absent: Sequence[RunRecord]
-    # Seed → loss of ``records``, in the unit of the study.
-    losses: Mapping[int, float]
-    # The finished seeds of a variant with a diverged seed are a biased sample.
-    diverged: bool = False
+    runs: Sequence[StudyRun]
     # None for the baseline itself.
     baseline: "RowRuns | None" = None
     parent: "RowRuns | None" = None
@@ -71,6 +63,21 @@ class RowRuns:
     def name(self) -> str:
         """Return the name of the row in verdicts: its labels and its variant."""
         return f"{_prefix(self.labels)}{self.variant.slug}"
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Return the runs with a comparable result."""
+        return [record for record, outcome in self.runs if outcome.loss is not None]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Return the seed and the loss of each run with a result, in the unit of the study."""
+        return {each.seed: each.loss for _, each in self.runs if each.loss is not None}
+
+    @property
+    def diverged(self) -> bool:
+        """Return whether a seed diverged: the finished ones are a biased sample."""
+        return any(outcome.diverged for _, outcome in self.runs)
 
     @property
     def pairs(self) -> list[tuple[RunRecord, RunRecord]]:
@@ -86,10 +93,9 @@ class ResultTable:
     """The runs of a study, read and judged once, or a part of them."""
 
     study: str
-    # In the order of the plan, also those without a result, and why these have none.
+    # In the order of the plan, also those without a result.
     records: Sequence[RunRecord] = ()
     parts: Parts = ()
-    absences: Absences = field(default_factory=dict)
     # Directories of the runs that were made by other code.
     stale: Collection[Path] = ()
     # On all runs of the study, without the comparisons of variants that this part lacks.
@@ -103,30 +109,32 @@ class ResultTable:
 
     def of_runs(self, shown: Collection[Path]) -> "ResultTable":
         """Return the part of the table with the rows of the directories ``shown``."""
-        parts = [(labels, [r for r in part if r.run.path in shown]) for labels, part in self.parts]
+        parts = [
+            (labels, [each for each in runs if each[0].run.path in shown])
+            for labels, runs in self.parts
+        ]
         arms = {
             f"{_prefix(labels)}{planned_run(record).variant.slug}"
-            for labels, records in parts
-            for record in records
+            for labels, runs in parts
+            for record, _ in runs
         }
         return replace(self, parts=parts, verdicts=self.verdicts.of_arms(arms))
 
     @cached_property
     def runs(self) -> list[RowRuns]:
         """Return the runs behind the rows, in the same order."""
-        unit = self.verdicts.plan.unit
-        return row_runs(self.parts, self.absences, _variants(self.records), unit)
+        return row_runs(self.parts, _variants(self.records))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per variant and part, as in the document (``lib.report.study``)."""
-        return [row_document(row, self.verdicts, self.absences, self.stale) for row in self.runs]
+        return [row_document(row, self.verdicts, self.stale) for row in self.runs]
 
     @property
     def finished(self) -> list[RunRecord]:
         """Return all finished runs of the study: also those that are not comparable."""
         unit = self.verdicts.plan.unit
-        return [record for record in self.records if absence(record, unit) is None]
+        return [record for record in self.records if run_outcome(record, unit).loss is not None]
 
     @property
     def results(self) -> list[RunRecord]:
@@ -139,19 +147,17 @@ class ResultTable:
         """Return the loss of a model that predicts token frequencies only, in nats per token; None
         in another unit.
         """
-        finals = [record.final for _, part in self.parts for record in part if self._has(record)]
-        return finals[0].unigram_entropy if finals and self.verdicts.plan.unit == NATS else None
+        results = [r for _, runs in self.parts for r, outcome in runs if outcome.loss is not None]
+        is_known = results and self.verdicts.plan.unit == NATS
+        return results[0].final.unigram_entropy if is_known else None
 
     @property
     def notes(self) -> list[str]:
         """Return remarks on the plan, the verdicts, and single runs, such as failures."""
         judged = self.verdicts.notes if self.verdicts.plan.judged else [NOT_JUDGED]
-        listed = [record for _, part in self.parts for record in part]
-        of_runs = _notes(self.study, listed, self.absences, self.stale)
+        listed = [each for _, runs in self.parts for each in runs]
+        of_runs = _notes(self.study, listed, self.stale)
         return [*filter(None, [self.plan_note]), *judged, *of_runs]
-
-    def _has(self, record: RunRecord) -> bool:
-        return record.run.path not in self.absences
 
 
 def build_table(
@@ -173,15 +179,16 @@ def build_table(
     """
     plan = verdict_plan or VerdictPlan()
     records = read_records(runs, plan.unit)
-    finished = [record for record in records if absence(record, plan.unit) is None]
+    outcomes = [(record, run_outcome(record, plan.unit)) for record in records]
+    finished = [record for record, outcome in outcomes if outcome.loss is not None]
     if label_by and not finished:
         what = f"no run has a result to label by {', '.join(label_by)}"
         raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
     variants = _variants(records)
-    parts, absences = split_comparable(records, _baselines(variants), label_by, plan.unit)
-    verdicts = _judged_parts(parts, absences, variants, plan)
+    parts = _comparable_parts(outcomes, _baselines(variants), label_by, plan.unit)
+    verdicts = _judged_parts(parts, variants, plan)
     stale = {record.run.path for record in finished if is_stale(record)}
-    return ResultTable(study, records, parts, absences, stale, verdicts, left_out)
+    return ResultTable(study, records, parts, stale, verdicts, left_out)
 
 
 def _variants(records: Sequence[RunRecord]) -> list[RunVariant]:
@@ -198,37 +205,30 @@ def _baselines(variants: Sequence[RunVariant]) -> dict[str, str]:
 # Which runs can be compared.
 
 
-def split_comparable(
-    records: Sequence[RunRecord],
-    baselines: Mapping[str, str],
-    label_by: Sequence[str],
-    unit: str,
-) -> tuple[Parts, Absences]:
-    """Return one part, or one part per combination of label values, and the runs without a result.
+def _comparable_parts(
+    runs: Sequence[StudyRun], baselines: Mapping[str, str], label_by: Sequence[str], unit: str
+) -> Parts:
+    """Return one part, or one part per combination of label values.
 
-    A run is absent if it has no result, or if it differs in an observed fact or in code from its
-    part's first run of its variant in ``baselines``. Runs without a result are listed in the first
-    part. Raises ConfigError if ``label_by`` contains an unknown field.
+    A run that differs in an observed fact or in code from its part's first run of its variant in
+    ``baselines`` loses its result. Runs without a result are listed in the first part. Raises
+    ConfigError if ``label_by`` contains an unknown field.
     """
-    absences = {r.run.path: why for r in records if (why := absence(r, unit)) is not None}
-    finished = [record for record in records if record.run.path not in absences]
+    finished = [record for record, outcome in runs if outcome.loss is not None]
     grouped: dict[tuple[str, ...], list[RunRecord]] = {}
     for record, label in zip(finished, _labels(finished, label_by), strict=True):
         grouped.setdefault(label, []).append(record)
-    unfinished = [record for record in records if record.run.path in absences]
-    parts: list[tuple[Labels, list[RunRecord]]] = []
-    for values, group in grouped.items():
-        absences |= _incomparable(group, baselines, unit)
-        parts.append((dict(zip(label_by, values, strict=True)), group))
-    if not parts:
-        return [({}, unfinished)], absences
-    parts[0][1].extend(unfinished)
-    return parts, absences
+    parts: list[tuple[Labels, list[StudyRun]]] = [
+        (dict(zip(label_by, values, strict=True)), _compared(group, baselines, unit))
+        for values, group in grouped.items()
+    ] or [({}, [])]
+    parts[0][1].extend(each for each in runs if each[1].loss is None)
+    return parts
 
 
-def _incomparable(
+def _compared(
     records: Sequence[RunRecord], baselines: Mapping[str, str], unit: str
-) -> dict[Path, Absence]:
+) -> list[StudyRun]:
     references: dict[str, RunRecord] = {}
     for record in reversed(records):
         references[planned_run(record).variant.text] = record
@@ -236,17 +236,17 @@ def _incomparable(
         variant = planned_run(record).variant
         if variant.slug == baselines.get(variant.text):
             references[variant.text] = record
-    absences = {}
+    runs = []
     for record in records:
-        reference = references[planned_run(record).variant.text]
+        reference, outcome = references[planned_run(record).variant.text], run_outcome(record, unit)
         facts = recorded_facts(reference), recorded_facts(record)
         if mismatches := observed_differences(*facts, unit):
             fields = tuple(difference.field for difference in mismatches)
-            label = planned_run(reference).label
-            reason = f"against {label}: " + "; ".join(map(str, mismatches))
-            why = Absence(f"not comparable: {', '.join(fields)}", reason, fields)
-            absences[record.run.path] = why
-    return absences
+            details = f"against {planned_run(reference).label}: {'; '.join(map(str, mismatches))}"
+            state = f"not comparable: {', '.join(fields)}"
+            outcome = absent_outcome(record, state, details, fields)
+        runs.append((record, outcome))
+    return runs
 
 
 def _labels(records: Sequence[RunRecord], label_by: Sequence[str]) -> list[tuple[str, ...]]:
@@ -271,28 +271,25 @@ def _labels(records: Sequence[RunRecord], label_by: Sequence[str]) -> list[tuple
 # Verdicts.
 
 
-def _judged_parts(
-    parts: Parts,
-    absences: Absences,
-    variants: Sequence[RunVariant],
-    plan: VerdictPlan,
-) -> StudyVerdicts:
+def _judged_parts(parts: Parts, variants: Sequence[RunVariant], plan: VerdictPlan) -> StudyVerdicts:
     """Declare the look that is due, if the plan takes looks, and return the verdicts."""
     compared = variants if plan.judged else []
     contrasts = contrasts_of(compared, plan.against, plan.interactions)
     effects = design_effects(compared, plan.interactions)
     judged: list[StudyPart] = []
     controls: list[StudyPart] = []
-    for labels, records in parts:
-        prefix, outcomes = _prefix(labels), _outcomes(records, absences, plan.unit)
-        judged.append((prefix, contrasts, outcomes))
-        controls.append((prefix, control_contrasts(compared), outcomes))
-    records = [record for _, part in parts for record in part]
-    results = [record for record in records if record.run.path not in absences]
+    for labels, runs in parts:
+        outcomes: dict[str, list[SeedOutcome]] = {}
+        for record, outcome in runs:
+            outcomes.setdefault(planned_run(record).variant.slug, []).append(outcome)
+        judged.append((_prefix(labels), contrasts, outcomes))
+        controls.append((_prefix(labels), control_contrasts(compared), outcomes))
+    listed = [each for _, runs in parts for each in runs]
+    results = [record for record, outcome in listed if outcome.loss is not None]
     evaluation_set = _evaluation_set(results, plan.unit)
     if plan.looks is not None:
-        runs = [planned_run(record) for record in reversed(records)]
-        configs = {run.variant.slug: run.config for run in runs}
+        planned = [planned_run(record) for record, _ in reversed(listed)]
+        configs = {run.variant.slug: run.config for run in planned}
         digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
         plan = replace(plan, configurations={**digests, **plan.configurations})
     plan = declare(plan, judged, evaluation_set)
@@ -300,23 +297,6 @@ def _judged_parts(
     if plan.folder is not None:
         others = studies_on(evaluation_set, plan.folder, plan.configurations)
     return StudyVerdicts(judged, plan, controls, effects, evaluation_set, others)
-
-
-def _outcome(record: RunRecord, absences: Absences, unit: str) -> SeedOutcome:
-    why = absences.get(record.run.path)
-    return finished_outcome(record, unit) if why is None else absent_outcome(record, why)
-
-
-def _outcomes(
-    records: Sequence[RunRecord], absences: Absences, unit: str
-) -> dict[str, list[SeedOutcome]]:
-    outcomes: dict[str, list[SeedOutcome]] = {}
-    for record in records:
-        run, outcome = planned_run(record), _outcome(record, absences, unit)
-        if run.path.parent.name != run.study:
-            outcome = replace(outcome, reused=True)
-        outcomes.setdefault(run.variant.slug, []).append(outcome)
-    return outcomes
 
 
 def _evaluation_set(results: Sequence[RunRecord], unit: str) -> str:
@@ -334,15 +314,13 @@ def _prefix(labels: Labels) -> str:
 # Notes.
 
 
-def _notes(
-    study: str, records: Sequence[RunRecord], absences: Absences, stale: Collection[Path]
-) -> list[str]:
-    results = [record for record in records if record.run.path not in absences]
-    absent = [record for record in records if record.run.path in absences]
+def _notes(study: str, runs: Sequence[StudyRun], stale: Collection[Path]) -> list[str]:
+    results = [record for record, outcome in runs if outcome.loss is not None]
     reasons: dict[str, list[str]] = {}
-    for record in absent:
-        if (why := absences[record.run.path]).reason:
-            reasons.setdefault(f"{why.state}: {why.reason}", []).append(planned_run(record).label)
+    for record, outcome in runs:
+        if outcome.loss is None and outcome.details:
+            reason = f"{outcome.reason}: {outcome.details}"
+            reasons.setdefault(reason, []).append(planned_run(record).label)
     notes = [f"{format_runs(labels)}: {reason}" for reason, labels in reasons.items()]
     if other := [planned_run(r).label for r in results if r.run.path in stale]:
         notes.append(f"{format_runs(other)}: stale, made by other code")
@@ -350,8 +328,8 @@ def _notes(
         labels = format_runs([planned_run(record).label for record in unstable])
         notes.append(f"{labels}: {instability_text(unstable_steps(unstable[0]))}")
     notes += [f"{planned_run(r).label}: {note}" for r in results for note in _remarks(r)]
-    runs = [planned_run(record) for record in results]
-    reused = [run for run in runs if run.path.parts[-2:] != (study, run_name(run))]
+    planned = [planned_run(record) for record in results]
+    reused = [run for run in planned if run.path.parts[-2:] != (study, run_name(run))]
     return notes + [f"{r.label}: reuses run {r.path.parent.name}/{r.path.name}" for r in reused]
 
 
@@ -367,17 +345,16 @@ def _remarks(record: RunRecord) -> list[str]:
 # Rows.
 
 
-def row_runs(
-    parts: Parts, absences: Absences, variants: Sequence[RunVariant], unit: str
-) -> list[RowRuns]:
+def row_runs(parts: Parts, variants: Sequence[RunVariant]) -> list[RowRuns]:
     """Return the runs of each variant that has a planned run in a part, part by part."""
     baselines = _baselines(variants)
     rows: list[RowRuns] = []
-    for labels, records in parts:
+    for labels, runs in parts:
+        by_slug: dict[str, list[StudyRun]] = {}
+        for record, outcome in sorted(runs, key=lambda each: each[1].seed):
+            by_slug.setdefault(planned_run(record).variant.slug, []).append((record, outcome))
         of_part = {
-            variant.slug: _row(variant, labels, own, absences, unit)
-            for variant in variants
-            if (own := [r for r in records if planned_run(r).variant.slug == variant.slug])
+            v.slug: RowRuns(v, labels, by_slug[v.slug]) for v in variants if v.slug in by_slug
         }
         for slug, row in of_part.items():
             baseline = baselines.get(row.variant.text, "")
@@ -386,30 +363,8 @@ def row_runs(
     return rows
 
 
-def _row(
-    variant: RunVariant,
-    labels: Labels,
-    records: Sequence[RunRecord],
-    absences: Absences,
-    unit: str,
-) -> RowRuns:
-    ordered = sorted(records, key=lambda record: planned_run(record).seed)
-    outcomes = [(record, _outcome(record, absences, unit)) for record in ordered]
-    return RowRuns(
-        variant,
-        labels,
-        [record for record in ordered if record.run.path not in absences],
-        [record for record in records if record.run.path in absences],
-        {outcome.seed: outcome.loss for _, outcome in outcomes if outcome.loss is not None},
-        any(outcome.diverged for _, outcome in outcomes),
-    )
-
-
 def row_document(
-    row: RowRuns,
-    study: StudyVerdicts | None = None,
-    absences: Absences | None = None,
-    stale: Collection[Path] = (),
+    row: RowRuns, study: StudyVerdicts | None = None, stale: Collection[Path] = ()
 ) -> dict[str, Any]:
     """Return one row of the table: name, losses, differences, costs, and the runs behind them."""
     variant, records = row.variant, row.records
@@ -443,7 +398,7 @@ def row_document(
         "train_seconds": _mean([record.timing.train_seconds for record in records]),
         "sparsity": _mean([record.final.sparsity for record in records]),
         "machine": mean_over_seeds([run_utilisation(record)[0] for record in records]),
-        "state": _state(row, absences or {}, stale),
+        "state": _state(row, stale),
         "runs": [record.run.path.name for record in records],
         "run_ids": [origin["run_id"] for origin in origins],
         "configurations": [origin["configuration"] for origin in origins],
@@ -488,16 +443,17 @@ def _verdict_figures(name: str, verdict: Mapping[str, Any] | None) -> dict[str, 
     }
 
 
-def _state(row: RowRuns, absences: Absences, stale: Collection[Path]) -> str:
+def _state(row: RowRuns, stale: Collection[Path]) -> str:
     """Return "done", the states of unfinished runs, and "stale" if a run was made by other code."""
-    done, total = len(row.records), len(row.records) + len(row.absent)
+    done, total = len(row.records), len(row.runs)
     word = "stale" if any(record.run.path in stale for record in row.records) else "done"
     parts = [word if done == total else f"{done} of {total} {word}"] if done else []
     if unstable := sum(bool(unstable_steps(record)) for record in row.records):
         # Only finished runs are counted, and a narrow terminal has no columns for two words.
         parts = [part for part in parts if part != "done"]
         parts.append("UNSTABLE" if unstable == done else f"UNSTABLE {unstable}/{done}")
-    return ", ".join([*parts, *sorted({absences[r.run.path].state for r in row.absent})])
+    absent = {outcome.reason for _, outcome in row.runs if outcome.loss is None}
+    return ", ".join([*parts, *sorted(absent)])
 
 
 def _perplexity(loss: float | None) -> float | None:

@@ -74,8 +74,9 @@ class SeedOutcome:
     # None if the run diverged or has no result.
     loss: float | None
     diverged: bool = False
-    # Reason for the missing loss.
+    # Why there is no loss, or that it diverged; and the details of it.
     reason: str = ""
+    details: str = ""
     # Whether loss or gradient norm jumped during training (lib/tracking/stability.py).
     unstable: bool = False
     # Digest of the losses of all evaluation items; "" if unknown.

@@ -15,7 +15,7 @@ from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan
 from lib.report.options import BITS_PER_BYTE, LookPlan
-from lib.report.run_results import finished_outcome
+from lib.report.run_results import run_outcome
 from lib.report.series import study_series
 from lib.report.table import NOT_JUDGED, build_table
 from lib.report.terminal import to_terminal
@@ -121,10 +121,10 @@ def test_runs_with_the_same_reason_are_one_note(make_run):
     assert note.startswith("demo/00-wide s1 and 2 more runs: not comparable: torch: ")
 
 
-def test_code_that_writes_text_may_differ(make_run):
+def test_code_that_shows_results_may_differ(make_run):
     runs = []
     for name, digit in (("base", "b"), ("wide", "c")):
-        sources = {"gpt2/train.py": "a" * 64, "lib/errors.py": digit * 64}
+        sources = {"gpt2/train.py": "a" * 64, "lib/report/text.py": digit * 64}
         runs.append(make_run(name, 3.0, manifest={"origin__sources": sources}))
     table = build_table("demo", runs)
     assert [row["state"] for row in table.rows] == ["done", "done"]
@@ -416,7 +416,7 @@ def test_a_table_in_bits_per_byte(make_run):
     series = study_series(table)[1]
     assert series["evaluation"]["mean"] == [pytest.approx(3.14 * bits / 2.9)]
     assert series["training_difference"] is None
-    assert [finished_outcome(row.records[0], BITS_PER_BYTE).documents for row in rows] == [
+    assert [run_outcome(row.records[0], BITS_PER_BYTE).documents for row in rows] == [
         (pytest.approx(bits),) * 2
     ] * 2
 
