@@ -6,7 +6,6 @@ B batch, T tokens, N heads; r the rows of a chunk, c its columns.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +58,8 @@ class RaCrossToken(Gate):
     def tile_spec(self, spec: TileSpec) -> TileSpec:
         """Return the specification with the statistic; the largest weight is a top-k of one."""
         if self.mode == "max":
-            return replace(spec, statistic="topk", top=1)
-        return replace(spec, statistic=self.mode, top=self.topk)
+            return spec._replace(statistic="topk", top=1)
+        return spec._replace(statistic=self.mode, top=self.topk)
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """Return (1 − α) + α g, BNT."""

@@ -4,7 +4,6 @@ B batch, T tokens, N heads, H head dim; r the rows of a chunk, b the columns of 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ class Reciprocal(ScoreTerm):
     def tile_spec(self, spec: TileSpec) -> tuple[TileSpec, Tensor | None]:
         """Return the specification with the band, and α per head if it is learnable."""
         alpha = self.constant if self.alpha is None else None
-        return replace(spec, band=self.reach, alpha=alpha), self.alpha
+        return spec._replace(band=self.reach, alpha=alpha), self.alpha
 
 
 def reference_scores(

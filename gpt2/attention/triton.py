@@ -10,7 +10,6 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +22,7 @@ from lib.errors import Problem, RunError
 LOG2_E = math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class TileSpec:
+class TileSpec(NamedTuple):
     """Scores, statistic and dropout of a pass.
 
     Scores are products times ``scale``; row i sees i − ``window`` < j ≤ i. In pairs with
@@ -109,16 +107,16 @@ class _TiledAttention(torch.autograd.Function):
             # Drawn on the device, so that the host does not wait for it.
             "seed": torch.randint(1 << 62, (1,), device=q.device) if drops else None,
             "context": None if v is None else _token_major(q),
-            "logsums": rows(),
+            "logsum": rows(),
             "statistic": rows(spec.statistic != ""),
-            "edges": rows(spec.statistic == "topk"),
-            "shares": rows(spec.statistic == "topk"),
+            "edge": rows(spec.statistic == "topk"),
+            "share": rows(spec.statistic == "topk"),
         }
         launch("forward", spec, tensors)
         shown = None
         if mean:
             shown = q.new_empty(batch, length, length, dtype=torch.float32)
-            names = "q", "k", "alphas", "factor", "logsums"
+            names = "q", "k", "alphas", "factor", "logsum"
             launch("mean_weights", spec, {n: tensors[n] for n in names} | {"mean": shown})
         ctx.names = list(tensors)
         ctx.save_for_backward(*tensors.values())
@@ -131,7 +129,7 @@ class _TiledAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         saved: dict[str, Any] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         q, k, v, alpha, factor = (saved[name] for name in ("q", "k", "v", "alphas", "factor"))
-        context, rows = saved.pop("context"), saved["logsums"]
+        context, rows = saved.pop("context"), saved["logsum"]
         if not ctx.learns_mean:
             # A compiled graph has a gradient of zeros, which would cost a pass over the scores.
             dmean = None
@@ -142,7 +140,7 @@ class _TiledAttention(torch.autograd.Function):
         banded = ctx.spec.band >= 0
         shared = saved | {
             "dcontext": dcontext,
-            "dstatistic": None if dstatistic is None else dstatistic.contiguous(),
+            "slope": None if dstatistic is None else dstatistic.contiguous(),
             "dmean": None if dmean is None else dmean.contiguous(),
             "deltas": torch.empty_like(rows),
             # Sums over columns, to which the second kernel adds the sums over rows of the band.
@@ -169,31 +167,6 @@ def _token_major(x_BNTH: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty tensor of the shape, BTNH in memory as the output projection reads it."""
     batch, heads, length, width = x_BNTH.shape
     return x_BNTH.new_empty(batch, length, heads, width, dtype=dtype).transpose(1, 2)
-
-
-def tile_scalars(spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> dict[str, int | float]:
-    """Return the arguments of the kernels that are numbers, by name."""
-    q, k, v = tensors["q"], tensors["k"], tensors.get("v")
-    assert q is not None and k is not None
-    _, heads, length, width = q.shape
-    numbers: dict[str, int | float] = {
-        "scale": spec.scale * LOG2_E,
-        "alpha": spec.alpha or 0.0,
-        "keep": 1 / (1 - spec.dropout),
-        # A word of Philox is uniform in −2³¹ ≤ word < 2³¹; a share of ``dropout`` is below this.
-        "threshold": min(round(spec.dropout * 2**32), 2**32 - 1) - 2**31,
-        "T": length,
-        "N": heads,
-        "g": heads // k.shape[1],
-        "window": min(spec.window, length),
-        "band": min(spec.band, length),
-        "H": width,
-        "n": spec.top,
-    }
-    for name, x in (("q", q), ("k", k), ("v", v if v is not None else k)):
-        for axis, stride in zip("bnt", x.stride(), strict=False):
-            numbers[name + axis] = stride
-    return numbers
 
 
 def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
@@ -235,7 +208,7 @@ def place_of(device: torch.device, dtype: torch.dtype) -> Place:
 
 # Tensors that a kernel writes, by its name.
 _WRITTEN: Mapping[str, frozenset[str]] = {
-    "forward": frozenset({"context", "logsums", "statistic", "edges", "shares"}),
+    "forward": frozenset({"context", "logsum", "statistic", "edge", "share"}),
     "mean_weights": frozenset({"mean"}),
     "row_gradients": frozenset({"dq", "deltas", "dq_rows", "dk_rows", "dfactor", "dalphas"}),
     "column_gradients": frozenset({"dq", "dk", "dv"}),
@@ -248,26 +221,14 @@ def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None
     torch.compile does not look into the launch, so that a layer is part of one graph.
     """
     present = {key: x for key, x in tensors.items() if x is not None}
-    read, written = (
-        [key for key in present if (key in _WRITTEN[name]) == writes] for writes in (False, True)
-    )
     if not torch.compiler.is_compiling():
         _launch(name, spec, present)
         return
-    _launch_operator(
-        name,
-        ",".join(read),
-        ",".join(written),
-        [present[key] for key in read],
-        [present[key] for key in written],
-        spec.window,
-        spec.scale,
-        spec.band,
-        spec.alpha,
-        spec.statistic,
-        spec.top,
-        spec.dropout,
+    read, written = (
+        [key for key in present if (key in _WRITTEN[name]) == writes] for writes in (False, True)
     )
+    tensors_read, tensors_written = ([present[key] for key in keys] for keys in (read, written))
+    _launch_operator(name, ",".join([*read, *written]), tensors_read, tensors_written, *spec)
 
 
 def _launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor]) -> None:
@@ -290,31 +251,16 @@ def triton_largest(weights: Tensor, k: int) -> Tensor | None:
 
 
 # Written out: the types that torch derives a schema from differ among its versions.
-_SCHEMA = (
-    "(str name, str names_read, str names_written, Tensor[] read, Tensor(a!)[] written, "
-    "int window, float scale, int band, float? alpha, str statistic, int top, float dropout) -> ()"
-)
+_SCHEMA = "(str name, str names, Tensor[] read, Tensor(a!)[] written, int window, float scale, int band, float? alpha, str statistic, int top, float dropout) -> ()"
 
 
 @library.custom_op("kablate::launch_tiles", mutates_args={"written"}, schema=_SCHEMA)
 def _launch_operator(
-    name: str,
-    names_read: str,
-    names_written: str,
-    read: list[Tensor],
-    written: list[Tensor],
-    window: int,
-    scale: float,
-    band: int,
-    alpha: float | None,
-    statistic: str,
-    top: int,
-    dropout: float,
+    name: str, names: str, read: list[Tensor], written: list[Tensor], *spec: Any
 ) -> None:
     """Launch a kernel from a compiled graph, with the fields of the specification one by one."""
-    names = f"{names_read},{names_written}".split(",")
-    spec = TileSpec(window, scale, band, alpha, statistic, top, dropout)
-    _launch(name, spec, dict(zip(names, [*read, *written], strict=True)))
+    tensors = dict(zip(names.split(","), [*read, *written], strict=True))
+    _launch(name, TileSpec(*spec), tensors)
 
 
 def launch_arguments(
@@ -324,26 +270,44 @@ def launch_arguments(
     q, k = tensors["q"], tensors["k"]
     assert q is not None and k is not None
     try:
-        from gpt2.attention import tile_sizes, triton_kernels
+        from gpt2.attention import tile_sizes
+        from gpt2.attention import triton_kernels as kernels
     except ImportError as error:
         what = "the kernels are not part of an exported model"
         fix = 'set the backend of attention to "rows" in config.json'
         raise RunError(Problem(what, next=fix, code="gpu.unsupported")) from error
 
-    kernel = triton_kernels.KERNELS[name]
+    kernel = kernels.KERNELS[name]
+    batch, heads, length, width = q.shape
+    heads_of = [(each, tensors.get(each)) for each in ("q", "k", "v")]
     # A statistic without a gradient does not affect the gradients.
-    counted = name == "forward" or tensors.get("dstatistic") is not None
-    mode = triton_kernels.MODES[spec.statistic] if counted else 0
+    counted = name == "forward" or tensors.get("slope") is not None
+    mode = kernels.MODES[spec.statistic] if counted else 0
     slopes = mode > 0 or tensors.get("dmean") is not None
-    launch = tile_sizes.launch_constants(name, q.dtype, q.shape[-1], spec.top, slopes)
-    constants = {"MODE": mode, "BAND": spec.band >= 0}
-    arguments = {**tensors, **tile_scalars(spec, tensors), **constants}
+    launch = tile_sizes.launch_constants(name, q.dtype, width, spec.top, slopes)
+    window, band = min(spec.window, length), min(spec.band, length)
+    # A word of Philox is uniform in −2³¹ ≤ word < 2³¹; a share of ``dropout`` is below this.
+    threshold = min(round(spec.dropout * 2**32), 2**32 - 1) - 2**31
+    arguments: dict[str, Any] = {
+        **tensors,
+        **{each: kernels.Heads(x, *(k if x is None else x).stride()[:3]) for each, x in heads_of},
+        "score": kernels.Scores(spec.scale * LOG2_E, window, band, spec.alpha or 0.0),
+        "drop": kernels.Dropout(tensors.get("seed"), 1 / (1 - spec.dropout), threshold),
+        "row": kernels.PerRow(*(tensors.get(field) for field in kernels.PerRow._fields)),
+        "T": length,
+        "N": heads,
+        "g": heads // k.shape[1],
+        "H": width,
+        "n": spec.top,
+        "MODE": mode,
+        "BAND": spec.band >= 0,
+    }
     arguments = {each: arguments.get(each) for each in kernel.arg_names} | launch
-    tiles = {side: -(-q.shape[2] // launch[side]) for side in ("M", "C")}
+    tiles = {side: -(-length // launch[side]) for side in ("M", "C")}
     grids = {
-        "forward": (tiles["M"], q.shape[1]),
-        "row_gradients": (tiles["M"], q.shape[1]),
+        "forward": (tiles["M"], heads),
+        "row_gradients": (tiles["M"], heads),
         "column_gradients": (tiles["C"], k.shape[1]),
         "mean_weights": (tiles["M"], tiles["C"]),
     }
-    return kernel, (*grids[name], len(q)), arguments
+    return kernel, (*grids[name], batch), arguments
