@@ -249,14 +249,13 @@ def _prepare_session(
     warm_up(session)
     resume(session, allow_stale)
     require_resolved_settings(session)
-    _begin(session, build_dir, rng_at_start, order)
+    _begin(session, rng_at_start, order)
     session.sidecars = opened.enter_context(start_sidecars(session))
     return session
 
 
 def _begin(
     session: TrainingSession,
-    build_dir: Path,
     rng_at_start: dict[str, list[str]],
     order: Mapping[str, float],
 ) -> None:
@@ -267,7 +266,6 @@ def _begin(
         session.run.checkpoints.mkdir(exist_ok=True)
         begin_manifest(
             session.run,
-            build_dir,
             session.device,
             pids,
             initial_manifest_entries(session, rng_at_start),

@@ -8,11 +8,9 @@ import hashlib
 import os
 import platform
 import re
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,7 +82,6 @@ def _nccl() -> str | None:
 
 def begin_manifest(
     run: RunDir,
-    build_dir: Path,
     device: torch.device,
     pids: Sequence[int],
     facts: Mapping[str, Any],
@@ -119,7 +116,6 @@ def begin_manifest(
             "git_root": str(ROOT),
             "argv": without_private_words(sys.argv),
             "working_directory": os.getcwd(),
-            "rerun": _rerun(run, build_dir),
             "variables": variables(volatile=True),
             "attempts": _attempts(run, order),
             "artifacts": {},
@@ -145,14 +141,6 @@ def software_versions() -> dict[str, Any]:
         "cudnn_version": torch.backends.cudnn.version(),
         "packages": installed_packages(),
     }
-
-
-def _rerun(run: RunDir, build_dir: Path) -> str:
-    """Return the command that trains the run again from ``.config``; the old folder is kept."""
-    command = ["make", "-C", str(ROOT), "rerun", f"RUNS={run.path.name}"]
-    if build_dir.resolve() != ROOT.resolve():
-        command.append(f"O={build_dir.resolve()}")
-    return shlex.join(command)
 
 
 def _attempts(run: RunDir, order: Mapping[str, float]) -> list[dict[str, Any]]:

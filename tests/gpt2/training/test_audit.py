@@ -219,7 +219,6 @@ FORGERIES: dict[str, tuple[str, Change, str]] = {
         "final.data_order_digest",
     ),
     "seed": ("summary", change("seed", to=9), "seed 1, found 9"),
-    "flags": ("summary", change("numerics", "detect_anomaly", to=True), "numerics.detect_anomaly"),
     "type": ("summary", change("final", "iterations", to="12"), "final.iterations of type int"),
     "stretch": (
         "summary",
@@ -227,7 +226,6 @@ FORGERIES: dict[str, tuple[str, Change, str]] = {
         "budget_stretch of type float",
     ),
     "text": ("summary", change("final", "eval_tokens", to="144"), "eval_tokens 144, found '144'"),
-    "packages": ("manifest", change("environment", "packages", to=[]), "packages of type dict"),
     "field": ("summary", lambda record: record.pop("calibration"), "a field calibration.n_tokens"),
     "bins": (
         "summary",
