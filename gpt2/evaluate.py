@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
-from gpt2.data.store import (
+from gpt2.data.dataset import TokenSplit
+from gpt2.data.evaluation_windows import (
     IGNORE_INDEX,
     EvaluationWindow,
-    TokenSplit,
     evaluation_batches,
     evaluation_windows,
 )

@@ -8,8 +8,8 @@ cannot be prepared; 130 interrupted (the next call resumes a large data set).
 
 import _start
 
+from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import dataset_folder, open_dataset
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.planning.arguments import add_json, add_settings, new_parser, settings_layers
 from gpt2.study.plan import config_layers

@@ -30,7 +30,8 @@ from gpt2.check.result_checks import (
 )
 from gpt2.check.short_run import TracedRun
 from gpt2.check.subject import StepUnderTest
-from gpt2.data.store import TokenSplit, evaluation_windows
+from gpt2.data.dataset import TokenSplit
+from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import EvaluationResult
 from gpt2.loss import IGNORE_INDEX
 from gpt2.model import GPT

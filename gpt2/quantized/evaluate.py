@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.config import Config
-from gpt2.data import store, tokenizer
-from gpt2.data.store import open_dataset
+from gpt2.data import tokenizer
+from gpt2.data.dataset import data_folder, open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.quantized.options import FOUR_BIT_SCHEMES, PACKAGE
@@ -140,7 +140,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     evaluation = evaluate(model)
     assert evaluation is not None
     vocabulary = tokenizer.load_tokenizer(
-        config.data.tokenizer, store.downloads_folder(config.data, build_dir)
+        config.data.tokenizer, data_folder(config.data, build_dir)
     )
     step = RunRecord(run).final.iterations
     items = items_of(evaluation, evaluate, config.data.dataset, vocabulary, step)

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpt2.config import Config, identity_digest
-from gpt2.data import store, tokenizer
+from gpt2.data import dataset, tokenizer
+from gpt2.data.dataset import TokenSplit
+from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.data.sampler import order_digest_from_manifest
-from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.records.trust import own_values, recorded_config
 from gpt2.training.per_query import item_facts
 from lib.errors import DataError, KablateError, Problem, visible
@@ -125,8 +126,8 @@ def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[F
     Raises DataError if the data set is not available.
     """
     split = _held_out(record.manifest.value(str, "data", "digest"), config, build_dir)
-    downloads = store.downloads_folder(config.data, build_dir)
-    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
+    data_dir = dataset.data_folder(config.data, build_dir)
+    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, data_dir)
     budget = config.data.eval_tokens, config.data.eval_documents
     windows = evaluation_windows(split, config.model.shape.block_size, *budget)
     facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, vocabulary)
@@ -143,10 +144,10 @@ def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
 
     Raises DataError if the data set is missing or damaged.
     """
-    data_dir = store.data_folder(config.data, build_dir)
-    for path in sorted(data_dir.glob(f"*/{store.MANIFEST}")):
-        manifest = store.read_manifest(path.parent, config.data)
+    data_dir = dataset.data_folder(config.data, build_dir)
+    for path in sorted(data_dir.glob(f"*/{dataset.MANIFEST}")):
+        manifest = dataset.read_manifest(path.parent, config.data)
         if manifest["digest"] == digest:
-            return store.open_split(path.parent, manifest, "val")
+            return dataset.open_split(path.parent, manifest, "val")
     what = f"data set {digest[:12]} not found below {data_dir}"
     raise DataError(Problem(what, code="data.missing"))

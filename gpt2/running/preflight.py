@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
+from gpt2.data.dataset import open_dataset
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import open_dataset
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import log

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from gpt2.config import Config
-from gpt2.data.store import TokenSplit, evaluation_windows, open_dataset
+from gpt2.data.dataset import TokenSplit, open_dataset
+from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import Evaluator
 from gpt2.study.cost import ProbedStep
 from gpt2.training.minimal import MinimalTraining

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.data.store import EvaluationWindow, TokenSplit
+from gpt2.data.dataset import TokenSplit
+from gpt2.data.evaluation_windows import EvaluationWindow
 from gpt2.data.tokenizer import Tokenizer
 from lib.runs.documents import DocumentInfo, DocumentResult
 

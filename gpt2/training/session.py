@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
+from gpt2.data.dataset import PreparedDataset
 from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler
-from gpt2.data.store import PreparedDataset
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.training.records import Heartbeat, RecordWriter

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gpt2.config import Config
-from gpt2.data import store, tokenizer
-from gpt2.data.store import open_dataset
+from gpt2.data import tokenizer
+from gpt2.data.dataset import data_folder, open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.records.run_files import read_resolved_config
@@ -115,7 +115,6 @@ def open_session(
     device = set_up(config.machine, group.process, config.train.gpus)
     shape = config.model.shape
     dataset = open_dataset(config.data, build_dir, shape.vocab_size)
-    downloads = store.downloads_folder(config.data, build_dir)
     model = GPT(config.model)
     model.init_weights(config.seed, config.init.init_stream)
     initial = load_initial_weights(model, config, build_dir, records.line)
@@ -133,7 +132,9 @@ def open_session(
         group=group,
         device=device,
         dataset=dataset,
-        tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
+        tokenizer=tokenizer.load_tokenizer(
+            config.data.tokenizer, data_folder(config.data, build_dir)
+        ),
         state=state,
         forward=forward,
         evaluate=Evaluator(config, dataset.val, device, group, records.evaluated),

@@ -18,14 +18,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import ACT2FN
 
 from gpt2.config import Config
-from gpt2.data import store as data_source
-from gpt2.data.corpus import download_wheels
+from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import (
     ByteTokenizer,
     Gpt2Tokenizer,
     byte_spelling,
+    provide_vocabulary,
     read_merges,
-    tokenizer_packages,
     vocabulary_strings,
 )
 from gpt2.mlp.activations import FUNCTIONS
@@ -201,9 +200,9 @@ def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
         write_json(folder / "tokenizer.json", _byte_tokenizer())
         settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
-        downloads = data_source.downloads_folder(config.data, build_dir)
-        download_wheels(tokenizer_packages(config.data.tokenizer), downloads)
-        merges = read_merges(downloads)
+        data_dir = data_folder(config.data, build_dir)
+        provide_vocabulary(config.data.tokenizer, data_dir)
+        merges = read_merges(data_dir)
         vocabulary = vocabulary_strings(merges)
         write_json(folder / "vocab.json", {token: i for i, token in enumerate(vocabulary)})
         write_atomic(folder / "merges.txt", merges)

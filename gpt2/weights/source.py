@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from gpt2.config import Config
-from gpt2.data.store import downloads_folder
+from gpt2.data.dataset import data_folder
 from gpt2.model_config import ModelConfig
 from gpt2.records.run_files import read_resolved_config
 from gpt2.weights import hf
@@ -41,7 +41,9 @@ def weights_folder(config: Config, build_dir: Path) -> Path:
     """
     init = config.init
     if not init.is_path and not init.is_run:
-        return downloads_folder(config.data, build_dir) / "hub" / init.name.replace("/", "--")
+        return (
+            data_folder(config.data, build_dir) / "downloads" / "hub" / init.name.replace("/", "--")
+        )
     if init.is_path:
         folder = build_dir / Path(init.name).expanduser()
     else:

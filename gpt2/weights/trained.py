@@ -7,7 +7,8 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.data import store, tokenizer
+from gpt2.data import tokenizer
+from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.model import GPT
 from gpt2.records.run_files import read_resolved_config
@@ -75,8 +76,8 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
     or damaged.
     """
     config = read_resolved_config(run, build_dir)
-    downloads = store.downloads_folder(config.data, build_dir)
-    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
+    data_dir = data_folder(config.data, build_dir)
+    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, data_dir)
     machine = machine_here(config.machine)
     torch.set_num_threads(machine.cpu_threads)
     return Trained(run, config, machine, load_run(run.path).to(machine.device), vocabulary)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gpt2.check import process_checks as check
-from gpt2.data import loader, store
-from gpt2.data.corpus import CustomFiles
-from gpt2.data.store import PreparedDataset, TokenSplit
+from gpt2.data import dataset, loader
+from gpt2.data.corpus import CustomCorpus
+from gpt2.data.dataset import PreparedDataset, TokenSplit
 from lib.errors import DataError
 from tests.mutants.mutant import Mutant, Plant, replaced, then
 
@@ -41,11 +41,11 @@ def _invented(right: Any) -> Any:
 
 
 def _opened(make: Any) -> Plant:
-    """Return a plant that replaces open_dataset in the store and in the check."""
+    """Return a plant that replaces open_dataset in its module and in the check."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        wrong = make(store.open_dataset)
-        patch.setattr(store, "open_dataset", wrong)
+        wrong = make(dataset.open_dataset)
+        patch.setattr(dataset, "open_dataset", wrong)
         patch.setattr(check, "open_dataset", wrong)
 
     return plant
@@ -107,7 +107,7 @@ MUTANTS = (
         "constant",
         "baseline",
         {"data": ("intact-data", r"\[data\.damaged\]")},
-        replaced(store, "manifest_digest", lambda _: lambda manifest: "0" * 64),
+        replaced(dataset, "manifest_digest", lambda _: lambda manifest: "0" * 64),
         _QUICKSTART,
         TEXT,
     ),
@@ -117,6 +117,6 @@ MUTANTS = (
         "inverted",
         "baseline",
         {"evaluated": ("evaluation-windows", r"in 4 windows"), "paired": "paired-data"},
-        then(CustomFiles, "sided", lambda out, *given: [(f, side or None) for f, side in out]),
+        then(CustomCorpus, "sided", lambda out, *given: [(f, side or None) for f, side in out]),
     ),
 )

@@ -15,7 +15,7 @@ import torch
 
 from gpt2 import evaluate
 from gpt2.check import evaluation_checks, result_checks
-from gpt2.data import store
+from gpt2.data import dataset, evaluation_windows
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.model import GPT
 from gpt2.records import per_document
@@ -166,7 +166,7 @@ def _in_order(document: Any, offset: int) -> tuple[bytes, int]:
 
 
 def _as_one_text(out: Any, *given: Any) -> Any:
-    return dataclasses.replace(out, val=store.TokenSplit("val", out.val._paths, None))
+    return dataclasses.replace(out, val=dataset.TokenSplit("val", out.val._paths, None))
 
 
 def _all_correct(out: Any, *given: Any) -> Any:
@@ -211,7 +211,9 @@ MUTANTS = (
         "dropped",
         _WINDOWS,
         then(
-            store, "_cut", lambda out, number, document, size: [w for w in out if w.length > size]
+            evaluation_windows,
+            "_cut",
+            lambda out, number, document, size: [w for w in out if w.length > size],
         ),
     ),
     _evaluated(
@@ -219,7 +221,7 @@ MUTANTS = (
         "one token less of some documents",
         "off by one",
         _WINDOWS,
-        edited(store, "_cut", "end - 1", "end - 2"),
+        edited(evaluation_windows, "_cut", "end - 1", "end - 2"),
     ),
     _evaluated(
         "evaluation reads the training split",
@@ -254,7 +256,7 @@ MUTANTS = (
         "a small budget evaluates the first documents alone",
         "dropped",
         _WINDOWS,
-        replaced(store, "_order", lambda _: _in_order),
+        replaced(evaluation_windows, "_order", lambda _: _in_order),
     ),
     _evaluated(
         "windows cross documents",
@@ -268,7 +270,7 @@ MUTANTS = (
         "windows without documents start at the second token",
         "off by one",
         (_WINDOWS, "of a token file"),
-        then(store, "_unit_windows", lambda out, *given: out[1:]),
+        then(evaluation_windows, "_unit_windows", lambda out, *given: out[1:]),
     ),
     _evaluated(
         "evaluation has dropout",

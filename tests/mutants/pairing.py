@@ -9,7 +9,7 @@ import torch
 
 from gpt2 import model
 from gpt2.check import process_checks, short_run
-from gpt2.data import loader, sampler, store
+from gpt2.data import dataset, loader, sampler
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.session import TrainingSession
@@ -280,6 +280,6 @@ MUTANTS = (
         "dropped",
         "baseline",
         {"evaluated": "shards"},
-        replaced(store.TokenSplit, "n_tokens", lambda _: property(lambda s: len(s._maps[0]))),
+        replaced(dataset.TokenSplit, "n_tokens", lambda _: property(lambda s: len(s._maps[0]))),
     ),
 )

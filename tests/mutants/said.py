@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpt2 import config, evaluate
-from gpt2.data import store
+from gpt2.data import dataset
 from gpt2.data.sampler import TrainSampler
 from gpt2.training import setup
 from lib.errors import Problem
@@ -71,7 +71,7 @@ MUTANTS = (
         "constant",
         "baseline",
         {"gradients": _blames_the_product("data.vocabulary-too-large", "the model's vocabulary")},
-        then(store, "tokenizer_vocab_size", lambda out, name: out + 1000),
+        then(dataset, "tokenizer_vocab_size", lambda out, name: out + 1000),
     ),
     Mutant(
         "a checkpoint never matches",

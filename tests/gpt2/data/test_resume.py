@@ -15,9 +15,9 @@ import pytest
 
 from gpt2.data import prepare as prepare_module
 from gpt2.data import shards
+from gpt2.data.dataset import open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import open_dataset
 from lib.console import run_main
 from lib.errors import DataError, Problem
 
@@ -27,9 +27,9 @@ Pages = list[tuple[str, str]]
 # Functions of a preparation before whose n-th call a process receives a signal.
 PLACES: dict[str, tuple[object, str]] = {
     "writing": (shards.SplitWriter, "add"),
-    "before checkpoint": (shards, "write_json"),
+    "before checkpoint": (prepare_module, "_save_checkpoint"),
     "after checkpoint": (shards.SplitWriter, "add_document"),
-    "renaming": (prepare_module, "write_json"),
+    "renaming": (prepare_module.os, "rename"),
 }
 
 
@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[object, str]] = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards and checkpoints after a few documents."""
     monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
-    monkeypatch.setattr(shards, "CHECKPOINT_TOKENS", 900)
+    monkeypatch.setattr(prepare_module, "CHECKPOINT_TOKENS", 900)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def uninterrupted(
 ) -> dict[str, bytes]:
     """Files of an uninterrupted preparation in another folder."""
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "CHECKPOINT_TOKENS", 1 << 30)
+        patched.setattr(prepare_module, "CHECKPOINT_TOKENS", 1 << 30)
         return contents(prepare_dataset(streamed(data_dir="other"), tmp_path))
 
 
@@ -147,7 +147,7 @@ def test_resume_works_after_every_document(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Checkpoint after every document, so that each position in row groups and files is covered."""
-    monkeypatch.setattr(shards, "CHECKPOINT_TOKENS", 1)
+    monkeypatch.setattr(prepare_module, "CHECKPOINT_TOKENS", 1)
     original = prepare_module._add
     added: list[str] = []
 

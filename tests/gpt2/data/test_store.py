@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gpt2.data import shards
+from gpt2.data.dataset import data_folder, dataset_folder, open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.store import data_folder, dataset_folder, open_dataset
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.data.store import EvaluationWindow, TokenSplit, evaluation_windows
+from gpt2.data.dataset import TokenSplit
+from gpt2.data.evaluation_windows import EvaluationWindow, evaluation_windows
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.training.per_query import item_facts
 from lib.files import canonical_json

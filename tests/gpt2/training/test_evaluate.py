@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpt2.data.store import evaluation_windows
+from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import DocumentLoss, EvaluationResult
 from gpt2.loss import TokenScores
 from gpt2.training.session import TrainingSession

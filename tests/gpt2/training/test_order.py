@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
+from gpt2.data.dataset import open_dataset
 from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler, order_digest, order_digest_from_manifest
-from gpt2.data.store import open_dataset
 from gpt2.training.session import TrainingSession
 from gpt2.training.state import DataOrder
 from lib.env.process_group import ProcessGroup

@@ -270,7 +270,7 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
     export(finished(config), tmp_path / "out", tmp_path)
 
     theirs, mine = AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(
-        "gpt2", downloads
+        "gpt2", downloads.parent
     )
 
     text = (ROOT / "README.md").read_text() + " naïve — 東京 🙂\n\n\t don't  stop"

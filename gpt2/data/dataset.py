@@ -1,15 +1,15 @@
-"""Prepared data sets: text source, verification, memory-mapped access and evaluation windows.
+"""Prepared data sets: their folder and manifest, verification, and memory-mapped access.
 
 A data set is a folder. Its manifest ``dataset.json``, written last, lists every other file with
 size and SHA-256, and has two digests: ``digest`` covers all that a run reads (tokens, documents,
-tokenizer), ``seal`` covers the manifest. Its folder is named after a hash of the text source that
-the configuration selects. Every evaluation reads the same fixed list of windows.
+tokenizer), ``seal`` covers the manifest. Its folder is named after a hash of the source that the
+configuration selects.
 """
 
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,29 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data import corpus, hub
-from gpt2.data.corpus import PACKAGED, DocumentSource
+from gpt2.data.corpus import Corpus, CustomCorpus, kind_of, select_corpus
 from gpt2.data.options import DataOptions
 from gpt2.data.options import vocab_size as tokenizer_vocab_size
 from gpt2.data.shards import CHECKPOINT, read_index
+from gpt2.data.split import is_by_pieces
 from gpt2.data.tokenizer import tokenizer_digest
-from lib.errors import ConfigError, DataError, Problem
+from lib.errors import DataError, Problem
 from lib.files import canonical_json, sha256_file
 from lib.json_files import RecordError, read_json_object
 
 # Version of the preparation, part of every data set's hash. Increase it if the same source yields
 # different tokens or another split.
-PREPARATION_VERSION = 2
-
-# Source of documents or, for BinCorpus, of tokens.
-TextSource = DocumentSource | corpus.BinCorpus | hub.HubCorpus
-
-
-def has_explicit_split(source: TextSource) -> bool:
-    """Return whether the source defines the split; otherwise the hash of each text does."""
-    return isinstance(source, corpus.BinCorpus) or bool(
-        isinstance(source, corpus.CustomFiles) and source.held_out
-    )
+_PREPARATION_VERSION = 2
+MANIFEST = "dataset.json"
+# Files that the manifest does not list: the manifest, and the leftover of a killed preparation.
+_UNLISTED = (MANIFEST, CHECKPOINT)
+SCHEMA_VERSION = 2
 
 
 def data_folder(config: DataOptions, build_dir: Path) -> Path:
@@ -47,61 +41,31 @@ def data_folder(config: DataOptions, build_dir: Path) -> Path:
     return build_dir / os.path.expanduser(config.data_dir)
 
 
-def downloads_folder(config: DataOptions, build_dir: Path) -> Path:
-    """Return the folder of downloaded wheels."""
-    return data_folder(config, build_dir) / "downloads"
-
-
-def select_source(config: DataOptions, build_dir: Path) -> TextSource:
-    """Return the text source of ``config`` without querying the hub.
-
-    Raises DataError if local files of the source are missing or invalid.
-    """
-    if config.dataset in PACKAGED:
-        return PACKAGED[config.dataset]
-    if config.dataset == "custom":
-        if not config.custom_path:
-            raise DataError(
-                Problem(
-                    "CUSTOM_PATH: required for a custom data set, but empty",
-                    next="type: make menuconfig",
-                    code="config.missing-value",
-                )
-            )
-        path = build_dir / config.custom_path
-        val_path = build_dir / config.custom_val_path if config.custom_val_path else None
-        return corpus.find_custom_corpus(
-            path, config.custom_format, config.custom_text_field, val_path
-        )
-    return hub.find_hub_corpus(config, build_dir)
-
-
 def dataset_folder(config: DataOptions, build_dir: Path) -> Path:
     """Return ``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, with a hash of all that affects content.
 
-    Hashed are the source's digests, the tokenizer, the split and the preparation version; a custom
-    source is read to compute them. Raises DataError like ``select_source``.
+    Your own files are read for it. Raises DataError like ``select_corpus``.
     """
-    return folder_for_source(select_source(config, build_dir), config, build_dir)
+    return folder_of(select_corpus(config, build_dir), config, build_dir)
 
 
-def folder_for_source(corpus: TextSource, config: DataOptions, build_dir: Path) -> Path:
-    """Return ``dataset_folder`` for a source that is already resolved."""
-    identity = {
-        "preparation": PREPARATION_VERSION,
-        # The name of the class is hashed: another one would make a new folder of the same data.
-        "source": [type(corpus).__name__, corpus.identity()],
+def folder_of(corpus: Corpus, config: DataOptions, build_dir: Path) -> Path:
+    """Return ``dataset_folder`` of a source that is already selected."""
+    data_dir = data_folder(config, build_dir)
+    explicit = isinstance(corpus, CustomCorpus) and corpus.explicit_split
+    identity: dict[str, Any] = {
+        "preparation": _PREPARATION_VERSION,
+        "source": [kind_of(corpus), corpus.identity()],
         "tokenizer": tokenizer_digest(config.tokenizer),
-        "val_fraction": None if has_explicit_split(corpus) else config.val_fraction,
+        "val_fraction": None if explicit else config.val_fraction,
     }
+    # Earlier versions read these sources otherwise.
+    if isinstance(corpus, CustomCorpus) and corpus.is_altered:
+        identity["decoder"] = 1
+    if is_by_pieces(corpus, config.val_fraction):
+        identity["unit"] = "piece"
     hash8 = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:8]
-    return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"
-
-
-MANIFEST = "dataset.json"
-# Files that the manifest does not list: the manifest, and the leftover of a killed preparation.
-_UNLISTED = (MANIFEST, CHECKPOINT)
-SCHEMA_VERSION = 2
+    return data_dir / f"{config.dataset}-{config.tokenizer}-{hash8}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +173,7 @@ def open_dataset(
             )
         )
     check_dataset(folder, manifest)
+    require_text(manifest)
     return PreparedDataset(
         _split(folder, manifest, "train"), _split(folder, manifest, "val"), manifest
     )
@@ -246,6 +211,15 @@ def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
         )
         raise _rebuild_error(folder, Problem(what, str(path), code="data.tokenizer-mismatch"))
     return manifest
+
+
+def require_text(manifest: dict[str, Any]) -> None:
+    """Raise DataError unless both splits have a token to predict: the first of a document is not."""
+    for name, side in manifest["splits"].items():
+        if side["tokens"] <= (side["documents"] or 1):
+            what = f"no {'training' if name == 'train' else 'held-out'} text after the split"
+            advice = "add text, change VAL_FRACTION, or set CUSTOM_VAL_PATH"
+            raise DataError(Problem(what, "VAL_FRACTION", advice, code="data.empty-split"))
 
 
 def check_dataset(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
@@ -318,115 +292,3 @@ def _rebuild_error(folder: Path, *problems: Problem) -> DataError:
     """Build the error; its last problem gets the command to prepare the data set again."""
     remedy = f"type: rm -r {shlex.quote(str(folder))} && make data"
     return DataError(*problems[:-1], replace(problems[-1], next=remedy))
-
-
-# Target of padded positions; torch's cross-entropy ignores it.
-IGNORE_INDEX = -100
-
-
-@dataclass(frozen=True)
-class EvaluationWindow:
-    """Window of ``length`` tokens at ``offset`` of a split; all but the first are predicted."""
-
-    # Position of the document in the index of its split, or number of the window if document
-    # boundaries are unknown. Names may be equal: a file of the user chooses them.
-    document: int
-    offset: int
-    length: int
-
-    @property
-    def predicted(self) -> int:
-        """Return the number of predicted tokens."""
-        return self.length - 1
-
-
-def evaluation_windows(
-    split: TokenSplit, block_size: int, budget_tokens: int, documents: int = 0
-) -> list[EvaluationWindow]:
-    """Return the windows of an evaluation of at most ``budget_tokens`` predicted tokens.
-
-    With a number of ``documents``, the windows are those of ``_whole_documents``, without a budget.
-    Every document is cut into windows of ``block_size + 1`` tokens that overlap by one token, so
-    each token except a document's first is predicted once, and no context crosses a document
-    boundary. Windows are sorted by SHA-256(document digest, window number), which mixes documents,
-    and selected from the front until the budget is used: a larger budget only adds windows.
-    Raises ConfigError if the budget is smaller than the first window.
-    """
-    if documents:
-        return _whole_documents(split, block_size, documents)
-    if split.documents is None:
-        windows = _unit_windows(split, block_size)
-    else:
-        cut = [
-            (document, window)
-            for number, document in enumerate(split.documents)
-            for window in _cut(number, document, block_size)
-        ]
-        windows = [w for _, w in sorted(cut, key=lambda pair: _order(pair[0], pair[1].offset))]
-    chosen = []
-    for window in windows:
-        budget_tokens -= window.predicted
-        if budget_tokens < 0:
-            break
-        chosen.append(window)
-    if not chosen:
-        raise ConfigError(
-            Problem(
-                f"smaller than one evaluation window of {block_size} predicted tokens",
-                "EVAL_TOKENS",
-                "type: make menuconfig, and set EVAL_TOKENS to at least BLOCK_SIZE",
-                code="config.out-of-range",
-            )
-        )
-    return chosen
-
-
-def evaluation_batches(
-    split: TokenSplit, windows: Sequence[EvaluationWindow], block_size: int, batch_size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield inputs x [B, T] and targets y [B, T] (int64).
-
-    T is ``block_size``; a short window is padded with x = 0 and y = −100. The last batch may
-    have fewer rows.
-    """
-    for start in range(0, len(windows), batch_size):
-        rows = windows[start : start + batch_size]
-        x_BT = np.zeros((len(rows), block_size), dtype=np.int64)
-        y_BT = np.full((len(rows), block_size), IGNORE_INDEX, dtype=np.int64)
-        for i, row in enumerate(rows):
-            tokens = split.window(row.offset, row.length)
-            x_BT[i, : row.predicted] = tokens[:-1]
-            y_BT[i, : row.predicted] = tokens[1:]
-        yield x_BT, y_BT
-
-
-def _cut(number: int, document: DocumentSpan, block_size: int) -> list[EvaluationWindow]:
-    end = document.offset + document.length
-    starts = range(document.offset, end - 1, block_size)
-    return [EvaluationWindow(number, s, min(block_size + 1, end - s)) for s in starts]
-
-
-def _order(document: DocumentSpan, offset: int) -> tuple[bytes, int]:
-    """Return the sort key of a window; identical documents are ordered by their position."""
-    within = offset - document.offset
-    return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), offset
-
-
-def _whole_documents(split: TokenSplit, block_size: int, count: int) -> list[EvaluationWindow]:
-    """Return windows that predict each token of ``count`` documents, or of all if there are fewer.
-
-    The first window of a document begins with the end of text before it, which predicts the first
-    token. The documents are the first by SHA-256 of their digests: the same for every tokenizer.
-    """
-    assert split.documents is not None, "EVAL_DOCUMENTS of a token file"
-    numbered = list(enumerate(split.documents))
-    chosen = sorted(numbered, key=lambda pair: _order(pair[1], pair[1].offset))[:count]
-    spans = [(n, replace(d, offset=d.offset - 1, length=d.length + 1)) for n, d in chosen]
-    return [window for number, span in spans for window in _cut(number, span, block_size)]
-
-
-def _unit_windows(split: TokenSplit, block_size: int) -> list[EvaluationWindow]:
-    """Cut a split with unknown document boundaries as one document; each window is a unit."""
-    whole = DocumentSpan("", 0, split.n_tokens, split.name)
-    windows = sorted(_cut(0, whole, block_size), key=lambda w: _order(whole, w.offset))
-    return [replace(window, document=window.offset // block_size) for window in windows]

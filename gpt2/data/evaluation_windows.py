@@ -1,0 +1,124 @@
+"""The windows of held-out text that an evaluation reads: a fixed list, equal for every run.
+
+B rows of a batch, T tokens.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpt2.data.dataset import DocumentSpan, TokenSplit
+from lib.errors import ConfigError, Problem
+
+# Target of padded positions; torch's cross-entropy ignores it.
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class EvaluationWindow:
+    """Window of ``length`` tokens at ``offset`` of a split; all but the first are predicted."""
+
+    # Position of the document in the index of its split, or number of the window if document
+    # boundaries are unknown. Names may be equal: a file of the user chooses them.
+    document: int
+    offset: int
+    length: int
+
+    @property
+    def predicted(self) -> int:
+        """Return the number of predicted tokens."""
+        return self.length - 1
+
+
+def evaluation_windows(
+    split: TokenSplit, block_size: int, budget_tokens: int, documents: int = 0
+) -> list[EvaluationWindow]:
+    """Return the windows of an evaluation of at most ``budget_tokens`` predicted tokens.
+
+    With a number of ``documents``, the windows are those of ``_whole_documents``, without a budget.
+    Every document is cut into windows of ``block_size + 1`` tokens that overlap by one token, so
+    each token except a document's first is predicted once, and no context crosses a document
+    boundary. Windows are sorted by SHA-256(document digest, window number), which mixes documents,
+    and selected from the front until the budget is used: a larger budget only adds windows.
+    Raises ConfigError if the budget is smaller than the first window.
+    """
+    if documents:
+        return _whole_documents(split, block_size, documents)
+    if split.documents is None:
+        windows = _unit_windows(split, block_size)
+    else:
+        cut = [
+            (document, window)
+            for number, document in enumerate(split.documents)
+            for window in _cut(number, document, block_size)
+        ]
+        windows = [w for _, w in sorted(cut, key=lambda pair: _order(pair[0], pair[1].offset))]
+    chosen = []
+    for window in windows:
+        budget_tokens -= window.predicted
+        if budget_tokens < 0:
+            break
+        chosen.append(window)
+    if not chosen:
+        raise ConfigError(
+            Problem(
+                f"smaller than one evaluation window of {block_size} predicted tokens",
+                "EVAL_TOKENS",
+                "type: make menuconfig, and set EVAL_TOKENS to at least BLOCK_SIZE",
+                code="config.out-of-range",
+            )
+        )
+    return chosen
+
+
+def evaluation_batches(
+    split: TokenSplit, windows: Sequence[EvaluationWindow], block_size: int, batch_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield inputs x [B, T] and targets y [B, T] (int64).
+
+    T is ``block_size``; a short window is padded with x = 0 and y = −100. The last batch may
+    have fewer rows.
+    """
+    for start in range(0, len(windows), batch_size):
+        rows = windows[start : start + batch_size]
+        x_BT = np.zeros((len(rows), block_size), dtype=np.int64)
+        y_BT = np.full((len(rows), block_size), IGNORE_INDEX, dtype=np.int64)
+        for i, row in enumerate(rows):
+            tokens = split.window(row.offset, row.length)
+            x_BT[i, : row.predicted] = tokens[:-1]
+            y_BT[i, : row.predicted] = tokens[1:]
+        yield x_BT, y_BT
+
+
+def _cut(number: int, document: DocumentSpan, block_size: int) -> list[EvaluationWindow]:
+    end = document.offset + document.length
+    starts = range(document.offset, end - 1, block_size)
+    return [EvaluationWindow(number, s, min(block_size + 1, end - s)) for s in starts]
+
+
+def _order(document: DocumentSpan, offset: int) -> tuple[bytes, int]:
+    """Return the sort key of a window; identical documents are ordered by their position."""
+    within = offset - document.offset
+    return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), offset
+
+
+def _whole_documents(split: TokenSplit, block_size: int, count: int) -> list[EvaluationWindow]:
+    """Return windows that predict each token of ``count`` documents, or of all if there are fewer.
+
+    The first window of a document begins with the end of text before it, which predicts the first
+    token. The documents are the first by SHA-256 of their digests: the same for every tokenizer.
+    """
+    assert split.documents is not None, "EVAL_DOCUMENTS of a token file"
+    numbered = list(enumerate(split.documents))
+    chosen = sorted(numbered, key=lambda pair: _order(pair[1], pair[1].offset))[:count]
+    spans = [(n, replace(d, offset=d.offset - 1, length=d.length + 1)) for n, d in chosen]
+    return [window for number, span in spans for window in _cut(number, span, block_size)]
+
+
+def _unit_windows(split: TokenSplit, block_size: int) -> list[EvaluationWindow]:
+    """Cut a split with unknown document boundaries as one document; each window is a unit."""
+    whole = DocumentSpan("", 0, split.n_tokens, split.name)
+    windows = sorted(_cut(0, whole, block_size), key=lambda w: _order(whole, w.offset))
+    return [replace(window, document=window.offset // block_size) for window in windows]

