@@ -13,8 +13,7 @@ from typing import Literal
 from gpt2.check import Check
 from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
-from gpt2.study import plan
-from gpt2.study.plan import STUDY_DEFCONFIG, config_layers
+from gpt2.study.plan import STUDY_DEFCONFIG, combinations, config_layers
 from gpt2.study.resolve import ResolvedStep, refused_steps, resolve_config, resolve_step
 from gpt2.study.step import Study
 from gpt2.study.study_file import study_of
@@ -179,7 +178,7 @@ def _combinations(
             parent=variant.parent,
             delta=variant.delta or {},
         )
-        for variant, config in plan.matrix(tree, layers, base, yes=True).block
+        for variant, config in combinations(tree, layers, base, yes=True).block
     ]
 
 

@@ -14,7 +14,7 @@ from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
 from gpt2.planning.arguments import RunLookup
 from gpt2.records.run_files import find_finished, read_resolved_config
-from gpt2.study.plan import Plan, config_layers, make_plan
+from gpt2.study.plan import Plan, config_layers, make_plan, with_runs
 from lib.config.layers import ConfigLayer
 from lib.console import log
 from lib.errors import ConfigError, Problem
@@ -131,15 +131,13 @@ def _names(value: Any, path: str) -> dict[str, str]:
     return names
 
 
-def whole_study(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
+def whole_study(plan: Plan, _: Sequence[ConfigLayer]) -> Plan:
     """Return ``plan`` with every step of its study.
 
     All steps are needed because a step's declared differences include those of its ancestors.
     """
-    is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
-    seeds = ",".join(dict.fromkeys(str(run.seed) for run in plan.runs))
-    steps = "all" if is_study else ""
-    return make_plan(layers, plan.build_dir, steps=steps, seeds=seeds, sweep=plan.sweep, known=plan)
+    steps, seeds = "all" if plan.ablation else "", ",".join(map(str, plan.seeds))
+    return with_runs(plan, steps, seeds)
 
 
 def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:

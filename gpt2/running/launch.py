@@ -26,7 +26,7 @@ from gpt2.running.preflight import (
 from gpt2.running.studies_index import write_index
 from gpt2.running.study_end import command_at_end
 from gpt2.study.looks import AUTO_SEEDS
-from gpt2.study.plan import Plan, declared_verdicts, make_plan, planned_looks, table_plan
+from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.layers import ConfigLayer
 from lib.console import confirm, is_verbose, log, terminal_columns
@@ -61,7 +61,7 @@ from lib.runner.worker import train_worker, warnings_in
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
-from lib.runs.run import Run, RunVariant, default_run_path, training_order
+from lib.runs.run import Run, RunVariant, training_order
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.verdict_run import send_verdicts
 from lib.units import format_duration
@@ -265,8 +265,8 @@ def train_looks(
             shown = table_plan(plan, layers)
             table, document = _study(shown)
             _log_look(table.verdicts, document)
-            before, sweep = plan.auto, plan.sweep
-            plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, known=plan)
+            before = plan.auto
+            plan = with_runs(plan, seeds=AUTO_SEEDS)
             assert before is not None and plan.auto is not None
             if not plan.auto.looks or plan.auto.number == before.number:
                 break
@@ -529,7 +529,7 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     for run in runs:
         require_free(RunDir(run.path))
     # Results reused from another directory stay there; the run is trained again in this folder.
-    runs = [replace(run, path=default_run_path(run, plan.folder)) for run in runs]
+    runs = [replace(run, path=plan.folder / run.name) for run in runs]
     existing = [run for run in runs if run.path.exists()]
     if existing:
         question = f"train {len(existing)} of {len(plan.runs)} runs again (old results are kept)?"

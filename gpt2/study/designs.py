@@ -145,6 +145,14 @@ def find_symbol(tree: KconfigTree, name: str) -> SymbolInfo:
     return info
 
 
+def _find_factor(tree: KconfigTree, name: str) -> SymbolInfo:
+    """Return the symbol or choice of an axis or a feature: every variant is trained with each seed."""
+    if name == "SEED":
+        what = "SEED: not supported as an axis or a feature"
+        raise ConfigError(Problem(what, next="type: make SEEDS=1,2,3", code="design.seed-axis"))
+    return find_symbol(tree, name)
+
+
 def choice_member(info: SymbolInfo, value: str) -> str:
     """Return the member of a choice called ``value``. Raises ConfigError with the member names."""
     members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
@@ -161,10 +169,7 @@ def _axis(tree: KconfigTree, word: str) -> SweepAxis:
     if not equals or "" in values:
         what = f"malformed axis {word!r} (expected NAME=value,value)"
         raise ConfigError(Problem(what, code="design.malformed-axis"))
-    if name == "SEED":
-        what = "SEED: not supported as an axis"
-        raise ConfigError(Problem(what, next="type: make SEEDS=1,2,3", code="design.seed-axis"))
-    info = find_symbol(tree, name)
+    info = _find_factor(tree, name)
     if info.type == "choice":
         return SweepAxis(
             name, [FactorLevel(name, v, slug(v), {choice_member(info, v): True}) for v in values]
@@ -344,7 +349,7 @@ def _feature(tree: KconfigTree, word: str) -> FactorLevel:
         if not name or (equals and not value):
             what = f"malformed feature {word!r} (expected NAME or NAME=value, joined by +)"
             raise ConfigError(Problem(what, code="design.malformed-feature"))
-        info = find_symbol(tree, name)
+        info = _find_factor(tree, name)
         if info.type == "choice":
             what = f"{name}: is a choice (expected one of {', '.join(info.members)})"
             raise ConfigError(Problem(what, code="config.not-settable"))

@@ -93,7 +93,7 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
         "wanted_band": options.band,
         "of_design": bool(effects),
         "unit": short_unit(UNITS[plan.unit]),
-        "has_steps": plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode",
+        "has_steps": plan.ablation is not None,
     }
 
 

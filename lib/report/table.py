@@ -33,7 +33,7 @@ from lib.report.run_results import (
 from lib.report.study_verdicts import StudyPart, StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome
 from lib.runs.record import UNKNOWN, RunRecord
-from lib.runs.run import Run, RunVariant, run_name
+from lib.runs.run import Run, RunVariant
 from lib.tracking.stability import instability_text, unstable_steps
 from lib.units import format_runs
 
@@ -329,7 +329,7 @@ def _notes(study: str, runs: Sequence[StudyRun], stale: Collection[Path]) -> lis
         notes.append(f"{labels}: {instability_text(unstable_steps(unstable[0]))}")
     notes += [f"{planned_run(r).label}: {note}" for r in results for note in _remarks(r)]
     planned = [planned_run(record) for record in results]
-    reused = [run for run in planned if run.path.parts[-2:] != (study, run_name(run))]
+    reused = [run for run in planned if run.path.parts[-2:] != (study, run.name)]
     return notes + [f"{r.label}: reuses run {r.path.parent.name}/{r.path.name}" for r in reused]
 
 

@@ -84,6 +84,11 @@ class Run(Generic[C]):
     path: Path
 
     @property
+    def name(self) -> str:
+        """Return the name of its directory, even if the directory of another run is reused."""
+        return run_name(self.variant.slug, self.seed, self.config)
+
+    @property
     def label(self) -> str:
         """Return the name of the run in output: ``ratio/07-ra-golden-mech s2``."""
         number = "" if self.variant.number is None else f"{self.variant.number:02d}-"
@@ -112,7 +117,7 @@ def build_runs(
     """
     home = folder / study
     items = [
-        (_name(variant.slug, seed, config), seed, variant, config)
+        (run_name(variant.slug, seed, config), seed, variant, config)
         for seed, block in blocks.items()
         for variant, config in block
     ]
@@ -168,22 +173,7 @@ def _draw(run: Run[Any]) -> tuple[bool, bool, int]:
     return variant.is_repeat, bool(variant.parent), place
 
 
-def default_run_path(run: Run[Any], folder: Path) -> Path:
-    """Return the path of ``run`` in its study's ``folder``, even if another directory is reused."""
-    return folder / run_name(run)
-
-
-def run_name(run: Run[Any]) -> str:
-    """Return the name of the directory of ``run``, even if another directory is reused."""
-    return _name(run.variant.slug, run.seed, run.config)
-
-
-def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
-    """Return the directory of a run in the ``folder`` of its study."""
-    return folder / _name(slug, seed, config)
-
-
-def _name(slug: str, seed: int, config: RunConfig) -> str:
+def run_name(slug: str, seed: int, config: RunConfig) -> str:
     """Return ``<slug>-s<seed>-<hash8>``: each configuration has its own directory."""
     return f"{slug}-s{seed}-{config.hash8}"
 
@@ -197,12 +187,8 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def run_key(path: Path) -> str:
-    """Return the end of the name of a run directory: ``s<seed>-<hash8>``."""
-    return _key(path.name)
-
-
 def _key(name: str) -> str:
+    """Return the end of the name of a run directory: ``s<seed>-<hash8>``."""
     return "-".join(name.rsplit("-", 2)[1:])
 
 
@@ -213,10 +199,10 @@ def _finished(folder: Path, keys: Set[str], repeats: Set[Path]) -> dict[str, Pat
     """
     if not keys:
         return {}
-    paths = sorted(path for path in folder.glob("*/*-s*-*") if run_key(path) in keys)
+    paths = sorted(path for path in folder.glob("*/*-s*-*") if _key(path.name) in keys)
     states = {p: RunRecord(RunDir(p)).state for p in paths if p not in repeats}
     return {
-        run_key(path): path
+        _key(path.name): path
         for state in (State.DAMAGED.word, State.SUCCESS.word)
         for path in states
         if states[path] == state

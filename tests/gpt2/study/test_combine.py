@@ -192,6 +192,7 @@ def test_a_feature_may_be_several_settings(small_tree):
         ("GATE GATE", "design.duplicate", "GATE"),
         ("PRUNING", "config.not-settable", "PRUNING_NONE, PRUNING_MOVEMENT"),
         ("GATE=", "design.malformed-feature", "'GATE='"),
+        ("GATE+SEED=3", "design.seed-axis", "SEED: "),
         ("N_LAYER=2", "design.no-effect", "N_LAYER: "),
         ("PRUNING_NONE", "design.no-effect", "PRUNING_NONE: "),
     ],

@@ -18,6 +18,7 @@ from gpt2.study.plan import (
     make_plan,
     step_layers,
     table_plan,
+    with_runs,
 )
 from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
@@ -404,13 +405,13 @@ def test_a_plan_of_known_configurations_is_that_of_resolved_ones(configure):
     layers = config_layers(build)
     part = make_plan(layers, build, steps="7", seeds="5")
     for steps, seeds in (("all", "1-4"), ("", "2,5")):
-        known = make_plan(layers, build, steps=steps, seeds=seeds, known=part)
+        known = with_runs(part, steps, seeds)
         new = make_plan(layers, build, steps=steps, seeds=seeds)
         assert known.runs == new.runs and known.variants == new.variants
         assert [run.config.values for run in known.runs] == [r.config.values for r in new.runs]
         assert known.looks == new.looks and known.folder == new.folder
     with pytest.raises(ConfigError) as caught:
-        make_plan(layers, build, seeds="5,4294967296", known=part)
+        with_runs(part, seeds="5,4294967296")
     assert caught.value.codes == ["config.out-of-range"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.runs.run import Run, RunVariant, run_path
+from lib.runs.run import Run, RunVariant, run_name
 from tests.lib.fabricated import MANIFEST, WARMUP, changed, digest_of, write_run
 
 
@@ -48,7 +48,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         **final: Any,
     ) -> Run[Named]:
         config = Named(f"{slug}{seed}")
-        path = run_path(tmp_path / study, slug, seed, config)
+        path = tmp_path / study / run_name(slug, seed, config)
         run = Run(
             "demo",
             RunVariant(slug, number=number, parent=parent, levels=levels, text=text),

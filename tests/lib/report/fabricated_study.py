@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lib.runs.run import Run, RunVariant, run_path
+from lib.runs.run import Run, RunVariant, run_name
 from tests.lib.fabricated import MANIFEST, changed, seal, write_run
 from tests.lib.report.conftest import Named
 
@@ -44,7 +44,7 @@ def write_study(
     for seed in range(1, seeds + 1):
         for variant in variants:
             config = Named(f"{variant.slug}{seed}")
-            path = run_path(folder / study, variant.slug, seed, config)
+            path = folder / study / run_name(variant.slug, seed, config)
             runs.append(Run(study, variant, seed, config, path))
             write_planned(runs[-1], iterations, documents, statistics=statistics)
     return runs

@@ -23,7 +23,7 @@ from lib.report.options import BITS_PER_BYTE
 from lib.report.statistics import VerdictRule
 from lib.report.table import build_table
 from lib.report.terminal import to_terminal
-from lib.runs.run import Run, RunVariant, run_path
+from lib.runs.run import Run, RunVariant, run_name
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal, write_run
 from tests.lib.report.conftest import Named
@@ -73,7 +73,7 @@ def write(folder: Path) -> list[Run[Named]]:
     for step, parent in PARENTS.items():
         for seed in SEEDS if step != "wide" else SEEDS[::-1]:
             figures, config = made()[step, seed], Named(f"{step}x{seed:02d}")
-            path = run_path(folder / "demo", step, seed, config)
+            path = folder / "demo" / run_name(step, seed, config)
             variant = RunVariant(step, TITLES[step], list(PARENTS).index(step), parent)
             runs.append(Run("demo", variant, seed, config, path))
             names = ("val_loss", "parameters", "tokens", "sparsity")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.runs.run import RunVariant, build_runs, default_run_path, parse_seeds, training_order
+from lib.runs.run import RunVariant, build_runs, parse_seeds, training_order
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
@@ -133,9 +133,9 @@ def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
     assert done.path == first.path and done.label == "two/none s1"
     # An unfinished run is trained in the new study.
     assert begun.path == tmp_path / "two/none-s2-0123abcd"
-    assert default_run_path(done, tmp_path / "two") == tmp_path / "two/none-s1-0123abcd"
-    default_run_path(done, tmp_path / "two").mkdir(parents=True)
-    assert build_runs("two", tmp_path, other)[0].path == default_run_path(done, tmp_path / "two")
+    assert tmp_path / "two" / done.name == tmp_path / "two/none-s1-0123abcd"
+    (tmp_path / "two" / done.name).mkdir(parents=True)
+    assert build_runs("two", tmp_path, other)[0].path == tmp_path / "two" / done.name
 
 
 def test_a_run_that_its_own_study_has_done_under_another_name_is_taken(tmp_path):
