@@ -18,8 +18,7 @@ from gpt2.check import evaluation_checks, result_checks
 from gpt2.data import dataset, evaluation_windows
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.model import GPT
-from gpt2.records import per_document
-from gpt2.training import finish, metrics, setup
+from gpt2.training import finish, metrics, per_query, setup
 from lib.env.options import NumericsOptions
 from lib.report import table
 from lib.runs import documents
@@ -466,21 +465,21 @@ MUTANTS = (
         "bits per byte are too low with a tokenizer that spells it",
         "added",
         (_ROWS, "tokens, bytes"),
-        then(per_document, "_token_lengths", _spelled_end),
+        then(per_query, "_token_lengths", _spelled_end),
     ),
     _evaluated(
         "bytes of a token are characters",
         "bits per byte are too high with a tokenizer of several bytes per token",
         "formula",
         (_ROWS, "tokens, bytes"),
-        edited(per_document, "_token_lengths", "bytes(i)", 'bytes(i).decode(errors="replace")'),
+        edited(per_query, "_token_lengths", "bytes(i)", 'bytes(i).decode(errors="replace")'),
     ),
     _evaluated(
         "rows name the last window's batch",
         "the place of a document is another one",
         "swapped",
         (_ROWS, "batch_index"),
-        edited(per_document, "item_facts", "indices[0]", "indices[-1]"),
+        edited(per_query, "item_facts", "indices[0]", "indices[-1]"),
     ),
     _evaluated(
         "the sample has another stream",
@@ -567,6 +566,6 @@ MUTANTS = (
         "equal tokens have another digest",
         "formula",
         (_ROWS, "doc_sha256, tokens_sha256"),
-        edited(per_document, "item_facts", 'astype("<u2")', 'astype("<u4")'),
+        edited(per_query, "item_facts", 'astype("<u2")', 'astype("<u4")'),
     ),
 )
