@@ -70,8 +70,7 @@ def _attention(records: Sequence[RunRecord]) -> TableSection | None:
     """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
     if len({planned_run(r).config.model.pairs_per_token() for r in records}) < 2:
         return None
-    curves = [read_curves(record).statistics for record in records]
-    statistics = [{name: c.values[-1] for name, c in each.items()} for each in curves]
+    statistics = [read_curves(record).last_statistics for record in records]
     names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
     rows = []
     for record, values in zip(records, statistics, strict=True):

@@ -36,7 +36,7 @@ from lib.units import signed
 REPORT_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
 _DIGEST_CHARS = 8
-_FIGURE_GROUPS = ("forest", "curves", "panels", "cost", "statistics")
+_FIGURE_GROUPS = ("forest", "curves", "panels", "cost")
 
 Values = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Figures of a study: differences with intervals, loss curves, cost, statistics.
+"""Figures of a study: differences with intervals, loss curves, cost.
 
 Every figure is narrow enough for a column of a paper and for a phone. A verdict is shown by colour,
 by marker and by its word; the words are those of the document, and nothing else in a figure claims a
@@ -65,7 +65,6 @@ def study_figures(document: Values, series: Sequence[Values]) -> list[Chart]:
         *_losses(rows, document["unit"]),
         *_difference_panels(rows),
         *_cost(rows),
-        *_statistics(rows),
     ]
 
 
@@ -224,7 +223,7 @@ def _forest_limit(verdicts: Sequence[Values]) -> float:
 
 
 def _losses(rows: Sequence[Values], unit: str) -> list[Chart]:
-    """Return the losses of the whole training, and those of its last half.
+    """Return the losses over the whole training.
 
     A validation loss in another unit than the training loss is left out.
     """
@@ -235,42 +234,34 @@ def _losses(rows: Sequence[Values], unit: str) -> list[Chart]:
         return []
     start = min(row["series"]["training"]["at"][0] for row in drawn)
     end = max(row["series"]["training"]["at"][-1] for row in drawn)
-    whole = _loss_chart("losses", "Loss over training", drawn, start, end, is_log=True)
+    shown = [
+        value
+        for row in drawn
+        for side in ("low", "high")
+        for value in row["series"]["training"][side]
+    ]
+    shown += [loss for row in drawn for _, loss in row["series"]["spikes"]]
+    ranges = Scale(start, end, is_log=True), Scale(min(shown), max(shown), is_log=True)
+    name = ("losses", "curves", "Loss over training")
+    chart = Chart(*name, (_WIDTH, 250), (36, 12, 24, 38), *ranges)
+    chart.x_axis("training tokens", format_amount)
+    chart.y_axis(_number)
+    _loss_curves(chart, drawn)
     few, spikes = len(drawn) <= _MANY, any(row["series"]["spikes"] for row in drawn)
     over = f", mean{' and range' * few} over seeds" if any(row["n"] > 1 for row in drawn) else ""
-    whole.caption = (
+    chart.caption = (
         f"Training loss{over}, in {TRAINING_UNIT}, on logarithmic axes"
         f"{'; dots: validation loss' * (few and unit == TRAINING_UNIT)}."
     )
     if len(drawn) > 1:
         coloured = any(row["word"] for row in drawn)
         words = "; colours are those of the verdicts against it" * coloured
-        whole.caption += f" The thick line is the baseline{words}."
-    whole.caption += " Crosses: unstable steps." * spikes
-    if not start < end / 2:
-        return [whole]
-    last = _loss_chart("losses-end", "Loss over the last half", drawn, end / 2, end)
-    last.caption = "The same curves on linear axes, from half of the training to its end."
-    return [whole, last]
+        chart.caption += f" The thick line is the baseline{words}."
+    chart.caption += " Crosses: unstable steps." * spikes
+    return [chart]
 
 
-def _loss_chart(
-    name: str, title: str, rows: Sequence[Values], start: float, end: float, *, is_log: bool = False
-) -> Chart:
-    shown = [
-        value
-        for row in rows
-        for band in (row["series"]["training"],)
-        for at, *values in zip(band["at"], band["low"], band["high"], strict=True)
-        for value in values
-        if at >= start
-    ]
-    shown += [loss for row in rows for at, loss in row["series"]["spikes"] if at >= start]
-    low, high = min(shown), max(shown)
-    margins, ranges = (36, 12, 24, 38), (Scale(start, end, is_log), Scale(low, high, is_log))
-    chart = Chart(name, "curves", title, (_WIDTH, 250), margins, *ranges)
-    chart.x_axis("training tokens", format_amount)
-    chart.y_axis(_number)
+def _loss_curves(chart: Chart, rows: Sequence[Values]) -> None:
     named = 1 < len(rows) <= _MANY
     # The baseline is drawn last, on top.
     for i, row in reversed([*enumerate(rows)]):
@@ -285,7 +276,7 @@ def _loss_chart(
             band = row["series"]["evaluation"] or {"at": [], "mean": []}
             points += [("dot", point) for point in zip(band["at"], band["mean"], strict=True)]
         for kind, (at, loss) in points:
-            if at >= start and low <= loss <= high:
+            if at >= chart.x.low and chart.y.low <= loss <= chart.y.high:
                 chart.marker(at, loss, kind, colour)
     for i, row in enumerate(rows if named else ()):
         right, top = chart.box[1], chart.box[2] + 12 * i + 8
@@ -293,7 +284,6 @@ def _loss_chart(
         width = 1 if row["parent"] else 1.8
         chart.path([(right - 24, top - 3), (right, top - 3)], width=width, **line)
         chart.text(right - 28, top, _label(row["label"]), anchor="end")
-    return chart
 
 
 def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
@@ -397,36 +387,3 @@ def _spaced_labels(chart: Chart, points: Sequence[tuple[float, float, str, str]]
             chart.text(group[0][0], above, text, colour, anchor=anchor)
         else:
             chart.text(x + 5, y + 3.5, text, colour)
-
-
-# Statistics of mechanisms.
-
-
-def _statistics(rows: Sequence[Values]) -> list[Chart]:
-    """Return one small figure per statistic: a line per row that has it."""
-    by_name: dict[str, list[tuple[Values, Values]]] = {}
-    for row in rows:
-        for name, band in row["series"]["statistics"].items():
-            if len(band["at"]) > 1:
-                by_name.setdefault(name, []).append((row, band))
-    charts = []
-    for name, lines in sorted(by_name.items())[:MAX_PANELS]:
-        low = min(min(band["low"]) for _, band in lines)
-        high = max(max(band["high"]) for _, band in lines)
-        end = max(band["at"][-1] for _, band in lines)
-        title = f"{name} over iterations: {', '.join(row['name'] for row, _ in lines)}"
-        ranges = Scale(0, end), _wider(low, high)
-        size, margins = (_PANEL[0], _PANEL[1] + 12), (38, 24, 18, 30)
-        file, heading = f"statistic-{_file(name)}", _label(name)
-        chart = Chart(file, "statistics", title, size, margins, *ranges, heading)
-        chart.x_axis("iterations", format_amount, count=3)
-        chart.y_axis(_number, count=3)
-        ends = []
-        for row, band in lines:
-            chart.line(band["at"], band["mean"], row["colour"], width=1, hint=row["label"])
-            end_point = chart.at(band["at"][-1], band["mean"][-1])
-            ends.append((*end_point, number_text(row), row["colour"]))
-        if len(lines) > 1:
-            _spaced_labels(chart, ends)
-        charts.append(chart)
-    return charts

@@ -1,4 +1,4 @@
-"""Curves of one run that a report draws: losses over training, statistics.
+"""Curves of one run that a report draws: losses over training; last statistics.
 
 They are small however long the run is, so a report need not keep the rows of all runs.
 """
@@ -43,25 +43,24 @@ class RunCurves:
     evaluations: Curve
     # Training tokens and loss of each unstable step.
     spikes: Sequence[tuple[int, float]]
-    # Name → statistic over iterations, reduced over layers.
-    statistics: Mapping[str, Curve]
+    # Name → last statistic, reduced over layers.
+    last_statistics: Mapping[str, float]
 
 
 @derived
 def read_curves(record: RunRecord) -> RunCurves:
     """Return the curves of a finished run. Raises RecordError."""
-    statistics: dict[str, dict[float, float]] = {}
+    statistics: dict[str, float] = {}
     try:
         for row in (row for row in record.metrics if isinstance(row, StatisticsRow)):
-            for name, value in reduce_over_layers(row.values).items():
-                statistics.setdefault(name, {})[row.iteration] = value
+            statistics |= reduce_over_layers(row.values)
         width = bin_width(record.final.tokens)
         return RunCurves(
             width,
             binned(record.train_rows, width),
             Curve.of({row.tokens: row.val_loss for row in record.eval_rows}),
             unstable_points(record),
-            {name: Curve.of(points) for name, points in statistics.items()},
+            statistics,
         )
     except OverflowError as error:
         raise DamagedRecord(record.run.metrics, "numbers of 64 bits", str(error)) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from lib.json_files import MissingRecord, RecordError
 from lib.report.options import NATS
-from lib.report.run_curves import Curve, RunCurves, bin_width, binned, read_curves
+from lib.report.run_curves import Curve, bin_width, binned, read_curves
 from lib.report.run_results import planned_run, run_outcome
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord, derived
@@ -25,8 +25,8 @@ Band = Mapping[str, list[float]] | None
 def study_series(table: ResultTable) -> list[dict[str, Any]]:
     """Return the curves of each row over its seeds, and its sample: what only figures show.
 
-    A band has ``at`` (tokens; iterations of ``statistics``), ``mean``, ``low`` and ``high``, or is
-    null. Training texts are not compared in bits per byte, because runs do not record their bytes.
+    A band has ``at`` (tokens), ``mean``, ``low`` and ``high``, or is null. Training texts are not
+    compared in bits per byte, because runs do not record their bytes.
     """
     rows, unit = table.runs, table.verdicts.plan.unit
     # The bins of the longest run, so that bins of two rows are paired.
@@ -47,22 +47,11 @@ def study_series(table: ResultTable) -> list[dict[str, Any]]:
                 "evaluation": _band(evaluations),
                 "training_difference": _band(training_gaps),
                 "evaluation_difference": _band(gaps),
-                "statistics": _statistics(curves),
                 "spikes": [list(point) for each in curves for point in each.spikes],
                 "sample": _sample(row.records),
             }
         )
     return series
-
-
-def _statistics(curves: Sequence[RunCurves]) -> dict[str, Any]:
-    """Return the band of each statistic of the row's mechanisms, reduced over layers."""
-    by_name: dict[str, list[Curve]] = {}
-    for each in curves:
-        for name, curve in each.statistics.items():
-            by_name.setdefault(name, []).append(curve)
-    bands = {name: _band(seeds) for name, seeds in by_name.items()}
-    return {name: band for name, band in bands.items() if band is not None}
 
 
 @derived

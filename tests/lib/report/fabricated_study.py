@@ -34,7 +34,6 @@ def write_study(
     iterations: int = 120,
     documents: int = 25,
     study: str = "demo",
-    statistics: bool = True,
 ) -> list[Run[Named]]:
     """Write finished runs of every variant and seed. Return them in the order of a plan.
 
@@ -46,7 +45,7 @@ def write_study(
             config = Named(f"{variant.slug}{seed}")
             path = folder / study / run_name(variant.slug, seed, config)
             runs.append(Run(study, variant, seed, config, path))
-            write_planned(runs[-1], iterations, documents, statistics=statistics)
+            write_planned(runs[-1], iterations, documents)
     return runs
 
 
@@ -55,7 +54,6 @@ def write_planned(
     iterations: int,
     documents: int,
     *,
-    statistics: bool = True,
     symbols: Mapping[str, Any] | None = None,
     manifest: Mapping[str, Any] = MANIFEST,
     offset: float | None = None,
@@ -91,7 +89,7 @@ def write_planned(
         losses=(6.0, loss),
         final=final,
     )
-    directory.metrics.write_text(_metrics(iterations, loss, source, statistics and number % 2 == 1))
+    directory.metrics.write_text(_metrics(iterations, loss, source, number % 2 == 1))
     directory.sample.write_text(f"The model of {run.path.name} says nothing much.\n")
     config = json.loads(directory.resolved_config.read_text()) | {"hash8": run.config.hash8}
     directory.resolved_config.write_text(json.dumps(config))

@@ -58,7 +58,7 @@ def test_every_run_step_and_comparison_is_named(study, parsed):
     assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
     for title in ("Question", "Answer", "Verdicts", "Losses", "Training", "What differed"):
         assert title in parsed.texts
-    for title in ("Mechanisms", "Conditions", "Samples", "Reproduce"):
+    for title in ("Conditions", "Samples", "Reproduce"):
         assert title in parsed.texts
     assert "make report" in parsed.texts and "Trained: models." in parsed.texts
     # The change of each step, as settings.
