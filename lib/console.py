@@ -21,6 +21,7 @@ from lib.errors import (
     KablateError,
     PreflightError,
     Problem,
+    environment_error,
     escaped,
     printable,
 )
@@ -170,6 +171,8 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         code = main()
     except KablateError as error:
         code = _report(error)
+    except (ImportError, MemoryError) as error:
+        code = _report(environment_error(error))
     except BrokenPipeError:
         # The reader of the output (head, less) exited: not an error.
         sys.stderr.close()

@@ -115,6 +115,20 @@ class PreflightError(KablateError):
     exit_code = EXIT_PREFLIGHT
 
 
+def environment_error(error: ImportError | MemoryError) -> PreflightError:
+    """Return the error of a package that cannot be loaded, or of a lack of memory."""
+    if isinstance(error, MemoryError):
+        what = "out of memory" + f": {error}" * bool(str(error))
+        return PreflightError(Problem(what, next="type: make JOBS=1", code="machine.no-memory"))
+    package = (error.name or "").partition(".")[0]
+    problem = Problem(
+        f"{package or 'a package'} cannot be imported: {error}",
+        next="type: make setup, or repair the active environment; V=1 shows the traceback",
+        code="env.broken-package",
+    )
+    return PreflightError(problem)
+
+
 class DataError(PreflightError):
     """A data set is missing, damaged or made by another tokenizer."""
 

@@ -305,9 +305,14 @@ class LocalExecutor(Executor):
             target=worker.run_worker, args=(function, arguments, environment, theirs)
         )
         # A Ctrl-C in between would leave the server with a partial message and print an error.
-        with signals_blocked():
-            process.start()
-            theirs.close()
+        try:
+            with signals_blocked():
+                process.start()
+                theirs.close()
+        except (EOFError, ConnectionError) as error:
+            what = "the process that starts workers died (out of memory?)"
+            problem = Problem(what, next="type: make JOBS=1", code="worker.server-died")
+            raise RunError(problem) from error
         return _Worker(process, ours)
 
     def _values(self, jobs: Sequence[LocalJob]) -> Iterator[Any]:

@@ -21,6 +21,9 @@ if MODULES in os.environ:
     try:
         for name in filter(None, modules.split(",")):
             import_module(name)
+    except (ImportError, MemoryError):
+        # The worker that needs the module reports the cause; here, it would be a traceback.
+        pass
     finally:
         gc.freeze()
         gc.enable()

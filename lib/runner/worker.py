@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 from lib.env.ranks import current_process
-from lib.errors import EXIT_FAILED, KablateError
+from lib.errors import EXIT_FAILED, KablateError, environment_error
 from lib.files import no_follow, remove_leftovers
 from lib.runner.signals import SIGNALS
 from lib.runs.finalize import finalize_run
@@ -132,23 +132,28 @@ def send_result(
     parent: ParentConnection,
 ) -> None:
     """Call a function and send its result, or the problems of the error it raised."""
-    try:
-        event = {"kind": "result", "value": function(*arguments, **named)}
-    except KablateError as error:
-        event = {"kind": "error", "class": type(error), "problems": tuple(error.problems)}
-    parent.send(event)
+    with _problems_sent(parent):
+        parent.send({"kind": "result", "value": function(*arguments, **named)})
 
 
 def send_values(
     function: Callable[..., Iterator[Any]], arguments: Sequence[Any], parent: ParentConnection
 ) -> None:
     """Send every value of a generator, or the problems of the error it raised."""
-    try:
+    with _problems_sent(parent):
         for value in function(*arguments):
             parent.send({"kind": "result", "value": value})
             if parent.stop_requested():
                 return
-    except KablateError as error:
+
+
+@contextlib.contextmanager
+def _problems_sent(parent: ParentConnection) -> Iterator[None]:
+    """Send the problems of an error, instead of a traceback to the terminal."""
+    try:
+        yield
+    except (KablateError, ImportError, MemoryError) as raised:
+        error = raised if isinstance(raised, KablateError) else environment_error(raised)
         parent.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
 
 

@@ -63,6 +63,23 @@ def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
     assert "[file.input-output]" in err
 
 
+@pytest.mark.parametrize(
+    ("statement", "code", "named"),
+    [
+        ("import nonesuch.part", "env.broken-package", "nonesuch cannot be imported"),
+        ("raise MemoryError", "machine.no-memory", "out of memory"),
+    ],
+)
+def test_a_package_or_memory_that_is_missing_is_a_problem(
+    capsys: pytest.CaptureFixture[str], statement: str, code: str, named: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        console.run_main(lambda: exec(statement) or 0)
+    assert caught.value.code == EXIT_PREFLIGHT
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert named in first and f"[{code}]" in first
+
+
 def test_only_colours_of_this_process_reach_the_terminal() -> None:
     word = console.painted("BETTER", "1", "32")
     text = f"a\tb\n{word} \x1b[31mred \x1b]0;t\x07 \u202e\u200f\x9b\r"

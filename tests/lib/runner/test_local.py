@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from lib.errors import ConfigError, Problem, RunError
+from lib.errors import ConfigError, PreflightError, Problem, RunError
 from lib.project import ROOT
 from lib.runner.job import JobState
 from lib.runner.local import LocalExecutor, _Worker
@@ -48,6 +49,44 @@ def test_a_call_returns_the_value_or_raises_the_error(executor: LocalExecutor) -
     with pytest.raises(RunError) as caught_exit:
         executor.call(os._exit, 0)
     assert caught_exit.value.codes == ["worker.died"]
+
+
+def fail_to_load(error: type[ImportError] | type[MemoryError]) -> Iterator[int]:
+    raise error("libtorch.so: cannot map")
+    yield 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ImportError, "env.broken-package"), (MemoryError, "machine.no-memory")]
+)
+def test_a_worker_without_memory_or_package_is_one_problem(
+    executor: LocalExecutor, error: type[ImportError] | type[MemoryError], code: str
+) -> None:
+    with pytest.raises(PreflightError) as caught:
+        list(executor.call_many(fail_to_load, [(error,)]))
+    (problem,) = caught.value.problems
+    assert problem.code == code and "libtorch.so" in problem.what
+
+
+LOADING = """
+from lib import console
+from lib.runner.local import LocalExecutor
+
+if __name__ == "__main__":
+    console.run_main(lambda: print(LocalExecutor(("heavy",), {}).call(abs, -2)) or 0)
+"""
+
+
+@pytest.mark.parametrize("code", ["raise MemoryError", "import os; os.kill(os.getpid(), 9)"])
+def test_a_server_that_dies_while_it_loads_is_no_traceback(tmp_path: Path, code: str) -> None:
+    """A process of its own, since the server lives as long as the process that starts it."""
+    (tmp_path / "heavy.py").write_text(code)
+    script = tmp_path / "show.py"
+    script.write_text(LOADING)
+    done = run_script([str(script)], tmp_path)
+    server_died = "[worker.server-died]" in done.stderr
+    assert (done.returncode, server_died) == ((1, True) if "kill" in code else (0, False))
+    assert "Traceback" not in done.stderr and done.stdout == ("" if server_died else "2\n")
 
 
 def test_values_of_several_workers(executor: LocalExecutor) -> None:
@@ -94,11 +133,11 @@ console.run_main(lambda: LocalExecutor(("lib.runner.runner",), {}).call(os.getpi
 """
 
 
-def run_script(command: list[str]) -> subprocess.CompletedProcess:
+def run_script(command: list[str], *folders: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *folders)))},
         capture_output=True,
         text=True,
         timeout=60,
