@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Benchmark this machine: a step of the trainer beside plain loops, or sparse attention.
+"""Benchmark this machine: training steps beside plain loops, or sparse attention.
 
     bench.py                                the first run of .config, beside two plain GPT-2
     bench.py --steps ra --iters 50
+    bench.py --gpu 1                        the tables of docs/gpu.md on this GPU, in 8 minutes
     bench.py nsa --tokens 2048
 
 Without a subcommand: the trainer's step on drawn tokens, with the mechanisms of the run, beside
-transformers' GPT-2 and a GPT-2 in nanoGPT's form, of the same sizes and without mechanisms. nsa:
-sparse against full attention, for whole sequences and decoding; writes bench_nsa.csv and
-bench_nsa.png to the build folder.
+transformers' GPT-2 and a GPT-2 in nanoGPT's form, of the same sizes and without mechanisms. With --gpu
+1: steps of GPT-2 124M, the loss, sparse attention and a training, beside the forms of others. nsa:
+sparse against full attention, for whole sequences and decoding.
 
-Sides take turns; figures are medians, ratios are within one round. There is no pass or fail; stop
-other load on the machine first. Tables go to stdout. To compare settings: plan.py --probe --sweep.
+The sides of a case take turns; figures are medians, ratios are within one round. There is no pass or
+fail; stop other load on the machine first. Tables go to stdout. To compare settings: plan.py --probe
+--sweep.
 """
 
 import _start
@@ -19,7 +21,6 @@ import _start
 from gpt2.bench import commands
 from gpt2.planning.arguments import add_subcommands, new_parser
 from lib import console
-from lib.errors import EXIT_DONE
 
 
 def main() -> int:
@@ -31,8 +32,7 @@ def main() -> int:
     args = parser.parse()
     if args.command == "nsa":
         commands.bench_nsa(args)
-    console.show(commands.bench_step(args))
-    return EXIT_DONE
+    commands.bench_step(args)
 
 
 if __name__ == "__main__":

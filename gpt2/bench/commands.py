@@ -1,14 +1,12 @@
-"""The benchmarks of ``scripts/bench.py``: arguments and tables. Imports no torch."""
+"""The benchmarks of ``scripts/bench.py``: arguments. Imports no torch."""
 
 import argparse
 import json
 import os
-import statistics
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Mapping
 from typing import NoReturn
 
-from gpt2.bench.runner import median_and_range, within_rounds
+from gpt2.config import Config
 from gpt2.planning.arguments import (
     CommandParser,
     add_json,
@@ -17,16 +15,39 @@ from gpt2.planning.arguments import (
     asked_plan,
     whole_number,
 )
-from lib.env.gpu import cpu_model
+from gpt2.study import RATIO
+from gpt2.study.resolve import resolve_step
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.env.machine import MALLOC_VARIABLES, worker_environment
-from lib.errors import ConfigError, Problem, RunError
-from lib.project import python_module_command
-from lib.report.figures import load_pyplot
-from lib.report.render import json_document, markdown_table
-from lib.runner.ranks import run_ranks
+from lib.errors import ConfigError, Problem
+from lib.project import ROOT, python_module_command
 
-_STEP_ROUNDS = 20
-_NSA_LONGEST, _NSA_SHORTEST, _NSA_ROUNDS = 16384, 512, 5
+_STEP_ROUNDS, _NSA_ROUNDS, _GPU_ROUNDS = 20, 5, 10
+_NSA_LONGEST, _NSA_SHORTEST = 16384, 512
+
+
+Symbols = Mapping[str, SymbolValue]
+# One micro-batch of 32 sequences, and the same optimizer on every side.
+_STEP: Symbols = {
+    "BATCH_SIZE": 32,
+    "GRAD_ACCUMULATION": 1,
+    "GLOBAL_BATCH": 32,
+    "OPTIMIZER_ADAMW": True,
+}
+
+
+def ratio_layers(symbols: Symbols) -> list[ConfigLayer]:
+    """Return the configuration of the RATIO study with the changes ``symbols``."""
+    changes = ConfigLayer.of("command line", "bench", {**_STEP, **symbols})
+    return [*defconfig_layers(ROOT, "gpt2-ratio-ablation"), changes]
+
+
+def step_config(slug: str, symbols: Symbols) -> Config:
+    """Return a step of the RATIO study with the changes ``symbols``."""
+    return resolve_step(KconfigTree(), ratio_layers(symbols), RATIO, RATIO.step(slug))
 
 
 def add_step_arguments(parser: CommandParser) -> None:
@@ -34,11 +55,19 @@ def add_step_arguments(parser: CommandParser) -> None:
     add_selection(parser)
     add_json(parser)
     add_variable(parser, "iters", f"rounds (default {_STEP_ROUNDS})")
+    add_variable(parser, "gpu", "1: the tables of docs/gpu.md, on this GPU; .config is not read")
 
 
-def bench_step(args: argparse.Namespace) -> str:
-    """Time the first run of the plan beside plain loops; return a table, or JSON."""
-    rounds = whole_number(args.iters or str(_STEP_ROUNDS), "ITERS", 1)
+def bench_step(args: argparse.Namespace) -> NoReturn:
+    """Replace this process by the benchmark of the plan's first run, or of the GPU."""
+    if args.gpu not in ("", "1"):
+        what, fix = f"expected 1, got {args.gpu}", f"elsewhere: make plan GPU={args.gpu}"
+        raise ConfigError(Problem(what, "GPU", fix, code="usage.out-of-range"))
+    rounds = whole_number(args.iters or str(_GPU_ROUNDS if args.gpu else _STEP_ROUNDS), "ITERS", 1)
+    if args.gpu:
+        config = step_config("baseline", {})
+        request = {"kind": "gpu", "rounds": rounds, "json": args.json}
+        _start(request, config)
     run, config = (plan := asked_plan(args)[1]).runs[0], plan.runs[0].config
     if config.numerics.detect_anomaly:
         what = "DETECT_ANOMALY: debugging distorts timings (expected n, got y)"
@@ -46,30 +75,12 @@ def bench_step(args: argparse.Namespace) -> str:
     if config.train.gpus > 1:
         what = f"expected 1, got {config.train.gpus}"
         raise ConfigError(Problem(what, "GPUS", "type: make bench GPUS=1", code="config.conflict"))
-    command = python_module_command("gpt2.bench.step", str(rounds))
-    variables = {**os.environ, **worker_environment(config.machine)}
-    code, output = run_ranks(command, variables, 1, json.dumps(dict(config.values)))
-    if code:
-        what = f"the benchmark failed with exit code {code}"
-        raise RunError(Problem(what, run.label, code="process.failed"))
-    times: dict[str, list[float]] = json.loads(output)
-    device = cpu_model() if config.machine.device == "cpu" else config.machine.device
-    machine = f"{device}, torch {version('torch')}"
-    if args.json:
-        return json_document(1, {"run": run.label, "machine": machine, "seconds": times})
-    tokens = config.train.tokens_per_iteration(config.model.shape.block_size)
-    title = f"{run.label} on {machine}, medians of {rounds} rounds (range)"
-    return f"{title}\n\n{step_table(times, tokens)}"
+    _start({"kind": "step", "rounds": rounds, "json": args.json, "label": run.label}, config)
 
 
-def step_table(times: Mapping[str, Sequence[float]], tokens: int) -> str:
-    """Return a Markdown table of the seconds of each round by side, for a step of ``tokens``."""
-    rows = []
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        ratio = median_and_range(within_rounds(seconds, times["trainer"]))
-        rows.append([name, f"{1000 * median:,.1f}", f"{tokens / median:,.0f}", ratio])
-    return markdown_table(["side", "step ms", "tok/s", "time / trainer"], rows)
+def _start(request: dict[str, object], config: Config) -> NoReturn:
+    variables = worker_environment(config.machine)
+    _replace_process({**request, "values": dict(config.values)}, variables)
 
 
 def add_nsa_arguments(parser: CommandParser) -> None:
@@ -81,16 +92,17 @@ def add_nsa_arguments(parser: CommandParser) -> None:
 
 
 def bench_nsa(args: argparse.Namespace) -> NoReturn:
-    """Replace this process by the benchmark, in the environment of the trainer's workers."""
+    """Replace this process by the benchmark of sparse attention, on one thread of a CPU."""
     longest = whole_number(args.tokens or str(_NSA_LONGEST), "TOKENS")
     if longest < _NSA_SHORTEST or args.rounds < 1:
         expected = f"TOKENS >= {_NSA_SHORTEST} and --rounds >= 1"
         what = f"expected {expected}, got {longest} and {args.rounds}"
         raise ConfigError(Problem(what, "TOKENS, --rounds", code="usage.out-of-range"))
-    # Fail before the measurement if matplotlib is missing.
-    load_pyplot()
-    form = "json" if args.json else "table"
-    command = python_module_command(
-        "gpt2.bench.nsa", str(longest), str(args.rounds), form, str(args.build_dir)
-    )
-    os.execve(command[0], command, {**os.environ, "OMP_NUM_THREADS": "1", **MALLOC_VARIABLES})
+    request = {"kind": "nsa", "rounds": args.rounds, "json": args.json, "longest": longest}
+    _replace_process(request, {"OMP_NUM_THREADS": "1", **MALLOC_VARIABLES})
+
+
+def _replace_process(request: dict[str, object], variables: dict[str, str]) -> NoReturn:
+    # Libraries read the variables when they are loaded.
+    command = python_module_command("gpt2.bench.run", json.dumps(request))
+    os.execve(command[0], command, {**os.environ, **variables})

@@ -1,20 +1,14 @@
-"""A step of the trainer beside plain loops over GPT-2 of the same sizes, on the same drawn tokens.
+"""Cases of a training step: the trainer beside plain loops over GPT-2 of the same sizes.
 
-    python -m gpt2.bench.step ROUNDS < VALUES.json
-
-trains the configuration (symbol values), and GPT-2 without mechanisms in two other forms, in one
-process and in turn. Prints side → seconds of each round as JSON. ``trainer`` is the trainer's step;
-``transformers`` is GPT2LMHeadModel with SDPA and torch's AdamW; ``nanogpt`` has the form of nanoGPT:
-modules of torch, GELU by the error function, and fused AdamW. The plain loops clip the gradient norm
-at 1, with the precision, dropout, micro-batches and compilation of the configuration.
+``transformers`` is GPT2LMHeadModel with SDPA and torch's AdamW; ``nanoGPT`` has the form of nanoGPT:
+modules of torch and fused AdamW, with the biases and the GELU of the configuration. The plain loops
+clip the gradient norm at 1, with the precision, dropout, micro-batches and compilation of the
+configuration.
 
 B batch, T tokens, C n_embd, N heads, H head dim, V vocabulary.
 """
 
 import dataclasses
-import json
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -23,27 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.bench.runner import take_turns
+from gpt2.bench.timing import Build, Case, Step
 from gpt2.config import Config
 from gpt2.shape import ModelShape
 from gpt2.training.minimal import MinimalTraining
-from lib.console import log, show
-from lib.env.machine import autocast, set_up
-from lib.env.preflight import require_machine
-from lib.env.ranks import current_process
-from lib.errors import EXIT_DONE, KablateError
+from lib.env.machine import autocast
 
 _LEARNING_RATE = 1e-4
-# The first steps compile, select kernels and grow the allocator.
-_WARM_UP = 3
 
 
 class PlainGPT(nn.Module):
     """GPT-2 of torch's modules, as a plain training script would write it."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, gelu: str = "none") -> None:
+        """Create the model; ``gelu`` is tanh, or none for the error function."""
         super().__init__()
         width, self.heads, self.dropout = shape.n_embd, shape.n_head, shape.dropout
+        self.gelu = gelu
         self.wte = nn.Embedding(shape.padded_vocab_size, width)
         self.wpe = nn.Embedding(shape.block_size, width)
         parts = {"attn": (width, 3 * width), "proj": (width, width)}
@@ -72,7 +62,8 @@ class PlainGPT(nn.Module):
                 q_BNTH, k_BNTH, v_BNTH, dropout_p=self.dropout, is_causal=True
             )
             x_BTC = x_BTC + drop(block["proj"](context_BNTH.transpose(1, 2).flatten(-2)))
-            x_BTC = x_BTC + drop(block["down"](F.gelu(block["up"](block["ln_2"](x_BTC)))))
+            up_BTC = F.gelu(block["up"](block["ln_2"](x_BTC)), approximate=self.gelu)
+            x_BTC = x_BTC + drop(block["down"](up_BTC))
         logits_BTV = F.linear(self.ln_f(x_BTC), self.wte.weight)
         return F.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten())
 
@@ -109,7 +100,7 @@ def transformers_loss(model: Callable[..., Tensor], tokens_BT: Tensor) -> Tensor
 
 def plain_step(
     config: Config, model: nn.Module, loss: Callable[..., Tensor], fused: bool, tokens_BT: Tensor
-) -> Callable[[], None]:
+) -> Step:
     """Return a step of a plain loop; ``loss`` gets the model, possibly compiled, and tokens."""
     model.to(tokens_BT.device)
     forward = torch.compile(model) if config.machine.compile else model
@@ -128,55 +119,41 @@ def plain_step(
     return step
 
 
-def sides(config: Config, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Return the step of each side."""
+def drawn_tokens(config: Config, device: torch.device) -> Tensor:
+    """Return random tokens BT of a micro-batch, one more per row than the context."""
     shape = config.model.shape
     size = config.train.batch_size, shape.block_size + 1
-    tokens_BT = torch.randint(shape.vocab_size, size, device=device)
-    training = MinimalTraining(config, device)
-    training.state.model.train()
-    micro_batches = config.train.grad_accumulation * [tokens_BT]
-    plain = partial(plain_step, config, tokens_BT=tokens_BT)
-    return {
-        "trainer": lambda: training.step(micro_batches),
-        "transformers": plain(transformers_gpt(shape), transformers_loss, False),
-        "nanogpt": plain(PlainGPT(shape), lambda model, tokens: model(tokens), True),
-    }
+    return torch.randint(shape.vocab_size, size, device=device)
 
 
-def measure(config: Config, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each round by side. Raises PreflightError without the device."""
-    require_machine(config.machine)
-    device = set_up(config.machine, current_process())
+def trainer_step(config: Config, device: torch.device) -> Step:
+    """Return the trainer's step on drawn tokens."""
     # The check reads values of the device at its interval.
     config = dataclasses.replace(config, numerics=dataclasses.replace(config.numerics, check=False))
-
-    def seconds(step: Callable[[], None]) -> float:
-        started = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-
-    times = take_turns(
-        sides(config, device),
-        _WARM_UP + rounds,
-        seconds,
-        lambda count: log("BENCH", f"{count} of {_WARM_UP + rounds} rounds"),
-    )
-    return {name: each[_WARM_UP:] for name, each in times.items()}
+    training = MinimalTraining(config, device)
+    training.state.model.train()
+    micro_batches = config.train.grad_accumulation * [drawn_tokens(config, device)]
+    return lambda: training.step(micro_batches)
 
 
-def main() -> int:
-    """Measure the configuration on stdin."""
-    config = Config.from_values(json.load(sys.stdin))
-    try:
-        show(json.dumps(measure(config, int(sys.argv[1]))))
-    except KablateError as error:
-        sys.stderr.write(f"ERROR   {error}\n")
-        return error.exit_code
-    return EXIT_DONE
+def nanogpt_step(config: Config, device: torch.device) -> Step:
+    """Return the step of a loop in nanoGPT's form."""
+    gelu = "tanh" if config.model.mlp.activation.name == "gelu_tanh" else "none"
+    model = PlainGPT(config.model.shape, gelu)
+    tokens_BT = drawn_tokens(config, device)
+    return plain_step(config, model, lambda model, tokens: model(tokens), True, tokens_BT)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def step_case(label: str, config: Config, device: torch.device) -> Case:
+    """Return the case of the configuration beside plain loops."""
+
+    def transformers_step() -> Step:
+        model = transformers_gpt(config.model.shape)
+        return plain_step(config, model, transformers_loss, False, drawn_tokens(config, device))
+
+    sides: dict[str, Build] = {
+        "trainer": partial(trainer_step, config, device),
+        "transformers": transformers_step,
+        "nanoGPT": partial(nanogpt_step, config, device),
+    }
+    return Case("A step", label, sides)

@@ -8,6 +8,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,12 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, fill_parameters
 from gpt2.config import Config
+from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from lib.config.field import SymbolValue
 from lib.env.machine import autocast
+from lib.env.observe import device_name
+from lib.env.options import MachineConfig
 from lib.env.preflight import compiler_problems
 from lib.errors import ConfigError
 
@@ -29,21 +33,27 @@ _TOLERANCE = 1e-9
 # A form in the precision of the run may have this many times the error of rows in this precision,
 # and this error: both round, in another order.
 _ROUNDING_FACTOR, _ROUNDING = 4.0, 1e-4
+# A statistic is a mean or an extreme value of many roundings, by which its own error varies.
+_STATISTICS_ROUNDING = 1e-2
 # The interpreter takes seconds for a top-k of twice as many.
 _INTERPRETED_TOKENS = 20
 # Heads, windows and blocks of the kernels that a step runs on a GPU, and on a CPU and as the reference.
 _BY_TRITON: Mapping[str, SymbolValue] = {"ATTENTION_BACKEND": "triton", "NSA_BACKEND": "triton"}
 _BY_ROWS: Mapping[str, SymbolValue] = {"ATTENTION_BACKEND": "rows", "NSA_BACKEND": "gather"}
-# Name of the loss, or of a parameter, whose gradient it is → value in float64.
+# Shares of gates beyond a threshold: a rounding moves a gate across it.
+_COUNTED = ("_closed", "_open")
+# Loss, gradient of a parameter, or statistic with a value per block → value in float64.
 Values = dict[str, Tensor]
 
 
 def check_device(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare loss and gradients of the forms that the step has."""
+    if torch.cuda.is_available():
+        return on_device(subject, torch.device("cuda", torch.cuda.current_device()))
     findings = []
     if subject.config.machine.compile and subject.context.is_first("compiled"):
         findings += _compiled(subject)
-    return findings + (_on_gpu(subject) if torch.cuda.is_available() else _interpreted(subject))
+    return findings + _interpreted(subject)
 
 
 def _compiled(subject: StepUnderTest) -> list[CheckFinding]:
@@ -89,18 +99,18 @@ def _interpreted(subject: StepUnderTest) -> list[CheckFinding]:
     return _rounded("triton-kernels", "by Triton kernels", tiled, rows, exact)
 
 
-def _on_gpu(subject: StepUnderTest) -> list[CheckFinding]:
-    """Compare the configured step on this GPU, in its precision, with rows in float64."""
+def on_device(subject: StepUnderTest, device: torch.device) -> list[CheckFinding]:
+    """Compare the configured step, in its precision and compiled if it is, with rows in float64."""
     config = with_changes(subject.config, DROPOUT="0.0")
-    by_rows = with_changes(config, **_backends(config, _BY_ROWS))
+    by_rows = with_changes(config, COMPILE=False, **_backends(config, _BY_ROWS))
     length = min(config.model.shape.block_size, len(subject.context.tokens))
     tokens = torch.from_numpy(subject.context.tokens[:length].astype("int64"))
-    ids_BT, gpu = tokens[None].cuda(), torch.device("cuda")
-    with torch.random.fork_rng([gpu]):
-        exact = _values_of(by_rows, torch.float64, ids_BT, gpu)
-        rows = _values_of(by_rows, torch.float32, ids_BT, gpu)
-        actual = _values_of(config, torch.float32, ids_BT, gpu)
-    return _rounded("device-step", f"on {torch.cuda.get_device_name()}", actual, rows, exact)
+    ids_BT = tokens[None].to(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        exact = _values_of(by_rows, torch.float64, ids_BT, device)
+        rows = _values_of(by_rows, torch.float32, ids_BT, device)
+        actual = _values_of(config, torch.float32, ids_BT, device)
+    return _rounded("device-step", f"on {device_name(device)}", actual, rows, exact)
 
 
 def _backends(config: Config, backends: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
@@ -118,19 +128,36 @@ def _values_of(config: Config, dtype: torch.dtype, ids_BT: Tensor, device: torch
     model.init_weights(config.seed)
     fill_parameters(model)
     model.to(device, dtype).train()
-    if dtype == torch.float64:
-        return _values(model, model, ids_BT)
-    with autocast(config.machine):
-        return _values(model, model, ids_BT)
+    machine = None if dtype == torch.float64 else config.machine
+    forward = torch.compile(model) if config.machine.compile else model
+    values = _values(model, forward, ids_BT, machine)
+    with autocast(machine) if machine else nullcontext():
+        by_name = collect_statistics(model.eval(), ids_BT[:, :-1])
+    counts = {name: row for name, row in by_name.items() if not name.endswith(_COUNTED)}
+    numbers = {n: [math.nan if x is None else x for x in row] for n, row in counts.items()}
+    return values | {f"statistic {n}": torch.tensor(row).double() for n, row in numbers.items()}
 
 
-def _values(model: GPT, forward: Callable[..., Any], ids_BT: Tensor) -> Values:
-    """Return the loss and every gradient, and leave the model without gradients."""
-    loss = forward(ids_BT[:, :-1], ids_BT[:, 1:])
+def _values(
+    model: GPT,
+    forward: Callable[..., Any],
+    ids_BT: Tensor,
+    machine: MachineConfig | None = None,
+) -> Values:
+    """Return the loss and every gradient, and leave the model without gradients.
+
+    The forward pass has the precision of ``machine``.
+    """
+    with autocast(machine) if machine else nullcontext():
+        loss = forward(ids_BT[:, :-1], ids_BT[:, 1:])
     loss.backward()
-    gradients = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        f"gradient of {name}": parameter.grad.double()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
     model.zero_grad(set_to_none=True)
-    return {"": loss.detach().double(), **gradients}
+    return {"loss": loss.detach().double(), **gradients}
 
 
 def _rounded(
@@ -139,7 +166,8 @@ def _rounded(
     errors = {name: _error(value, exact[name]) for name, value in rows.items()}
 
     def limit(name: str) -> float:
-        return _ROUNDING_FACTOR * errors[name] + _ROUNDING
+        floor = _STATISTICS_ROUNDING if name.startswith("statistic") else _ROUNDING
+        return _ROUNDING_FACTOR * errors[name] + floor
 
     return _differences(kind, form, actual, exact, limit)
 
@@ -150,11 +178,10 @@ def _differences(
     """Return a finding for each value whose error is above its limit, or that is missing."""
     findings = []
     for name, expected in exact.items():
-        what = f"the gradient of {name}" if name else "the loss"
         error = _error(actual[name], expected) if name in actual else math.inf
         if not error <= limit(name):
             found = f"a relative error of {error:.1e} {form} (at most {limit(name):.0e})"
-            findings.append(CheckFinding(kind, f"{what} by rows in float64", found))
+            findings.append(CheckFinding(kind, f"the {name} by rows in float64", found))
     return findings
 
 

@@ -1,19 +1,38 @@
-"""The benchmark trains the same sizes on every side, in turn. No test asserts a speed."""
+"""The benchmarks: sides, turns, figures and command lines. No test asserts a speed."""
 
 import json
 import math
+import signal
+import time
 
 import pytest
 import torch
 
-from gpt2.bench import step
-from gpt2.bench.commands import step_table
+from gpt2.bench import gpu, nsa, step
+from gpt2.bench.commands import step_config
+from gpt2.bench.timing import Case, Stopwatch, Timed, to_markdown
 from gpt2.config import Config
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
+from lib.errors import Problem, RunError
 from tests.build_folder import write_build
 from tests.integration.conftest import SINGLE, SMALL
 from tests.lib.terminal import unaligned
+
+CPU = torch.device("cpu")
+TINY: dict[str, SymbolValue] = {
+    "DEVICE_CPU": True,
+    "PRECISION_FP32": True,
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 2,
+    "N_EMBD": 96,
+    "BLOCK_SIZE": 32,
+    "TOKENIZER_BYTE": True,
+    "BATCH_SIZE": 2,
+    "GLOBAL_BATCH": 2,
+    "COMPILE": False,
+}
 
 
 @pytest.fixture
@@ -34,7 +53,7 @@ def test_every_side_is_the_same_gpt2(configured):
     shape = config.model.shape
     tokens_BT = torch.randint(shape.vocab_size, (2, shape.block_size + 1))
     plain = step.PlainGPT(shape)
-    sides = {"nanogpt": (plain, plain(tokens_BT))}
+    sides = {"nanoGPT": (plain, plain(tokens_BT))}
     other = step.transformers_gpt(shape)
     sides["transformers"] = (other, step.transformers_loss(other, tokens_BT))
     for model, loss in sides.values():
@@ -59,21 +78,92 @@ def test_every_side_trains_all_micro_batches(configured):
     assert len(losses) == 4 * config.train.grad_accumulation and losses[-1] < losses[0]
 
 
-@pytest.mark.usefixtures("torch_as_before")
-def test_sides_take_turns_after_a_warm_up(configured, monkeypatch):
+def timed(sides, rounds=2, **limits) -> Timed:
+    """Return the figures of sides, given as functions that build a step."""
+    (result,) = Stopwatch(CPU, rounds, **limits).measure([Case("Table", "case", sides, 2)])
+    return result
+
+
+def test_sides_take_turns_after_a_warm_up(capsys):
     order = []
-    names = ("trainer", "transformers", "nanogpt")
-    steps = {name: lambda name=name: order.append(name) for name in names}
-    monkeypatch.setattr(step, "sides", lambda config, device: steps)
-    times = step.measure(configured(), 2)
-    assert order == [*names] * 5 and {len(each) for each in times.values()} == {2}
+    sides = {name: lambda name=name: lambda: order.append(name) for name in ("ours", "theirs")}
+    assert {len(seconds) for seconds in timed(sides).seconds.values()} == {2}
+    assert order == ["ours"] * 4 + ["theirs"] * 4 + ["ours", "theirs"] * 2
+    progress = capsys.readouterr().err.splitlines()
+    assert "case, ours   50%, eta" in progress[0] and "theirs   100%, eta 00:00" in progress[1]
 
 
-def test_the_table_has_medians_and_ratios_within_rounds():
-    times = {"trainer": [0.5, 0.4, 0.5], "nanogpt": [0.25, 0.4, 0.75]}
-    text = unaligned(step_table(times, 1000))
-    assert "| trainer | 500.0 | 2,000 | 1.00 (1.00 to 1.00) |" in text
-    assert "| nanogpt | 400.0 | 2,500 | 1.00 (0.50 to 1.50) |" in text
+def test_figures_are_medians_and_ratios_within_rounds():
+    """A step that returns seconds has measured itself; here each does its work twice."""
+    first, other = (iter(4 * [9.0] + rest) for rest in ([1.0, 0.8, 1.0], [0.5, 0.8, 1.5]))
+    result = timed({"ours": lambda: lambda: next(first), "theirs": lambda: lambda: next(other)}, 3)
+    text = unaligned(to_markdown([result]))
+    assert "| case | ours | 500.00 | 1.00 | 1.00 to 1.00 | |" in text
+    assert "| case | theirs | 400.00 | 1.00 | 0.50 to 1.50 | |" in text
+
+
+def test_a_side_that_cannot_run_is_a_line_and_the_others_are_measured():
+    def absent():
+        raise RunError(Problem("missing", "liger-kernel", "type: make setup", code="env.missing"))
+
+    def broken():
+        raise RuntimeError("no such kernel\nat line 1")
+
+    result = timed({"a": absent, "b": broken, "c": lambda: lambda: None})
+    assert list(result.seconds) == ["c"]
+    text = to_markdown([result])
+    assert "case, a: liger-kernel: missing" in text and "type: make setup" in text
+    assert "case, b: no such kernel\n" in text
+
+
+def test_the_time_limit_ends_a_side_and_the_rest():
+    before = time.monotonic()
+    sides = {"quick": lambda: lambda: None, "slow": lambda: time.sleep(30), "late": lambda: 0}
+    result = timed(sides, limit_seconds=0.5)
+    assert time.monotonic() - before < 20
+    assert list(result.seconds) == ["quick"] and result.problems.keys() == {"slow", "late"}
+    assert "the limit of 0 s is reached [bench.time-limit]" in result.problems["late"]
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("torch_as_before")
+def test_the_cases_of_a_gpu_at_tiny_sizes(monkeypatch):
+    monkeypatch.setattr(gpu, "_ITERATIONS", 12)
+    heads = nsa.Heads(16, 1, 32, CPU)
+    cases = [
+        *gpu.step_cases(CPU, TINY),
+        *gpu.sparse_cases(heads, (256,)),
+        gpu.training_case(CPU, {**TINY, "GLOBAL_BATCH": 4}),
+        gpu.fla_case(heads, 256),
+    ]
+    measured = list(Stopwatch(CPU, 1).measure(cases))
+    problems = [problem for each in measured for problem in each.problems.values()]
+    sides = [name for each in measured for name in each.seconds]
+    assert sides.count("nanoGPT") == sides.count("baseline") == 4
+    assert {"ra", "full", "SDPA", "bare step", "training"} <= set(sides)
+    assert all(seconds[0] > 0 for each in measured for seconds in each.seconds.values())
+    assert all("fla-core" in problem and "pip install" in problem for problem in problems)
+
+
+def test_the_loss_has_every_form(monkeypatch):
+    """Its gradients too; liger-kernel requires a GPU."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    (result,) = Stopwatch(CPU, 1).measure([gpu.loss_case(CPU, 64, 32, 257)])
+    assert list(result.seconds) == ["compiled", "chunks", "F.cross_entropy, compiled"]
+    assert result.problems.keys() == {"liger-kernel"}
+
+
+def test_all_tables_are_those_of_124m():
+    cases = gpu.gpu_cases(CPU)
+    assert step_config("full", {}).train.batch_size == 32
+    assert list(dict.fromkeys(case.table for case in cases)) == [
+        "A step, of one micro-batch",
+        "The loss",
+        "Sparse attention, 64 heads of 128 over 4",
+        "The trainer",
+    ]
+    # Its kernels are chosen for longer than a minute.
+    assert list(cases[-1].sides) == ["NSA", "fla-core"]
 
 
 @pytest.mark.slow
@@ -83,19 +173,51 @@ def test_the_command_line(build):
     words = ("--iters", "1", "--json", "--set", "RECIPROCAL=y")
     bench = folder.start("scripts/bench.py", *words, python=python)
     assert bench.wait() == 0, bench.stderr
-    document = json.loads(bench.stdout)
-    assert list(document["seconds"]) == ["nanogpt", "trainer", "transformers"]
-    assert all(len(each) == 1 and each[0] > 0 for each in document["seconds"].values())
+    (case,) = json.loads(bench.stdout)["cases"]
+    assert list(case["seconds"]) == ["nanoGPT", "trainer", "transformers"]
+    assert all(len(each) == 1 and each[0] > 0 for each in case["seconds"].values())
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("words", "code", "expected"),
     [
-        (("--iters", "0"), "usage.out-of-range"),
-        (("--set", "DETECT_ANOMALY=y"), "config.conflict"),
-        (("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict"),
+        (("--iters", "0"), "usage.out-of-range", 2),
+        (("--set", "DETECT_ANOMALY=y"), "config.conflict", 2),
+        (("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict", 2),
+        (("--gpu", "h100"), "usage.out-of-range", 2),
+        (("--gpu", "1"), "gpu.missing", 3),
+        (("nsa", "--tokens", "100"), "usage.out-of-range", 2),
     ],
 )
-def test_what_cannot_be_timed_is_refused(build, words, code):
-    exit_code, _, said = build(**SINGLE).command("scripts/bench.py", *words)
-    assert exit_code == 2 and f"[{code}]" in said
+def test_what_cannot_be_timed_is_refused(build, words, code, expected):
+    folder = build(**SINGLE)
+    bench = folder.start("scripts/bench.py", *words, python=folder.server.interpreter())
+    assert bench.wait() == expected and f"[{code}]" in bench.stderr
+
+
+def test_sparse_attention_beside_full(build):
+    folder = build()
+    arguments = ("--tokens", "512", "--rounds", "1", "--json")
+    python = folder.server.interpreter()
+    bench = folder.start("scripts/bench.py", "nsa", *arguments, python=python)
+    assert bench.wait() == 0, bench.stderr
+    cases = json.loads(bench.stdout)["cases"]
+    assert {len(case["seconds"]) for case in cases} == {2} and len(cases) == 10
+    names = [case["case"] for case in cases]
+    # Every block and the whole window are seen, and the compressed blocks besides.
+    assert "n=16, w=512, 512 tokens, 0.49 times fewer pairs, forward" in names
+    assert "n=8, w=256, 2,048 tokens, decoding" in names
+
+
+def test_ctrl_c_prints_what_is_measured(build):
+    folder = build()
+    bench = folder.start("scripts/bench.py", "nsa", python=folder.server.interpreter())
+    deadline = time.monotonic() + 60
+    while "tokens, decoding" not in bench.stderr:
+        assert bench.poll() is None and time.monotonic() < deadline, bench.stderr
+        time.sleep(0.02)
+    bench.signal(signal.SIGINT)
+    assert bench.wait(60) == 130, bench.stderr
+    assert bench.processes() == []
+    assert "of 40 cases" in bench.stderr and "Traceback" not in bench.stderr
+    assert unaligned(bench.stdout).count("| n=16, w=512, 512 tokens, 0.49 times") == 4
