@@ -248,7 +248,7 @@ generate: setup $(ANY_CONFIG_PY) ## Generate text with the finished run RUN=, af
 export: $(CONFIG_PY) ## Export RUN= to a folder that transformers can load
 	$(Q)$(PY) scripts/export.py $(INTO)
 
-bench: $(CONFIG_PY) ## Time a step of .config beside plain GPT-2 loops
+bench: $(CONFIG_PY) ## Time a step beside plain GPT-2 loops; GPU=1: all tables
 	$(Q)$(PY) scripts/bench.py $(INTO)
 
 bench-nsa: setup ## Time sparse against full attention
@@ -324,6 +324,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: DATA=require  For check: missing data is a failure
 ##: GPU=a10g  For check: the GPU to fit; or CHECK_GPU_MEMORY_GB=24
 ##: GPU=h100  For plan: estimate time and memory on this GPU
+##: GPU=1  For bench: all tables of docs/gpu.md, on this GPU
 ##: PROBE=1  For plan: time some steps of each model here
 ##: JOBS=n or -jN  Concurrent runs
 ##: SUBMIT=y  For slurm: submit the batch script

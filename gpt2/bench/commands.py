@@ -15,8 +15,8 @@ from gpt2.planning.arguments import (
     asked_plan,
     whole_number,
 )
-from gpt2.study import RATIO
 from gpt2.study.resolve import resolve_step
+from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -47,7 +47,7 @@ def ratio_layers(symbols: Symbols) -> list[ConfigLayer]:
 
 def step_config(slug: str, symbols: Symbols) -> Config:
     """Return a step of the RATIO study with the changes ``symbols``."""
-    return resolve_step(KconfigTree(), ratio_layers(symbols), RATIO, RATIO.step(slug))
+    return resolve_step(KconfigTree(), ratio_layers(symbols), RATIO, RATIO.step(slug)).config
 
 
 def add_step_arguments(parser: CommandParser) -> None:
