@@ -2,7 +2,7 @@
 """Train a finished run again from its directory, and compare the results byte by byte.
 
     reproduce.py --run DIR                 with the data in the build folder (prepared if missing)
-    reproduce.py --run DIR --data DATA     with a data folder, or the text of a custom data set
+    reproduce.py --run DIR --data DATA     with another data folder
     reproduce.py --run DIR --force         even if code, torch, device or data differ
     reproduce.py --twice                   train .config twice instead; of a study, the first run
     reproduce.py --twice --steps ra        this step of the study
@@ -38,7 +38,7 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_variable(parser, "run", "directory of a finished run, or a run name that make plan lists")
-    add_variable(parser, "data", "a data folder, or the text of a custom data set")
+    add_variable(parser, "data", "a data folder, as in DATA_DIR")
     add_force(parser)
     add_yes(parser)
     add_twice(parser)

@@ -39,9 +39,9 @@ def _require_texts(config: Config, record: RunRecord, build_dir: Path, symbol: s
     known: Any = record.manifest.find("data", "sources")
     if isinstance(known, list) and all(each in known for each in here):
         return
-    path = config.values[symbol]
+    path = str(config.values[symbol])
     what = f"{symbol}: {path} is not the recorded text of the run (expected the same digests)"
-    advice = "restore the text; or if it is elsewhere, type: make reproduce RUN=DIR DATA=THE_TEXT"
+    advice = f"put the text of the run at {(build_dir / path).absolute()}"
     raise DataError(Problem(what, str(record.manifest.file), advice, code="data.mismatch"))
 
 

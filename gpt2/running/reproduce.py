@@ -57,7 +57,7 @@ class Request:
 
     run: str
     build_dir: Path
-    # A data folder, or the text of a custom data set; "" for the data in the build folder.
+    # A data folder; "" for that of the build folder.
     data: str = ""
     force: bool = False
     # Consent to run the code of the run's code.diff, without a question.
@@ -79,7 +79,8 @@ def reproduce(request: Request) -> tuple[int, str]:
     if config is None:
         return _not_comparable(run, reasons, request.json)
     folder = request.build_dir / FOLDER
-    config, build_dir = with_data(config, request.data, folder, request.build_dir)
+    build_dir = request.build_dir
+    config = with_data(config, request.data, build_dir)
     plan = scratch_plan(config, [run.path.name], folder, build_dir)
     edits = run.code_diff
     code = [] if request.force else _changed_files(original)
@@ -275,73 +276,24 @@ def _formatted(comparison: Comparison, json: bool) -> tuple[int, str]:
 # Inputs of a repeated run.
 
 
-# Symbols whose values are paths, relative to the build folder unless absolute.
-_PATH_SYMBOLS = ("CUSTOM_PATH", "CUSTOM_VAL_PATH", "INIT_FROM")
-
-
 def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
     """Return ``values`` without trackers and time limit, which cannot change a bit of the result."""
     trackers_off = dict.fromkeys(TRACKERS.symbols(), False)
     return {**values, **trackers_off, "RUN_TIME_LIMIT_SECONDS": 0}
 
 
-def with_data(config: Config, data: str, folder: Path, build_dir: Path) -> tuple[Config, Path]:
-    """Return ``config`` adapted to the data at ``data``, and the build folder to train it in.
+def with_data(config: Config, data: str, build_dir: Path) -> Config:
+    """Return ``config`` with the data folder ``data``, as in DATA_DIR; "" changes nothing.
 
-    ``data`` is a data folder (as in DATA_DIR) or the text of a custom data set (as in CUSTOM_PATH);
-    "" changes nothing. Raises ConfigError if ``data`` is missing or does not match the run.
+    Raises ConfigError unless it is one: a text of the run is read where the run names it.
     """
     if not data:
-        return config, build_dir
+        return config
     path = Path(data).absolute()
-    if not path.exists():
-        what, advice = "no such file or folder", "type: make reproduce DATA=DIR"
-        raise ConfigError(Problem(what, data, advice, code="data.missing"))
-    custom = config.data.dataset == "custom"
-    if custom and _is_data_folder(path) and not (build_dir / config.data.custom_path).exists():
-        # The name of a custom data set is derived from its text, so the text is required.
-        what = f"missing text {config.data.custom_path} of the run (expected a text, got a folder)"
-        advice = "type: make reproduce DATA=THE_TEXT"
-        raise ConfigError(Problem(what, str(path), advice, code="data.missing"))
-    if not custom or _is_data_folder(path):
-        return Config.from_values({**config.values, "DATA_DIR": str(path)}), build_dir
-    return _with_custom_text(config, path, folder, build_dir)
-
-
-def _is_data_folder(path: Path) -> bool:
-    return (path / "downloads").is_dir() or any(path.glob("*/dataset.json"))
-
-
-def _with_custom_text(
-    config: Config, text: Path, folder: Path, build_dir: Path
-) -> tuple[Config, Path]:
-    """Create a build folder in which CUSTOM_PATH links to ``text``, and other paths still resolve."""
-    custom_path = config.data.custom_path
-    if Path(custom_path).is_absolute():
-        what = f"the run requires its text at the absolute path {custom_path}"
-        advice = f"copy {text} to {custom_path}"
-        raise ConfigError(Problem(what, "DATA", advice, code="data.absolute-path"))
-    inputs = folder / "inputs"
-    for name in _PATH_SYMBOLS:
-        path = str(config.values[name])
-        if name == "INIT_FROM":
-            path = config.init.name if config.init.is_path else ""
-        if not path or Path(path).is_absolute():
-            continue
-        if ".." in Path(path).parts:
-            what = f"{name}: {path} is outside of the build folder, so DATA= cannot replace a text"
-            advice = (
-                "type: make reproduce RUN=DIR O=FOLDER, a build folder with the files of the run"
-            )
-            raise ConfigError(Problem(what, "DATA", advice, code="data.outside-path"))
-        target = text if name == "CUSTOM_PATH" else (build_dir / path).absolute()
-        link = inputs / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        if target.exists():
-            link.symlink_to(target)
-    # Where INIT_FROM=run:NAME looks for the run.
-    data_dir = os.path.expanduser(config.data.data_dir)
-    folders = {"DATA_DIR": data_dir, "OUTPUT_DIR": config.study.output_dir}
-    absolute = {name: str((build_dir / path).absolute()) for name, path in folders.items()}
-    return Config.from_values({**config.values, **absolute}), inputs
+    if (path / "downloads").is_dir() or any(path.glob("*/dataset.json")):
+        return Config.from_values({**config.values, "DATA_DIR": str(path)})
+    what = "not a folder of data sets" if path.exists() else "no such folder"
+    advice = "type: make reproduce RUN=DIR DATA=DIR"
+    if text := config.data.custom_path:
+        advice = f"the text of the run is read at {(build_dir / text).absolute()}"
+    raise ConfigError(Problem(what, data, advice, code="data.missing"))

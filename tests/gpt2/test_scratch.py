@@ -1,7 +1,5 @@
 """Data and settings of standalone runs, which repeat a recorded run."""
 
-import shutil
-
 import pytest
 
 from gpt2.config import Config
@@ -30,36 +28,16 @@ def made(tmp_path):
 
 def test_a_data_folder_is_taken_as_it_is(made, tmp_path):
     config, build, folder = made
-    found, place = with_data(config, str(folder.parent), tmp_path / "scratch", build)
-    assert (found.hash8, place) == (config.hash8, build)
-    assert prepare_dataset(found.data, place) == folder and not (tmp_path / "scratch").exists()
-
-
-def test_the_text_of_a_custom_data_set_gives_the_same_data(made, tmp_path):
-    config, build, folder = made
-    elsewhere = shutil.move(build / "text", tmp_path / "elsewhere")
-    fresh = tmp_path / "fresh"
-    fresh.mkdir()
-    found, place = with_data(config, str(elsewhere), fresh / "reproduced", fresh)
-    assert found.hash8 == config.hash8 and found.data.custom_path == "text"
-    again = prepare_dataset(found.data, place)
-    assert (again.parent, again.name) == (fresh / "data", folder.name)
-    assert (again / "dataset.json").read_bytes() == (folder / "dataset.json").read_bytes()
+    found = with_data(config, str(folder.parent), tmp_path / "elsewhere")
+    assert found.hash8 == config.hash8 and prepare_dataset(found.data, build) == folder
 
 
 def test_data_that_is_not_there_is_the_users_error(made, tmp_path):
-    config, build, folder = made
-    fresh = tmp_path / "fresh"
-    with pytest.raises(ConfigError) as caught:
-        with_data(config, str(folder.parent), fresh / "reproduced", fresh)
-    assert caught.value.codes == ["data.missing"] and "DATA=THE_TEXT" in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        with_data(config, str(tmp_path / "nowhere"), tmp_path / "scratch", build)
-    assert caught.value.codes == ["data.missing"] and "nowhere" in str(caught.value)
-    absolute = Config.from_values({**config.values, "CUSTOM_PATH": "/nowhere/text"})
-    with pytest.raises(ConfigError) as caught:
-        with_data(absolute, str(build / "text"), tmp_path / "scratch", build)
-    assert caught.value.codes == ["data.absolute-path"] and "/nowhere/text" in str(caught.value)
+    config, build, _ = made
+    for data, expected in (("nowhere", "no such folder"), ("build/text", f"{build}/text")):
+        with pytest.raises(ConfigError) as caught:
+            with_data(config, str(tmp_path / data), build)
+        assert caught.value.codes == ["data.missing"] and expected in str(caught.value)
 
 
 def test_trackers_and_time_limit_are_left_out_and_the_run_stays_the_same(made):
