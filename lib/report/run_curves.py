@@ -50,17 +50,15 @@ class RunCurves:
 @derived
 def read_curves(record: RunRecord) -> RunCurves:
     """Return the curves of a finished run. Raises RecordError."""
-    statistics: dict[str, float] = {}
+    statistics = [row.values for row in record.metrics if isinstance(row, StatisticsRow)]
     try:
-        for row in (row for row in record.metrics if isinstance(row, StatisticsRow)):
-            statistics |= reduce_over_layers(row.values)
         width = bin_width(record.final.tokens)
         return RunCurves(
             width,
             binned(record.train_rows, width),
             Curve.of({row.tokens: row.val_loss for row in record.eval_rows}),
             unstable_points(record),
-            statistics,
+            reduce_over_layers(statistics[-1]) if statistics else {},
         )
     except OverflowError as error:
         raise DamagedRecord(record.run.metrics, "numbers of 64 bits", str(error)) from None
