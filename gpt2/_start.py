@@ -1,1 +1,1 @@
-../scripts/_start.py
+../lib/_start.py

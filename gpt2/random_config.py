@@ -15,7 +15,6 @@ from kconfiglib import BOOL, INT, Choice, Symbol, expr_items
 
 from gpt2.check.fields import fields_by_symbol
 from gpt2.config import StudyConfig
-from gpt2.planning.arguments import whole_number
 from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -52,9 +51,9 @@ Settings = dict[str, str]
 Rules = Callable[[Mapping[str, SymbolValue]], object]
 
 
-def randconfig(place: ConfigWorkspace, seed: str) -> None:
+def randconfig(place: ConfigWorkspace, seed: int | None) -> None:
     """Write a random .config, which is deterministic for a given seed and tree."""
-    number = whole_number(seed, "SEED") if seed else int.from_bytes(os.urandom(4))
+    number = int.from_bytes(os.urandom(4)) if seed is None else seed
     tree = KconfigTree(place.root)
     settings = random_settings(tree, place.rules, number)
     layer = ConfigLayer.of("defconfig", f"randconfig SEED={number}", settings)

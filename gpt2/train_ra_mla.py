@@ -13,18 +13,19 @@ sets OPTIMIZER_ADAMW=y; --seed is SEEDS. .config is not modified. Run directory 
 same as for make.
 """
 
-import argparse
-import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
 
 import _start
 
 from gpt2.check.cases import plan_cases
 from gpt2.check.command import CheckRequest, check_and_report
-from gpt2.planning.arguments import add_running, new_parser, run_options
 from gpt2.running import launch
+from gpt2.study.arguments import run_options
 from gpt2.study.plan import config_layers, make_plan, step_layers, table_plan
 from lib import console
+from lib.commands import variables_of
 from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.kablate import add_options, checked
 
 _CHOICES = ("optimizer", "dataset", "tokenizer", "pruning", "device", "precision")
 _NUMBERS = ("max-iters", "batch-size", "grad-accumulation", "global-batch", "block-size")
@@ -32,7 +33,7 @@ _NUMBERS = ("max-iters", "batch-size", "grad-accumulation", "global-batch", "blo
 
 def main() -> int:
     """Run the command line."""
-    parser = new_parser(__doc__)
+    parser = console.CommandLine(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     step = "--ra-mla-ablation-step"
     parser.add_argument(step, default="", metavar="N", help="number or slug of the step")
     parser.add_argument("--in-process", action="store_true", help="train in this process")
@@ -43,14 +44,16 @@ def main() -> int:
     parser.add_argument("--seed", default="", metavar="N", help="the seed to train")
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
     parser.add_argument("--dry-run", action="store_true", help="check the step, as make check does")
-    add_running(parser)
-    args = parser.parse()
+    add_options(parser, variables_of("@run"))
+    args = checked(parser.parse_args())
+    args.command_line = "make"
     steps, build = args.ra_mla_ablation_step, args.build_dir
     if not steps and not args.in_process:
         parser.error(f"the following arguments are required: {step}")
     settings = _settings(args)
     layers = step_layers(build, settings) if steps else [*config_layers(build), *settings]
-    plan = make_plan(layers, build, steps=steps, seeds=args.seed)
+    seeds = "" if args.seed is None else str(args.seed)
+    plan = make_plan(layers, build, steps=steps, seeds=seeds)
     if args.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]
         code, text = check_and_report(
@@ -66,7 +69,7 @@ def main() -> int:
     return code
 
 
-def _settings(args: argparse.Namespace) -> list[ConfigLayer]:
+def _settings(args: Namespace) -> list[ConfigLayer]:
     """Return the settings of the flags, and those of --set."""
     given = {name: vars(args)[name.replace("-", "_")] for name in (*_CHOICES, *_NUMBERS)}
     words = [f"{_symbol(n)}_{given[n].upper()}=y" for n in _CHOICES if given[n] is not None]

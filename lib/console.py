@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from textwrap import TextWrapper
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from lib.errors import (
     EXIT_INTERRUPTED,
@@ -23,6 +23,7 @@ from lib.errors import (
     Problem,
     environment_error,
     escaped,
+    nearest,
     printable,
 )
 from lib.files import pretty_json
@@ -122,25 +123,26 @@ def is_verbose() -> bool:
 
 
 class CommandLine(argparse.ArgumentParser):
-    """Parser of a command line, whose misuse is an error like any other."""
+    """Parser of a command line, whose misuse is an error like any other.
+
+    An abbreviated option is one: another option may have the same beginning later.
+    """
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of printing the usage."""
-        advice = f"type: {sys.argv[0]} --help"
+        advice = f"type: {self.prog} --help"
+        typed = re.findall(r"--[\w-]+", message)
         problems = [
             Problem(f"{word}: {answer}", next=advice, code="usage.gone")
-            for word in re.findall(r"[\w.-]+", message)
-            if (answer := _gone_argument(word))
+            for word in typed
+            if (answer := gone("option", word))
         ]
-        invalid = Problem(message, next=advice, code="usage.invalid-argument")
+        near = nearest(typed[0], self._option_string_actions) if typed else ""
+        invalid = Problem(f"{message}{near}", next=advice, code="usage.invalid-argument")
         raise ConfigError(*problems or [invalid])
-
-
-def _gone_argument(word: str) -> str:
-    """Return the answer to an option, or to a command of this script, that is gone; or ""."""
-    if word.startswith("--"):
-        return gone("option", word)
-    return gone("script", f"{os.path.basename(sys.argv[0])} {word}")
 
 
 def _wants_json() -> bool:

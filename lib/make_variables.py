@@ -1,4 +1,4 @@
-"""Variables of make that a command did not read, or took from the environment.
+"""Variables of make: their values, and those that a command did not read or took from the environment.
 
 make exports the names of the variables on its command line, and of those that it found in the
 environment. A variable that is set and has no effect would be a wrong experiment without a word.
@@ -8,6 +8,8 @@ import os
 from collections.abc import Collection
 from shlex import quote
 
+from lib.commands import COMMON, VARIABLES, Command, Variable, readers
+from lib.config.field import WHOLE_NUMBER
 from lib.console import log
 from lib.errors import ConfigError, Problem, nearest
 
@@ -15,8 +17,8 @@ from lib.errors import ConfigError, Problem, nearest
 TARGET = "KABLATE_TARGET"
 GIVEN = "KABLATE_GIVEN"
 EXPORTED = "KABLATE_EXPORTED"
-# Variables of make itself, of the console, and of every script.
-COMMON = {"O", "V", "PYTHON", "EXTRAS", "NO_COLOR", "KCONFIG_CONFIG", "MENUCONFIG_STYLE"}
+# Commands that are also part of other targets, whose variables are not for them.
+_PARTS = ("constants", "defconfig")
 
 
 def resume_command() -> str:
@@ -28,26 +30,65 @@ def resume_command() -> str:
     return " ".join(["make", *(f"{name}={quote(os.environ.get(name, ''))}" for name in typed)])
 
 
-def require_read(reads: Collection[str], command: str = "") -> None:
-    """Raise ConfigError if a variable of make's command line is not among those that a script reads.
+def require_read(command: Command) -> None:
+    """Raise ConfigError if a variable of make's command line is not among those of the command.
 
-    The value of ``V``, which every script reads, must be valid too.
-    Logs each variable that the script reads from the environment. A ``command`` other than make's
-    target is part of another target, as loading and converting ``.config`` are, and does nothing.
+    The value of ``V``, which every command reads, must be valid too. Logs each variable that the
+    command reads from the environment.
     """
-    if (verbosity := os.environ.get("V", "")) not in ("", "0", "1", "2"):
-        what = f"invalid value (expected 0, 1 or 2, got {verbosity!r})"
-        raise ConfigError(Problem(what, "V", "type: make help", code="usage.invalid-value"))
-    if not os.environ.get(TARGET, "").startswith(command):
+    variable_value(VARIABLES["V"], os.environ.get("V", ""))
+    if command.name in _PARTS and not os.environ.get(TARGET, "").startswith(command.name):
         return
-    # Removed, because they are not about the scripts that this one starts.
+    # Removed, because they are not about the commands that this one starts.
     target, given, exported = (os.environ.pop(name, "") for name in (TARGET, GIVEN, EXPORTED))
-    unread = [name for name in given.split() if name not in reads and name not in COMMON]
+    unread = [name for name in given.split() if name not in (*command.reads, *COMMON)]
     if unread:
-        raise ConfigError(*(_unread(name, target, reads) for name in unread))
+        raise ConfigError(*(_unread(name, target, command) for name in unread))
     for name in exported.split():
-        if name in reads and name not in COMMON:
+        if name in command.reads and name not in COMMON:
             log("ENV", f"{name}={os.environ.get(name, '')} (from the environment)")
+
+
+def _unread(name: str, target: str, command: Command) -> Problem:
+    what = f"make {target} does not read this variable{nearest(name, command.reads)}"
+    advice = f"{name} is read by: make {', '.join(readers(name))}"
+    return Problem(what, name, advice, code="usage.unread-variable")
+
+
+def variable_value(variable: Variable, text: str) -> str | int | float | bool | None:
+    """Return the value of a text, by the kind of the variable; None for a number that is not there.
+
+    Raises ConfigError, located at the variable, if it is not of this kind.
+    """
+    if variable.kind in ("flag", "switch"):
+        return is_yes(text, variable.name)
+    if variable.choices:
+        if text and text not in variable.choices:
+            expected = f"expected {', '.join(variable.choices)}"
+            raise _invalid(variable, expected, text, "usage.invalid-value")
+        return text
+    if variable.kind == "text":
+        return text
+    if not text:
+        return None
+    if variable.kind == "number":
+        try:
+            return float(text)
+        except ValueError:
+            raise _invalid(variable, "expected a number", text, "usage.invalid-number") from None
+    least = 1 if variable.kind == "positive" else 0
+    if not WHOLE_NUMBER.fullmatch(text) or int(text) < least:
+        code = "usage.out-of-range" if WHOLE_NUMBER.fullmatch(text) else "usage.invalid-number"
+        raise _invalid(variable, f"expected an integer of at least {least}", text, code)
+    return int(text)
+
+
+def _invalid(variable: Variable, expected: str, text: str, code: str) -> ConfigError:
+    where = variable.name if variable.name.isupper() else variable.option
+    advice = f"{variable.name}={variable.value}  {variable.text} (make help)"
+    return ConfigError(
+        Problem(f"invalid value ({expected}, got {text!r})", where, advice, code=code)
+    )
 
 
 # Beginnings of the names that the earlier systems read.
@@ -71,11 +112,6 @@ def variables_without_effect(symbols: Collection[str], variables: Collection[str
 _YES, _NO = ("1", "y", "yes", "true"), ("", "0", "n", "no", "false")
 
 
-def is_set(variable: str) -> bool:
-    """Return whether a variable that is y or n is y. Raises ConfigError for any other value."""
-    return is_yes(os.environ.get(variable, ""), variable)
-
-
 def is_yes(text: str, variable: str) -> bool:
     """Return whether the value of ``variable`` is y. Raises ConfigError if it is neither y nor n."""
     if text.lower() in _YES + _NO:
@@ -90,8 +126,3 @@ def require_value(value: str, name: str, example: str) -> str:
         what = "missing (expected a value)"
         raise ConfigError(Problem(what, name, f"type: {example}", code="usage.missing-argument"))
     return value
-
-
-def _unread(name: str, target: str, reads: Collection[str]) -> Problem:
-    what = f"make {target} does not read this variable{nearest(name, reads)}"
-    return Problem(what, name, "type: make help", code="usage.unread-variable")

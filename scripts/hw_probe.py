@@ -6,9 +6,11 @@ them up to date; hw.json also goes to stdout. On a machine with AMD GPUs, rocm_s
 well; without nvidia-smi, nvidia_smi.txt contains a note. Exit code 3: the folder is not writable.
 """
 
+from argparse import RawDescriptionHelpFormatter
+from pathlib import Path
+
 import _start
 
-from gpt2.planning.arguments import new_parser
 from lib import console
 from lib.env.snapshot import FOLDER
 from lib.files import pretty_json
@@ -16,7 +18,9 @@ from lib.files import pretty_json
 
 def main() -> int:
     """Run the command line."""
-    args = new_parser(__doc__).parse()
+    parser = console.CommandLine(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("-O", "--build-dir", type=Path, default=Path(), help="the build folder")
+    args = parser.parse_args()
     import torch
 
     from lib.env.hardware import probe_hardware

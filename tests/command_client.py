@@ -34,7 +34,7 @@ def main() -> int:
         "seconds": 0 if first == "-c" else TIMEOUT_SECONDS,
         "python": sys.executable,
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
-        "in": os.devnull if script else f"/proc/{os.getpid()}/fd/0",
+        "in": os.devnull if script or "lib.kablate" in arguments else f"/proc/{os.getpid()}/fd/0",
         "out": f"/proc/{os.getpid()}/fd/1",
         "err": f"/proc/{os.getpid()}/fd/2",
     }

@@ -58,6 +58,11 @@ MODULES = ("gpt2.study.view", "gpt2.running.launch")
 TREE = ("gpt2", "lib", "tests", "_start", "fake_train")
 
 
+def words_of(command: str) -> list[str]:
+    """Return the words after the interpreter of a script of the tree, or of a command of kablate."""
+    return [str(ROOT / command)] if "/" in command else ["-m", "lib.kablate", command]
+
+
 class Command:
     """A command that runs in a process of the server."""
 
@@ -211,6 +216,7 @@ class CommandServer:
                 scripts = shlex.quote(str(ROOT / "scripts"))
                 program.write_text(
                     f'#!/bin/sh\ncase "$1" in\nscripts/*|{scripts}/*) exec {python} {client} "$@" ;;\n'
+                    f'-m) case "$2" in lib.kablate) exec {python} {client} "$@" ;; esac ;;\n'
                     f'-u|-P) case "$3" in import*|gpt2.*) shift; exec {python} {client} "$@" ;; esac ;;\n'
                     f'esac\nexec {python} "$@"\n'
                 )
@@ -293,6 +299,10 @@ def become(request: Mapping[str, Any]) -> str:
         return sys.argv[0]
     multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
     if sys.argv[0] == "-m":
+        # As the interpreter does, without -P.
+        sys.path.insert(0, os.getcwd())
+        if paths and Path(paths[0]) != ROOT:
+            forget_tree()
         return sys.argv[0]
     script = Path(sys.argv[0])
     # As the interpreter does for a script.

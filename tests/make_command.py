@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from lib.project import ROOT
-from tests.source import makefile_variables
+from tests.source import MAKE_VARIABLES
 
 # The variables of an active environment, whose interpreter make uses.
 ACTIVE = {"VIRTUAL_ENV", "CONDA_PREFIX"}
@@ -22,7 +22,7 @@ def make(*words, cwd=ROOT, **variables):
     Unless the words name another one, the interpreter is ``interpreter``, whose packages are complete.
     """
     unset = ACTIVE | {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= makefile_variables((ROOT / "Makefile").read_text())
+    unset |= MAKE_VARIABLES
     environment = {k: v for k, v in os.environ.items() if k not in unset} | variables
     more = []
     if not any(word.startswith("PYTHON=") for word in words) and not set(variables) & ACTIVE:

@@ -22,7 +22,7 @@ from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.rules import imports, nodes
-from tests.source import makefile_targets, makefile_variables, module_paths, modules, texts
+from tests.source import MAKE_TARGETS, MAKE_VARIABLES, module_paths, modules, texts
 
 # Names of Python, and environment variables of shells and tools.
 ENVIRONMENT = {
@@ -103,11 +103,10 @@ def known_names():
         value for value in vars(RunDir).values() if isinstance(value, property | cached_property)
     )
     defconfigs, fragments = list_defconfigs(ROOT)
-    makefile = texts()["Makefile"]
     return KnownNames(
-        targets=makefile_targets(makefile),
+        targets=MAKE_TARGETS,
         configurations={defconfig.name for defconfig in (*defconfigs, *fragments)},
-        names=makefile_variables(makefile)
+        names=MAKE_VARIABLES
         | ENVIRONMENT
         | {symbol.name for symbol in KconfigTree(ROOT).symbols()},
         paths={str(path) for path in paths}

@@ -1,10 +1,11 @@
-"""The text files of this tree, its parsed modules, and the words of its Makefile."""
+"""The text files of this tree, its parsed modules, and the words of make."""
 
 import ast
 import re
 import subprocess
 from functools import cache
 
+from lib.commands import TARGETS, VARIABLES
 from lib.project import ROOT
 
 
@@ -37,11 +38,6 @@ def module_name(path):
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def makefile_targets(makefile):
-    """Return the explicit targets, without pattern rules and generated targets."""
-    return set(re.findall(r"^([a-z][a-z-]*):(?!=)", makefile, re.MULTILINE))
-
-
-def makefile_variables(makefile):
-    """Return the variables that a user may set."""
-    return set(" ".join(re.findall(r"^SETTINGS [:+]= (.*)$", makefile, re.MULTILINE)).split())
+# The targets of make, without generated ones and those of patterns, and the variables that users set.
+MAKE_TARGETS = {name for name in TARGETS if name != "defconfig"}
+MAKE_VARIABLES = {name for name in VARIABLES if name.isupper()}

@@ -24,14 +24,14 @@ from lib.config.tree import KconfigTree
 from lib.optim import build as optimizers
 from lib.optim import reference as optim_reference
 from lib.optim.options import AdamwpruneOptions
-from lib.project import ROOT
+from lib.project import ROOT, python_module_command
 from lib.pruning import pruners
 from lib.pruning import reference as pruning_reference
 from lib.pruning.options import NoneOptions
 from lib.tracking import backends
 from lib.tracking.options import TRACKERS
 from tests import names, rules
-from tests.source import makefile_targets, module_name, module_paths, modules, texts
+from tests.source import MAKE_TARGETS, module_name, module_paths, modules, texts
 
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
@@ -40,14 +40,11 @@ MODEL_MODULES = 35
 CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 # Commands that must start fast, and without torch installed.
 WITHOUT_TORCH = (
-    "scripts/configure.py",
-    "scripts/plan.py",
-    "scripts/status.py",
-    "scripts/report.py",
-    "scripts/audit_run.py",
-    # Import torch once they have found the run.
-    "scripts/evaluate.py",
-    "scripts/generate.py",
+    "gpt2/configure.py",
+    "gpt2/records/commands.py",
+    "gpt2/study/commands.py",
+    # Imports torch once it has found the run.
+    "gpt2/running/finished.py",
 )
 
 
@@ -137,12 +134,13 @@ def test_i2_options_and_light_commands_load_no_torch():
     assert {path: names for path, names in heavy.items() if names} == {}
 
 
-@pytest.mark.parametrize("command", ["configure.py why SEED", "plan.py", "status.py", "report.py"])
+@pytest.mark.parametrize("command", ["why SEED", "plan", "status", "report"])
 def test_i2_commands_run_without_torch(command, configured):
     """Checked in the process itself, to include imports inside functions."""
-    script, *words = command.split()
+    words = [*["-X", "importtime", "-m", "lib.kablate"], *command.split()]
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", ROOT / "scripts" / script, *words, "-O", configured],
+        [sys.executable, *words, "-O", configured],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -154,9 +152,9 @@ def test_i2_commands_run_without_torch(command, configured):
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
-    configure = [sys.executable, str(ROOT / "scripts" / "configure.py")]
-    for command in (["defconfig", "gpt2-ratio-small"], ["constants"]):
-        subprocess.run([*configure, *command, "-O", str(folder)], check=True, capture_output=True)
+    for words in (["defconfig", "gpt2-ratio-small"], ["constants"]):
+        command = python_module_command("lib.kablate", *words, "-O", str(folder))
+        subprocess.run(command, check=True, capture_output=True)
     return folder
 
 
@@ -244,18 +242,14 @@ def test_i11_no_shortcuts():
 
 
 def test_i11_results_go_through_the_function_that_escapes_them():
-    """The help is the Makefile's, and runs before there is an environment."""
+    """The help runs before there is an environment."""
     writers = ("lib/console.py", "lib/make_help.py")
     assert offenders(rules.writes_to_stdout, [p for p in modules() if p not in writers]) == []
 
 
-def test_i12_every_target_has_help_and_a_test():
-    text = texts()["Makefile"]
-    targets = makefile_targets(text)
-    silent = [t for t in targets if not re.search(rf"^{t}:.* ## .", text, re.MULTILINE)]
+def test_i12_every_target_has_a_test():
     tests = texts()["tests/test_makefile.py"]
-    untested = [t for t in targets if not re.search(rf"\"{t}\"", tests)]
-    assert (silent, untested) == ([], [])
+    assert [target for target in MAKE_TARGETS if f'"{target}"' not in tests] == []
 
 
 def command_lines():
@@ -263,11 +257,9 @@ def command_lines():
     return [*found, "gpt2/train_ra_mla.py"]
 
 
-def test_i12_every_script_is_reached():
-    """Each is used by a target, or documented as a command line."""
+def test_i12_every_script_is_documented():
     documents = "".join(text for path, text in texts().items() if path.endswith(".md"))
-    known = texts()["Makefile"] + documents
-    lost = [path for path in command_lines() if path not in known]
+    lost = [path for path in command_lines() if path not in documents]
     assert lost == []
 
 

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from gpt2.study.study_file import STUDIES
 from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import parse_text, read_file
 from lib.config.tree import KconfigTree
-from lib.project import ROOT
+from lib.project import ROOT, python_module_command
 from lib.runner.slurm import batch_script
 
 RATIO, MECHANISMS, NSA, QUICKSTART = STUDIES.values()
@@ -212,10 +211,9 @@ def test_defconfigs_select_their_run_mode(tree):
 
 def test_errors_beyond_kconfig_are_reported_before_anything_is_written(tmp_path):
     settings = "LEARNING_RATE=fast DROPOUT=2.0 GLOBAL_BATCH=9"
-    command = ["scripts/configure.py", "defconfig", "gpt2-ratio-small", "--set", settings]
-    done = subprocess.run(
-        [sys.executable, *command, "-O", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
+    command = python_module_command("lib.kablate", "defconfig", "gpt2-ratio-small")
+    command += ["--set", settings, "-O", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     for symbol, value, code in (
         ("LEARNING_RATE", "'fast'", "config.wrong-type"),

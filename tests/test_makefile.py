@@ -14,7 +14,7 @@ from lib.env.setup import STAMP
 from lib.project import ROOT
 from tests import make_command
 from tests.make_command import make
-from tests.source import makefile_targets, makefile_variables
+from tests.source import MAKE_TARGETS, MAKE_VARIABLES
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 # Each part would create a file "pwned" if make or a shell expanded it.
@@ -57,60 +57,44 @@ def unconfigured(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        *("menuconfig", "list-defconfigs", "savedefconfig", "olddefconfig", "randconfig"),
+        *("listnewconfig", "diffconfig", "why"),
+        *("all", "data", "plan", "status", "watch", "stop", "slurm", "rerun", "prolong"),
+        *("preflight", "check", "mutation-test", "reproduce"),
+        *("ls", "clean-runs", "report", "verdicts", "figures", "claims", "audit", "compare"),
+        *("verify-results", "evaluate", "generate", "export", "bench", "bench-nsa"),
+        *("needle-test", "validate-machine"),
+    ],
+)
+def test_target_reaches_its_command(target, unconfigured):
+    printed = planned(target, f"O={unconfigured}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
+    assert f" -m lib.kablate {target} -O " in printed and "-m lib.env.setup " in printed
+
+
+@pytest.mark.parametrize(
     ("target", "command"),
     [
-        ("all", "scripts/run_test_matrix.py"),
-        ("data", "scripts/prepare_data.py"),
-        ("data-verify", "scripts/prepare_data.py --verify"),
-        ("plan", "scripts/plan.py"),
-        ("status", "scripts/status.py"),
-        ("report", "scripts/report.py"),
-        ("audit", "scripts/audit_run.py"),
-        ("ls", "scripts/list_runs.py"),
-        ("clean-runs", "scripts/list_runs.py clean"),
-        ("generate", "scripts/generate.py"),
-        ("evaluate", "scripts/evaluate.py"),
-        ("bench", "scripts/bench.py"),
-        ("compare", "scripts/compare_runs.py"),
-        ("verdicts", "scripts/verdicts.py"),
-        ("claims", "scripts/claims.py"),
-        ("verify-results", "scripts/verify_results.py"),
-        ("reproduce", "scripts/reproduce.py"),
-        ("bench-nsa", "scripts/bench.py nsa"),
-        ("export", "scripts/export.py"),
-        ("needle-test", "scripts/needle_test.py"),
-        ("validate-machine", "scripts/validate_machine.py"),
-        ("menuconfig", "scripts/configure.py menuconfig"),
-        ("savedefconfig", "scripts/configure.py savedefconfig"),
-        ("olddefconfig", "scripts/configure.py olddefconfig"),
-        ("randconfig", "scripts/configure.py randconfig"),
-        ("listnewconfig", "scripts/configure.py listnewconfig"),
-        ("list-defconfigs", "scripts/configure.py list-defconfigs"),
-        ("diffconfig", "scripts/configure.py diffconfig"),
-        ("why", "scripts/configure.py why"),
-        ("rerun", "scripts/rerun.py"),
-        ("prolong", "scripts/prolong.py"),
-        ("watch", "scripts/watch.py"),
-        ("stop", "scripts/stop.py"),
-        ("slurm", "scripts/slurm.py"),
-        ("tensorboard", "scripts/dashboard.py"),
-        ("figures", "scripts/draw_figures.py"),
-        ("preflight", "scripts/preflight_env.py"),
-        ("check", "scripts/check.py"),
-        ("mutation-test", "scripts/mutation_test.py"),
         ("test", "-m pytest"),
         ("style", "scripts/fix_whitespace_issues.py --check"),
         ("setup", "-m lib.env.setup"),
         ("help", "-m lib.make_help"),
-        ("completion", "-m lib.make_help"),
+        ("completion", "-m lib.make_help --completion"),
+        ("clean", "rm -f"),
+        ("mrproper", "rm -rf"),
     ],
 )
-def test_target_reaches_its_command(target, command, unconfigured):
-    printed = planned(target, f"O={unconfigured}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
-    assert command in printed
-    assert "-m lib.env.setup " in printed or target in ("help", "completion")
-    script = re.match(r"scripts/\S+", command)
-    assert script is None or (ROOT / script[0]).exists()
+def test_a_target_of_make_alone(target, command, unconfigured):
+    assert command in planned(target, f"O={unconfigured}")
+
+
+def test_the_makefile_has_the_commands_of_the_table():
+    listed = re.findall(
+        r"^(?:CONFIGURED|OPTIONAL|PLAIN|ALONE) := ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE
+    )
+    names = " ".join(listed).replace("\\\n", " ").split()
+    assert len(listed) == 4 and sorted(names) == sorted(MAKE_TARGETS)
 
 
 def test_the_tests_have_what_reads_the_large_data_sets():
@@ -123,27 +107,23 @@ def test_the_fast_tier_is_an_option_of_pytest(fast, option):
     assert ("--fast" in planned("test", f"FAST={fast}")) == option
 
 
-def test_dry_run_is_a_setting_of_the_defconfig(unconfigured):
-    values = {"1": "$SET DRY_RUN=y", "0": "$SET", "no": "$SET", "maybe": "$SET DRY_RUN=$DRY_RUN"}
-    for given, set_to in values.items():
-        printed = planned("defconfig-gpt2-ratio-small", f"O={unconfigured}", f"DRY_RUN={given}")
-        assert f'--set "{set_to}"' in printed
+@pytest.mark.parametrize(("value", "dry"), [("1", True), ("0", False), ("no", False)])
+def test_dry_run_is_a_setting_of_the_defconfig(tmp_path, value, dry):
+    done = make("defconfig-gpt2-ratio-small", f"O={tmp_path}", f"DRY_RUN={value}", "SET=SEED=3")
+    assert done.returncode == 0, done.stderr
+    assert (constants(tmp_path)["DRY_RUN"], constants(tmp_path)["SEED"]) == (dry, 3)
 
 
-def test_every_setting_is_used():
-    """Every setting is used by the Makefile or by a program that reads the environment."""
-    programs = "".join(
-        path.read_text()
-        for folder in ("lib", "gpt2")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.name not in ("check.py", "makefile.py")
-    )
-    # Used by kconfiglib's menuconfig.
-    elsewhere = {"MENUCONFIG_STYLE"}
-    for name in makefile_variables(MAKEFILE) - elsewhere:
-        in_makefile = re.search(rf"\$[{{(]?{name}\b", MAKEFILE)
-        in_a_program = re.search(rf'"{name}"|"{name.lower().replace("_", "-")}"', programs)
-        assert in_makefile or in_a_program, name
+def test_a_plan_with_settings_loads_a_configuration_without_them(tmp_path):
+    done = make("plan", f"O={tmp_path}", "SET=SEED=3", "STEPS=0")
+    assert done.returncode == 0 and constants(tmp_path)["SEED"] != 3, done.stderr
+
+
+def test_every_variable_of_the_table_is_frozen():
+    """A value that make would expand has no effect; the Makefile finds the names in the table."""
+    words = [f"{name}=$(error {name})" for name in sorted(MAKE_VARIABLES - {"V", "O", "PYTHON"})]
+    done = make("help", "completion", "O=/nonexistent", *words)
+    assert done.returncode == 0, done.stderr
 
 
 class TestValuesAreText:
@@ -231,6 +211,8 @@ def test_the_variables_of_other_targets_are_known():
     ("words", "answer"),
     [
         (["test-matrix"], "test-matrix: is gone: use make"),
+        (["data-verify"], "data-verify: is gone: use make data VERIFY=1"),
+        (["tensorboard"], "tensorboard: is gone: use .venv/bin/tensorboard --logdir results/ratio"),
         (["plan", "sweep-watch"], "sweep-watch: is gone: use make watch"),
         (["plan", "DIRTY=1"], "DIRTY: is gone: use ALLOW_DIRTY=y"),
     ],
@@ -245,11 +227,17 @@ def test_a_name_that_is_gone_names_what_to_use(words, answer):
     ("words", "code"),
     [
         (["hlep"], "usage.unknown-target"),
+        # Names of folders and files.
+        (["tests"], "usage.unknown-target"),
+        (["docs/"], "usage.unknown-target"),
+        (["plan", "README.md"], "usage.unknown-target"),
         (["plan", "JOBS=2"], "usage.unread-variable"),
         (["list-defconfigs", "SEED=1"], "usage.unread-variable"),
         (["defconfig-gpt2-ratio-small", "STEPS=1"], "usage.unread-variable"),
         (["data", "STEPS=1"], "usage.unread-variable"),
         (["randconfig", "STEPS=1"], "usage.unread-variable"),
+        (["defconfig-gpt2-ratio-small", "DRY_RUN=maybe"], "usage.invalid-value"),
+        (["plan", "QUANT=int8"], "usage.unread-variable"),
         (["randconfig", "SEED=x"], "usage.invalid-number"),
         (["clean", "RUNS=ra"], "usage.unread-variable"),
         (["setup", "STEPS=1"], "usage.unread-variable"),
@@ -360,8 +348,9 @@ def test_help_fits_80_columns_and_lists_every_target():
     titles = [line for line in text.splitlines() if line and line[0] != " "]
     assert titles == ["Configure", "Run", "Check", "Evaluate", "Operate", "Variables"]
     described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
-    assert makefile_targets(MAKEFILE) <= described
-    assert "gpt2-ratio-small" in text
+    named = re.findall(r"^  and +(.*)", text, re.MULTILINE)
+    assert described | {*", ".join(named).split(", ")} >= MAKE_TARGETS
+    assert "gpt2-quickstart" in text
 
 
 def test_help_summarizes_the_configured_runs(build):
@@ -408,7 +397,7 @@ def test_config_py_is_made_again_only_when_something_changed(build):
 @pytest.mark.parametrize("target", ["reproduce", "compare", "audit", "evaluate", "generate"])
 def test_commands_that_find_a_run_by_its_name_read_the_present_configuration(target, build):
     (build / "config.py").unlink(missing_ok=True)
-    assert "configure.py constants" in make("-n", target, f"O={build}").stdout
+    assert "lib.kablate constants" in make("-n", target, f"O={build}").stdout
 
 
 def test_an_edited_config_py_is_neither_used_nor_replaced(build):
@@ -461,8 +450,8 @@ def test_parallel_make_is_jobs(unconfigured, given, printed):
 def test_verbosity(build):
     words = ["list-defconfigs", f"O={build}"]
     quiet, full, why = (make(*words, *v) for v in ([], ["V=1"], ["V=2"]))
-    assert "configure.py" not in quiet.stdout
-    assert "configure.py list-defconfigs" in full.stdout
+    assert "lib.kablate" not in quiet.stdout
+    assert "lib.kablate list-defconfigs" in full.stdout
     assert "update target 'list-defconfigs'" in why.stdout
     json.loads(make(*words, "V=1", "JSON=1").stdout)
 
@@ -521,6 +510,8 @@ class TestClean:
     @pytest.fixture
     def tree(self, tmp_path):
         shutil.copy(ROOT / "Makefile", tmp_path)
+        (tmp_path / "lib").mkdir()
+        shutil.copy(ROOT / "lib/commands.py", tmp_path / "lib")
         for folder in ("gpt2", "lib/__pycache__", "scripts", "tests", "data", "results/run"):
             (tmp_path / folder).mkdir(parents=True)
         for name in ("config.py", "defconfig", ".config", ".config.old", ".config.origins"):

@@ -5,7 +5,6 @@ import ast
 import pytest
 
 from tests.names import KnownNames, known_names, wrong_in_document, wrong_in_module
-from tests.source import makefile_targets, makefile_variables
 
 KNOWN = KnownNames(
     targets={"all", "plan", "why"},
@@ -99,12 +98,6 @@ def test_a_wrong_name_in_a_comment_is_found():
 )
 def test_docstrings_without_wrong_names_are_left_alone(prose):
     assert wrong_in(prose) == []
-
-
-def test_what_the_makefile_offers():
-    text = "A := 1\nSETTINGS := V O\nSETTINGS += STEPS\nall: data ## x\n\tall: y\nlist-x:\n%: ;\n"
-    assert makefile_targets(text) == {"all", "list-x"}
-    assert makefile_variables(text) == {"V", "O", "STEPS"}
 
 
 def test_the_tree_knows_its_own_names():

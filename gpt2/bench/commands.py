@@ -1,4 +1,4 @@
-"""The benchmarks of ``scripts/bench.py``: arguments. Imports no torch."""
+"""The benchmarks: of a training step, of sparse attention, of a GPU. Imports no torch."""
 
 import argparse
 import json
@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from gpt2.config import Config
-from gpt2.planning.arguments import (
-    CommandParser,
-    add_json,
-    add_selection,
-    add_variable,
-    asked_plan,
-    whole_number,
-)
+from gpt2.study.arguments import asked_plan
 from gpt2.study.resolve import resolve_step
 from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
@@ -25,8 +18,7 @@ from lib.env.machine import MALLOC_VARIABLES, worker_environment
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT, python_module_command
 
-_STEP_ROUNDS, _NSA_ROUNDS, _GPU_ROUNDS = 20, 5, 10
-_NSA_LONGEST, _NSA_SHORTEST = 16384, 512
+_STEP_ROUNDS, _GPU_ROUNDS, _NSA_SHORTEST = 20, 10, 512
 
 
 Symbols = Mapping[str, SymbolValue]
@@ -50,20 +42,24 @@ def step_config(slug: str, symbols: Symbols) -> Config:
     return resolve_step(KconfigTree(), ratio_layers(symbols), RATIO, RATIO.step(slug)).config
 
 
-def add_step_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``bench_step``."""
-    add_selection(parser)
-    add_json(parser)
-    add_variable(parser, "iters", f"rounds (default {_STEP_ROUNDS})")
-    add_variable(parser, "gpu", "1: the tables of docs/gpu.md, on this GPU; .config is not read")
-
-
 def bench_step(args: argparse.Namespace) -> NoReturn:
-    """Replace this process by the benchmark of the plan's first run, or of the GPU."""
+    """Time the trainer's step of the first run of .config, beside plain loops.
+
+    kablate bench
+    kablate bench --steps ra --iters 50
+    kablate bench --gpu 1               the tables of docs/gpu.md on this GPU, in 8 minutes
+
+    The trainer's step on drawn tokens, with the mechanisms of the run, beside transformers' GPT-2 and a
+    GPT-2 in nanoGPT's form, of the same sizes and without mechanisms. With --gpu 1, which reads no
+    .config: steps of GPT-2 124M, the loss, sparse attention and a training, beside the forms of others.
+
+    The sides of a case take turns; figures are medians, ratios are within one round. There is no pass
+    or fail; stop other load on the machine first. To compare settings: kablate plan --probe --sweep.
+    """
     if args.gpu not in ("", "1"):
         what, fix = f"expected 1, got {args.gpu}", f"elsewhere: make plan GPU={args.gpu}"
         raise ConfigError(Problem(what, "GPU", fix, code="usage.out-of-range"))
-    rounds = whole_number(args.iters or str(_GPU_ROUNDS if args.gpu else _STEP_ROUNDS), "ITERS", 1)
+    rounds = args.iters or (_GPU_ROUNDS if args.gpu else _STEP_ROUNDS)
     if args.gpu:
         config = step_config("baseline", {})
         request = {"kind": "gpu", "rounds": rounds, "json": args.json}
@@ -83,21 +79,15 @@ def _start(request: dict[str, object], config: Config) -> NoReturn:
     _replace_process({**request, "values": dict(config.values)}, variables)
 
 
-def add_nsa_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``bench_nsa``."""
-    add_json(parser)
-    add_variable(parser, "tokens", f"longest sequence (default {_NSA_LONGEST})")
-    text = "at least 1; 5 for publication"
-    parser.add_argument("--rounds", type=int, default=_NSA_ROUNDS, help=text)
-
-
 def bench_nsa(args: argparse.Namespace) -> NoReturn:
-    """Replace this process by the benchmark of sparse attention, on one thread of a CPU."""
-    longest = whole_number(args.tokens or str(_NSA_LONGEST), "TOKENS")
-    if longest < _NSA_SHORTEST or args.rounds < 1:
-        expected = f"TOKENS >= {_NSA_SHORTEST} and --rounds >= 1"
-        what = f"expected {expected}, got {longest} and {args.rounds}"
-        raise ConfigError(Problem(what, "TOKENS, --rounds", code="usage.out-of-range"))
+    """Time sparse against full attention, for whole sequences and decoding, on one thread of a CPU.
+
+    kablate bench-nsa --tokens 2048        the longest sequence; --rounds 5 for publication
+    """
+    longest = args.tokens
+    if longest < _NSA_SHORTEST:
+        what = f"expected at least {_NSA_SHORTEST}, got {longest}"
+        raise ConfigError(Problem(what, "TOKENS", code="usage.out-of-range"))
     request = {"kind": "nsa", "rounds": args.rounds, "json": args.json, "longest": longest}
     _replace_process(request, {"OMP_NUM_THREADS": "1", **MALLOC_VARIABLES})
 

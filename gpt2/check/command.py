@@ -23,12 +23,7 @@ from gpt2.check.cases import (
 )
 from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_junit, to_text
-from gpt2.planning.arguments import (
-    add_fast,
-    add_settings,
-    add_variable,
-    settings_layers,
-)
+from gpt2.study.arguments import settings_layers
 from lib.config.layers import ConfigLayer
 from lib.console import is_verbose, terminal_columns
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
@@ -46,7 +41,6 @@ class CheckRequest:
     """Arguments of ``make check``; an empty string selects everything."""
 
     build_dir: Path
-    steps: str = ""
     checks: str = ""
     defconfig: str = ""
     # Layers of SET= and GPUS=.
@@ -94,46 +88,33 @@ class CheckRequest:
         return gpu_with_memory(memory_gib)
 
 
-def add_check_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``make check``."""
-    add_settings(parser)
-    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
-    add_variable(parser, "checks", 'checks, such as "causal,reload"')
-    add_variable(
-        parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
-    )
-    add_variable(parser, "data", "require: missing data is a failure")
-    add_variable(parser, "gpu", 'GPU that the configured size must fit, such as "a10g"')
-    add_variable(parser, "check-gpu-memory-gb", "memory in GiB, for a GPU not known by name")
-    add_variable(parser, "junit", "also write the results to this file, as JUnit XML")
-    add_fast(parser)
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Verify on this CPU, in seconds, that every step implements what its name says.
 
+    kablate check                              .config, or the RATIO study if there is no .config
+    kablate check --steps 7 --checks causal    one property of one step
+    kablate check --fast                       without the slow checks, while editing
+    kablate check --defconfig gpt2-124m        another configuration than .config
 
-def check_request(arguments: argparse.Namespace) -> CheckRequest:
-    """Return the check request for the options of ``add_check_options``.
-
-    Raises ConfigError if a value is invalid.
+    Trains small versions of each step and compares them; docs/check.md describes each check. Prints a
+    table and one line per failure, and writes check.json to the build folder. Does not modify .config,
+    data or results. Exit codes: 0 all passed, 1 a check failed, 2 configuration or usage.
     """
-    return CheckRequest(
-        arguments.build_dir,
-        steps=arguments.steps,
-        checks=arguments.checks,
-        defconfig=arguments.defconfig,
-        settings=settings_layers(arguments),
-        data=arguments.data,
-        gpu=arguments.gpu,
-        gpu_memory_gb=arguments.check_gpu_memory_gb,
-        fast=arguments.fast,
-        json=arguments.json,
-        junit=arguments.junit,
+    request = CheckRequest(
+        options.build_dir,
+        checks=options.checks,
+        defconfig=options.defconfig,
+        settings=settings_layers(options),
+        data=options.data,
+        gpu=options.gpu,
+        gpu_memory_gb=options.check_gpu_memory_gb,
+        fast=options.fast,
+        json=options.json,
+        junit=options.junit,
     )
-
-
-def check(request: CheckRequest) -> tuple[int, str]:
-    """Check a configuration. Return the exit code and the text for stdout."""
     layers = config_layers_to_check(request.build_dir, request.defconfig)
     layers += request.settings
-    return check_and_report(plan_cases(layers, request.steps, request.build_dir), request)
+    return check_and_report(plan_cases(layers, options.steps, request.build_dir), request)
 
 
 def check_and_report(cases: CheckPlan, request: CheckRequest) -> tuple[int, str]:

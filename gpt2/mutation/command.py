@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from gpt2.mutation.baseline import (
     run_baseline_job,
 )
 from gpt2.mutation.cases import CASES
-from gpt2.mutation.faults import AREAS, Fault, SourceTree, draw, in_area
+from gpt2.mutation.faults import Fault, SourceTree, draw, in_area
 from gpt2.mutation.process import TrialResult
 from gpt2.mutation.verdict import CAUGHT, EQUIVALENT, SURVIVED, FaultTrial, FaultVerdict
-from gpt2.planning.arguments import add_variable, require_count, whole_number
 from lib.console import log
 from lib.env.gpu import NO_GPUS, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED
@@ -45,61 +43,34 @@ _PRELOADED_MODULES = (
 )
 
 
-@dataclass(frozen=True)
-class MutationRequest:
-    """Arguments of ``make mutation-test``."""
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Plant faults in the product one at a time, and report how many of them make check catches.
 
-    build_dir: Path
-    count: int
-    seed: int
-    # Areas, files or FILE:LINE; all areas if empty.
-    area: str = ""
-    json: bool = False
+    kablate mutation-test                                 60 faults, drawn from all areas
+    kablate mutation-test --count 150 --seed 2            more, and others
+    kablate mutation-test --area pruning,schedule         of some areas
+    kablate mutation-test --area lib/optim/schedule.py:40 of one line
 
-    def __post_init__(self) -> None:
-        require_count(self.count, "make mutation-test COUNT=60")
-
-
-def add_mutation_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``make mutation-test``."""
-    add_variable(parser, "count", "number of faults", "60")
-    add_variable(parser, "seed", "random seed for the faults", "1")
-    add_variable(parser, "area", f"areas ({', '.join(AREAS)}), files, or FILE.py:LINE")
-
-
-def mutation_request(arguments: argparse.Namespace) -> MutationRequest:
-    """Return the request for the options of ``add_mutation_options``.
-
-    Raises ConfigError if a value is invalid.
+    A fault changes one expression or statement that training or evaluation executes; the checks run on
+    configurations that execute it, in forked processes. A fault that no check catches and that changes
+    no result is equivalent, and does not count. docs/check.md describes the operators and the rules.
+    Writes mutation-test.json to the build folder; nothing in the tree is modified. Exit codes: 0 the
+    goal is reached, 1 it is not, or a check fails without a fault; 2 usage.
     """
-    return MutationRequest(
-        arguments.build_dir.absolute(),
-        whole_number(arguments.count, "COUNT"),
-        whole_number(arguments.seed, "SEED"),
-        area=arguments.area,
-        json=arguments.json,
-    )
-
-
-def mutation_test(request: MutationRequest) -> tuple[int, str]:
-    """Plant faults one at a time, and run the checks. Return the exit code and text for stdout.
-
-    Raises RunError if a check fails without a fault.
-    """
-    started = time.monotonic()
+    started, build_dir = time.monotonic(), options.build_dir.absolute()
     # An unknown area is an error before the baseline is computed.
-    in_area((), ",".join(w for w in request.area.replace(",", " ").split() if ".py" not in w))
+    in_area((), ",".join(w for w in options.area.replace(",", " ").split() if ".py" not in w))
     executor = LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1", **NO_GPUS})
-    baseline = _baseline(executor, request.build_dir)
+    baseline = _baseline(executor, build_dir)
     tree = SourceTree(ROOT)
     every = list(tree.faults(baseline.coverage, list(CASES)))
-    faults = draw(in_area(every, request.area), request.count, request.seed)
+    faults = draw(in_area(every, options.area), options.count, options.seed)
     verdicts = _try_all(executor, faults, baseline)
     seconds = time.monotonic() - started
-    record = _record(tree, request, verdicts, seconds)
-    write_json(request.build_dir / RECORD_FILE, record)
+    record = _record(tree, options, verdicts, seconds)
+    write_json(build_dir / RECORD_FILE, record)
     code = EXIT_DONE if _rate(verdicts) >= GOAL else EXIT_FAILED
-    if request.json:
+    if options.json:
         return code, json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
     return code, _text(tree, verdicts, seconds)
 
@@ -193,13 +164,13 @@ def _rate(verdicts: Sequence[FaultVerdict]) -> float:
 
 
 def _record(
-    tree: SourceTree, request: MutationRequest, verdicts: Sequence[FaultVerdict], seconds: float
+    tree: SourceTree, options: argparse.Namespace, verdicts: Sequence[FaultVerdict], seconds: float
 ) -> dict[str, Any]:
     """Return the report for JSON."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "seed": request.seed,
-        "area": request.area,
+        "seed": options.seed,
+        "area": options.area,
         "goal": GOAL,
         "kill_rate": round(_rate(verdicts), 4),
         "seconds": round(seconds, 1),

@@ -3,6 +3,8 @@
 B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
 """
 
+import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +24,10 @@ from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import PreflightError
-from lib.report.render import markdown_table
+from lib.console import log
+from lib.env.observe import device_name
+from lib.errors import EXIT_DONE, EXIT_FAILED, PreflightError
+from lib.report.render import json_document, markdown_table
 
 BACKENDS = ("blocks", "gather", "triton")
 _SMALL: dict[str, SymbolValue] = {
@@ -65,6 +69,28 @@ class ValidationRow:
     state: str
     seconds: float
     detail: str
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Validate native sparse attention on this device before training with it.
+
+    kablate validate-machine           a few seconds
+    kablate validate-machine --full    with 8192 tokens on a CPU, 65,536 on a GPU
+    kablate validate-machine --device cpu
+
+    For every backend of the selected branch: values and gradients against the float64 reference,
+    causality, decoding against the full forward pass, bfloat16 and float16, and a long context. Reports
+    PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no failure, 1
+    a failure, 2 usage.
+    """
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    log("CHECK", f"{device_name(device)}, torch {torch.__version__}")
+    rows = validate_device(device, options.full)
+    code = EXIT_FAILED if any(row.state == "FAIL" for row in rows) else EXIT_DONE
+    if not options.json:
+        return code, to_markdown(rows)
+    records = [dataclasses.asdict(row) for row in rows]
+    return code, json_document(1, {"device": device_name(device), "rows": records})
 
 
 def validate_device(device: torch.device, full: bool) -> list[ValidationRow]:

@@ -31,16 +31,3 @@ def parse_schemes(text: str) -> list[str]:
             )
         )
     return names
-
-
-def reject_training(scheme: str) -> None:
-    """Raise ConfigError if ``QUANT`` is passed to a command that trains or plans training."""
-    if scheme not in ("", "none"):
-        raise ConfigError(
-            Problem(
-                f"{scheme!r}: quantization applies to finished runs only, not to training",
-                "QUANT",
-                "type: make evaluate RUN=NAME QUANT=int8",
-                code="usage.unsupported-argument",
-            )
-        )

@@ -1,6 +1,5 @@
 """Removal of run directories (``make clean-runs``). Imports no torch."""
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,6 @@ from gpt2.records.listing import Row, list_runs, select
 from lib.console import confirm, log
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError
 from lib.files import size_bytes
-from lib.make_variables import require_value
 from lib.report.render import json_document
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.run_dir import RunDir
@@ -44,12 +42,11 @@ def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
     return reasons
 
 
-def clean_command(args: argparse.Namespace, folder: Path) -> tuple[int, str]:
-    """Log the selected runs with their sizes, and remove them after a confirmation.
+def clean(folder: Path, where: str, *, yes: bool, json: bool) -> tuple[int, str]:
+    """Log the runs that satisfy ``where`` with their sizes, and remove them after a confirmation.
 
     Returns the exit code and the text for stdout.
     """
-    where = require_value(args.where, "WHERE", 'make clean-runs WHERE="state=failed"')
     listed = select(list_runs(folder, replaced=True), where)
     sizes = {run["run"]: size_bytes(folder / run["run"]) for run in listed.runs}
     for run in listed.runs:
@@ -58,10 +55,10 @@ def clean_command(args: argparse.Namespace, folder: Path) -> tuple[int, str]:
     total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
     reasons: list[str] = []
     if listed.runs:
-        confirm(f"remove {total} below {folder}?", args.yes)
+        confirm(f"remove {total} below {folder}?", yes)
         reasons = remove_runs(listed.runs, folder)
     text = f"removed: {total}; left out: {len(reasons)}\n"
-    if args.json:
+    if json:
         text = json_document(SCHEMA_VERSION, {"runs": sizes, "kept": reasons})
     for reason in reasons:
         log("WARN", f"left out: {reason}")

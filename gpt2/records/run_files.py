@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning.arguments import RunLookup
 from gpt2.records.trust import own_values, recorded_config, require_identity
+from gpt2.study.arguments import RunLookup
 from lib.config.dotconfig import ExplicitSetting
 from lib.config.private import private_digests, without_private
 from lib.errors import ConfigError, Problem

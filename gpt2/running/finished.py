@@ -1,19 +1,22 @@
-"""Commands ``make evaluate`` and ``make generate``; torch is imported once the run is known."""
+"""``evaluate``, ``generate`` and ``export``: uses of a finished run. Torch is imported once it is known."""
 
 import argparse
 import codecs
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.planning.arguments import RunLookup, add_json, add_variable, number
 from gpt2.quantized.options import parse_schemes
 from gpt2.records.run_files import find_finished, read_resolved_config
-from lib.console import log
+from gpt2.study.arguments import RunLookup, asked_lookup
+from lib.console import log, show
 from lib.env.machine import worker_environment
 from lib.errors import ConfigError, Problem
 from lib.runs.seeds import stream_seed
@@ -23,18 +26,17 @@ if TYPE_CHECKING:
     from gpt2.weights.trained import Trained
 
 
-def add_evaluation_args(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select the run and the quantization schemes."""
-    add_variable(parser, "run", "directory of a finished run, or a pattern that matches one")
-    add_variable(parser, "seeds", "seeds of the runs in .config that the pattern can match")
-    add_variable(parser, "quant", "none, int8, nf4, fp4, or several of them", "none")
-    add_json(parser)
-
-
 def evaluate(args: argparse.Namespace) -> str:
-    """Evaluate according to the arguments of ``add_evaluation_args``; return the text for stdout.
+    """Evaluate a finished run again, unchanged or with quantized weights.
 
-    Raises ConfigError, PreflightError or DataError if the evaluation is not possible.
+    kablate evaluate --run ra                       unchanged: reproduces the recorded figures
+    kablate evaluate --run ra --quant int8          8 bits, one scale per output
+    kablate evaluate --run ra --quant nf4,fp4       4 bits; requires make setup EXTRAS=bitsandbytes
+
+    A run is a directory, or a shell pattern that matches one run of .config. Results are written to
+    evaluations/QUANT in the run directory; the files of the run are not modified. Training does not
+    support quantization. Prints a table with one label per QUANT. Exit codes: 2 no such run or QUANT, 3
+    a package, the data or the weights are missing.
     """
     schemes = parse_schemes(args.quant)
     run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
@@ -59,7 +61,7 @@ SCHEMA_VERSION = 1
 class GenerationRequest:
     """Text generation request: ``samples`` texts of up to ``tokens`` tokens after ``prompt``.
 
-    Raises ConfigError if a count is below 1 or the prompt is not valid UTF-8.
+    Raises ConfigError if the prompt is not valid UTF-8.
     """
 
     prompt: str
@@ -69,23 +71,11 @@ class GenerationRequest:
     sampling: "SamplingOptions"
 
     def __post_init__(self) -> None:
-        counts = {"TOKENS": self.tokens, "SAMPLES": self.samples}
-        problems = [
-            Problem(
-                f"out of range (expected at least 1, got {count})",
-                name,
-                "type: make help",
-                code="usage.out-of-range",
-            )
-            for name, count in counts.items()
-            if count < 1
-        ]
         try:
             self.prompt.encode()
         except UnicodeEncodeError:
-            problems.append(Problem("not valid UTF-8", "PROMPT", code="usage.invalid-encoding"))
-        if problems:
-            raise ConfigError(*problems)
+            problem = Problem("not valid UTF-8", "PROMPT", code="usage.invalid-encoding")
+            raise ConfigError(problem) from None
 
 
 def request_from_args(args: argparse.Namespace) -> GenerationRequest:
@@ -97,15 +87,58 @@ def request_from_args(args: argparse.Namespace) -> GenerationRequest:
 
     return GenerationRequest(
         args.prompt,
-        tokens=int(number(args, "tokens", int)),
-        seed=int(number(args, "seed", int)),
-        samples=int(number(args, "samples", int)),
-        sampling=SamplingOptions(
-            number(args, "temperature", float),
-            top_k=int(number(args, "top_k", int)),
-            top_p=number(args, "top_p", float),
-        ),
+        tokens=args.tokens,
+        seed=args.seed,
+        samples=args.samples,
+        sampling=SamplingOptions(args.temperature, top_k=args.top_k, top_p=args.top_p),
     )
+
+
+def generate(args: argparse.Namespace) -> str:
+    """Generate text with a finished run.
+
+    kablate generate --run ra --prompt "The people"
+    kablate generate --run results/ratio/ra-s1-0a1b2c3d --tokens 200 --temperature 0.8 --top-p 0.95
+    kablate generate --run ra --temperature 0 --json
+
+    A run is a directory, or a shell pattern over slugs, numbers and labels that matches one run of
+    .config. Temperature 0 is greedy decoding; 1 samples from the unscaled distribution. The same seed
+    on the same machine produces the same text. Text is streamed to stdout, log lines go to stderr. Exit
+    code 2: no such run, the run is not finished, or a value is invalid.
+    """
+    run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
+    request = request_from_args(args)
+    # Imports torch, which takes longer than the search.
+    from gpt2.weights.trained import open_trained
+
+    trained = open_trained(run, args.build_dir)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    if not args.json:
+        generate_texts(trained, request, show)
+        return ""
+    texts = generate_texts(trained, request, lambda piece: None)
+    return json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False) + "\n"
+
+
+def export(args: argparse.Namespace) -> str:
+    """Export the model and tokenizer of a finished run to a folder that transformers can load.
+
+    kablate export run                                a run name in the plan of .config
+    kablate export results/single/run-s1-1a2b3c4d     a run directory
+    kablate export ra --seeds 2 --out models/ra       one seed, and the output folder
+
+    The default output is the folder "export" of the run directory. A model with components that
+    transformers does not support is written with its own code, for trust_remote_code=True. Prints the
+    folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
+    """
+    run = find_finished(args.run, args.build_dir, asked_lookup(args))
+    # Imports torch: report a wrong run name without that delay.
+    from gpt2.weights.export import export as export_run
+
+    target = Path(args.out) if args.out else run.path / "export"
+    export_run(run, target, args.build_dir)
+    return f"{target}\n"
 
 
 @dataclass
@@ -120,9 +153,9 @@ class GeneratedText:
 
 
 def generate_texts(
-    trained: "Trained", order: GenerationRequest, show: Callable[[str], None]
+    trained: "Trained", order: GenerationRequest, write: Callable[[str], None]
 ) -> list[GeneratedText]:
-    """Generate all texts; ``show`` receives the prompt and each complete character at once.
+    """Generate all texts; ``write`` receives the prompt and each complete character at once.
 
     The randomness of a text depends on the seed and the index of the text, not on the number of
     texts. Raises ConfigError if the prompt is longer than the context.
@@ -144,13 +177,13 @@ def generate_texts(
         )
         started = time.perf_counter()
         try:
-            show(order.prompt)
+            write(order.prompt)
             for piece in _pieces(tokens, trained.tokenizer, order.tokens, text):
                 text.text += piece
-                show(piece)
+                write(piece)
         finally:
             # Also reached if Ctrl-C interrupts generation in the middle of a line.
-            show("\n")
+            write("\n")
             rate = text.tokens / (time.perf_counter() - started)
             log("DONE", f"{text.tokens:,} tokens   {rate:.1f} tok/s   {text.end}")
     return texts

@@ -226,7 +226,10 @@ def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tupl
         if reasons := _restore_tree(tree, sha, edits, original):
             return _not_comparable(run, reasons, request.json)
         log("SOURCE", f"commit {sha[:12]} with the edits of {edits}")
-        command = [sys.executable, str(tree / "scripts" / "reproduce.py")]
+        # An older commit has a script.
+        script = tree / "scripts" / "reproduce.py"
+        started = [str(script)] if script.exists() else ["-m", "lib.kablate", "reproduce"]
+        command = [sys.executable, *started]
         command += ["-O", str(request.build_dir.absolute()), "--run", str(run.path)]
         command += ["--data", str(Path(request.data).absolute())] if request.data else []
         command += ["--json"] if request.json else []

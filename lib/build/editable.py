@@ -31,6 +31,7 @@ def build_editable(
         f"{project['name']}.pth": os.fsencode(root) + b"\n",
         f"{stem}.dist-info/METADATA": _metadata(project).encode(),
         f"{stem}.dist-info/WHEEL": f"{generator}Tag: {_TAG}\n".encode(),
+        f"{stem}.dist-info/entry_points.txt": _entry_points(project["scripts"]).encode(),
     }
     record = f"{stem}.dist-info/RECORD"
     rows = [f"{name},{_hash(data)},{len(data)}" for name, data in files.items()]
@@ -64,6 +65,10 @@ def _metadata(project: dict[str, Any]) -> str:
         *(f'Requires-Dist: {p}; extra == "{name}"' for name, ps in extras.items() for p in ps),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _entry_points(scripts: dict[str, str]) -> str:
+    return "\n".join(["[console_scripts]", *(f"{k} = {v}" for k, v in scripts.items()), ""])
 
 
 def _hash(data: bytes) -> str:

@@ -194,7 +194,8 @@ def _changes(place: ConfigWorkspace, resolution: ResolvedConfig) -> str:
 
     Raises ConfigError if the file was edited, because the edit would be lost.
     """
-    if not place.config_py.exists():
+    # Without .config, config.py is that of another file (KCONFIG_CONFIG).
+    if not (place.config_py.exists() and place.config.exists()):
         return ""
     before, after = read_generated(place)[0], resolution.values
     missing = object()
@@ -399,14 +400,12 @@ def diff_config_files(place: ConfigWorkspace, a: str, b: str, json: bool) -> str
     return _document(asdict(result)) if json else format_diff(result)
 
 
-def format_defconfigs(place: ConfigWorkspace, json: bool, plain: bool) -> str:
+def format_defconfigs(place: ConfigWorkspace, json: bool) -> str:
     """List the defconfigs and fragments, each with its first comment line."""
     bases, fragments = list_defconfigs(place.root)
     if json:
         fields = {"defconfigs": bases, "fragments": fragments}
         return _document({key: [_plain(d) for d in listed] for key, listed in fields.items()})
-    if plain:
-        return "\n".join([d.name for d in bases] + [f"+{d.name}" for d in fragments])
     width = max((len(d.name) for d in [*bases, *fragments]), default=0) + 2
     lines = ["make defconfig-NAME"]
     lines += [f"  {d.name:{width}}{d.summary}" for d in bases]

@@ -274,7 +274,7 @@ def manifest_row(runs: Sequence[RunEvidence]) -> CheckRow:
         digest = sha256_file(run.run.manifest)
         remarks += run.against_tracker("manifest_sha256", digest, changed)
     unreachable = any(isinstance(run.tracker_config, str) for run in runs)
-    advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if unreachable else ""
+    advice = "another SOURCE=, or kablate verify-results --folder DIR" if unreachable else ""
     return check_row("manifest", "matches the tracker's digest", remarks, advice)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lib import console
+from lib import console, kablate
 from lib.errors import CONTROL_CHARACTER
 from lib.project import ROOT
 from tests.fuzz import mutations
@@ -41,22 +41,22 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", *_STUDY),
     "report-json": ("report", *_STUDY, "--json"),
     "verdicts-json": ("verdicts", *_STUDY, "--json"),
-    "ls": ("list_runs",),
-    "audit": ("audit_run", *_STUDY, "--runs", "*"),
-    "compare": ("compare_runs", "A", "B"),
-    "compare-json": ("compare_runs", "A", "B", "--json"),
-    "verify-results": ("verify_results", *_STUDY),
-    "make": ("run_test_matrix", "--steps", STEPS, "--seeds", SEEDS),
+    "ls": ("ls",),
+    "audit": ("audit", *_STUDY, "--runs", "*"),
+    "compare": ("compare", "A", "B"),
+    "compare-json": ("compare", "A", "B", "--json"),
+    "verify-results": ("verify-results", *_STUDY),
+    "make": ("all", "--steps", STEPS, "--seeds", SEEDS),
     "train": (*IN_PROCESS, "0", "--seed", UNFINISHED_SEED),
     "evaluate": ("evaluate", "--run", "A"),
     "generate": ("generate", "--run", "A", "--tokens", "4"),
     "export": ("export", "A"),
-    "data-verify": ("prepare_data", "--verify"),
-    "data": ("prepare_data",),
-    "why": ("configure", "why", "N_LAYER"),
-    "olddefconfig": ("configure", "olddefconfig"),
+    "data-verify": ("data", "--verify"),
+    "data": ("data",),
+    "why": ("why", "N_LAYER"),
+    "olddefconfig": ("olddefconfig"),
     "claims": ("claims", *_STUDY),
-    "why-run": ("configure", "why", "DROPOUT", "--run", "A"),
+    "why-run": ("why", "DROPOUT", "--run", "A"),
     # Plan a run from the files of another, and stop before they train.
     "reproduce": ("reproduce", "--run", "A", "--data", "absent"),
     "prolong": ("prolong", "A", "--iters", "4", "--jobs", "x"),
@@ -269,7 +269,18 @@ def load_mains() -> dict[str, Callable[[], int]]:
     sys.path.insert(0, str(ROOT / "scripts"))
     for library in ("gpt2.train", "matplotlib.figure", "lib.report.plots"):
         importlib.import_module(library)
-    return {command[0]: importlib.import_module(command[0]).main for command in COMMANDS.values()}
+    names = [command[0] for command in COMMANDS.values()]
+    for name in filter(kablate.COMMANDS.__contains__, names):
+        importlib.import_module(kablate.COMMANDS[name].run.partition(":")[0])
+    return {name: _command if name in kablate.COMMANDS else _main(name) for name in names}
+
+
+def _command() -> int:
+    return kablate.call(sys.argv[0], sys.argv[1:])
+
+
+def _main(script: str) -> Callable[[], int]:
+    return importlib.import_module(script).main
 
 
 def run_forked(main: Callable[[], int], words: Sequence[str], folder: Path) -> Outcome:

@@ -16,7 +16,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import EXIT_CONFIG, ConfigError
 from lib.project import ROOT
 from tests.build_folder import write_build
-from tests.command_server import CommandServer
+from tests.command_server import CommandServer, words_of
 
 # Line → what is said of it, and what the symbol would be in silence.
 WRONG = {
@@ -73,7 +73,7 @@ def test_all_of_them_are_told_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "code"), [("config.py", "edited"), (".config", "stale")])
-@pytest.mark.parametrize("script", ["plan", "status", "run_test_matrix", "check", "prepare_data"])
+@pytest.mark.parametrize("script", ["plan", "status", "all", "check", "data"])
 def test_every_command_refuses_an_edited_or_stale_config_py(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -89,7 +89,7 @@ def test_every_command_refuses_an_edited_or_stale_config_py(
     path.write_text(changed.replace("CONFIG_MAX_ITERS=100\n", "CONFIG_MAX_ITERS=101\n"))
     assert path.read_text() != text
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    words = [str(ROOT / f"scripts/{script}.py"), "-O", str(tmp_path)]
+    words = [*words_of(script), "-O", str(tmp_path)]
     ended, out, said = server.run(words, os.environ, tmp_path_factory.mktemp("streams"))
     assert (ended, out) == (EXIT_CONFIG, "")
     error, advice, end = said.splitlines()

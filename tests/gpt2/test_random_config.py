@@ -64,7 +64,7 @@ def test_a_cpu_trains_each_without_a_download(drawn):
 def test_the_command_writes_the_same_file_for_the_same_seed(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
     texts = []
-    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         place = ConfigWorkspace(ROOT, tmp_path / name, Config.from_values)
         randconfig(place, seed)
         assert f"SEED={seed}" in capsys.readouterr().err
@@ -78,10 +78,10 @@ def test_the_command_writes_the_same_file_for_the_same_seed(tmp_path, monkeypatc
 def test_without_a_seed_the_log_has_the_one_that_repeats_it(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
     place = ConfigWorkspace(ROOT, tmp_path, Config.from_values)
-    randconfig(place, "")
+    randconfig(place, None)
     text = place.config.read_text()
     said = capsys.readouterr().err
-    randconfig(place, said.partition("SEED=")[2].split()[0])
+    randconfig(place, int(said.partition("SEED=")[2].split()[0]))
     assert place.config.read_text() == text
 
 

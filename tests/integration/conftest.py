@@ -14,7 +14,7 @@ from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.project import ROOT
 from tests.build_folder import write_build
-from tests.command_server import Command, CommandServer
+from tests.command_server import Command, CommandServer, words_of
 
 SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
@@ -68,7 +68,7 @@ class Folder:
         self, script: str, *arguments: str, python: Path | None = None, **variables: str
     ) -> Command:
         """Start a script of the tree in a session of its own."""
-        command = [str(ROOT / script), "-O", str(self.path), *arguments]
+        command = [*words_of(script), "-O", str(self.path), *arguments]
         environment = {**_outside(), **variables}
         return self.server.start(command, environment, self.scratch, python=python)
 

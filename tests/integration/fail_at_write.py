@@ -29,7 +29,7 @@ class Case:
 
 
 _TRAIN, _REPORT, _EXPORT = ("gpt2.train_ra_mla", "--in-process"), ("report",), ("export", "run")
-_CONFIGURE = ("configure", "defconfig", "gpt2-ratio-small")
+_CONFIGURE = ("defconfig", "gpt2-ratio-small")
 CASES: dict[str, Case] = {
     "checkpoint": Case(_TRAIN, "*/checkpoints/*", 9),
     "metrics": Case(_TRAIN, "*/metrics.jsonl", 9),
@@ -48,17 +48,17 @@ CASES: dict[str, Case] = {
     "read-only results": Case(_TRAIN, "*/results*", 1, errno.EROFS),
     "telemetry": Case(_TRAIN, "*/telemetry.jsonl"),
     "snapshot": Case(_TRAIN, "*/environment/*"),
-    "whole disk under make": Case(("run_test_matrix",), "*/results/*", 60),
-    "log under make": Case(("run_test_matrix",), "*/logs.txt", 2),
-    "data": Case(("prepare_data",), "*/data/*", 3),
-    "read-only data": Case(("prepare_data",), "*/data*", 1, errno.EROFS),
+    "whole disk under make": Case(("all",), "*/results/*", 60),
+    "log under make": Case(("all",), "*/logs.txt", 2),
+    "data": Case(("data",), "*/data/*", 3),
+    "read-only data": Case(("data",), "*/data*", 1, errno.EROFS),
     "table": Case(_REPORT, "*/single/.table.md.*"),
     "report": Case(_REPORT, "*/single/.report.html.*"),
     "read-only report": Case(_REPORT, "*/single/*", 1, errno.EROFS),
     "export": Case(_EXPORT, "*.export.*", 2),
     "read-only export": Case(_EXPORT, "*export*", 1, errno.EROFS),
     ".config": Case(_CONFIGURE, "*/.config*"),
-    "config.py": Case(("configure", "constants"), "*/.config.py*"),
+    "config.py": Case(("constants"), "*/.config.py*"),
     "read-only .config": Case(_CONFIGURE, "*/.config*", 1, errno.EROFS),
 }
 
@@ -136,10 +136,10 @@ class Disturbed:
     def _begin(self, case: Case) -> None:
         shutil.rmtree(self.tree)
         shutil.copytree(self.spare, self.tree)
-        if case.words[0] in (_TRAIN[0], "run_test_matrix"):
+        if case.words[0] in (_TRAIN[0], "all"):
             shutil.rmtree(self.tree / "results")
             shutil.rmtree(self.tree / "environment")
-        elif case.words[0] == "prepare_data":
+        elif case.words[0] == "data":
             shutil.rmtree(self.tree / "data")
 
     def _undisturbed(self, words: tuple[str, ...]) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir
 
-TRAIN, VERDICTS = "scripts/run_test_matrix.py", "scripts/verdicts.py"
+TRAIN, VERDICTS = "all", "verdicts"
 # A model that learns more than 0.1 nats in a few steps.
 LEARNING = {"MAX_ITERS": 12, "LEARNING_RATE": "3e-2", "MIN_LEARNING_RATE": "0"}
 
@@ -50,20 +50,18 @@ def test_a_study_with_an_aa_step(build):
     # Every other command takes the step as declared.
     assert folder.command(VERDICTS)[0] in (0, 4)
     for script, arguments in (
-        ("scripts/audit_run.py", ["--runs", "*"]),
-        ("scripts/status.py", []),
-        ("scripts/plan.py", []),
-        ("scripts/report.py", []),
-        ("scripts/draw_figures.py", []),
+        ("audit", ["--runs", "*"]),
+        ("status", []),
+        ("plan", []),
+        ("report", []),
+        ("figures", []),
     ):
         code, _, said = folder.command(script, *arguments)
         assert code == 0, (script, said)
     compared = [str(paths["baseline"]), str(paths["baseline-aa"])]
-    code, _, said = folder.command(
-        "scripts/compare_runs.py", A=compared[0], B=compared[1], AXIS="INIT_STREAM"
-    )
+    code, _, said = folder.command("compare", A=compared[0], B=compared[1], AXIS="INIT_STREAM")
     assert code == 0, said
-    code, text, said = folder.command("scripts/verify_results.py", JSON="1")
+    code, text, said = folder.command("verify-results", JSON="1")
     failed = [row["check"] for row in json.loads(text)["rows"] if row["verdict"] == "FAIL"]
     # Uncommitted code and a missing tag belong to the test's tree, not to the step.
     assert not {"settings", "symbols", "seeds", "records", "effective batch"} & set(failed), said

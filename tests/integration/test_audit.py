@@ -6,7 +6,7 @@ from lib.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INVALID
 from lib.runs.run_dir import RunDir
 from tests.integration.conftest import IN_PROCESS, SINGLE
 
-SCRIPT = "scripts/audit_run.py"
+SCRIPT = "audit"
 
 
 def test_a_trained_run_is_judged_by_name_and_by_folder(build):
@@ -34,5 +34,5 @@ def test_a_trained_run_is_judged_by_name_and_by_folder(build):
     (run,) = json.loads(printed)["runs"]
     assert code == EXIT_INVALID and not run["valid"] and run["findings"][0]["file"]
 
-    code, table, _ = folder.command("scripts/report.py")
+    code, table, _ = folder.command("report")
     assert code == EXIT_DONE and "damaged" in table

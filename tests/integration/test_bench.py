@@ -171,7 +171,7 @@ def test_the_command_line(build):
     folder = build(**SINGLE)
     python = folder.server.interpreter()
     words = ("--iters", "1", "--json", "--set", "RECIPROCAL=y")
-    bench = folder.start("scripts/bench.py", *words, python=python)
+    bench = folder.start("bench", *words, python=python)
     assert bench.wait() == 0, bench.stderr
     (case,) = json.loads(bench.stdout)["cases"]
     assert list(case["seconds"]) == ["nanoGPT", "trainer", "transformers"]
@@ -186,20 +186,24 @@ def test_the_command_line(build):
         (("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict", 2),
         (("--gpu", "h100"), "usage.out-of-range", 2),
         (("--gpu", "1"), "gpu.missing", 3),
-        (("nsa", "--tokens", "100"), "usage.out-of-range", 2),
     ],
 )
 def test_what_cannot_be_timed_is_refused(build, words, code, expected):
     folder = build(**SINGLE)
-    bench = folder.start("scripts/bench.py", *words, python=folder.server.interpreter())
+    bench = folder.start("bench", *words, python=folder.server.interpreter())
     assert bench.wait() == expected and f"[{code}]" in bench.stderr
+
+
+def test_a_sequence_without_windows_is_refused(build):
+    code, _, said = build().command("bench-nsa", "--tokens", "100")
+    assert code == 2 and "TOKENS" in said and "[usage.out-of-range]" in said
 
 
 def test_sparse_attention_beside_full(build):
     folder = build()
     arguments = ("--tokens", "512", "--rounds", "1", "--json")
     python = folder.server.interpreter()
-    bench = folder.start("scripts/bench.py", "nsa", *arguments, python=python)
+    bench = folder.start("bench-nsa", *arguments, python=python)
     assert bench.wait() == 0, bench.stderr
     cases = json.loads(bench.stdout)["cases"]
     assert {len(case["seconds"]) for case in cases} == {2} and len(cases) == 10
@@ -211,7 +215,7 @@ def test_sparse_attention_beside_full(build):
 
 def test_ctrl_c_prints_what_is_measured(build):
     folder = build()
-    bench = folder.start("scripts/bench.py", "nsa", python=folder.server.interpreter())
+    bench = folder.start("bench-nsa", python=folder.server.interpreter())
     deadline = time.monotonic() + 60
     while "tokens, decoding" not in bench.stderr:
         assert bench.poll() is None and time.monotonic() < deadline, bench.stderr

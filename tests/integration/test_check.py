@@ -8,7 +8,7 @@ import pytest
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
-SCRIPT = "scripts/check.py"
+SCRIPT = "check"
 
 
 def test_checks_are_reported_by_step_and_the_configuration_is_unchanged(build):

@@ -10,7 +10,7 @@ import pytest
 from lib.project import ROOT
 from lib.report.claims import read_claims
 
-SCRIPT = "scripts/claims.py"
+SCRIPT = "claims"
 OWN = ROOT / "docs/claims.toml"
 CLAIM = """[[claim]]
 name = "loss"
@@ -24,7 +24,7 @@ value = "9.999"
 def test_claims_of_a_trained_run(build):
     folder = build()
     file, outputs = folder.path / "claims.toml", folder.path / "paper"
-    assert folder.command("scripts/run_test_matrix.py", STEPS="0")[0] == 0
+    assert folder.command("all", STEPS="0")[0] == 0
     file.write_text(CLAIM)
     code, text, said = folder.command(SCRIPT, STEPS="0", OUT=str(outputs))
     assert code == 1 and "quoted 9.999, found " in text and "claims.toml:1" in text

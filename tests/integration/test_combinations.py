@@ -18,7 +18,7 @@ MATRIX = {
     "MAX_ITERS": 60,
     "TEST_MATRIX_AXES": "OPTIMIZER=sgd,adamwprune PRUNING=magnitude,state LEARNING_RATE=1e-2,10",
 }
-SCRIPT = "scripts/run_test_matrix.py"
+SCRIPT = "all"
 
 
 def cells(line: str) -> list[str]:
@@ -60,7 +60,7 @@ def test_a_sweep_takes_what_is_done_and_ranks_it_too(build):
     speed = table.partition("## Speed")[2]
     assert all(f"learning-rate-{rate} s1" in speed for rate in ("1e-3", "2e-3", "4e-3"))
     options = {"SWEEP": "LEARNING_RATE=1e-3,2e-3,4e-3", "RUNS": "*-1e-3,*-4e-3"}
-    code, _, said = folder.command("scripts/draw_figures.py", **options)
+    code, _, said = folder.command("figures", **options)
     assert code == 0, said
     losses = (folder.path / "results/sweep/figures-selection/losses.svg").read_text()
     assert re.findall(r">\d (learning-rate-[^<]*)<", losses) == [

@@ -19,7 +19,7 @@ from tests.integration.conftest import IN_PROCESS
 
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
-RUNNER = "scripts/run_test_matrix.py"
+RUNNER = "all"
 # As a file, because an environment that shares the packages of another one lacks its commands.
 TORCHRUN = [
     Path(torch.__file__).parent / "distributed/run.py",

@@ -7,7 +7,7 @@ from tests.lib.fabricated import write_run
 
 def test_twice_is_the_same_bytes(build):
     folder = build()
-    code, told, said = folder.command("scripts/reproduce.py", TWICE="1", STEPS="1")
+    code, told, said = folder.command("reproduce", TWICE="1", STEPS="1")
     assert code == 0, said
     assert told.startswith("BITWISE\n") and "determinism/second" in told
     assert "first s1" in said and "second s1" in said and not (folder.path / "results").exists()

@@ -13,7 +13,7 @@ from lib.errors import DataError
 from lib.runs.run_dir import RunDir
 from tests.integration.conftest import IN_PROCESS, STEP
 
-SCRIPT = "scripts/evaluate.py"
+SCRIPT = "evaluate"
 
 
 def test_re_evaluation_does_not_change_the_run(build):

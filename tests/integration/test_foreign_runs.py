@@ -46,9 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> 
         (folder / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
     write_build(folder, {k: v for k, v in {**SMALL, **SINGLE, **OWN}.items() if v is not None})
     streams = tmp_path_factory.mktemp("streams")
-    code, _, stderr = Folder(folder, server, streams).command(
-        "scripts/run_test_matrix.py", ALLOW_DIRTY="y"
-    )
+    code, _, stderr = Folder(folder, server, streams).command("all", ALLOW_DIRTY="y")
     assert code == 0, stderr
     return folder
 

@@ -4,8 +4,8 @@ import json
 
 from tests.integration.conftest import SINGLE
 
-TRAIN = "scripts/run_test_matrix.py"
-PROLONG = ("scripts/prolong.py", "run", "--iters", "4", "--count", "3")
+TRAIN = "all"
+PROLONG = ("prolong", "run", "--iters", "4", "--count", "3")
 
 
 def test_forks_of_one_run_are_a_study(build):
@@ -26,7 +26,7 @@ def test_forks_of_one_run_are_a_study(build):
     assert verdict["verdict"] is not None
     assert "forks of one run" in document["notes"][0]
     # The listing has them, with the run that they continue.
-    code, text, said = folder.command("scripts/list_runs.py", "--where", "state=done", JSON="1")
+    code, text, said = folder.command("ls", "--where", "state=done", JSON="1")
     assert code == 0, said
     studies = [run["study"] for run in json.loads(text)["runs"]]
     assert sum(study.startswith("prolonged-run-s1-") for study in studies) == 6
@@ -39,12 +39,12 @@ def test_forks_of_a_kept_checkpoint_are_audited_and_reproduced(build):
     kept = {"CHECKPOINT_KEEP_FINISHED": True, "CHECKPOINT_INTERVAL": 2}
     folder = build(**SINGLE, **kept)
     assert folder.command(TRAIN)[0] == 0
-    code, _, said = folder.command("scripts/prolong.py", "run", "--iters", "4", "--from", "2")
+    code, _, said = folder.command("prolong", "run", "--iters", "4", "--from", "2")
     assert code == 0 and "continues with its state" in said, said
     (fork,) = folder.path.glob("results/prolonged-run-s1-*-2-4/unchanged-s1001-*")
     assert json.loads((fork / "status.json").read_text())["iteration"] == 4
-    for command in (("scripts/audit_run.py", "--runs"), ("scripts/reproduce.py", "--run")):
+    for command in (("audit", "--runs"), ("reproduce", "--run")):
         code, text, said = folder.command(*command, str(fork))
         assert code == 0, text + said
-    code, _, said = folder.command("scripts/prolong.py", "run", "--iters", "4", "--from", "3")
+    code, _, said = folder.command("prolong", "run", "--iters", "4", "--from", "3")
     assert code == 2 and "[run.no-checkpoint]" in said and "2, 4" in said

@@ -5,7 +5,7 @@ import time
 
 from tests.integration.conftest import IN_PROCESS, STEP
 
-SCRIPT = "scripts/generate.py"
+SCRIPT = "generate"
 
 
 def test_generates_text_rejects_options_and_is_interrupted(build):

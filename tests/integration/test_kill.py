@@ -27,7 +27,7 @@ KILLS = 20
 
 def start(folder: Folder, jobs: int) -> Command:
     """Start the runner."""
-    return folder.start("scripts/run_test_matrix.py", STEPS=STEPS, JOBS=str(jobs))
+    return folder.start("all", STEPS=STEPS, JOBS=str(jobs))
 
 
 def kill_when(process: Command, moment: Callable[[], bool]) -> None:
@@ -135,7 +135,7 @@ def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build) -> 
     """As a batch system preempts a job."""
     folder = build(MAX_ITERS=100_000, LOADER_WORKERS=1, TELEMETRY_INTERVAL=1, LOG_INTERVAL=1)
     (run,) = map(RunDir, folder.runs("0"))
-    make = folder.start("scripts/run_test_matrix.py", STEPS="0")
+    make = folder.start("all", STEPS="0")
     deadline = time.monotonic() + 60
     while not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < 3:
         assert time.monotonic() < deadline, make.stderr
@@ -196,7 +196,7 @@ def test_many_stops_leave_the_bytes_of_an_uninterrupted_run(build, capsys, ranks
     count = int(os.environ.get("COUNT") or 100)
     chance = random.Random(f"{os.environ.get('SEED') or 1} {ranks}")
     folder = build(**STOPPED, GPUS=ranks, GRAD_ACCUMULATION=2 // ranks)
-    script, (run,) = "scripts/run_test_matrix.py", map(RunDir, folder.runs(""))
+    script, (run,) = "all", map(RunDir, folder.runs(""))
     began = time.monotonic()
     assert folder.start(script).wait() == 0
     seconds, files = time.monotonic() - began, (*DETERMINISTIC, "sample.txt")
@@ -250,14 +250,14 @@ def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_
     folder = build(**{**INTERVALS, "MAX_ITERS": 60}, LEASE_SECONDS=2, JOBS=1)
     study, steps = folder.path / "results/ratio", {"STEPS": "0-5"}
     seconds = -time.monotonic()
-    assert folder.start("scripts/run_test_matrix.py", **steps).wait(600) == 0
+    assert folder.start("all", **steps).wait(600) == 0
     seconds += time.monotonic()
     whole = outcome(folder.path)
     kills = stops = lost = rounds = 0
     while kills < count or stops < count:
         rounds += 1
         (folder.path / "results").rename(tmp_path / f"results-{rounds}")
-        makes = [folder.start("scripts/run_test_matrix.py", **steps) for _ in range(4)]
+        makes = [folder.start("all", **steps) for _ in range(4)]
         ended = []
         while any(make.poll() is None for make in makes):
             time.sleep(chance.uniform(0.02, 0.1) * seconds)
@@ -268,7 +268,7 @@ def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_
             if len(ended) % 2:
                 victim.kill()
                 kills += 1
-                makes.append(folder.start("scripts/run_test_matrix.py", **steps))
+                makes.append(folder.start("all", **steps))
             else:
                 stopped = victim.processes()
                 signal_all(stopped, signal.SIGSTOP)

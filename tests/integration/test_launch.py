@@ -12,7 +12,7 @@ from tests.integration.conftest import IN_PROCESS, STEP
 
 def test_i10_trains_reports_skips_and_trains_again(build):
     folder = build()
-    code, table, said = folder.command("scripts/run_test_matrix.py", STEPS="0,1,full")
+    code, table, said = folder.command("all", STEPS="0,1,full")
     assert code == 0, said
     assert re.search(r"\| +1 \| pruned-50 .* n=1 .* 50\.0% \| done +\|", table)
     assert "the loss of token frequencies alone" in table
@@ -22,15 +22,15 @@ def test_i10_trains_reports_skips_and_trains_again(build):
     assert "pruned-50" in (results / "report.html").read_text()
     weights = [RunDir(path).weights.read_bytes() for path in folder.runs("0,1,full")]
 
-    code, text, said = folder.command("scripts/run_test_matrix.py", STEPS="0,1,full", JSON="1")
+    code, text, said = folder.command("all", STEPS="0,1,full", JSON="1")
     assert code == 0 and "3 of 3 done" in said and "TRAIN" not in said
     rows = json.loads(text)["rows"]
     assert [row["slug"] for row in rows] == ["baseline", "pruned-50", "full"]
     assert rows[1]["sparsity"] == pytest.approx(0.5, abs=1e-3)
 
-    code, _, said = folder.command("scripts/rerun.py", "pruned-50")
+    code, _, said = folder.command("rerun", "pruned-50")
     assert code == 2 and "YES=1" in said
-    code, _, said = folder.command("scripts/rerun.py", "pruned-50", YES="1")
+    code, _, said = folder.command("rerun", "pruned-50", YES="1")
     assert code == 0 and "baseline" not in said
     assert re.search(r"^RERUN .* pruned-50-s1-\w+\.old-", said, re.MULTILINE)
     # The same configuration and seed: the same bytes.
@@ -72,7 +72,7 @@ def test_a_step_by_number_is_the_same_run_as_makes(build):
 def test_a_dry_run_needs_no_data_and_writes_nothing(build):
     folder = build(DRY_RUN=True)
     (folder.path / "data").rename(folder.path / "gone")
-    code, table, said = folder.command("scripts/run_test_matrix.py", STEPS="17")
+    code, table, said = folder.command("all", STEPS="17")
     assert code == 0, said
     assert table.endswith("passed, 0 failed\n") and "ratio/17-ract-weights" in table
     assert not (folder.path / "results").exists()
@@ -81,7 +81,7 @@ def test_a_dry_run_needs_no_data_and_writes_nothing(build):
 def test_an_absent_device_is_told_before_anything_is_created_or_prepared(build):
     folder = build(DEVICE_CPU=None, DEVICE_CUDA=True)
     (folder.path / "data").rename(folder.path / "gone")
-    code, _, said = folder.command("scripts/run_test_matrix.py", CUDA_VISIBLE_DEVICES="")
+    code, _, said = folder.command("all", CUDA_VISIBLE_DEVICES="")
     assert code == 3
     assert "[gpu.missing]" in said and "DEVICE=cuda" in said
     assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
@@ -90,7 +90,7 @@ def test_an_absent_device_is_told_before_anything_is_created_or_prepared(build):
 def test_a_kernel_that_cannot_run_is_told_before_the_data(build):
     folder = build(ATTENTION_BACKEND_FLASH=True)
     (folder.path / "data").rename(folder.path / "gone")
-    code, _, said = folder.command("scripts/run_test_matrix.py")
+    code, _, said = folder.command("all")
     assert code == 3
     assert "ATTENTION_BACKEND_FLASH: " in said
     assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
@@ -99,7 +99,7 @@ def test_a_kernel_that_cannot_run_is_told_before_the_data(build):
 def test_missing_data_is_prepared_before_training(build):
     folder = build()
     (folder.path / "data").rename(folder.path / "gone")
-    code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    code, _, said = folder.command("all", STEPS="0")
     assert code == 0, said
     assert (folder.path / "data").exists()
 
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_written_fails_the_run_and_the_next_make_finishes_
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, limits[1]))
     try:
-        code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+        code, _, said = folder.command("all", STEPS="0")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (run,) = folder.runs("0")
@@ -118,5 +118,5 @@ def test_a_file_that_cannot_be_written_fails_the_run_and_the_next_make_finishes_
     assert "step 4: " in said and "[Errno" in said and "Traceback" not in said, said
     status = read_status(RunDir(run))
     assert status is not None and (status.state, status.exit_code) == (State.FAILED, 1)
-    code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    code, _, said = folder.command("all", STEPS="0")
     assert code == 0, said

@@ -16,7 +16,7 @@ STUDY = {
     "VERDICT_LOOKS": "3,4",
     "VERDICT_SPEND": ".2,.7",
 }
-TRAIN = "scripts/run_test_matrix.py"
+TRAIN = "all"
 
 
 def record(folder: Path) -> dict:
@@ -43,7 +43,7 @@ def kill_after(folder: Folder, runs: int) -> None:
 @pytest.mark.slow
 def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(build):
     folder = build(**STUDY)
-    code, text, said = folder.command("scripts/plan.py", SEEDS="auto")
+    code, text, said = folder.command("plan", SEEDS="auto")
     assert code == 0 and "9 runs" in text and "at most 3 more runs, until 4 seeds" in text, said
     code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
     assert code == 0, said
@@ -63,11 +63,11 @@ def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(bu
     assert "VERDICT pruned-50 vs baseline" in said and "saved 1 of 12 runs" in said
     for script in ("report", "verdicts", "status", "watch"):
         before = (folder.path / "results/ratio/verdicts.json").read_bytes()
-        assert folder.command(f"scripts/{script}.py", SEEDS="auto")[0] == 0
+        assert folder.command(script, SEEDS="auto")[0] == 0
         assert (folder.path / "results/ratio/verdicts.json").read_bytes() == before
-    assert folder.command("scripts/verdicts.py", SEEDS="auto", STRICT="1")[0] == 0
+    assert folder.command("verdicts", SEEDS="auto", STRICT="1")[0] == 0
     # Without SEEDS=, the words of the looks stay.
-    code, text, _ = folder.command("scripts/verdicts.py")
+    code, text, _ = folder.command("verdicts")
     words = " ".join(text.split())
     assert code == 0 and "WORSE n=3" in words and "BETTER n=4" in words
     code, text, said = folder.command(TRAIN, SEEDS="auto")
@@ -93,7 +93,7 @@ def test_a_look_waits_for_runs_that_have_not_ended_and_strict_wants_words(build)
     code, _, said = folder.command(TRAIN, SEEDS="auto", STRICT="1")
     assert code == 5, said
     assert len(record(folder.path)["looks"]) == 2
-    assert folder.command("scripts/verdicts.py", SEEDS="auto")[0] == 0
+    assert folder.command("verdicts", SEEDS="auto")[0] == 0
     # A step has its word without the runs of the others, which are judged at the same look.
     shutil.rmtree(folder.path / "results")
     code, _, said = folder.command(TRAIN, SEEDS="1-3", STEPS="0-1")
@@ -126,7 +126,7 @@ def test_a_diverged_baseline_ends_the_study(build):
     assert code == 1 and "nothing to run" in said
     assert seeds_of(folder.path, "pruned-50") == [1, 2, 3]
     # A tracker receives the same words.
-    code, _, said = folder.command("scripts/verdicts.py", SEEDS="auto", SET="TRACKER_TENSORBOARD=y")
+    code, _, said = folder.command("verdicts", SEEDS="auto", SET="TRACKER_TENSORBOARD=y")
     assert code == 1 and "WARN" not in said
     sent = folder.path / "results/ratio/verdicts/trackers"
     (row,) = json.loads((sent / "table.json").read_text())["rows"]
@@ -140,5 +140,5 @@ def test_auto_is_refused_if_it_cannot_judge(build):
         ({"STEPS": "0-1"}, "config.conflict"),
         ({"SEEDS": "automatic"}, "usage.invalid-seed"),
     ):
-        exit_code, _, said = folder.command("scripts/plan.py", **{"SEEDS": "auto", **variables})
+        exit_code, _, said = folder.command("plan", **{"SEEDS": "auto", **variables})
         assert exit_code == 2 and f"[{code}]" in said

@@ -7,7 +7,7 @@ import pytest
 
 from lib.project import ROOT
 
-SCRIPT = "scripts/mutation_test.py"
+SCRIPT = "mutation-test"
 
 
 @pytest.mark.long

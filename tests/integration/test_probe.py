@@ -10,7 +10,7 @@ def test_the_plan_has_measured_steps(build):
     folder = build(EVAL_INTERVAL=2)
     python = folder.server.interpreter()
     words = ("--steps", "0,5", "--probe", "--json")
-    plan = folder.start("scripts/plan.py", *words, python=python)
+    plan = folder.start("plan", *words, python=python)
     assert plan.wait() == 0, plan.stderr
     assert "1/2" in plan.stderr and "2/2" in plan.stderr
     for run in json.loads(plan.stdout)["runs"]:
@@ -37,7 +37,7 @@ def probes(folder: Path) -> list[str]:
 
 def test_ctrl_c_ends_the_probe(build):
     folder = build()
-    plan = folder.start("scripts/plan.py", "--probe")
+    plan = folder.start("plan", "--probe")
     deadline = time.monotonic() + 60
     while not probes(folder.path):
         assert plan.poll() is None and time.monotonic() < deadline, plan.stderr

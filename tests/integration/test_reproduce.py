@@ -37,12 +37,12 @@ class Clone:
     server: CommandServer
     scratch: Path
 
-    def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        """Run a script of this tree; return exit code, stdout and stderr."""
+    def command(self, name: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        """Run a command of this tree; return exit code, stdout and stderr."""
         unset = ("V", "JSON", "STEPS", "RUN", "DATA", "FORCE")
         environment = {k: v for k, v in os.environ.items() if k not in unset}
         given = {"PYTHONPATH": str(self.path), "ALLOW_DIRTY": "y", **variables}
-        command = [str(self.path / "scripts" / script), *arguments]
+        command = ["-m", "lib.kablate", name, *arguments]
         return self.server.run(command, environment | given, self.scratch, self.path)
 
     def edit(self) -> None:
@@ -98,7 +98,7 @@ def configure(folder: Path, **settings: object) -> None:
 
 def trained(tree: Clone, build: Path) -> Path:
     """Train the configuration of ``build``; return the run directory."""
-    code, _, said = tree.command("run_test_matrix.py", "-O", str(build))
+    code, _, said = tree.command("all", "-O", str(build))
     assert code == 0, said
     return make_plan(config_layers(build), build).runs[0].path
 
@@ -109,7 +109,7 @@ def original(origin: Clone, build: Path) -> Path:
 
 
 def reproduce(tree: Clone, run: Path, data: Path, *more: str) -> tuple[int, str, str]:
-    return tree.command("reproduce.py", "--run", str(run), "--data", str(data), *more)
+    return tree.command("reproduce", "--run", str(run), "--data", str(data), *more)
 
 
 def test_a_fresh_clone_makes_the_same_bytes(original, build, clone, tmp_path):

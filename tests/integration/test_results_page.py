@@ -39,7 +39,7 @@ def lines(path):
 
 def test_every_file_and_field_of_a_run_is_in_the_page(build):
     folder = build(OPTIMIZER_ADAMWSPAM=True, TELEMETRY_INTERVAL=10)
-    code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    code, _, said = folder.command("all", STEPS="0")
     assert code == 0, said
     (run,) = folder.runs("0")
     names = (re.sub(r"rank\d+", "rank*", path.name) for path in run.iterdir())
@@ -90,5 +90,5 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert {path.name for path in study.iterdir()} - {run.name} <= named("A study's folder")
     columns = next(csv.reader((study / "table.csv").open()))
     assert set(columns) == first_column("A study's folder")
-    code, text, _ = folder.command("scripts/report.py", JSON="1")
+    code, text, _ = folder.command("report", JSON="1")
     assert code == 0 and json.loads(text).keys() <= named("A study's folder") | common

@@ -35,7 +35,7 @@ def test_no_file_and_no_word_has_a_secret(build):
     folder = build(**dict.fromkeys(trackers, True), TELEMETRY_INTERVAL=10)
     with serving() as server:
         code, stdout, stderr = folder.command(
-            "scripts/run_test_matrix.py",
+            "all",
             STEPS="0",
             V="1",
             ALLOW_DIRTY="y",
@@ -80,11 +80,11 @@ def test_commands_and_options_of_the_scheduler_are_not_recorded(build):
     with serving() as server:
         variables = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": SECRETS["WANDB_API_KEY"]}
         code, stdout, stderr = folder.command(
-            *("scripts/run_test_matrix.py", "--set", on_top), ALLOW_DIRTY="y", V="1", **variables
+            *("all", "--set", on_top), ALLOW_DIRTY="y", V="1", **variables
         )
         assert code == 0, stderr
-        for script in ("report", "plan", "status", "list_runs", "verify_results"):
-            folder.command(f"scripts/{script}.py", "--set", on_top, **variables)
+        for script in ("report", "plan", "status", "ls", "verify-results"):
+            folder.command(script, "--set", on_top, **variables)
     assert [run.finished for run in server.runs.values()] == [True]
     # The files of the configuration itself are the user's.
     files = [path for path in folder.path.rglob("*") if path.is_file()]

@@ -50,7 +50,7 @@ class Study:
         """Run a script of the tree as a user of the cluster; workers are forks of the server."""
         variables = {"STEPS": self.steps, "SLURM_CONF": str(self.cluster.conf)}
         python = self.folder.server.interpreter()
-        done = self.folder.start(f"scripts/{script}.py", *words, python=python, **variables)
+        done = self.folder.start(script, *words, python=python, **variables)
         return done.wait(), done.stdout, done.stderr
 
     def submit(self) -> None:
@@ -79,7 +79,7 @@ class Study:
         """Return the files of the runs that make trains; they are moved away."""
         # One by one: the time of a command is limited.
         for step in self.steps.split(","):
-            make = self.folder.start("scripts/run_test_matrix.py", STEPS=step)
+            make = self.folder.start("all", STEPS=step)
             assert make.wait() == 0, make.stderr
         files = outcome(self.folder.path)
         (self.folder.path / "results").rename(self.folder.path / "alone")

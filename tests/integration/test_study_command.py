@@ -8,7 +8,7 @@ import time
 
 from lib.runs.run_dir import RunDir
 
-TRAIN = "scripts/run_test_matrix.py"
+TRAIN = "all"
 # Each document on a line of its own.
 APPEND = "import json, sys; print(json.dumps(json.load(sys.stdin)), file=open(sys.argv[1], 'a'))"
 
@@ -47,7 +47,7 @@ def test_a_stopped_study_starts_it_and_the_resumed_one_again(build, tmp_path):
     while not run.metrics.exists():
         assert make.poll() is None and time.monotonic() < deadline, make.stderr
         time.sleep(0.02)
-    code, _, said = folder.command("scripts/stop.py")
+    code, _, said = folder.command("stop")
     assert code == 0, said
     assert make.wait() == 130 and states(file) == [["interrupted"]], make.stderr
     code, _, said = folder.command(TRAIN, STEPS="0")

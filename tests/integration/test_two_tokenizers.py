@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TRAIN = "scripts/run_test_matrix.py"
+TRAIN = "all"
 STUDY = """\
 name = "tokens"
 unit = "bits-per-byte"
@@ -54,7 +54,7 @@ def test_two_tokenizers_are_trained_and_judged_in_bits_per_byte(build, tmp_path)
     assert {int(size) for _, size in texts(results, "bytes")} <= sizes
     losses = bits_per_byte(results)
     assert len(losses) == 6
-    code, text, said = folder.command("scripts/report.py", JSON="1")
+    code, text, said = folder.command("report", JSON="1")
     assert code == 0, said
     document = json.loads(text)
     (verdict,) = document["verdicts"]
@@ -69,9 +69,9 @@ def test_two_tokenizers_are_trained_and_judged_in_bits_per_byte(build, tmp_path)
         assert rows[slug]["val_loss"] == pytest.approx(statistics.fmean(values), abs=1e-12)
         assert rows[slug]["perplexity"] is None
     assert "bits per byte" in table and "nats" not in table
-    code, text, said = folder.command("scripts/verify_results.py", JSON="1")
+    code, text, said = folder.command("verify-results", JSON="1")
     rows = {row["check"]: row["verdict"] for row in json.loads(text)["rows"]}
     names = ("evaluation", "data and preprocessing", "data_digest")
     assert "FAIL" not in [rows[name] for name in names], text
-    code, text, said = folder.command("scripts/audit_run.py", "--runs", "*")
+    code, text, said = folder.command("audit", "--runs", "*")
     assert code == 0, text + said

@@ -6,7 +6,7 @@ import pytest
 
 
 def test_machine_validation_as_json(build) -> None:
-    script = "scripts/validate_machine.py"
+    script = "validate-machine"
     code, text, said = build().command(script, "--device", "cpu", JSON="1")
     assert code == 0, said
     document = json.loads(text)
@@ -17,9 +17,7 @@ def test_machine_validation_as_json(build) -> None:
 
 
 def test_the_needle_s_table_and_progress(build) -> None:
-    code, table, said = build().command(
-        "scripts/needle_test.py", "--arms", "window only", STEPS="1"
-    )
+    code, table, said = build().command("needle-test", "--arms", "window only", ITERS="1")
     assert code == 0, said
     (row,) = [line for line in table.splitlines() if line.startswith("| window only | ")]
     far, luck, first, seconds = (float(cell) for cell in row.split("|")[2:-1])
@@ -32,10 +30,10 @@ def test_the_needle_s_table_and_progress(build) -> None:
 
 @pytest.mark.parametrize(
     "variable, value, kind",
-    [("STEPS", "0", "usage.out-of-range"), ("SEED", "few", "usage.invalid-number")],
+    [("ITERS", "0", "usage.out-of-range"), ("SEED", "few", "usage.invalid-number")],
 )
 def test_invalid_arguments_of_the_needle_task(build, variable, value, kind) -> None:
-    code, table, stderr = build().command("scripts/needle_test.py", **{variable: value})
+    code, table, stderr = build().command("needle-test", **{variable: value})
     assert (code, table) == (2, "")
     error, advice, end = stderr.splitlines()
     assert error.startswith(f"ERROR   {variable}: ") and error.endswith(f" [{kind}]")

@@ -100,7 +100,7 @@ def publish(server: CommandServer, folder: Path) -> None:
     prepare_dataset(plan.base.data, build)
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}
     environment |= {"PYTHONPATH": str(tree), "STEPS": STEPS}
-    command = [str(tree / "scripts/run_test_matrix.py"), "-O", str(build)]
+    command = [str(tree / "all"), "-O", str(build)]
     untracked = " ".join(f"{symbol}=n" for symbol in TRACKERS if "MODE" not in symbol)
     for variables in ({"SEEDS": "1"}, {"SEEDS": SEEDS, "SET": untracked}):
         code, _, said = server.run(command, environment | variables, folder, tree)
@@ -370,7 +370,7 @@ def test_a_folder_without_the_runs_is_one_line(pair: Pair, tmp_path: Path) -> No
     said = [line for line in done.stderr.splitlines() if line.startswith("UNKNOWN ")]
     assert len(said) == 1 and "manifest, batch_size, " in said[0] and "REFUSE" not in done.stderr
     assert f"no runs of kablate-ratio in {tmp_path} are named baseline-s1-" in said[0]
-    assert "another SOURCE=, or scripts/verify_results.py --folder DIR" in done.stderr
+    assert "another SOURCE=, or kablate verify-results --folder DIR" in done.stderr
     assert "EXIT    code 4" in done.stderr
 
 

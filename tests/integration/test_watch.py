@@ -29,7 +29,7 @@ def at_work(build) -> Iterator[tuple]:
         JOBS=2,
         WATCH_SPEED=100,
     )
-    process = folder.start("scripts/run_test_matrix.py", STEPS="0,2")
+    process = folder.start("all", STEPS="0,2")
     try:
         for path in folder.runs("0,2"):
             wait_for(lambda: _trains(RunDir(path)))
@@ -54,7 +54,7 @@ def _trains(run: RunDir) -> bool:
 def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     folder, process = at_work
     paths = [RunDir(path) for path in folder.runs("0,2")]
-    code, text, said = folder.command("scripts/watch.py", "--json", STEPS="0,2")
+    code, text, said = folder.command("watch", "--json", STEPS="0,2")
     # Exit code 1 if the speed has changed, which is possible on a busy machine.
     assert code in (0, 1), text + said
     lines = json.loads(text)["runs"]
@@ -75,30 +75,30 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     os.kill(lease.holder.worker, signal.SIGUSR1)
     wait_for(lambda: "most recent call first" in paths[0].logs.read_text())
 
-    code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")
+    code, _, said = folder.command("stop", "--runs", "golden", STEPS="0,2")
     assert code == 0 and re.search(r"^STOP +ratio/02-golden s1 ", said, re.M)
     # The lease is released after the status is written.
     wait_for(lambda: current_holder(paths[1]) is None)
     assert read_status(paths[1]).state is State.INTERRUPTED
     assert read_status(paths[0]).state is State.RUNNING
     assert list(paths[1].checkpoints.iterdir())
-    code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")
+    code, _, said = folder.command("stop", "--runs", "golden", STEPS="0,2")
     assert code == 2 and "[run.not-active]" in said
 
-    code, _, said = folder.command("scripts/stop.py", STEPS="0,2")
+    code, _, said = folder.command("stop", STEPS="0,2")
     assert code == 0 and f"process {process.pid} " in said
     assert process.wait(60) == EXIT_INTERRUPTED
     assert read_status(paths[0]).state is State.INTERRUPTED
-    code, _, said = folder.command("scripts/stop.py", STEPS="0,2")
+    code, _, said = folder.command("stop", STEPS="0,2")
     assert code == 2 and "[run.not-active]" in said
 
 
 def test_a_silent_run_is_an_alarm(build) -> None:
     folder = build()
-    assert folder.command("scripts/run_test_matrix.py", STEPS="0")[0] == 0
+    assert folder.command("all", STEPS="0")[0] == 0
     (path,) = folder.runs("0")
     _silence(RunDir(path))
-    code, text, _ = folder.command("scripts/watch.py", STEPS="0")
+    code, text, _ = folder.command("watch", STEPS="0")
     assert code == 1
     assert "stall: no heartbeat of rank 0 for" in " ".join(text.split())
 

@@ -19,21 +19,21 @@ def configure(folder, **changes):
 def test_export_import_and_modified_weights(build):
     # With all cores, as by default.
     folder = build(**ONE)
-    code, _, stderr = folder.command("scripts/export.py", "run")
+    code, _, stderr = folder.command("export", "run")
     assert code == 2 and "[run.not-found]" in stderr
-    assert folder.command("scripts/run_test_matrix.py")[0] == 0
-    code, printed, stderr = folder.command("scripts/export.py", "single/run s1")
+    assert folder.command("all")[0] == 0
+    code, printed, stderr = folder.command("export", "single/run s1")
     assert code == 0, stderr
     out = Path(printed.strip())
 
     configure(folder, INIT_FROM=f"hf:{out}", N_LAYER=1)
-    code, _, stderr = folder.command("scripts/run_test_matrix.py")
+    code, _, stderr = folder.command("all")
     assert code == 2 and "[weights.config-mismatch]" in stderr
     assert "N_LAYER: 1 " in stderr and "n_layer=2" in stderr
     assert len(list((folder.path / "results/single").glob("run-*"))) == 1
 
     configure(folder, INIT_FROM=f"hf:{out}")
-    code, _, stderr = folder.command("scripts/run_test_matrix.py")
+    code, _, stderr = folder.command("all")
     assert code == 0 and "INIT" in stderr and f"hf:{out}: " in stderr
     assert len(list((folder.path / "results/single").glob("run-*"))) == 2
 
@@ -41,7 +41,7 @@ def test_export_import_and_modified_weights(build):
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    code, _, stderr = folder.command("scripts/run_test_matrix.py")
+    code, _, stderr = folder.command("all")
     assert code == 2 and f"changed since: {weights}" in stderr and "ON_STALE=rerun" in stderr
 
     weights.unlink()

@@ -16,7 +16,7 @@ from black.cache import CACHE_DIR, Cache
 
 from lib.project import ROOT
 from tests.integration.tree import commit_copy, git
-from tests.source import makefile_variables
+from tests.source import MAKE_VARIABLES
 
 MYPY_CACHE = ".mypy_cache"
 # Contexts of nsa-perf, times forms of ranges.
@@ -79,7 +79,7 @@ def follow(clone: Path, page: str) -> str:
 
 def _type(clone: Path, commands: str) -> str:
     unset = {"CONDA_PREFIX", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= makefile_variables((ROOT / "Makefile").read_text())
+    unset |= MAKE_VARIABLES
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     done = subprocess.run(
         ["bash", "-e", "-c", commands],

@@ -1,15 +1,18 @@
 """The help of make, and the completion script for shells."""
 
+import re
 import shutil
 import subprocess
 
 import pytest
 
+from gpt2.check import CHECKS
+from gpt2.study.study_file import STUDIES
+from lib.commands import VARIABLES
 from lib.config.dotconfig import list_defconfigs
-from lib.make_help import completion, help_text
+from lib.env.gpu import GPUS
+from lib.make_help import completion, document, help_text
 from lib.project import ROOT
-
-MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.parametrize(
@@ -22,20 +25,30 @@ MAKEFILE = (ROOT / "Makefile").read_text()
         ("make check DEFCONFIG=gpt2-quickst", {"gpt2-quickstart"}),
         ("make why SYM=DROPO", {"DROPOUT"}),
         ("make audit RUNS=results/ratio/ra-s1", {"results/ratio/ra-s1-0a1b2c3d"}),
-        ("make plan STEPS=r", set()),
+        ("make plan STEPS=mla-golden-m", {"mla-golden-mech"}),
+        ("make plan STEPS=0-3,mla-golden-m", {"0-3,mla-golden-mech"}),
+        ("make check CHECKS=causal,dec", {"causal,declared", "causal,decode"}),
+        ("make plan GPU=h", {"h100", "h200"}),
+        ("make O=my why SYM=N_L", {"N_LAYER"}),
+        ("make O=my audit RUNS=my/results/ratio/b", {"my/results/ratio/baseline-s1-0a1b2c3d"}),
+        ("make plan SEEDS=", set()),
     ],
 )
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, typed, expected):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/run_test_matrix.py").touch()
+    for source in ("lib/kablate.py", "lib/env/gpu.py", "gpt2/check/__init__.py"):
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / source, tmp_path / source)
+    shutil.copytree(ROOT / "gpt2/study/studies", tmp_path / "gpt2/study/studies")
     (tmp_path / "results/ratio/ra-s1-0a1b2c3d").mkdir(parents=True)
+    (tmp_path / "my/results/ratio/baseline-s1-0a1b2c3d").mkdir(parents=True)
+    (tmp_path / "my/.config").write_text("CONFIG_N_LAYER=4\n")
     (tmp_path / ".config").write_text('CONFIG_DROPOUT="0.0"\n# CONFIG_COMPILE is not set\n')
     bases, fragments = list_defconfigs(ROOT)
     names = [*(d.name for d in bases), *(f"+{d.name}" for d in fragments)]
-    (tmp_path / "script").write_text(completion(MAKEFILE, names))
+    (tmp_path / "script").write_text(completion(names))
     command = (
         f". ./script; COMP_LINE={typed!r} COMP_POINT={len(typed)}; _kablate_make 2> /dev/null; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -50,13 +63,46 @@ def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, ty
     assert replies == expected, done.stderr
 
 
+def test_completion_has_the_names_of_the_sources():
+    """The script reads sources, because it must be fast and runs without packages."""
+    for pattern, path, names in (
+        (
+            r'^ *Check\("([a-z_]+)"',
+            "gpt2/check/__init__.py",
+            {c for c in CHECKS if not CHECKS[c].own},
+        ),
+        (r'^ *Gpu\("([a-z0-9-]+)"', "lib/env/gpu.py", set(GPUS)),
+        (
+            r'^\[\[step\]\]\nname = "(.*)"',
+            "gpt2/study/studies/ratio.toml",
+            {step.slug for step in STUDIES["ratio"].steps},
+        ),
+    ):
+        assert set(re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)) == names
+
+
 def test_help_puts_the_summary_into_the_run_group():
-    text = help_text(["##@ Run\n", "all: data ## Train\n", "##: A=n  A value\n"], "57 runs")
-    assert text.splitlines() == ["Run", "  57 runs", f"  {'all':22}Train", f"  {'A=n':22}A value"]
+    lines = help_text("57 runs").splitlines()
+    assert lines[lines.index("Run") + 1] == "  57 runs"
 
 
-def test_the_help_of_the_makefile_has_two_columns_within_80_characters():
-    lines = help_text(MAKEFILE.splitlines(), "summary").splitlines()
-    entries = [line for line in lines if line.startswith("  ") and line != "  summary"]
-    assert len(entries) > 80 and max(map(len, lines)) <= 80
-    assert [line for line in entries if line[23] != " " or line[24] == " "] == []
+def test_the_help_fits_one_screen_of_60_lines_and_80_columns():
+    text = help_text()
+    assert text.count("\n") <= 60 and "No .config yet" in text
+    for lines in (text.splitlines(), help_text(every=True).splitlines()):
+        assert max(map(len, lines)) <= 80
+        entries = [x for x in lines if x.startswith("  ") and "No .config yet" not in x]
+        # Two columns.
+        assert [x for x in entries if x[23] != " " or x[24] == " "] == []
+
+
+def test_every_variable_is_in_the_long_help():
+    text = help_text(every=True)
+    assert [
+        v.name for v in VARIABLES.values() if v.name.isupper() and f"{v.name}=" not in text
+    ] == []
+
+
+def test_the_document_has_the_table_of_the_variables():
+    """python -m lib.make_help --document writes it."""
+    assert document() in (ROOT / "docs/configuration.md").read_text()

@@ -3,11 +3,21 @@
 import pytest
 
 from gpt2.study.resolve import resolve_config
-from lib import make_help, make_variables
+from lib import make_variables
+from lib.commands import COMMANDS, COMMON, VARIABLES, Variable
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.make_variables import EXPORTED, GIVEN, TARGET, require_read, require_value, resume_command
-from lib.project import ROOT
+from lib.make_variables import (
+    EXPORTED,
+    GIVEN,
+    TARGET,
+    require_read,
+    require_value,
+    resume_command,
+    variable_value,
+)
+
+PLAN, CLEAN = COMMANDS["plan"], COMMANDS["clean"]
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +30,10 @@ def plan_is_the_target(monkeypatch):
 def test_every_variable_that_is_not_read_is_reported(monkeypatch):
     monkeypatch.setenv(GIVEN, "STEPS STPE TWICE")
     with pytest.raises(ConfigError) as caught:
-        require_read({"STEPS", "SEEDS"})
+        require_read(PLAN)
     assert caught.value.codes == ["usage.unread-variable"] * 2
     assert [problem.where for problem in caught.value.problems] == ["STPE", "TWICE"]
+    assert "make reproduce" in caught.value.problems[1].next
 
 
 def test_exported_symbols_and_former_names_have_no_effect():
@@ -33,21 +44,21 @@ def test_exported_symbols_and_former_names_have_no_effect():
 
 
 def test_variables_of_make_that_are_symbols_too_have_an_effect():
-    names = make_help._settings((ROOT / "Makefile").read_text())
+    names = [name for name in VARIABLES if name.isupper()]
     symbols = resolve_config(KconfigTree(), []).values
     assert {"GPUS", "ON_STALE"} <= symbols.keys() & set(names)
     assert make_variables.variables_without_effect(symbols, names) == []
 
 
 def test_variables_of_every_script_are_read(monkeypatch):
-    monkeypatch.setenv(GIVEN, " ".join(make_variables.COMMON))
-    require_read(set())
+    monkeypatch.setenv(GIVEN, " ".join(COMMON))
+    require_read(CLEAN)
 
 
 def test_scripts_started_by_a_script_have_other_variables(monkeypatch):
     monkeypatch.setenv(GIVEN, "STEPS")
-    require_read({"STEPS"})
-    require_read(set())
+    require_read(PLAN)
+    require_read(CLEAN)
 
 
 def test_the_command_that_resumes_has_the_typed_variables(monkeypatch):
@@ -62,19 +73,58 @@ def test_the_command_that_resumes_has_the_typed_variables(monkeypatch):
 def test_variables_of_the_environment_are_logged_if_they_are_read(monkeypatch, capsys):
     monkeypatch.setenv(EXPORTED, "SEED DATA PYTHON")
     monkeypatch.setenv("SEED", "7")
-    require_read({"SEED", "PYTHON"})
+    require_read(PLAN)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.split()[:2] == ["ENV", "SEED=7"]
 
 
-def test_a_flag_is_yes_or_no(monkeypatch):
+def test_a_flag_is_yes_or_no():
     values = {"1": True, "Yes": True, "y": True, "": False, "0": False, "N": False, "false": False}
-    assert {text: make_variables.is_yes(text, "FAST") for text in values} == values
-    monkeypatch.setenv("FAST", "perhaps")
+    assert {text: variable_value(VARIABLES["FAST"], text) for text in values} == values
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("JOBS", "0", 0),
+        ("JOBS", "", None),
+        ("SAMPLES", "1", 1),
+        ("TOP_P", "1e-1", 0.1),
+        ("KEEP_GOING", "n", False),
+        ("ON_STALE", "keep", "keep"),
+        ("ON_STALE", "", ""),
+        ("STEPS", "0", "0"),
+    ],
+)
+def test_a_value_is_of_the_kind_of_its_variable(name, text, value):
+    found = variable_value(VARIABLES[name], text)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        *(("JOBS", text, "invalid-number") for text in ("-1", "1.5", "x", "１２", "012", "²")),
+        ("SAMPLES", "0", "out-of-range"),
+        ("TOP_P", "half", "invalid-number"),
+        ("FAST", "perhaps", "invalid-value"),
+        ("KEEP_GOING", "2", "invalid-value"),
+        ("ON_STALE", "maybe", "invalid-value"),
+        ("V", "3", "invalid-value"),
+    ],
+)
+def test_an_invalid_value_is_located_at_its_variable(name, text, code):
     with pytest.raises(ConfigError) as caught:
-        make_variables.is_set("FAST")
-    assert caught.value.codes == ["usage.invalid-value"]
-    assert caught.value.problems[0].where == "FAST"
+        variable_value(VARIABLES[name], text)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == (f"usage.{code}", name) and repr(text) in problem.what
+    assert problem.next
+
+
+def test_an_option_that_is_no_variable_is_located_by_its_name():
+    with pytest.raises(ConfigError) as caught:
+        variable_value(Variable("rounds", "n", "positive", "Rounds"), "0")
+    assert caught.value.problems[0].where == "--rounds"
 
 
 def test_a_missing_value_is_an_error():

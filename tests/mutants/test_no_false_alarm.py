@@ -2,8 +2,9 @@
 
 import pytest
 
-from gpt2.check.command import CheckRequest, check
+from gpt2.check import command
 from lib.project import ROOT
+from tests.options import options
 
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
 
@@ -11,5 +12,5 @@ DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if pat
 @pytest.mark.long
 @pytest.mark.parametrize("defconfig", DEFCONFIGS)
 def test_no_false_alarm(defconfig, tmp_path):
-    code, table = check(CheckRequest(tmp_path, defconfig=defconfig))
+    code, table = command.run(options("check", "-O", str(tmp_path), "--defconfig", defconfig))
     assert code == 0 and table.endswith(" 0 failed\n"), table

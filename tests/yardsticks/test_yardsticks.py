@@ -5,7 +5,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from lib.config.dotconfig import defconfig_layers
 from lib.env.gpu import cpu_model
 from lib.files import sha256_file
-from lib.project import ROOT
+from lib.project import ROOT, python_module_command
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.gpt2.study.large_study import write_large_study
@@ -34,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the results of the RATIO study's 19 steps with five fabricated seeds each."""
     folder = tmp_path_factory.mktemp("yardstick") / "build"
     write_large_study(folder, 5, iterations=120, documents=25)
-    command = [sys.executable, str(ROOT / "scripts/report.py"), "-O", str(folder)]
+    command = python_module_command("lib.kablate", "report", "-O", str(folder))
     command += ["--steps", "all", "--seeds", "1-5"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "ALLOW_DIRTY": "y"})
     return folder / "results/ratio"

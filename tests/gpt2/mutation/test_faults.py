@@ -5,13 +5,14 @@ from collections import Counter
 
 import pytest
 
+from gpt2.mutation import command
 from gpt2.mutation.baseline import baseline_jobs
 from gpt2.mutation.cases import CASES, TrialCase, check_case, config_digests
-from gpt2.mutation.command import MutationRequest, mutation_test
 from gpt2.mutation.faults import AREAS, SourceTree, area_of, draw, in_area
 from gpt2.mutation.process import _write_guard
 from lib.errors import ConfigError
 from lib.project import ROOT
+from tests.options import options
 
 SCHEDULE = "lib/optim/schedule.py"
 
@@ -84,10 +85,10 @@ def test_a_selection_without_faults_is_an_error(faults, selection, code):
 
 def test_a_count_of_zero_and_an_unknown_area_are_errors_at_once(tmp_path):
     with pytest.raises(ConfigError) as error:
-        MutationRequest(tmp_path, 0, 1)
-    assert error.value.codes == ["usage.invalid-value"]
+        options("mutation-test", "--count", "0")
+    assert error.value.codes == ["usage.out-of-range"]
     with pytest.raises(ConfigError) as error:
-        mutation_test(MutationRequest(tmp_path, 3, 1, area="pruning,weather"))
+        command.run(options("mutation-test", "-O", str(tmp_path), "--area", "pruning,weather"))
     assert error.value.codes == ["usage.unknown-area"]
 
 

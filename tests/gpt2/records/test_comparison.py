@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.planning.arguments import RunLookup
 from gpt2.records.comparison import compare, declared_axes, symbol_names
 from gpt2.records.run_files import write_resolved_config
+from gpt2.study.arguments import RunLookup
 from gpt2.study.plan import Plan, config_layers, make_plan
 from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lib.project import ROOT
 from lib.runs.record import required_files
 from lib.runs.run_dir import RunDir
-from tests.command_server import CommandServer
+from tests.command_server import CommandServer, words_of
 from tests.gpt2.records.test_hostile_strings import written_study
 
 DAMAGES = {
@@ -37,10 +36,10 @@ def test_a_finished_run_without_a_file_is_not_done(
     for script, words in (
         ("status", selected),
         ("plan", selected),
-        ("list_runs", ("--json",)),
+        ("ls", ("--json",)),
         ("report", selected),
     ):
-        command = [str(ROOT / f"scripts/{script}.py"), *words, "-O", str(build)]
+        command = [*words_of(script), *words, "-O", str(build)]
         code, out, err = server.run(command, os.environ, tmp_path, build)
         assert code == 0 and "Traceback" not in err, err
         shown = {
@@ -49,7 +48,7 @@ def test_a_finished_run_without_a_file_is_not_done(
         }
         states = [run["state"] for run in sorted(shown.values(), key=lambda run: run["seed"])]
         assert states == ["done", *["damaged"] * len(damaged)], (script, states)
-    command = [str(ROOT / "scripts/run_test_matrix.py"), *selected[:4], "-O", str(build)]
+    command = [*words_of("all"), *selected[:4], "-O", str(build)]
     before = {p: p.lstat().st_mtime_ns for run in runs for p in [run.path, *run.path.iterdir()]}
     code, _, err = server.run(command, os.environ, tmp_path, build)
     assert code == 2 and "[run.damaged]" in err and "make rerun RUNS=baseline" in err, err
@@ -69,19 +68,19 @@ def test_a_command_that_uses_a_result_refuses_a_damaged_run(
     damaged.timing.unlink()
     name = damaged.path.name
     for words in (
-        ("compare_runs", str(damaged.path), str(intact.path)),
-        ("compare_runs", str(intact.path), str(damaged.path)),
+        ("compare", str(damaged.path), str(intact.path)),
+        ("compare", str(intact.path), str(damaged.path)),
         ("reproduce", "--run", str(damaged.path)),
         ("reproduce", "--twice", "--run", str(damaged.path)),
         ("prolong", str(damaged.path), "--iters", "2"),
         ("export", str(damaged.path)),
         ("generate", "--run", str(damaged.path)),
         ("evaluate", "--run", str(damaged.path)),
-        ("verify_results", "--steps", "0", "--seeds", "1-2"),
-        ("verify_results", "--runs", str(damaged.path)),
-        ("run_test_matrix", "--steps", "0", "--seeds", "1", "--set", f"INIT_FROM=run:{name}"),
+        ("verify-results", "--steps", "0", "--seeds", "1-2"),
+        ("verify-results", "--runs", str(damaged.path)),
+        ("all", "--steps", "0", "--seeds", "1", "--set", f"INIT_FROM=run:{name}"),
         (
-            "run_test_matrix",
+            "all",
             "--steps",
             "0",
             "--seeds",
@@ -89,10 +88,10 @@ def test_a_command_that_uses_a_result_refuses_a_damaged_run(
             "--set",
             f"INIT_FROM=run:{damaged.path}",
         ),
-        ("run_test_matrix", "--steps", "0", "--seeds", "1-2"),
+        ("all", "--steps", "0", "--seeds", "1-2"),
     ):
         script, *options = words
-        command = [str(ROOT / f"scripts/{script}.py"), *options, "-O", str(build)]
+        command = [*words_of(script), *options, "-O", str(build)]
         code, _, err = server.run(command, os.environ, tmp_path, build)
         assert code == 2 and "[run.damaged]" in err, (words, err)
         assert name in err and "timing.jsonl" in err and "make rerun RUNS=" in err, (words, err)
@@ -109,7 +108,7 @@ def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(
     shutil.copytree(run.path, others[1])
     shutil.rmtree(run.path)
     (others[1] / run.timing.name).unlink()
-    command = [str(ROOT / "scripts/run_test_matrix.py"), "--steps", "0", "--seeds", "1"]
+    command = [*words_of("all"), "--steps", "0", "--seeds", "1"]
     code, _, err = server.run([*command, "-O", str(build)], os.environ, tmp_path, build)
     assert code == 0 and not run.path.exists(), err
     shutil.rmtree(others[0])

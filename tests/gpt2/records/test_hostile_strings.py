@@ -18,7 +18,7 @@ from lib.files import write_json
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.command_server import CommandServer
+from tests.command_server import CommandServer, words_of
 from tests.gpt2.study.large_study import this_origin
 from tests.lib.fabricated import MANIFEST, changed, seal
 from tests.lib.report.fabricated_study import write_planned
@@ -35,13 +35,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "status": ("status", *STUDY),
     "one-line": ("status", *STUDY, "--one-line"),
     "watch": ("watch", *STUDY),
-    "ls": ("list_runs",),
+    "ls": ("ls",),
     "report": ("report", *STUDY),
     "verdicts": ("verdicts", *STUDY),
-    "audit": ("audit_run", "--runs", "*"),
-    "verify-results": ("verify_results", *STUDY),
-    "compare": ("compare_runs", "A", "B"),
-    "why": ("configure", "why", "DROPOUT", "--run", "A"),
+    "audit": ("audit", "--runs", "*"),
+    "verify-results": ("verify-results", *STUDY),
+    "compare": ("compare", "A", "B"),
+    "why": ("why", "DROPOUT", "--run", "A"),
 }
 WITHOUT_JSON = ("one-line",)
 
@@ -140,7 +140,7 @@ class Commands:
         script, *words = COMMANDS[name]
         runs = sorted((self._folder / "results").glob("*/*-s1-*"))
         values = {"STEPS": steps, "SEEDS": seeds, "A": str(runs[0]), "B": str(runs[-1])}
-        command = [str(ROOT / f"scripts/{script}.py"), *(values.get(w, w) for w in words)]
+        command = [*words_of(script), *(values.get(w, w) for w in words)]
         command += [*options, "-O", str(self._folder)]
         code, out, err = self._server.run(command, os.environ, self._scratch, self._folder)
         assert "Traceback" not in err and code in (0, 1, 2, 4, 6), err

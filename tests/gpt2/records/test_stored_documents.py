@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lib.project import ROOT
-from tests.command_server import CommandServer
+from tests.command_server import CommandServer, words_of
 from tests.gpt2.records.test_hostile_strings import FORBIDDEN, HOSTILE, written_study
 
 STUDY = ("--steps", "0,1", "--seeds", "1-4")
@@ -29,7 +28,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "claims": ("claims", *STUDY),
     "status": ("status", *STUDY),
     "plan": ("plan", *STUDY),
-    "ls": ("list_runs",),
+    "ls": ("ls",),
 }
 INDEX = "results/index.html"
 
@@ -45,7 +44,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(server: CommandServer, build: Path, scratch: Path, name: str) -> tuple[int, str, str]:
     script, *words = COMMANDS[name]
-    command = [str(ROOT / f"scripts/{script}.py"), *words, "-O", str(build)]
+    command = [*words_of(script), *words, "-O", str(build)]
     return server.run(command, {**os.environ, "ALLOW_DIRTY": "y"}, scratch, build)
 
 

@@ -2,17 +2,17 @@
 
 import csv
 import io
-from argparse import Namespace
 
 import pytest
 
-from gpt2.planning.arguments import asked_tables
 from gpt2.records.run_files import write_resolved_config
 from gpt2.running import launch
+from gpt2.study.arguments import asked_tables
 from gpt2.study.plan import config_layers, make_plan
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 from tests.lib.fabricated import MANIFEST, seal, write_run
+from tests.options import options
 
 STUDY = {**SMALL, "RA_MLA_ABLATION_STEPS": "0,ra", "VERDICT_AA": False}
 
@@ -29,11 +29,9 @@ def build(tmp_path):
     return tmp_path
 
 
-def asked(build, **options):
-    texts = dict.fromkeys(
-        ("set", "gpus", "steps", "seeds", "seed", "sweep", "samples", "quant"), ""
-    )
-    return asked_tables(Namespace(**texts | options, build_dir=build, yes=False))
+def asked(build, **given):
+    words = [f"--{name}={value}" for name, value in given.items()]
+    return asked_tables(options("report", "-O", str(build), *words))
 
 
 def report(build, **options):
@@ -52,10 +50,10 @@ def test_a_selection_changes_what_is_printed_and_no_file(build):
     whole, files = report(build)
     assert slugs(files["table.csv"]) == ["baseline", "ra"] and "n=3" in files["table.md"]
     page = (build / "results/ratio/report.html").read_bytes()
-    for options in ({"steps": "0"}, {"seed": "3"}):
-        part, again = report(build, **options)
-        assert part != whole and again == files, options
-        assert ("| ra " in part) == ("steps" not in options)
+    for chosen in ({"steps": "0"}, {"seed": "3"}):
+        part, again = report(build, **chosen)
+        assert part != whole and again == files, chosen
+        assert ("| ra " in part) == ("steps" not in chosen)
         assert (build / "results/ratio/report.html").read_bytes() == page
 
 

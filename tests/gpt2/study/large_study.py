@@ -16,7 +16,7 @@ from gpt2.study.plan import config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.env.gpu import cpu_model
 from lib.files import sha256_file
-from lib.project import ROOT
+from lib.project import ROOT, python_module_command
 from lib.runs.code import NOT_TRAINING, installed_torch
 from tests.build_folder import write_build
 from tests.lib.fabricated import MANIFEST, changed
@@ -27,7 +27,7 @@ COMMANDS = {
     "status": ("status",),
     "watch": ("watch",),
     "report": ("report",),
-    "ls": ("list_runs",),
+    "ls": ("ls",),
 }
 
 
@@ -62,7 +62,7 @@ def main() -> None:
         script, *options = COMMANDS[name]
         words = [*options, "-O", str(folder)]
         words += [] if name == "ls" else ["--steps", "all", "--seeds", f"1-{seeds}"]
-        command = [sys.executable, str(ROOT / f"scripts/{script}.py"), *words]
+        command = python_module_command("lib.kablate", script, *words)
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         done = subprocess.run(
             command, stdout=subprocess.DEVNULL, env={**os.environ, "ALLOW_DIRTY": "y"}

@@ -340,17 +340,17 @@ def test_json_is_one_document(planned):
     assert document["runs"][0]["directory"] == str(plan.runs[0].path)
 
 
-@pytest.mark.parametrize("script", ["plan.py", "status.py"])
+@pytest.mark.parametrize("script", ["plan", "status"])
 def test_plan_and_status_load_no_torch_and_write_nothing(configure, script):
     build = configure(RA_MLA_ABLATION_MODE=True)
     before = sorted(build.rglob("*"))
     code = (
-        "import runpy, sys; sys.argv = sys.argv[1:]\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "import sys; from lib.kablate import main\n"
+        "try: main()\n"
         "finally: sys.stderr.write(f'torch={\"torch\" in sys.modules}')"
     )
-    command = [sys.executable, "-c", code, str(ROOT / "scripts" / script), "-O", str(build)]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "scripts")
+    command = [sys.executable, "-c", code, script, "-O", str(build)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=build)
     assert found.returncode == 0, found.stderr
     assert all(f"{RATIO.label(step)} s1" in found.stdout for step in RATIO.steps)
     count = len(RATIO.steps)

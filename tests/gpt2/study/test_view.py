@@ -2,11 +2,12 @@
 
 import pytest
 
-from gpt2.planning.arguments import add_running, new_parser, run_options
 from gpt2.study import view as planning_view
+from gpt2.study.arguments import run_options
 from lib.env.gpu import cpu_model
 from lib.runs.code import installed_torch
 from tests.lib.fabricated import MANIFEST, write_run
+from tests.options import options
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -27,12 +28,10 @@ def test_stale_runs_are_named_once_with_what_changed(planned, device: str) -> No
 
 
 def test_the_treatment_of_stale_runs_is_remembered_and_overridden(planned) -> None:
-    parser = new_parser("a test")
-    add_running(parser)
     study = planned(ON_STALE_KEEP=True).base.study
-    assert run_options(parser.parse_args([]), study).stale == "keep"
-    assert run_options(parser.parse_args(["--on-stale", "stop"]), study).stale == "stop"
-    assert run_options(parser.parse_args([]), planned().base.study).stale == "stop"
+    assert run_options(options("all"), study).stale == "keep"
+    assert run_options(options("all", "--on-stale", "stop"), study).stale == "stop"
+    assert run_options(options("all"), planned().base.study).stale == "stop"
 
 
 def test_a_plan_fits_the_columns_of_a_terminal(planned) -> None:

@@ -11,7 +11,6 @@ from gpt2.config import Config
 from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import KVCache
 from gpt2.nsa.options import BRANCHES
-from gpt2.planning.arguments import RunLookup, add_writing, new_parser
 from gpt2.records.run_files import find_finished
 from gpt2.running.finished import (
     GeneratedText,
@@ -20,6 +19,7 @@ from gpt2.running.finished import (
     request_from_args,
     to_record,
 )
+from gpt2.study.arguments import RunLookup
 from gpt2.weights.trained import open_trained
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, PreflightError
@@ -27,6 +27,7 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.gpt2.nsa.sizes import seen
 from tests.gpt2.training.conftest import BASE, SPARSE, Trained, Trainer
+from tests.options import options
 
 QUICK: dict[str, SymbolValue] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
 
@@ -39,9 +40,7 @@ def run(trained: Trained) -> RunDir:
 
 def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[GeneratedText]]:
     """Return the displayed text and the samples."""
-    parser = new_parser("")
-    add_writing(parser)
-    given = parser.parse_args(["--run", str(run.path), *words])
+    given = options("generate", "--run", str(run.path), *words)
     shown: list[str] = []
     trained = open_trained(find_finished(given.run, build_dir), build_dir)
     texts = generate_texts(trained, request_from_args(given), shown.append)
@@ -96,7 +95,7 @@ def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None
         ("--temperature -1", ["TEMPERATURE"], "usage.out-of-range"),
         ("--temperature hot", ["TEMPERATURE"], "usage.invalid-number"),
         ("--top-k 1.5", ["TOP_K"], "usage.invalid-number"),
-        ("--tokens 0 --samples 0", ["TOKENS", "SAMPLES"], "usage.out-of-range"),
+        ("--tokens 0 --samples 0", ["SAMPLES", "TOKENS"], "usage.out-of-range"),
         ("--prompt aaaaaaaaaaaaaaaaa", ["PROMPT"], "usage.prompt-too-long"),
         ("--prompt \udcff", ["PROMPT"], "usage.invalid-encoding"),
     ],

@@ -16,9 +16,9 @@ from gpt2.attention.options import TermOptions
 from gpt2.config import Config
 from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
-from gpt2.planning.arguments import RunLookup
 from gpt2.records.run_files import find_finished
 from gpt2.shape import ModelShape
+from gpt2.study.arguments import RunLookup
 from gpt2.weights import model_code
 from gpt2.weights.convert import load_initial_weights
 from gpt2.weights.hf import unsupported_components

@@ -1,20 +1,17 @@
-"""Tests of the configure.py commands: output, written files, exit codes."""
+"""Tests of the commands that configure: output, written files, exit codes."""
 
-import ast
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from gpt2 import configure
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.errors import ConfigError, Problem
-from lib.project import ROOT
-
-SCRIPT = ROOT / "scripts" / "configure.py"
+from lib.project import python_module_command
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def place(root: Path, tmp_path: Path, monkeypatch) -> ConfigWorkspace:
 def run(
     place: ConfigWorkspace, *words: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), words[0], "--tree", str(place.root)]
+    command = python_module_command("lib.kablate", words[0], "--tree", str(place.root))
     command += ["-O", str(place.build), *words[1:]]
     return subprocess.run(
         command,
@@ -191,11 +188,10 @@ def test_diffconfig_takes_names_of_defconfigs(place: ConfigWorkspace) -> None:
 
 
 def test_list_defconfigs(place: ConfigWorkspace) -> None:
-    assert commands.format_defconfigs(place, json=False, plain=True) == "base\nplain\n+cpu\n+quick"
-    text = commands.format_defconfigs(place, json=False, plain=False)
+    text = commands.format_defconfigs(place, json=False)
     assert "  base   A study with latent attention\n" in text
     assert "  quick  Small and short [base, plain]" in text and "GPU [any]\n" in text
-    document = json.loads(commands.format_defconfigs(place, json=True, plain=False))
+    document = json.loads(commands.format_defconfigs(place, json=True))
     assert document["schema_version"] == 1
     assert document["fragments"][0] == {
         "name": "cpu",
@@ -279,6 +275,8 @@ def test_the_menu_opens_again_while_a_rule_is_broken() -> None:
 
 
 def test_help_is_the_docstring() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True)
-    words = ast.get_docstring(ast.parse(SCRIPT.read_text())).split()
+    command = python_module_command("lib.kablate", "defconfig", "--help")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert configure.defconfig.__doc__ is not None
+    words = configure.defconfig.__doc__.split()
     assert done.returncode == 0 and " ".join(words[:6]) in " ".join(done.stdout.split())

@@ -6,13 +6,11 @@ import pytest
 
 from lib.config.dotconfig import defconfig_layers, resolve_config
 from lib.config.tree import KconfigTree
-from lib.project import ROOT
 from tests.lib.terminal import Terminal
 
 
 def menuconfig(root: Path, build: Path) -> Terminal:
-    script = str(ROOT / "scripts" / "configure.py")
-    arguments = [script, "menuconfig", "--tree", str(root), "-O", str(build)]
+    arguments = ["-m", "lib.kablate", "menuconfig", "--tree", str(root), "-O", str(build)]
     return Terminal(arguments, LINES="30", COLUMNS="90")
 
 

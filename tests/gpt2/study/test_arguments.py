@@ -4,16 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.planning.arguments import (
-    add_running,
-    add_selection,
-    add_submit,
-    asked_plan,
-    new_parser,
-    whole_number,
-)
+from gpt2.study.arguments import asked_plan
+from lib import kablate
 from lib.errors import ConfigError
 from tests.build_folder import write_build
+from tests.options import options
 
 
 @pytest.fixture
@@ -21,15 +16,13 @@ def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that plans runs with environment variables and returns the seeds."""
     symbols = {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True}
     write_build(tmp_path, symbols)
-    for name in ("SEED", "SEEDS", "QUANT", "GPUS", "SET"):
+    for name in ("SEED", "SEEDS", "GPUS", "SET"):
         monkeypatch.delenv(name, raising=False)
 
     def planned(**variables: str) -> list[int]:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        parser = new_parser("a test")
-        add_selection(parser)
-        _, plan = asked_plan(parser.parse_args(["-O", str(tmp_path)]))
+        _, plan = asked_plan(options("plan", "-O", str(tmp_path)))
         return [run.seed for run in plan.runs]
 
     return planned
@@ -46,8 +39,8 @@ def test_an_invalid_seed_is_located_at_its_variable(seeds, seed: str) -> None:
     with pytest.raises(ConfigError) as caught:
         seeds(SEED=seed)
     (problem,) = caught.value.problems
-    assert (problem.code, problem.where) == ("usage.invalid-seed", "SEED")
-    assert seed in problem.what
+    assert (problem.code, problem.where) == ("usage.invalid-number", "SEED")
+    assert seed in problem.what and "SEEDS=" in problem.next
 
 
 @pytest.mark.parametrize("variable", ["SEED", "SEEDS"])
@@ -72,62 +65,28 @@ def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds, settings: s
     assert (problem.code, problem.where) == ("config.out-of-range", "GPUS")
 
 
-def test_training_is_not_quantized(seeds) -> None:
-    assert seeds(QUANT="none") == [1]
-    with pytest.raises(ConfigError) as caught:
-        seeds(QUANT="nf4")
-    assert "make evaluate" in caught.value.problems[0].next
-
-
-@pytest.mark.parametrize("text", ["-1", "1.5", "x", "", "１２", "012", "²"])
-def test_an_invalid_number_is_located_at_its_variable(text: str) -> None:
-    assert whole_number("12", "JOBS") == 12
-    with pytest.raises(ConfigError) as caught:
-        whole_number(text, "JOBS")
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.where) == ("usage.invalid-number", "JOBS")
-
-
 def test_samples_require_a_sweep(seeds) -> None:
     with pytest.raises(ConfigError) as caught:
         seeds(SAMPLES="3")
     assert caught.value.codes == ["usage.missing-argument"]
 
 
-@pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"]])
+@pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"], ["--ste", "3"]])
 def test_an_invalid_option_is_an_error_of_the_product(words: list[str]) -> None:
-    parser = new_parser("a test")
-    add_selection(parser)
     with pytest.raises(ConfigError) as caught:
-        parser.parse_args(words)
+        options("plan", *words)
     assert caught.value.codes == ["usage.invalid-argument"]
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == 2 and "kablate plan --help" in caught.value.problems[0].next
+    assert ("--steps" in caught.value.problems[0].what) == (words != ["more"])
 
 
 def test_a_worker_gets_the_options_of_the_command_that_starts_it(monkeypatch) -> None:
-    parser = new_parser("a test")
-    add_selection(parser)
-    add_running(parser)
-    monkeypatch.setattr("sys.argv", ["slurm.py", "--steps", "0-3", "--allow-dirty"])
     monkeypatch.setenv("SEEDS", "1-5")
-    given = parser.parse()
+    monkeypatch.setenv("SUBMIT", "y")
+    given = options("slurm", "--steps", "0-3", "--allow-dirty", "--keep-going=n", "--jobs", "0")
     monkeypatch.delenv("SEEDS")
-    words = parser.words(given, without=("build_dir",))
-    assert vars(parser.parse_args(words)) == vars(given)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_set"), [("1", True), ("YES", True), ("no", False), ("", False)]
-)
-def test_a_switch_is_yes_or_no(monkeypatch, text: str, is_set: bool) -> None:
-    monkeypatch.setenv("SUBMIT", text)
-    parser = new_parser("a test")
-    add_submit(parser)
-    assert parser.parse_args([]).submit is is_set
-
-
-def test_another_word_for_a_switch_is_an_error(monkeypatch) -> None:
-    monkeypatch.setenv("SUBMIT", "maybe")
-    with pytest.raises(ConfigError) as caught:
-        add_submit(new_parser("a test"))
-    assert caught.value.codes == ["usage.invalid-value"]
+    worker = vars(options("all", *kablate.option_words("all", given)))
+    shared = worker.keys() & vars(given).keys()
+    assert {"steps", "seeds", "keep_going", "jobs", "set", "sweep"} <= shared
+    assert {name: worker[name] for name in shared} == {name: vars(given)[name] for name in shared}
+    assert (worker["jobs"], worker["keep_going"], worker["allow_dirty"]) == (0, False, True)
