@@ -1,6 +1,6 @@
-"""Sweep designs: grids and samples over axes, and ablation designs over features.
+"""Test matrices, sweeps and designs as cells: combinations of the levels of their factors.
 
-Each design generates cells; ``resolve_design`` resolves them and drops those that are not configurable.
+Each cell is resolved; one that is not configurable is left out, with the reason.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -18,8 +18,6 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import FIND_SYMBOL, KconfigTree, SymbolInfo
 from lib.errors import ConfigError, Problem
 from lib.runs.run import OFF, ON, RunVariant
-
-# Cells of a design: combinations of factor levels, not yet resolved.
 
 
 @dataclass(frozen=True)
@@ -51,82 +49,14 @@ class SweepCell:
         return {level.factor: level.text for level in self.levels}
 
 
+def make_cell(levels: Sequence[FactorLevel]) -> SweepCell:
+    """Return the cell of a grid with these levels."""
+    return SweepCell("-".join(level.slug for level in levels), tuple(levels))
+
+
 def axis_layer(where: str, delta: Mapping[str, SymbolValue]) -> ConfigLayer:
     """Return the layer of a cell's settings, which defaults of the configuration follow."""
     return ConfigLayer.of("axis", where, delta, moves_defaults=True)
-
-
-# Axes of a matrix or a sweep: ``NAME=value,value``, or a numeric range.
-#
-#     OPTIMIZER=adamw,sgd         a choice, by the names of its members
-#     LEARNING_RATE=1e-4,3e-4     values of any symbol
-#     LEARNING_RATE=log:1e-4:1e-2:5   five values, evenly spaced in the logarithm
-#     DROPOUT=lin:0:0.3:4         four values, evenly spaced
-#
-# A range without the last number is continuous and can only be sampled.
-
-
-_RANGE = re.compile(r"(lin|log):([^:]+):([^:]+)(?::([0-9]+))?")
-# Enough to distinguish points of a sweep, and short enough for a folder name.
-_DIGITS = 3
-
-
-@dataclass(frozen=True)
-class ContinuousRange:
-    """Numeric interval from ``low`` to ``high``, sampled uniformly or log-uniformly."""
-
-    low: float
-    high: float
-    logarithmic: bool
-    whole: bool
-
-    def at(self, share: float) -> str:
-        """Return the number at fraction ``share`` (0 to 1) of the interval, with three digits."""
-        if self.logarithmic:
-            number = self.low * (self.high / self.low) ** share
-        else:
-            number = self.low + (self.high - self.low) * share
-        return str(round(number)) if self.whole else f"{number:.{_DIGITS}g}"
-
-
-@dataclass(frozen=True)
-class SweepAxis:
-    """Symbol or choice with its levels, or with the continuum to sample levels from."""
-
-    name: str
-    levels: Sequence[FactorLevel]
-    continuum: ContinuousRange | None = None
-
-    def draw(self, source: random.Random) -> FactorLevel:
-        """Return one random level."""
-        if self.continuum is None:
-            return source.choice(self.levels)
-        return _level(self.name, self.continuum.at(source.random()))
-
-
-def parse_axes(tree: KconfigTree, text: str, where: str) -> list[SweepAxis]:
-    """Parse the axes in ``text``; ``where`` is the location shown in errors.
-
-    Raises ConfigError with every unknown name, malformed value and duplicate.
-    """
-    axes, problems = [], []
-    for word in text.split():
-        try:
-            axes.append(_axis(tree, word))
-        except ConfigError as error:
-            problems += [replace(problem, where=where) for problem in error.problems]
-    if not axes and not problems:
-        problems.append(Problem("no axis given", where, code="design.empty"))
-    names = Counter(axis.name for axis in axes)
-    duplicates = [f"duplicate axis {name}" for name, count in names.items() if count > 1]
-    for axis in axes:
-        slugs = Counter(level.slug for level in axis.levels)
-        repeated = [slug for slug, count in slugs.items() if count > 1]
-        duplicates += [f"{axis.name}: duplicate value {slug}" for slug in repeated]
-    problems += [Problem(what, where, code="design.duplicate") for what in duplicates]
-    if problems:
-        raise ConfigError(*problems)
-    return axes
 
 
 def slug(text: str) -> str:
@@ -153,13 +83,73 @@ def _find_factor(tree: KconfigTree, name: str) -> SymbolInfo:
     return find_symbol(tree, name)
 
 
-def choice_member(info: SymbolInfo, value: str) -> str:
-    """Return the member of a choice called ``value``. Raises ConfigError with the member names."""
-    members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
-    if value not in members:
-        what = f"{info.name}: {value!r} is not one of {', '.join(members)}"
-        raise ConfigError(Problem(what, code="config.invalid-value"))
-    return members[value]
+F = TypeVar("F")
+
+
+def _parsed(
+    text: str, where: str, kind: str, parse: Callable[[str], F], name_of: Callable[[F], str]
+) -> tuple[list[F], list[Problem]]:
+    """Return the axes or features in ``text``, and the problems of the others, at ``where``."""
+    factors, problems = [], []
+    for word in text.split():
+        try:
+            factors.append(parse(word))
+        except ConfigError as error:
+            problems += [replace(problem, where=where) for problem in error.problems]
+    if not factors and not problems:
+        problems.append(Problem(f"no {kind} given", where, code="design.empty"))
+    repeated = [name for name, n in Counter(map(name_of, factors)).items() if n > 1]
+    what = [f"duplicate {kind} {name}" for name in repeated]
+    return factors, problems + [Problem(w, where, code="design.duplicate") for w in what]
+
+
+# Axes of a matrix or a sweep: ``NAME=value,value``, or a numeric range.
+#
+#     OPTIMIZER=adamw,sgd         a choice, by the names of its members
+#     LEARNING_RATE=1e-4,3e-4     values of any symbol
+#     LEARNING_RATE=log:1e-4:1e-2:5   five values, evenly spaced in the logarithm
+#     DROPOUT=lin:0:0.3:4         four values, evenly spaced
+#
+# A range without the last number is continuous and can only be sampled.
+
+_RANGE = re.compile(r"(lin|log):([^:]+):([^:]+)(?::([0-9]+))?")
+# Enough to distinguish points of a sweep, and short enough for a folder name.
+_DIGITS = 3
+# Sampling stops after this many consecutive duplicate draws.
+_MAX_DUPLICATE_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class SweepAxis:
+    """Symbol or choice with its levels, or with the continuum to sample levels from."""
+
+    name: str
+    levels: Sequence[FactorLevel]
+    # The value at a fraction (0 to 1) of a range without a count.
+    continuum: Callable[[float], str] | None = None
+
+    def draw(self, source: random.Random) -> FactorLevel:
+        """Return one random level."""
+        if self.continuum is None:
+            return source.choice(self.levels)
+        return _level(self.name, self.continuum(source.random()))
+
+
+def parse_axes(tree: KconfigTree, text: str, where: str) -> list[SweepAxis]:
+    """Parse the axes in ``text``; ``where`` is the location shown in errors.
+
+    Raises ConfigError with every unknown name, malformed value and duplicate.
+    """
+    axes, problems = _parsed(
+        text, where, "axis", lambda word: _axis(tree, word), lambda axis: axis.name
+    )
+    for axis in axes:
+        counts = Counter(level.slug for level in axis.levels)
+        what = [f"{axis.name}: duplicate value {name}" for name, n in counts.items() if n > 1]
+        problems += [Problem(w, where, code="design.duplicate") for w in what]
+    if problems:
+        raise ConfigError(*problems)
+    return axes
 
 
 def _axis(tree: KconfigTree, word: str) -> SweepAxis:
@@ -171,28 +161,44 @@ def _axis(tree: KconfigTree, word: str) -> SweepAxis:
         raise ConfigError(Problem(what, code="design.malformed-axis"))
     info = _find_factor(tree, name)
     if info.type == "choice":
-        return SweepAxis(
-            name, [FactorLevel(name, v, slug(v), {choice_member(info, v): True}) for v in values]
-        )
+        return SweepAxis(name, [_choice_level(info, value) for value in values])
     if text.startswith(("lin:", "log:")):
         return _range(name, text, info.type == "int")
     return SweepAxis(name, [_level(name, value) for value in values])
+
+
+def _choice_level(info: SymbolInfo, value: str) -> FactorLevel:
+    """Return the level of the member called ``value``. Raises ConfigError with the members' names."""
+    members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
+    if value not in members:
+        what = f"{info.name}: {value!r} is not one of {', '.join(members)}"
+        raise ConfigError(Problem(what, code="config.invalid-value"))
+    return FactorLevel(info.name, value, slug(value), {members[value]: True})
+
+
+def _level(name: str, value: str) -> FactorLevel:
+    return FactorLevel(name, value, slug(f"{name}-{value}"), {name: value})
 
 
 def _range(name: str, text: str, whole: bool) -> SweepAxis:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise _invalid_range(name, text, "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
+    logarithmic = match[1] == "log"
     low, high = (_number(name, match[i]) for i in (2, 3))
-    if not low < high or (match[1] == "log" and low <= 0):
+    if not low < high or (logarithmic and low <= 0):
         raise _invalid_range(name, text, "LOW < HIGH" + " and LOW > 0" * (low <= 0))
-    continuum = ContinuousRange(low, high, match[1] == "log", whole)
+
+    def value_at(share: float) -> str:
+        number = low * (high / low) ** share if logarithmic else low + (high - low) * share
+        return str(round(number)) if whole else f"{number:.{_DIGITS}g}"
+
     if match[4] is None:
-        return SweepAxis(name, (), continuum)
+        return SweepAxis(name, (), value_at)
     count = int(match[4])
     if count < 2:
         raise _invalid_range(name, text, "COUNT of at least 2")
-    return SweepAxis(name, [_level(name, continuum.at(i / (count - 1))) for i in range(count)])
+    return SweepAxis(name, [_level(name, value_at(i / (count - 1))) for i in range(count)])
 
 
 def _invalid_range(name: str, text: str, expected: str) -> ConfigError:
@@ -211,18 +217,6 @@ def _number(name: str, text: str) -> float:
     return number
 
 
-def _level(name: str, value: str) -> FactorLevel:
-    delta: Mapping[str, SymbolValue] = {name: value}
-    return FactorLevel(name, value, slug(f"{name}-{value}"), delta)
-
-
-# Cross product of axes, and random samples of it.
-
-
-# Sampling stops after this many consecutive duplicate draws.
-_MAX_DUPLICATE_DRAWS = 1000
-
-
 def grid_size(axes: Sequence[SweepAxis]) -> int:
     """Return the number of cells of the grid, before any are skipped."""
     return math.prod(len(axis.levels) for axis in axes)
@@ -233,7 +227,7 @@ def grid(axes: Sequence[SweepAxis], where: str) -> list[SweepCell]:
 
     Raises ConfigError for a range without a count.
     """
-    continuous = [axis.name for axis in axes if axis.continuum and not axis.levels]
+    continuous = [axis.name for axis in axes if axis.continuum]
     if continuous:
         what = f"{continuous[0]}: range without a count"
         advice = "add a count, such as log:1e-4:1e-2:5, or set SAMPLES=n"
@@ -256,11 +250,6 @@ def sample_cells(axes: Sequence[SweepAxis], count: int, seed: int) -> list[Sweep
     return list(cells.values())
 
 
-def make_cell(levels: Sequence[FactorLevel]) -> SweepCell:
-    """Return the cell of ``levels``."""
-    return SweepCell("-".join(level.slug for level in levels), tuple(levels))
-
-
 # Ablation designs over features: groups of settings that are toggled together.
 #
 # ``RECIPROCAL MLP_SIZING_RATIO+MLP_RATIO=2.5`` defines two features; a name alone is ``=y``.
@@ -279,33 +268,46 @@ def parse_features(
     Raises ConfigError for an unknown symbol, a duplicate feature, or a feature that the base
     already enables (leaving it out would change nothing).
     """
-    features, problems = [], []
+    features, problems = _parsed(
+        text, where, "feature", lambda word: _feature(tree, word), lambda feature: feature.factor
+    )
     values = tree.resolve(base).values
-    for word in text.split():
-        try:
-            features.append(_feature(tree, word))
-        except ConfigError as error:
-            problems += [replace(problem, where=where) for problem in error.problems]
     for feature in features:
-        if _holds(tree, feature.delta, values):
+        try:
+            changed = tree.resolve([*base, axis_layer(where, feature.delta)]).values != values
+        # It needs another feature, or fails in every cell.
+        except ConfigError:
+            continue
+        if not changed:
             what = f"{feature.factor}: already on in the base configuration"
             problems.append(Problem(what, where, code="design.no-effect"))
-    counts = Counter(f.factor for f in features)
-    duplicates = [f"duplicate feature {name}" for name, n in counts.items() if n > 1]
-    problems += [Problem(what, where, code="design.duplicate") for what in duplicates]
-    if not features and not problems:
-        problems.append(Problem("no feature given", where, code="design.empty"))
     if problems:
         raise ConfigError(*problems)
     return features
 
 
+def _feature(tree: KconfigTree, word: str) -> FactorLevel:
+    delta: dict[str, SymbolValue] = {}
+    for part in word.split("+"):
+        name, equals, value = part.partition("=")
+        name = name.removeprefix("CONFIG_")
+        if not name or (equals and not value):
+            what = f"malformed feature {word!r} (expected NAME or NAME=value, joined by +)"
+            raise ConfigError(Problem(what, code="design.malformed-feature"))
+        info = _find_factor(tree, name)
+        if info.type == "choice":
+            what = f"{name}: is a choice (expected one of {', '.join(info.members)})"
+            raise ConfigError(Problem(what, code="config.not-settable"))
+        delta[name] = value if equals else True
+    first = next(iter(delta))
+    return FactorLevel(first, ON, slug(first), delta)
+
+
 def leave_one_out(features: Sequence[FactorLevel]) -> list[SweepCell]:
     """Return n + 1 cells; the cell with all features is the baseline."""
-    baseline = SweepCell("all", tuple(features))
     names = {f.factor for f in features}
     cells = (_subset(features, names - {f.factor}, f"no-{f.slug}", "all") for f in features)
-    return [baseline, *cells]
+    return [SweepCell("all", tuple(features)), *cells]
 
 
 def add_one_in(features: Sequence[FactorLevel]) -> list[SweepCell]:
@@ -341,50 +343,14 @@ DESIGNS: Mapping[str, Callable[[Sequence[FactorLevel]], list[SweepCell]]] = {
 }
 
 
-def _feature(tree: KconfigTree, word: str) -> FactorLevel:
-    delta: dict[str, SymbolValue] = {}
-    for part in word.split("+"):
-        name, equals, value = part.partition("=")
-        name = name.removeprefix("CONFIG_")
-        if not name or (equals and not value):
-            what = f"malformed feature {word!r} (expected NAME or NAME=value, joined by +)"
-            raise ConfigError(Problem(what, code="design.malformed-feature"))
-        info = _find_factor(tree, name)
-        if info.type == "choice":
-            what = f"{name}: is a choice (expected one of {', '.join(info.members)})"
-            raise ConfigError(Problem(what, code="config.not-settable"))
-        delta[name] = value if equals else True
-    first = next(iter(delta))
-    return FactorLevel(first, ON, slug(first), delta)
-
-
-def _holds(
-    tree: KconfigTree, delta: Mapping[str, SymbolValue], values: Mapping[str, SymbolValue]
-) -> bool:
-    """Return whether the base has all settings of a feature."""
-    return all(_value(tree, name, values) == _text(value) for name, value in delta.items())
-
-
-def _value(tree: KconfigTree, name: str, values: Mapping[str, SymbolValue]) -> str:
-    info = find_symbol(tree, name)
-    if not info.choice:
-        return _text(values[name])
-    selected = str(values[info.choice])
-    return _text(info.name == f"{info.choice}_{selected.upper()}" or info.name.lower() == selected)
-
-
-def _text(value: SymbolValue) -> str:
-    return ("y" if value else "n") if isinstance(value, bool) else str(value)
-
-
-def _subset(features: Sequence[FactorLevel], on: set[str], name: str, parent: str) -> SweepCell:
+def _subset(features: Sequence[FactorLevel], on: Set[str], name: str, parent: str) -> SweepCell:
     levels = (
         f if f.factor in on else FactorLevel(f.factor, OFF, f"no-{f.slug}", {}) for f in features
     )
     return SweepCell(name, tuple(levels), parent)
 
 
-# Resolution of a design's cells into variants, with the reason for each skipped cell.
+# Resolution of cells into variants, with the reason for each skipped cell.
 
 
 C = TypeVar("C")
@@ -410,31 +376,32 @@ def resolve_design(cells: Sequence[SweepCell], resolve: Resolve[C]) -> ResolvedS
     Raises ConfigError if two cells have one name, if every cell fails, or if a failed baseline leaves
     no ancestor to compare with.
     """
-    resolved: dict[str, tuple[int, C]] = {}
-    refused: dict[str, ConfigError] = {}
     names = Counter(each.slug for each in cells)
     if repeated := [name for name, count in names.items() if count > 1]:
         what = f"{names[repeated[0]]} combinations of features have one name"
         raise ConfigError(Problem(what, repeated[0], code="run.duplicate-name"))
+    block: list[tuple[RunVariant, C]] = []
+    refused: dict[str, ConfigError] = {}
+    parents = {each.slug: each.parent for each in cells}
     for number, each in enumerate(cells):
+        parent = each.parent
         try:
-            resolved[each.slug] = (number, resolve(each))
+            config = resolve(each)
         except ConfigError as error:
             refused[each.slug] = error
-    if not resolved:
-        raise ConfigError(*dict.fromkeys(p for e in refused.values() for p in e.problems))
-    parents = {each.slug: each.parent for each in cells}
-    block = []
-    for slug, (number, config) in resolved.items():
-        parent = parents[slug]
+            continue
+        # A parent precedes its children.
         while parent in refused:
             if not parents[parent]:
                 what = f"{refused[parent].problems[0].what}; {parent} is the baseline of the design"
                 raise ConfigError(Problem(what, parent, code="design.invalid-baseline"))
             parent = parents[parent]
-        block.append((_variant(replace(cells[number], parent=parent), number), config))
-    left_out = [_skipped(slug, error) for slug, error in refused.items()]
-    return ResolvedSweep(block, left_out)
+        features = [level.factor for level in each.levels if level.text == ON]
+        title = " + ".join(features) or "no feature"
+        block.append((_variant(replace(each, parent=parent), number, title), config))
+    if not block:
+        raise ConfigError(*dict.fromkeys(p for e in refused.values() for p in e.problems))
+    return ResolvedSweep(block, [_skipped(name, error) for name, error in refused.items()])
 
 
 def resolve_grid(
@@ -458,23 +425,24 @@ def resolve_grid(
     seen: set[str] = set()
     valid: set[tuple[str, str]] = set()
     for each in cells:
-        reduced, error = _applicable(tree, base, each, where)
-        dropped = [factor for factor in each.texts if factor not in reduced.texts]
-        if dropped and error is not None:
+        levels, error = _applicable(tree, base, each, where)
+        if error is not None:
             inapplicable.append((each, error))
-        if reduced.slug in seen:
+        cell = make_cell(levels)
+        if cell.slug in seen:
             continue
-        seen.add(reduced.slug)
+        seen.add(cell.slug)
         try:
-            block.append((_variant(reduced, len(block)), resolve(reduced)))
-        except ConfigError as error:
-            left_out.append(_skipped(reduced.slug, error))
-            refused.append((reduced, error))
+            title = " ".join(f"{factor}={text}" for factor, text in cell.texts.items())
+            block.append((_variant(cell, len(block), title), resolve(cell)))
+        except ConfigError as failure:
+            left_out.append(_skipped(cell.slug, failure))
+            refused.append((cell, failure))
             continue
-        if dropped:
-            what = f"{reduced.slug or 'base'}: one run, {', '.join(dropped)} does not apply"
+        if dropped := [level.factor for level in each.levels if level not in levels]:
+            what = f"{cell.slug or 'base'}: one run, {', '.join(dropped)} does not apply"
             left_out.append(Problem(what, code="design.not-applicable"))
-        valid |= {(level.factor, level.slug) for level in reduced.levels}
+        valid |= {(level.factor, level.slug) for level in levels}
     # An invalid value is a better explanation than an axis that does not apply, so it is first.
     _refuse_unused(cells, valid, [*refused, *inapplicable])
     return ResolvedSweep(block, left_out)
@@ -482,42 +450,22 @@ def resolve_grid(
 
 def _applicable(
     tree: KconfigTree, base: Sequence[ConfigLayer], each: SweepCell, where: str
-) -> tuple[SweepCell, ConfigError | None]:
-    """Return the cell without inapplicable levels, and the error of the full cell if any.
-
-    A level is inapplicable if the other levels make its symbol unavailable.
-    """
-    name = f"{where} {each.slug}"
+) -> tuple[Sequence[FactorLevel], ConfigError | None]:
+    """Return the levels of the cell that the others leave available; the error if there are more."""
     try:
-        tree.resolve([*base, axis_layer(name, each.delta)])
-        return each, None
+        tree.resolve([*base, axis_layer(f"{where} {each.slug}", each.delta)])
     except ConfigError as error:
-        full_cell_error = error
-    applied: list[FactorLevel] = []
-    pending = list(each.levels)
-    while True:
-        delta = {name: value for level in applied for name, value in level.delta.items()}
-        try:
-            tree.resolve([*base, axis_layer(name, delta)])
-        except ConfigError:
-            # Not a matter of availability; the error of the full cell explains it.
-            return each, full_cell_error
-        available = [level for level in pending if _is_available(tree, level.factor)]
-        if not available:
-            return make_cell(applied), full_cell_error
-        applied = [level for level in each.levels if level in applied or level is available[0]]
-        pending.remove(available[0])
-
-
-def _is_available(tree: KconfigTree, name: str) -> bool:
-    """Return whether the symbol or choice is settable in the configuration resolved last."""
-    item = tree.find(name)
-    return item is not None and bool(item.visibility)
+        items = [tree.find(level.factor) for level in each.levels]
+        pairs = zip(each.levels, items, strict=True)
+        levels = [level for level, item in pairs if item is not None and item.visibility]
+        if len(levels) < len(each.levels):
+            return levels, error
+    return each.levels, None
 
 
 def _refuse_unused(
     cells: Sequence[SweepCell],
-    valid: set[tuple[str, str]],
+    valid: Set[tuple[str, str]],
     refused: Sequence[tuple[SweepCell, ConfigError]],
 ) -> None:
     """Raise ConfigError for every level that occurs in no valid cell."""
@@ -531,20 +479,19 @@ def _refuse_unused(
         raise ConfigError(*problems)
 
 
-def _skipped(slug: str, error: ConfigError) -> Problem:
+def _skipped(name: str, error: ConfigError) -> Problem:
     problem = error.problems[0]
-    return Problem(f"{slug}: {problem.what}", code=problem.code)
+    return Problem(f"{name}: {problem.what}", code=problem.code)
 
 
-def _variant(each: SweepCell, number: int) -> RunVariant:
-    title = " ".join(f"{factor}={text}" for factor, text in each.texts.items())
-    slug, parent = short_slug(each.slug), short_slug(each.parent)
-    return RunVariant(slug, title, number, parent, each.delta, each.texts)
+def _variant(each: SweepCell, number: int, title: str) -> RunVariant:
+    name, parent = short_slug(each.slug), short_slug(each.parent)
+    return RunVariant(name, title, number, parent, each.delta, each.texts)
 
 
-def short_slug(slug: str) -> str:
+def short_slug(name: str) -> str:
     """Return the slug, or a prefix with a digest if the slug is too long for a folder name."""
-    if len(slug) <= _MAX_SLUG_LENGTH:
-        return slug
-    digest = hashlib.sha256(slug.encode()).hexdigest()[:8]
-    return f"{slug[:_MAX_SLUG_LENGTH]}-{digest}"
+    if len(name) <= _MAX_SLUG_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[:_MAX_SLUG_LENGTH]}-{digest}"

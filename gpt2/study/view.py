@@ -157,7 +157,8 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
     }
     if len({view.pairs_per_token for view in views}) == 1:
         del columns["pairs"], columns["reads"]
-    if not any(columns["title"]):
+    # The title of a combination repeats the name of its runs.
+    if plan.ablation is None:
         del columns["title"]
     lines = fitting_rows(columns, [name for name in _PRIORITY if name in columns], width)
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
@@ -386,7 +387,8 @@ def _view(
     latest = _last_timing(record) if state == "running" else None
     saved = record.status.iteration if record.status else 0
     iteration = max(saved, latest.iteration if latest else 0)
-    left = 0.0 if done else _seconds_left(latest, seconds, iteration, budget)
+    begun = record.status.written_at if record.status else 0.0
+    left = 0.0 if done else _seconds_left(latest, begun, seconds, iteration, budget)
     return RunView(
         label=run.label,
         delta=_describe_delta(run.variant),
@@ -473,11 +475,19 @@ def _joined(values: Sequence[str]) -> str:
 
 
 def _seconds_left(
-    latest: TimingRow | None, seconds: float | None, iteration: int, budget: TrainingBudget
+    latest: TimingRow | None,
+    begun: float,
+    seconds: float | None,
+    iteration: int,
+    budget: TrainingBudget,
 ) -> float | None:
-    """Return the remaining training time: the ETA of a running run's latest line, else an estimate."""
+    """Return the remaining training time: the ETA of a running run's latest line, else an estimate.
+
+    The line of a resumed run was written before it stopped: since then, the run is trained again
+    from ``begun``, when its status was written.
+    """
     if latest is not None and latest.eta_seconds is not None:
-        return max(0.0, latest.eta_seconds - (time.time() - latest.written_at))
+        return max(0.0, latest.eta_seconds - (time.time() - max(latest.written_at, begun)))
     if seconds is None:
         return None
     return seconds * (1 - iteration / budget.iterations) if budget.iterations else seconds

@@ -96,6 +96,10 @@ class SessionProgress:
         Returns None before any progress has been made.
         """
         running = self.active.values()
+        etas = [eta for p in running if (eta := p.news.get("eta_seconds")) is not None]
+        # No run waits: the runs' own estimates, which are printed beside this one.
+        if 0 < len(etas) == self.total - self.finished:
+            return float(max(etas))
         worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
         if worked <= 0.0:
             return None
@@ -107,15 +111,16 @@ class SessionProgress:
         return self._now() - self._started
 
     def describe(self) -> str:
-        """Return a summary such as ``7/19 done, eta 01:20``."""
+        """Return a summary such as ``7/19, 1 failed, eta 01:20``: of 19 runs, 7 are done."""
         failed = self.states[State.FAILED]
-        text = f"{self.finished}/{self.total}" + (f", {failed} failed" if failed else "")
+        text = f"{self.states[State.SUCCESS]}/{self.total}"
+        text += f", {failed} failed" if failed else ""
+        left = self.total - self.finished
+        # The line of the last run has its own estimate.
+        if left == 0 or left == len(self.active) == 1:
+            return text
         seconds = self.seconds_left()
-        return (
-            text
-            if seconds is None or self.finished == self.total
-            else f"{text}, eta {format_duration(seconds)}"
-        )
+        return text if seconds is None else f"{text}, eta {format_duration(seconds)}"
 
 
 _PLAIN_INTERVAL_SECONDS = 30.0

@@ -95,5 +95,5 @@ def test_all_invalid_axes_are_reported_at_once(small_tree):
 def test_a_continuum_reaches_its_ends(small_tree):
     (axis,) = parse_axes(small_tree, "RATE=log:1e-4:1e-2", "AXES")
     assert axis.continuum is not None
-    assert (axis.continuum.at(0.0), axis.continuum.at(1.0)) == ("0.0001", "0.01")
+    assert (axis.continuum(0.0), axis.continuum(1.0)) == ("0.0001", "0.01")
     assert 1e-4 <= float(axis.draw(random.Random(0)).text) <= 1e-2

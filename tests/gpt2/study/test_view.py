@@ -1,11 +1,17 @@
-"""Plan and status on a terminal: stale runs and columns."""
+"""Plan and status on a terminal: stale runs, columns, and the time left."""
+
+import json
+import time
 
 import pytest
 
 from gpt2.study import view as planning_view
 from gpt2.study.arguments import run_options
 from lib.env.gpu import cpu_model
+from lib.files import write_json
 from lib.runs.code import installed_torch
+from lib.runs.lease import take_lease
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, write_run
 from tests.options import options
 
@@ -43,3 +49,37 @@ def test_a_plan_fits_the_columns_of_a_terminal(planned) -> None:
         assert [line for line in lines if len(line) > width and "/" not in line.strip()[1:]] == []
         assert "title" in lines[0] and ("FLOP/token" in lines[0]) == (width == 132)
     assert "delta" in planning_view.plan_text(plan, views).splitlines()[0]
+
+
+FEATURES = "POSITIONS_ROPE RECIPROCAL MLP_ATTN_GATE"
+
+
+@pytest.mark.parametrize("design", ["ADD_ONE_IN", "FACTORIAL", "LEAVE_ONE_OUT", "CUMULATIVE"])
+def test_no_name_of_a_design_is_cut(planned, design: str) -> None:
+    plan = planned(
+        TEST_MATRIX_MODE=True, ABLATION_FEATURES=FEATURES, **{f"ABLATION_DESIGN_{design}": True}
+    )
+    titles = {run.variant.title for run in plan.runs}
+    assert "POSITIONS_ROPE" in " ".join(titles) and not any("=" in title for title in titles)
+    assert ("no feature" in titles) == (design != "LEAVE_ONE_OUT")
+    text = planning_view.plan_text(plan, planning_view.look(plan), 80)
+    assert "…" not in text and "title" not in text.splitlines()[0]
+    assert all(run.label in text for run in plan.runs)
+
+
+def test_after_a_resume_the_time_left_is_not_that_of_the_last_line(planned) -> None:
+    (run,) = planned().runs
+    directory = RunDir(run.path)
+    run.path.mkdir(parents=True)
+    with take_lease(directory, 60):
+        row = {"iteration": 50, "tokens_per_second": 10.0, "eta_seconds": 300.0}
+        stopped = time.time() - 3600
+        line = json.dumps({**row, "written_at": stopped, "t": 0.0, "train_seconds": 300.0})
+        directory.timing.write_text(f"{line}\n")
+        write_status(directory, RunStatus(State.RUNNING, iteration=50, iterations=100))
+        (view,) = planning_view.look(planned())
+        assert view.state == "running" and view.seconds_left == pytest.approx(300.0, abs=20)
+        status = json.loads(directory.status.read_text())
+        write_json(directory.status, {**status, "written_at": stopped})
+        (view,) = planning_view.look(planned())
+        assert view.seconds_left == 0.0

@@ -73,10 +73,33 @@ def test_what_an_earlier_session_did_is_no_pace(now):
     runs = _runs(1)
     progress = SessionProgress(runs, now)
     progress.begin(runs[0])
-    progress.active[runs[0].label].update(_at(80))
+    progress.active[runs[0].label].update({**_at(80), "eta_seconds": None})
     now.seconds = 10.0
-    progress.active[runs[0].label].update(_at(90))
+    progress.active[runs[0].label].update({**_at(90), "eta_seconds": None})
     assert progress.seconds_left() == pytest.approx(10.0)
+
+
+def test_one_estimate_is_printed_if_no_run_waits(now):
+    """After a resume, the pace of this session has its start-up, and a run's own estimate has not."""
+    runs = _runs(2)
+    progress = SessionProgress(runs, now)
+    for run in runs:
+        progress.begin(run)
+    now.seconds = 10.0
+    progress.active[runs[0].label].update({**_at(80), "eta_seconds": 61})
+    progress.active[runs[1].label].update({**_at(90), "eta_seconds": 20})
+    assert progress.describe() == "0/2, eta 01:01"
+    progress.end(runs[0], RunStatus(State.SUCCESS))
+    assert progress.describe() == "1/2" and progress.seconds_left() == 20
+
+
+def test_an_interrupted_run_is_not_done(now):
+    runs = _runs(3)
+    progress = SessionProgress(runs, now)
+    for run, state in zip(runs, (State.SUCCESS, State.INTERRUPTED), strict=False):
+        progress.begin(run)
+        progress.end(run, RunStatus(state))
+    assert progress.describe().startswith("1/3, eta ")
 
 
 def test_failed_runs_are_counted(now):
@@ -84,7 +107,7 @@ def test_failed_runs_are_counted(now):
     progress = SessionProgress(runs, now)
     progress.begin(runs[0])
     progress.end(runs[0], RunStatus(State.FAILED))
-    assert progress.describe().startswith("1/2, 1 failed")
+    assert progress.describe().startswith("0/2, 1 failed")
 
 
 def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
