@@ -103,11 +103,15 @@ class Stopwatch:
         return step
 
     def _seconds(self, step: Step) -> float:
+        self._wait()
         started = self.clock()
         result = step()
+        self._wait()
+        return result if isinstance(result, float) else self.clock() - started
+
+    def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return result if isinstance(result, float) else self.clock() - started
 
     def _free(self) -> None:
         torch._dynamo.reset()

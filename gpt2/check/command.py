@@ -34,6 +34,8 @@ from lib.runner.local import LocalExecutor
 # Modules with all checks, which workers share instead of importing them again.
 _PRELOADED_MODULES = ("gpt2.check.worker",)
 RECORD_FILE = "check.json"
+# Workers of the check of devices: GPT-2 124M in float64, and its compilation, take about 10 GiB each.
+_GPU_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -218,10 +220,12 @@ def _check_in_workers(
     build_dir: Path,
     gpu: Gpu | None = None,
 ) -> Iterator[CaseReport]:
-    """Yield the report of every job, from one worker per core."""
-    workers = min(usable_cores(), len(jobs))
+    """Yield the report of every job, from one worker per core; few share a GPU."""
+    workers, local = min(usable_cores(), len(jobs)), local_gpu()
+    if local and any(check.name == "device" for job in jobs for check in job.checks):
+        workers = min(workers, _GPU_WORKERS)
     with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
-        arguments = (jobs, others, build_dir, Path(tickets), gpu, local_gpu())
+        arguments = (jobs, others, build_dir, Path(tickets), gpu, local)
         yield from executor.call_many(_run_jobs, [arguments] * workers)
 
 

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from gpt2.check import device_checks
+from gpt2.check import CHECKS, command, device_checks
 from gpt2.check.cases import CheckFinding, config_layers_to_check, plan_cases
 from gpt2.check.context import CheckContext
 from gpt2.check.subject import StepUnderTest
 from gpt2.mechanism_statistics import collect_statistics
 from gpt2.nsa import branches
+from lib.env.gpu import GPUS
 
 
 @pytest.fixture
@@ -32,6 +35,19 @@ def compared() -> Callable[[str, str], list[CheckFinding]]:
 def test_forms_of_a_step_agree(compared: Callable[[str, str], list[CheckFinding]]) -> None:
     assert compared("gpt2-ratio-ablation", "ra") == []
     assert compared("nsa-quickstart", "nsa") == []
+
+
+def test_few_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: list[int] = []
+    monkeypatch.setattr(command, "usable_cores", lambda: 16)
+    executor: Any = SimpleNamespace(
+        call_many=lambda function, calls: workers.append(len(calls)) or []
+    )
+    jobs: Any = [SimpleNamespace(checks=[CHECKS["device"]])] * 19
+    for gpu in (None, GPUS["h100"]):
+        monkeypatch.setattr(command, "local_gpu", lambda gpu=gpu: gpu)
+        list(command._check_in_workers(executor, jobs, {}, Path()))
+    assert workers == [16, 4]
 
 
 def test_values_gradients_and_statistics_are_compared(
