@@ -38,7 +38,8 @@ def launch_constants(
     """
     padded = max(_MIN_SIDE, triton.next_power_of_2(width))
     is_wide = padded * dtype.itemsize > _VECTOR_BYTES
-    tiles = HOPPER_TILES if _is_hopper() and not is_wide else TILES
+    is_hopper = kernel_target() == ("cuda", 90)
+    tiles = HOPPER_TILES if is_hopper and not is_wide else TILES
     rows, columns, warps, stages = tiles[name]
     if name == "column_gradients" and slopes:
         # Slopes take the registers of the other rows.
@@ -55,8 +56,9 @@ def launch_constants(
     return sides | {"num_warps": warps, "num_stages": stages}
 
 
-def _is_hopper() -> bool:
+def kernel_target() -> tuple[str, int | str]:
+    """Return the backend (cuda, hip; empty: Triton's interpreter) and the architecture of kernels."""
     if triton.knobs.runtime.interpret:
-        return False
+        return "", 0
     target = triton.runtime.driver.active.get_current_target()
-    return bool(target.backend == "cuda" and target.arch == 90)
+    return target.backend, target.arch

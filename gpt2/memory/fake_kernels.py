@@ -17,7 +17,7 @@ from gpt2.memory.tracker import StorageTracker
 from gpt2.nsa.branches import FusedKernels
 from gpt2.nsa.options import selected_pairs
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import SEGMENT, queries_by_block, query_chunks
+from gpt2.nsa.select import ListChunk, queries_by_block, query_chunks
 
 # Queries and keys of a tile, which is computed or skipped as a whole.
 _SIDE = 64
@@ -146,33 +146,35 @@ class _SelectedPass(torch.autograd.Function):
         length = q.shape[1]
         context = torch.empty_like(q)
         logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, blocks, context, logsums)
+        total = -(-k.shape[1] // size)
+        ctx.chunks, rows = query_chunks(q, blocks, total)
+        lists = queries_by_block(blocks, total, rows)
+        ctx.save_for_backward(q, k, v, blocks, *lists, context, logsums)
         ctx.tracker, ctx.size = tracker, size
         # FLOPs of one product.
         ctx.product = 2.0 * q.numel() / length * selected_pairs(length, size, blocks.shape[-1])
-        for part in query_chunks(q, blocks):
-            partial = _partial(q, part)
-            queries_by_block(part, -(-k.shape[1] // size), SEGMENT)
+        for chunk in ctx.chunks:
+            partial = _partial(q, blocks, chunk)
             del partial
         tracker.compute(2 * ctx.product)
         return context
 
     @staticmethod
     def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, blocks, _, logsums = ctx.saved_tensors
+        q, k, v, blocks, *_, logsums = ctx.saved_tensors
         dcontext = dcontext.contiguous()
         inner, dq = torch.empty_like(logsums), torch.empty_like(q)
         dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
         ctx.tracker.compute(5 * ctx.product)
-        for part in query_chunks(q, blocks):
-            lists = queries_by_block(part, -(-k.shape[1] // ctx.size), SEGMENT)
-            shape = 2, len(lists.owners), ctx.size, k.shape[-1]
-            partial = _partial(q, part), k.new_empty(shape, dtype=torch.float32)
-            del partial, lists
+        for chunk in ctx.chunks:
+            shape = 2, chunk.segments, ctx.size, k.shape[-1]
+            partial = _partial(q, blocks, chunk), k.new_empty(shape, dtype=torch.float32)
+            del partial
         del inner
         return None, dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
-def _partial(q_BTKgH: Tensor, blocks_BKtn: Tensor) -> Tensor:
-    """Return a partial result of every query for each of its blocks."""
-    return q_BTKgH.new_empty(blocks_BKtn.numel(), *q_BTKgH.shape[3:])
+def _partial(q_BTKgH: Tensor, blocks_BKTn: Tensor, chunk: ListChunk) -> Tensor:
+    """Return a partial result of every query of a chunk for each of its blocks."""
+    batch, heads, _, count = blocks_BKTn.shape
+    return q_BTKgH.new_empty(batch * heads * chunk.length * count, *q_BTKgH.shape[3:])

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gpt2.nsa.kernels import KERNELS, tile_constants
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import SEGMENT, BlockQueries, queries_by_block, query_chunks
+from gpt2.nsa.select import SEGMENT, ListChunk, queries_by_block, query_chunks
 
 # Keys of a tile of a band.
 _KEYS = 64
@@ -131,7 +131,7 @@ class _BandAttention(torch.autograd.Function):
             "key_gradients", (tiles, splits, batch * heads),
             q, k, v, dcontext, logsums, inner, inner, inner, inner, inner,
             inner, partial_k, partial_v, scale * _LOG2_E, length, keys, heads, sight.first,
-            tiles, batch * heads, 1, 0, min(reach, share), group, width, 1, *band, _KEYS, False,
+            tiles, batch * heads, 0, 0, 0, 0, min(reach, share), group, width, 1, *band, _KEYS, False,
             **tile_constants("key_gradients", q, _KEYS), SEGMENT=SEGMENT,
         )  # fmt: skip
         dk, dv = (
@@ -146,60 +146,67 @@ class _BlockAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, size: int, scale: float
     ) -> Tensor:
-        batch, length, heads, group, width = q.shape
-        tokens, count, pairs = k.shape[1], blocks.shape[-1], batch * heads
+        group, width = q.shape[3:]
         context = torch.empty_like(q)
         logsums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        total = triton.cdiv(k.shape[1], size)
+        chunks, rows = query_chunks(q, blocks, total)
+        lists = queries_by_block(blocks, total, rows)
         tile = tile_constants("block_forward", q, size)
-        start = 0
-        for part in query_chunks(q, blocks):
-            lists = _queries_of(part, tokens, size)
-            partial = q.new_empty(part.numel(), group, width)
-            partial_logsums = q.new_empty(part.numel(), group, dtype=torch.float32)
+        for chunk in chunks:
+            partial = _parts(q, blocks, chunk)
+            partial_logsums = partial.new_empty(partial.shape[:-1], dtype=torch.float32)
             run(
-                "block_forward", (len(lists.owners),),
-                q, k, v, *lists, partial, partial_logsums, scale * _LOG2_E, length, tokens, heads,
-                triton.cdiv(tokens, size), pairs, part.shape[2], start, group, width, count, size,
-                **tile, SEGMENT=SEGMENT,
+                "block_forward", (chunk.segments,),
+                q, k, v, *lists, partial, partial_logsums, scale * _LOG2_E,
+                *_block_sizes(q, k, size), chunk.first_owner, chunk.stop_owner, chunk.start,
+                chunk.length, group, width, blocks.shape[-1], size, **tile, SEGMENT=SEGMENT,
             )  # fmt: skip
-            _combine_parts(partial, partial_logsums, part, context, logsums, start)
-            start += part.shape[2]
-        ctx.save_for_backward(q, k, v, blocks, context, logsums)
-        ctx.settings = size, scale
+            _combine(partial, partial_logsums, blocks, context, logsums, chunk)
+        ctx.save_for_backward(q, k, v, blocks, *lists, context, logsums)
+        ctx.settings = size, scale, chunks
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, blocks, context, logsums = ctx.saved_tensors
-        size, scale = ctx.settings
-        batch, length, heads, group, width = q.shape
-        tokens, count, pairs = k.shape[1], blocks.shape[-1], batch * heads
-        total, dcontext = triton.cdiv(tokens, size), dcontext.contiguous()
+        q, k, v, blocks, *lists, context, logsums = ctx.saved_tensors
+        size, scale, chunks = ctx.settings
+        (heads, group, width), tokens = q.shape[2:], k.shape[1]
+        dcontext = dcontext.contiguous()
         inner, dq = _inner(context, dcontext), torch.empty_like(q)
         dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
         tile = tile_constants("key_gradients", q, size)
-        start = 0
-        for part in query_chunks(q, blocks):
-            lists = _queries_of(part, tokens, size)
-            partial = q.new_empty(part.numel(), group, width)
-            partial_k, partial_v = k.new_empty(
-                2, len(lists.owners), size, width, dtype=torch.float32
-            )
+        for chunk in chunks:
+            partial = _parts(q, blocks, chunk)
+            partial_k, partial_v = k.new_empty(2, chunk.segments, size, width, dtype=torch.float32)
+            length, _, _, total, pairs = _block_sizes(q, k, size)
+            owners = chunk.first_owner, chunk.stop_owner
             run(
-                "key_gradients", (len(lists.owners),),
+                "key_gradients", (chunk.segments,),
                 q, k, v, dcontext, logsums, inner, *lists, partial, partial_k, partial_v,
-                scale * _LOG2_E, length, tokens, heads, tokens - length, total, pairs,
-                part.shape[2], start, 0, group, width, count, 1, 1, 0, size, True,
+                scale * _LOG2_E, length, tokens, heads, tokens - length, total, pairs, *owners,
+                chunk.start, chunk.length, 0, group, width, blocks.shape[-1], 1, 1, 0, size, True,
                 **tile, SEGMENT=SEGMENT,
             )  # fmt: skip
-            _combine_parts(partial, None, part, dq, logsums, start, scale)
+            _combine(partial, None, blocks, dq, logsums, chunk, scale)
             run(
-                "reduce", (total, pairs), partial_k, partial_v, lists.segments, dk, dv, tokens,
-                heads, scale, width, size, P=tile["P"], C=tile["C"], num_warps=8,
+                "reduce", (total, pairs), partial_k, partial_v, lists[2], dk, dv, tokens, heads,
+                *owners, scale, width, size, P=tile["P"], C=tile["C"], num_warps=8,
             )  # fmt: skip
-            start += part.shape[2]
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+def _block_sizes(q: Tensor, k: Tensor, size: int) -> tuple[int, int, int, int, int]:
+    """Return T, S, K, the blocks of a key head, and the number of key heads of all sequences."""
+    batch, length, heads = q.shape[:3]
+    return length, k.shape[1], heads, triton.cdiv(k.shape[1], size), batch * heads
+
+
+def _parts(q: Tensor, blocks: Tensor, chunk: ListChunk) -> Tensor:
+    """Return an uninitialized vector for each query head of each list entry of a chunk."""
+    batch, heads, _, count = blocks.shape
+    return q.new_empty(batch * heads * chunk.length * count, *q.shape[3:])
 
 
 def _inner(context: Tensor, dcontext: Tensor) -> Tensor:
@@ -213,26 +220,22 @@ def _inner(context: Tensor, dcontext: Tensor) -> Tensor:
     return inner
 
 
-def _queries_of(blocks_BKtn: Tensor, tokens: int, size: int) -> BlockQueries:
-    return queries_by_block(blocks_BKtn, triton.cdiv(tokens, size), SEGMENT)
-
-
-def _combine_parts(
+def _combine(
     partial: Tensor,
     partial_logsums: Tensor | None,
-    blocks_BKtn: Tensor,
+    blocks_BKTn: Tensor,
     out_BTKgH: Tensor,
     logsums_BTKg: Tensor,
-    start: int,
+    chunk: ListChunk,
     scale: float = 1.0,
 ) -> None:
     """Write the weighted mean of the partial contexts of each query, or the sum of its gradients."""
     batch, length, heads, group, width = out_BTKgH.shape
-    chunk, count = blocks_BKtn.shape[2:]
+    count = blocks_BKTn.shape[-1]
     run(
-        "combine", (chunk, batch * heads),
-        partial, logsums_BTKg if partial_logsums is None else partial_logsums, blocks_BKtn,
-        out_BTKgH, logsums_BTKg, scale, length, heads, chunk, start,
+        "combine", (chunk.length, batch * heads),
+        partial, logsums_BTKg if partial_logsums is None else partial_logsums, blocks_BKTn,
+        out_BTKgH, logsums_BTKg, scale, length, heads, chunk.start,
         group, width, count, partial_logsums is not None,
         G=triton.next_power_of_2(group), P=triton.next_power_of_2(width),
         L=triton.next_power_of_2(count), num_warps=2,

@@ -28,6 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpt2.attention.tile_sizes import kernel_target
+
 # Smallest side of a matrix product.
 _MIN_SIDE = 16
 # Bytes of a tile of 64 rows, at most.
@@ -74,34 +76,59 @@ def _seeing(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _vectors(  # type: ignore[no-untyped-def]
+    pair, index_X, lane_X, held_X, length, K, g: tl.constexpr, H: tl.constexpr, P: tl.constexpr
+):
+    """Return the rows of vectors of a key head, given tokens and query heads, and places and mask."""
+    batch, head = (pair // K).to(tl.int64), pair % K
+    row_X = ((batch * length + index_X) * K + head) * g + lane_X
+    dims = tl.arange(0, P)
+    return row_X, row_X[:, None] * H + dims[None, :], held_X[:, None] & (dims[None, :] < H)
+
+
+@triton.jit
+def _query_tile(  # type: ignore[no-untyped-def]
+    T, K, g: tl.constexpr, H: tl.constexpr, G: tl.constexpr, P: tl.constexpr, QUERIES: tl.constexpr
+):
+    """Return the first query of the program's tile, and the queries, mask and places of its rows."""
+    # Late queries first, which see most keys.
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    lines = tl.arange(0, QUERIES * G)
+    t_R, lane_R = start + lines // G, lines % G
+    mask_R = (t_R < T) & (lane_R < g)
+    row_R, at_RP, mask_RP = _vectors(tl.program_id(1), t_R, lane_R, mask_R, T, K, g, H, P)
+    return start, t_R, mask_R, row_R, at_RP, mask_RP
+
+
+@triton.jit
+def _key_range(  # type: ignore[no-untyped-def]
+    start, T, M, first, size: tl.constexpr, stride: tl.constexpr, window: tl.constexpr,
+    C: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Return the range of keys that any query of a tile sees, which begins with a tile of keys."""
+    low = 0
+    if window > 0:
+        low = tl.maximum(0, _complete(first + start, M, size, stride) - window) // C * C
+    return low, _complete(first + tl.minimum(start + QUERIES, T) - 1, M, size, stride)
+
+
+@triton.jit
 def _band_forward(  # type: ignore[no-untyped-def]
     q, k, v, context, logsums, scale, T, M, K, first,
     g: tl.constexpr, H: tl.constexpr,
     size: tl.constexpr, stride: tl.constexpr, window: tl.constexpr,
     G: tl.constexpr, P: tl.constexpr, C: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
-    pair = tl.program_id(1)
-    batch, head = (pair // K).to(tl.int64), pair % K
-    lines, dims, columns = tl.arange(0, QUERIES * G), tl.arange(0, P), tl.arange(0, C)
-    t_R, lane_R = start + lines // G, lines % G
-    mask_R = (t_R < T) & (lane_R < g)
-    row_R = ((batch * T + t_R) * K + head) * g + lane_R
-    at_RP = row_R[:, None] * H + dims[None, :]
-    mask_RP = mask_R[:, None] & (dims[None, :] < H)
-    q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
+    start, t_R, mask_R, row_R, at_RP, mask_RP = _query_tile(T, K, g, H, G, P, QUERIES)
+    low, high = _key_range(start, T, M, first, size, stride, window, C, QUERIES)
     end_R = _complete(first + t_R, M, size, stride)
-    low = 0
-    if window > 0:
-        low = tl.maximum(0, _complete(first + start, M, size, stride) - window) // C * C
-    high = _complete(first + tl.minimum(start + QUERIES, T) - 1, M, size, stride)
+    q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
     out_RP = tl.zeros([QUERIES * G, P], tl.float32)
     highest_R = tl.full([QUERIES * G], -1e30, tl.float32)
     sum_R = tl.zeros([QUERIES * G], tl.float32)
     for at in range(low, high, C):
-        index_C = at + columns
-        at_CP = ((batch * M + index_C) * K + head)[:, None] * H + dims[None, :]
-        mask_CP = (index_C < high)[:, None] & (dims[None, :] < H)
+        index_C = at + tl.arange(0, C)
+        _, at_CP, mask_CP = _vectors(tl.program_id(1), index_C, 0, index_C < high, M, K, 1, H, P)
         k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
         v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
         scores_RC = _dot(q_RP, tl.trans(k_CP)) * scale
@@ -140,29 +167,17 @@ def _band_query_gradients(  # type: ignore[no-untyped-def]
     size: tl.constexpr, stride: tl.constexpr, window: tl.constexpr,
     G: tl.constexpr, P: tl.constexpr, C: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
-    pair = tl.program_id(1)
-    batch, head = (pair // K).to(tl.int64), pair % K
-    lines, dims, columns = tl.arange(0, QUERIES * G), tl.arange(0, P), tl.arange(0, C)
-    t_R, lane_R = start + lines // G, lines % G
-    mask_R = (t_R < T) & (lane_R < g)
-    row_R = ((batch * T + t_R) * K + head) * g + lane_R
-    at_RP = row_R[:, None] * H + dims[None, :]
-    mask_RP = mask_R[:, None] & (dims[None, :] < H)
+    start, t_R, mask_R, row_R, at_RP, mask_RP = _query_tile(T, K, g, H, G, P, QUERIES)
+    low, high = _key_range(start, T, M, first, size, stride, window, C, QUERIES)
+    end_R = _complete(first + t_R, M, size, stride)
     q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
     dout_RP = tl.load(dcontext + at_RP, mask=mask_RP, other=0.0)
     logsum_R = tl.load(logsums + row_R, mask=mask_R, other=0.0)
     inner_R = tl.load(inner + row_R, mask=mask_R, other=0.0)
-    end_R = _complete(first + t_R, M, size, stride)
-    low = 0
-    if window > 0:
-        low = tl.maximum(0, _complete(first + start, M, size, stride) - window) // C * C
-    high = _complete(first + tl.minimum(start + QUERIES, T) - 1, M, size, stride)
     dq_RP = tl.zeros([QUERIES * G, P], tl.float32)
     for at in range(low, high, C):
-        index_C = at + columns
-        at_CP = ((batch * M + index_C) * K + head)[:, None] * H + dims[None, :]
-        mask_CP = (index_C < high)[:, None] & (dims[None, :] < H)
+        index_C = at + tl.arange(0, C)
+        _, at_CP, mask_CP = _vectors(tl.program_id(1), index_C, 0, index_C < high, M, K, 1, H, P)
         k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
         v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
         seen_RC = _seen(index_C, end_R, window)
@@ -174,21 +189,29 @@ def _band_query_gradients(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _segment(starts, segments, owners, first_owner, segment, SEGMENT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the block of a segment of its queries, counted from ``first_owner``, and its entries."""
+    segment += tl.load(segments + first_owner)
+    owner = tl.load(owners + segment)
+    begin = tl.load(starts + owner) + (segment - tl.load(segments + owner)) * SEGMENT
+    return owner, begin, tl.minimum(begin + SEGMENT, tl.load(starts + owner + 1))
+
+
+@triton.jit
 def _key_gradients(  # type: ignore[no-untyped-def]
     q, k, v, dcontext, logsums, inner, entries, starts, segments, owners,
-    partial_q, partial_k, partial_v, scale, T, M, K, first, J, BK, chunk, offset, span,
+    partial_q, partial_k, partial_v, scale, T, M, K, first, J, BK,
+    first_owner, stop_owner, offset, chunk, span,
     g: tl.constexpr, H: tl.constexpr, n: tl.constexpr, size: tl.constexpr, stride: tl.constexpr,
     window: tl.constexpr, keys: tl.constexpr, LISTED: tl.constexpr,
     G: tl.constexpr, P: tl.constexpr, C: tl.constexpr, QUERIES: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if LISTED:
-        owner = tl.load(owners + program)
-        if owner >= BK * J:
+        if program >= tl.load(segments + stop_owner) - tl.load(segments + first_owner):
             return
-        pair, tile = owner // J, owner % J
-        begin = tl.load(starts + owner) + (program - tl.load(segments + owner)) * SEGMENT
-        stop = tl.minimum(begin + SEGMENT, tl.load(starts + owner + 1))
+        owner, begin, stop = _segment(starts, segments, owners, first_owner, program, SEGMENT)
+        pair, tile = owner // J % BK, owner % J
     else:
         # Of J tiles of keys, each with chunks of ``span`` queries.
         pair, tile = tl.program_id(2), program
@@ -196,12 +219,10 @@ def _key_gradients(  # type: ignore[no-untyped-def]
         begin += tl.program_id(1) * span
         stop = tl.minimum(begin + span, end)
         program = (pair * J + tile) * tl.num_programs(1) + tl.program_id(1)
-    batch, head = (pair // K).to(tl.int64), pair % K
-    lines, dims, columns = tl.arange(0, QUERIES * G), tl.arange(0, P), tl.arange(0, C)
+    lines, columns = tl.arange(0, QUERIES * G), tl.arange(0, C)
     index_C, lane_R = tile * keys + columns, lines % G
     held_C = (columns < keys) & (index_C < M)
-    at_CP = ((batch * M + index_C) * K + head)[:, None] * H + dims[None, :]
-    mask_CP = held_C[:, None] & (dims[None, :] < H)
+    _, at_CP, mask_CP = _vectors(pair, index_C, 0, held_C, M, K, 1, H, P)
     k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
     v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
     dk_CP, dv_CP = tl.zeros([C, P], tl.float32), tl.zeros([C, P], tl.float32)
@@ -211,10 +232,8 @@ def _key_gradients(  # type: ignore[no-untyped-def]
         t_R = at_R
         if LISTED:
             entry_R = tl.load(entries + at_R, mask=at_R < stop, other=0)
-            t_R = entry_R // n % chunk + offset
-        row_R = ((batch * T + t_R) * K + head) * g + lane_R
-        at_RP = row_R[:, None] * H + dims[None, :]
-        mask_RP = mask_R[:, None] & (dims[None, :] < H)
+            t_R = entry_R // n % T
+        row_R, at_RP, mask_RP = _vectors(pair, t_R, lane_R, mask_R, T, K, g, H, P)
         q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
         dout_RP = tl.load(dcontext + at_RP, mask=mask_RP, other=0.0)
         logsum_R = tl.load(logsums + row_R, mask=mask_R, other=0.0)
@@ -228,31 +247,32 @@ def _key_gradients(  # type: ignore[no-untyped-def]
         dscores_RC = (weights_RC * dweights_RC).to(q_RP.dtype)
         dk_CP += _dot(tl.trans(dscores_RC), q_RP)
         if LISTED:
-            at_RP = (entry_R.to(tl.int64) * g + lane_R)[:, None] * H + dims[None, :]
+            slot_R = _slot(entry_R, pair, T, offset, chunk, n)
+            at_RP = (slot_R.to(tl.int64) * g + lane_R)[:, None] * H + tl.arange(0, P)[None, :]
             dq_RP = _dot(dscores_RC, k_CP).to(partial_q.dtype.element_ty)
             tl.store(partial_q + at_RP, dq_RP, mask=mask_RP)
-    at_CP = (program.to(tl.int64) * keys + columns[:, None]) * H + dims[None, :]
+    at_CP = (program.to(tl.int64) * keys + columns[:, None]) * H + tl.arange(0, P)[None, :]
     tl.store(partial_k + at_CP, dk_CP, mask=mask_CP)
     tl.store(partial_v + at_CP, dv_CP, mask=mask_CP)
 
 
 @triton.jit
 def _reduce(  # type: ignore[no-untyped-def]
-    partial_k, partial_v, segments, dk, dv, S, K, scale, H: tl.constexpr, size: tl.constexpr,
-    P: tl.constexpr, C: tl.constexpr,
+    partial_k, partial_v, segments, dk, dv, S, K, first_owner, stop_owner, scale,
+    H: tl.constexpr, size: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    block, pair = tl.program_id(0), tl.program_id(1)
-    batch, head = (pair // K).to(tl.int64), pair % K
-    owner = pair * tl.num_programs(0) + block
-    dims, columns = tl.arange(0, P), tl.arange(0, C)
+    block, pair, columns = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
+    J, BK = tl.num_programs(0), tl.num_programs(1)
     token_C = block * size + columns
-    mask_CP = ((columns < size) & (token_C < S))[:, None] & (dims[None, :] < H)
-    to_CP = ((batch * S + token_C) * K + head)[:, None] * H + dims[None, :]
+    _, to_CP, mask_CP = _vectors(pair, token_C, 0, (columns < size) & (token_C < S), S, K, 1, H, P)
     dk_CP, dv_CP = tl.zeros([C, P], tl.float32), tl.zeros([C, P], tl.float32)
-    for segment in range(tl.load(segments + owner), tl.load(segments + owner + 1)):
-        at_CP = (segment * size + columns.to(tl.int64)[:, None]) * H + dims[None, :]
-        dk_CP += tl.load(partial_k + at_CP, mask=mask_CP, other=0.0)
-        dv_CP += tl.load(partial_v + at_CP, mask=mask_CP, other=0.0)
+    before = tl.load(segments + first_owner)
+    for owner in range(first_owner + pair * J + block, stop_owner, BK * J):
+        for segment in range(tl.load(segments + owner), tl.load(segments + owner + 1)):
+            row_C = (segment - before) * size + columns.to(tl.int64)
+            at_CP = row_C[:, None] * H + tl.arange(0, P)[None, :]
+            dk_CP += tl.load(partial_k + at_CP, mask=mask_CP, other=0.0)
+            dv_CP += tl.load(partial_v + at_CP, mask=mask_CP, other=0.0)
     dk_CP = dk_CP * scale + tl.load(dk + to_CP, mask=mask_CP, other=0.0)
     dv_CP += tl.load(dv + to_CP, mask=mask_CP, other=0.0)
     tl.store(dk + to_CP, dk_CP, mask=mask_CP)
@@ -262,34 +282,29 @@ def _reduce(  # type: ignore[no-untyped-def]
 @triton.jit
 def _block_forward(  # type: ignore[no-untyped-def]
     q, k, v, entries, starts, segments, owners, partial, partial_logsums,
-    scale, T, S, K, J, BK, chunk, offset,
+    scale, T, S, K, J, BK, first_owner, stop_owner, offset, chunk,
     g: tl.constexpr, H: tl.constexpr, n: tl.constexpr, size: tl.constexpr,
     G: tl.constexpr, P: tl.constexpr, C: tl.constexpr, QUERIES: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    segment = tl.program_id(0)
-    owner = tl.load(owners + segment)
-    if owner >= BK * J:
+    program = tl.program_id(0)
+    if program >= tl.load(segments + stop_owner) - tl.load(segments + first_owner):
         return
-    pair, block = owner // J, owner % J
-    batch, head = (pair // K).to(tl.int64), pair % K
-    begin = tl.load(starts + owner) + (segment - tl.load(segments + owner)) * SEGMENT
-    stop = tl.minimum(begin + SEGMENT, tl.load(starts + owner + 1))
-    lines, dims, columns = tl.arange(0, QUERIES * G), tl.arange(0, P), tl.arange(0, C)
+    owner, begin, stop = _segment(starts, segments, owners, first_owner, program, SEGMENT)
+    pair = owner // J % BK
+    lines, columns = tl.arange(0, QUERIES * G), tl.arange(0, C)
     lane_R = lines % G
-    token_C = block * size + columns
+    token_C = owner % J * size + columns
     held_C = (columns < size) & (token_C < S)
-    at_CP = ((batch * S + token_C) * K + head)[:, None] * H + dims[None, :]
-    mask_CP = held_C[:, None] & (dims[None, :] < H)
+    _, at_CP, mask_CP = _vectors(pair, token_C, 0, held_C, S, K, 1, H, P)
     k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
     v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
     for index in range(begin, stop, QUERIES):
         at_R = index + lines // G
         mask_R = (at_R < stop) & (lane_R < g)
         entry_R = tl.load(entries + at_R, mask=at_R < stop, other=0)
-        t_R = entry_R // n % chunk + offset
-        row_R = ((batch * T + t_R) * K + head) * g + lane_R
-        mask_RP = mask_R[:, None] & (dims[None, :] < H)
-        q_RP = tl.load(q + row_R[:, None] * H + dims[None, :], mask=mask_RP, other=0.0)
+        t_R = entry_R // n % T
+        _, at_RP, mask_RP = _vectors(pair, t_R, lane_R, mask_R, T, K, g, H, P)
+        q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
         scores_RC = _dot(q_RP, tl.trans(k_CP)) * scale
         seen_RC = held_C[None, :] & (token_C[None, :] <= (t_R + S - T)[:, None])
         scores_RC = tl.where(seen_RC, scores_RC, -float("inf"))
@@ -298,27 +313,28 @@ def _block_forward(  # type: ignore[no-untyped-def]
         weights_RC = tl.exp2(scores_RC - top_R[:, None])
         sum_R = tl.maximum(tl.sum(weights_RC, 1), 1e-30)
         out_RP = _dot(weights_RC.to(v_CP.dtype), v_CP) / sum_R[:, None]
-        slot_R = entry_R.to(tl.int64) * g + lane_R
-        at_RP = slot_R[:, None] * H + dims[None, :]
+        row_R = _slot(entry_R, pair, T, offset, chunk, n).to(tl.int64) * g + lane_R
+        at_RP = row_R[:, None] * H + tl.arange(0, P)[None, :]
         tl.store(partial + at_RP, out_RP.to(partial.dtype.element_ty), mask=mask_RP)
-        tl.store(partial_logsums + slot_R, top_R + tl.log2(sum_R), mask=mask_R)
+        tl.store(partial_logsums + row_R, top_R + tl.log2(sum_R), mask=mask_R)
 
 
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
-    partial, partial_logsums, blocks, out, logsums, scale, T, K, chunk, offset,
+    partial, partial_logsums, blocks, out, logsums, scale, T, K, offset,
     g: tl.constexpr, H: tl.constexpr, n: tl.constexpr, WEIGHTED: tl.constexpr,
     G: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    t, pair = tl.program_id(0), tl.program_id(1)
-    batch, head = (pair // K).to(tl.int64), pair % K
-    heads, dims, lanes = tl.arange(0, G), tl.arange(0, P), tl.arange(0, L)
-    entry = (pair.to(tl.int64) * chunk + t) * n
-    row_G = ((batch * T + t + offset) * K + head) * g + heads
+    chunk, pair = tl.num_programs(0), tl.program_id(1)
+    t = offset + tl.program_id(0)
+    heads, lanes = tl.arange(0, G), tl.arange(0, L)
+    listed = (pair * T + t) * n
+    slot = _slot(listed, pair, T, offset, chunk, n).to(tl.int64)
+    row_G, to_GP, mask_GP = _vectors(pair, t, heads, heads < g, T, K, g, H, P)
     logsum_G = tl.zeros([G], tl.float32)
     if WEIGHTED:
-        held_L = (lanes < n) & (tl.load(blocks + entry + lanes, mask=lanes < n, other=-1) >= 0)
-        at_LG = (entry + lanes)[:, None] * g + heads[None, :]
+        held_L = (lanes < n) & (tl.load(blocks + listed + lanes, mask=lanes < n, other=-1) >= 0)
+        at_LG = (slot + lanes)[:, None] * g + heads[None, :]
         mask_LG = held_L[:, None] & (heads < g)[None, :]
         logsum_LG = tl.load(partial_logsums + at_LG, mask=mask_LG, other=-float("inf"))
         top_G = tl.maximum(tl.max(logsum_LG, 0), -1e30)
@@ -326,19 +342,22 @@ def _combine(  # type: ignore[no-untyped-def]
         tl.store(logsums + row_G, logsum_G, mask=heads < g)
     sum_GP = tl.zeros([G, P], tl.float32)
     for i in range(n):
-        held_G = (heads < g) & (tl.load(blocks + entry + i + 0 * heads) >= 0)
-        slot_G = (entry + i) * g + heads
-        mask_GP = held_G[:, None] & (dims[None, :] < H)
-        at_GP = slot_G[:, None] * H + dims[None, :]
-        part_GP = tl.load(partial + at_GP, mask=mask_GP, other=0.0)
+        held_G = (heads < g) & (tl.load(blocks + listed + i + 0 * heads) >= 0)
+        part_row_G = (slot + i) * g + heads
+        at_GP = part_row_G[:, None] * H + tl.arange(0, P)[None, :]
+        part_GP = tl.load(partial + at_GP, mask=mask_GP & held_G[:, None], other=0.0)
         if WEIGHTED:
-            part_G = tl.load(partial_logsums + slot_G, mask=held_G, other=-float("inf"))
+            part_G = tl.load(partial_logsums + part_row_G, mask=held_G, other=-float("inf"))
             sum_GP += part_GP.to(tl.float32) * tl.exp2(part_G - logsum_G)[:, None]
         else:
             sum_GP += part_GP.to(tl.float32)
-    mask_GP = (heads < g)[:, None] & (dims[None, :] < H)
-    at_GP = row_G[:, None] * H + dims[None, :]
-    tl.store(out + at_GP, (sum_GP * scale).to(out.dtype.element_ty), mask=mask_GP)
+    tl.store(out + to_GP, (sum_GP * scale).to(out.dtype.element_ty), mask=mask_GP)
+
+
+@triton.jit
+def _slot(entry, pair, T, offset, chunk, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the place, among the parts of ``chunk`` queries from ``offset`` on, of a list entry."""
+    return entry + n * (pair * (chunk - T) - offset)
 
 
 @triton.jit
@@ -348,16 +367,10 @@ def _rank(  # type: ignore[no-untyped-def]
     compress: tl.constexpr, stride: tl.constexpr,
     G: tl.constexpr, P: tl.constexpr, L: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
-    pair = tl.program_id(1)
-    batch, head = (pair // K).to(tl.int64), pair % K
-    lines, dims, lanes = tl.arange(0, QUERIES * G), tl.arange(0, P), tl.arange(0, L)
+    start, t_R, mask_R, row_R, at_RP, mask_RP = _query_tile(T, K, g, H, G, P, QUERIES)
+    pair, lanes = tl.program_id(1), tl.arange(0, L)
     queries = start + tl.arange(0, QUERIES)
-    t_R, lane_R = start + lines // G, lines % G
-    mask_R = (t_R < T) & (lane_R < g)
-    row_R = ((batch * T + t_R) * K + head) * g + lane_R
-    mask_RP = mask_R[:, None] & (dims[None, :] < H)
-    q_RP = tl.load(q + row_R[:, None] * H + dims[None, :], mask=mask_RP, other=0.0)
+    q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
     logsum_R = tl.load(logsums + row_R, mask=mask_R, other=0.0)
     end_R = _complete(first + t_R, M, compress, stride)
     last_Q1 = ((first + queries) // size)[:, None]
@@ -369,8 +382,8 @@ def _rank(  # type: ignore[no-untyped-def]
         score_QL = tl.zeros([QUERIES, L], tl.float32)
         for shift in range(1 - compress // stride, size // stride):
             m_L = block_L * (size // stride) + shift
-            at_LP = ((batch * M + m_L) * K + head)[:, None] * H + dims[None, :]
-            mask_LP = ((m_L >= 0) & (m_L < M))[:, None] & (dims[None, :] < H)
+            held_L = (m_L >= 0) & (m_L < M)
+            _, at_LP, mask_LP = _vectors(pair, m_L, 0, held_L, M, K, 1, H, P)
             k_LP = tl.load(k + at_LP, mask=mask_LP, other=0.0)
             weights_RL = tl.exp2(_dot(q_RP, tl.trans(k_LP)) * scale - logsum_R[:, None])
             seen_RL = mask_R[:, None] & (m_L[None, :] >= 0) & (m_L[None, :] < end_R[:, None])
@@ -410,6 +423,8 @@ LAUNCHES = {
     "block_forward": Launch(64, 4, 3),
     "rank": Launch(64, 4, 2),
 }
+# On NVIDIA's GPUs of other compute capabilities than 9.0, whose products need more registers.
+OTHER_LAUNCHES = LAUNCHES | {"key_gradients": Launch(32, 8, 1)}
 
 
 def tile_constants(kernel: str, q_BTKgH: Tensor, keys: int = 0) -> dict[str, int]:
@@ -417,7 +432,9 @@ def tile_constants(kernel: str, q_BTKgH: Tensor, keys: int = 0) -> dict[str, int
 
     Larger tiles would not have enough registers or shared memory (tests compile them).
     """
-    rows, warps, stages = LAUNCHES[kernel]
+    backend, architecture = kernel_target()
+    is_other = backend == "cuda" and architecture != 90
+    rows, warps, stages = (OTHER_LAUNCHES if is_other else LAUNCHES)[kernel]
     group, width = q_BTKgH.shape[-2:]
     sides = {"G": triton.next_power_of_2(group), "P": triton.next_power_of_2(width)}
     sides["P"] = max(_MIN_SIDE, sides["P"])

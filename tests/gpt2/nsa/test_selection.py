@@ -2,13 +2,16 @@
 
 import itertools
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
+from gpt2.nsa import select
 from gpt2.nsa.reference import selected_blocks
 from gpt2.nsa.select import score_blocks, select_blocks
 from tests.gpt2.nsa.sizes import PAPER, drawn, options
+from tests.gpt2.nsa.test_backends import selection
 
 
 class TestSelection:
@@ -18,14 +21,14 @@ class TestSelection:
         "sizes", [(32, 16, 64), (16, 8, 32), (32, 32, 64), (16, 16, 16), (6, 2, 8)]
     )
     def test_weights_count_as_far_as_they_overlap(self, sizes):
-        compress_, stride, select = sizes
-        given = options(compress=compress_, stride=stride, select=select)
-        tokens = 5 * select
+        compress_, stride, block = sizes
+        given = options(compress=compress_, stride=stride, select=block)
+        tokens = 5 * block
         count = given.compressed(tokens)
         alone = torch.eye(count, dtype=torch.float64)[None, None, None]
         found = score_blocks(alone, given, 5)[0, 0]
         for i, j in itertools.product(range(count), range(5)):
-            low, high = max(i * stride, j * select), min(i * stride + compress_, (j + 1) * select)
+            low, high = max(i * stride, j * block), min(i * stride + compress_, (j + 1) * block)
             assert found[i, j] == max(0, high - low) / stride
 
     def test_weights_of_the_third_block(self):
@@ -70,3 +73,42 @@ class TestSelection:
         scores = drawn(1, 2, 40, 7, seed=6).abs()
         whole = select_blocks(scores, options(), 0)
         assert torch.equal(select_blocks(scores[:, :, 17:], options(), 17), whole[:, :, 17:])
+
+
+@pytest.mark.parametrize("rows", [5, 7, 40])
+def test_lists_have_the_queries_of_each_block_by_tiles(monkeypatch, rows):
+    monkeypatch.setattr(select, "SEGMENT", 4)
+    blocks = selection(33, 40, 6, 4, touching=False)
+    total = 7
+    lists = select.queries_by_block(blocks, total, rows)
+    entries, starts, segments, owners = (x.tolist() for x in lists)
+    found, segment_owners = {}, []
+    for owner, (begin, end) in enumerate(pairwise(starts)):
+        for entry in entries[begin:end]:
+            head, t = divmod(entry // 4, 33)
+            assert owner == (t // rows * 2 + head) * total + blocks[0, head, t, entry % 4]
+            found.setdefault(owner, []).append(t)
+        count = segments[owner + 1] - segments[owner]
+        assert count == -(-(end - begin) // 4)
+        segment_owners += [owner] * count
+    assert starts[-1] == (blocks >= 0).sum() and all(x == sorted(x) for x in found.values())
+    assert owners[: len(segment_owners)] == segment_owners
+    assert {*owners[len(segment_owners) :]} <= {len(starts) - 1}
+
+
+@pytest.mark.parametrize("limit", [1, 6000, 1 << 30])
+def test_chunks_are_whole_tiles_within_the_limit(monkeypatch, limit):
+    monkeypatch.setattr(select, "TILE_QUERIES", 3)
+    monkeypatch.setattr(select, "SEGMENT", 1)
+    monkeypatch.setattr(select, "PARTIAL_BYTES", limit)
+    q, blocks = torch.empty(2, 33, 2, 3, 4), torch.zeros(2, 2, 33, 4, dtype=torch.long)
+    chunks, rows = select.query_chunks(q, blocks, 7)
+    assert [c.start for c in chunks] == [
+        sum(c.length for c in chunks[:i]) for i in range(len(chunks))
+    ]
+    assert sum(c.length for c in chunks) == 33
+    assert chunks[-1].stop_owner == -(-33 // rows) * 2 * 2 * 7
+    for chunk in chunks:
+        assert chunk.start % rows == 0 and chunk.first_owner == chunk.start // rows * 2 * 2 * 7
+        assert chunk.length * 4 * 2 * 2 * 3 * 4 * 4 <= limit or chunk.length == 1
+        assert chunk.segments >= chunk.stop_owner - chunk.first_owner
