@@ -57,14 +57,14 @@ class ModelConfig:
 
     def num_params(self) -> int:
         """Return the number of parameters; the output head is tied to the token embedding."""
-        return self._params_beside_mlps() + sum(map(self.mlp.num_params, self.sites()))
+        return self._params_beside_mlps() + sum(self.mlp.cost(site).params for site in self.sites())
 
     def _params_beside_mlps(self) -> int:
         shape = self.shape
         norm = shape.n_embd * (2 if shape.bias else 1)
-        embeddings = shape.padded_vocab_size * shape.n_embd
-        embeddings += self.attention.positions.num_params(shape)
-        return embeddings + shape.n_layer * (self.attention.num_params(shape) + 2 * norm) + norm
+        positions = 0 if self.attention.positions.rotates else shape.block_size
+        embeddings = (shape.padded_vocab_size + positions) * shape.n_embd
+        return embeddings + shape.n_layer * (self.attention.cost(shape).params + 2 * norm) + norm
 
     def cached_numbers(self, length: int) -> int:
         """Return the KV cache size of a sequence of ``length`` tokens, in elements."""
@@ -87,6 +87,6 @@ class ModelConfig:
     @cached_property
     def _flops_per_token(self) -> float:
         # Once for all seeds of a step.
-        attention = self.attention.flops_per_token(self.shape)
-        blocks = sum(attention + self.mlp.flops_per_token(site) for site in self.sites())
+        attention = self.attention.cost(self.shape).flops
+        blocks = sum(attention + self.mlp.cost(site).flops for site in self.sites())
         return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)

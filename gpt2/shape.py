@@ -1,5 +1,6 @@
-"""Dimensions of a GPT-2 model shared by all components."""
+"""Dimensions of a GPT-2 model shared by all components, and what a component costs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lib.config.field import kconfig_field
@@ -38,6 +39,38 @@ class ModelShape:
         block = 12 * width**2 + (2 + 11 * bias) * width
         embeddings = (self.padded_vocab_size + self.block_size) * width
         return embeddings + self.n_layer * block + (1 + bias) * width
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters and forward FLOPs of a component in one block, with a multiply-add counted as two."""
+
+    # Elements of matrices, each of which takes two FLOPs per token.
+    weights: int = 0
+    # Other parameters: biases, scales, factors of heads.
+    vectors: int = 0
+    # FLOPs per token besides those of the weights.
+    other_flops: float = 0.0
+
+    @property
+    def params(self) -> int:
+        """Return all parameters."""
+        return self.weights + self.vectors
+
+    @property
+    def flops(self) -> float:
+        """Return all FLOPs per token."""
+        return 2 * self.weights + self.other_flops
+
+    @classmethod
+    def of(cls, parts: "Iterable[Cost]") -> "Cost":
+        """Return the cost of all parts together."""
+        every = list(parts)
+        return cls(
+            sum(part.weights for part in every),
+            sum(part.vectors for part in every),
+            sum(part.other_flops for part in every),
+        )
 
 
 def nearest_multiple(value: float, multiple: int) -> int:

@@ -25,7 +25,7 @@ from gpt2.attention.options import (
     TransformOptions,
 )
 from gpt2.nsa.options import NsaOptions
-from gpt2.shape import ModelShape
+from gpt2.shape import Cost, ModelShape
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import SmallForm
@@ -105,26 +105,20 @@ class AttentionConfig:
             extra += self.pattern.unrotated_tokens(length) * pair // 2
         return tokens * pair + queries + extra
 
-    def weights(self, shape: ModelShape) -> int:
-        """Return the matrix parameters of one block without biases, the base of the MLP ratio."""
-        pattern = self.pattern.weights(shape, self.projection)
-        return self.projection.weights(shape) + shape.n_embd**2 + pattern
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return the cost of one block, with scores, aggregation and the output projection.
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of one block, including the output projection ``c_proj``."""
-        c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
-        parts = sum(part.num_params(shape) for part in self.transforms)
-        parts += sum(part.num_params(shape) for part in (*self.terms, *self.gates))
-        pattern = self.pattern.num_params(shape, self.projection)
-        return self.projection.num_params(shape) + c_proj + pattern + parts
-
-    def flops_per_token(self, shape: ModelShape) -> float:
-        """Return the forward FLOPs per token and block, including scores and aggregation."""
+        Its weights are the base of the MLP ratio.
+        """
         keys = self.pattern.mean_keys(shape.block_size)
-        scores_and_values = 4 * shape.n_embd * keys
-        parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
-        projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
+        c_proj = Cost(shape.n_embd**2, shape.n_embd * shape.bias, 4 * shape.n_embd * keys)
         heads = shape.n_embd + self.projection.expanded_numbers(shape) // 2
-        parts += sum(part.flops_per_token(heads) for part in self.transforms)
-        pattern = self.pattern.flops_per_token(shape, self.projection)
-        return projections + scores_and_values + pattern + parts
+        return Cost.of(
+            (
+                self.projection.cost(shape),
+                c_proj,
+                self.pattern.cost(shape, self.projection),
+                *(part.cost(shape, keys) for part in (*self.terms, *self.gates)),
+                *(part.cost(shape, heads) for part in self.transforms),
+            )
+        )

@@ -1,7 +1,7 @@
 """Options of the components of attention; imports no torch.
 
 Options declare the cost of a component, so that a plan can be printed and a built model can be
-checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two. The module of each
+checked against it. The module of each
 class of options is in ``MODULES`` of ``attention.py``, its formula in ``REFERENCES`` of
 ``reference.py``. T tokens, C n_embd, N heads, H head dim, R latent dim.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.shape import ModelShape, nearest_multiple
+from gpt2.shape import Cost, ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.small_form import SmallForm, scale_tokens, scale_width
 
@@ -38,37 +38,30 @@ class PositionOptions(AttentionPartOptions):
     # True if queries and keys are rotated instead of adding position embeddings to x.
     rotates: ClassVar[bool] = False
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of the whole model."""
-        return 0
 
+class ProjectionOptions(AttentionPartOptions):
+    """Options of the query, key and value projection, by default of columns in the order q, k, v."""
 
-class ProjectionOptions(AttentionPartOptions, ABC):
-    """Options of the query, key and value projection (output projection excluded)."""
+    def kv_heads(self, shape: ModelShape) -> int:
+        """Return K, the number of key/value heads."""
+        return shape.n_head
 
-    @abstractmethod
-    def weights(self, shape: ModelShape) -> int:
-        """Return the parameters of one block without biases."""
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return the cost without attention scores and output projection."""
+        columns = shape.n_embd + self.expanded_numbers(shape)
+        return Cost(shape.n_embd * columns, columns * shape.bias)
 
-    @abstractmethod
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of one block with biases."""
-
-    def flops_per_token(self, shape: ModelShape) -> int:
-        """Return the forward FLOPs per token and block, without attention scores."""
-        return 2 * self.weights(shape)
-
-    @abstractmethod
     def cached_numbers(self, shape: ModelShape) -> int:
         """Return the cached key and value elements per token and block."""
+        return self.expanded_numbers(shape)
 
     def query_numbers(self, shape: ModelShape) -> int:
         """Return the query elements per token as used in decoding."""
         return shape.n_embd
 
     def expanded_numbers(self, shape: ModelShape) -> int:
-        """Return the key and value elements per token and block, by head."""
-        return self.cached_numbers(shape)
+        """Return the key and value elements per token and block, by head: 2·K·H."""
+        return 2 * self.kv_heads(shape) * shape.head_dim
 
 
 @dataclass(frozen=True)
@@ -85,9 +78,8 @@ class ConfigNote:
 
 
 class PatternOptions(AttentionPartOptions, ABC):
-    """Options of a pattern: which earlier tokens a token sees. By default without parameters."""
+    """Options of a pattern: which earlier tokens a token sees. By default the last ``width``."""
 
-    name: ClassVar[str]
     # True if the module is an ``CustomAttention``: a kernel that replaces SDPA and the row engine.
     attends: ClassVar[bool] = False
     # Checks of make check that only steps with this pattern have; FAST=1 skips them.
@@ -95,13 +87,22 @@ class PatternOptions(AttentionPartOptions, ABC):
     # True if the order of sums depends on the data, so that equal values may differ in bits.
     data_dependent: ClassVar[bool] = False
 
-    @abstractmethod
+    @property
+    def width(self) -> int | None:
+        """Return w, so that token i sees max(0, i − w + 1) ≤ j ≤ i; None: all of j ≤ i."""
+        return None
+
     def mean_keys(self, length: int) -> float:
         """Return the number of keys per query, averaged over ``length`` tokens."""
+        width = min(self.width or length, length)
+        return (width * (width + 1) / 2 + (length - width) * width) / length
 
-    @abstractmethod
     def cached_tokens(self, length: int) -> int:
-        """Return the number of tokens, out of ``length``, with cached keys and values."""
+        """Return the number of tokens, out of ``length``, with cached keys and values.
+
+        The next token fills the last place of a window.
+        """
+        return length if self.width is None else min(length, self.width - 1)
 
     def unrotated_tokens(self, length: int) -> int:
         """Return the number of tokens with an additional cached copy of unrotated keys."""
@@ -118,17 +119,9 @@ class PatternOptions(AttentionPartOptions, ABC):
         """Return notes and warnings about the pattern at this context length."""
         return []
 
-    def weights(self, shape: ModelShape, projection: ProjectionOptions) -> int:
-        """Return the pattern's matrix parameters of one block, without biases."""
-        return 0
-
-    def num_params(self, shape: ModelShape, projection: ProjectionOptions) -> int:
-        """Return the pattern's parameters of one block."""
-        return 0
-
-    def flops_per_token(self, shape: ModelShape, projection: ProjectionOptions) -> float:
-        """Return the forward FLOPs of the pattern's parameters per token and block."""
-        return 0.0
+    def cost(self, shape: ModelShape, projection: ProjectionOptions) -> Cost:
+        """Return the cost beyond the attention products of ``mean_keys``."""
+        return Cost()
 
     def cached_numbers(self, shape: ModelShape, projection: ProjectionOptions, length: int) -> int:
         """Return cached elements for ``length`` tokens besides the projection's keys and values."""
@@ -143,13 +136,9 @@ class TransformOptions(AttentionPartOptions, ABC):
 
     off: ClassVar[Mapping[str, SymbolValue]] = {}
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of one block."""
-        return 0
-
     @abstractmethod
-    def flops_per_token(self, numbers: int) -> float:
-        """Return the forward FLOPs per token and block for ``numbers`` elements of q and k."""
+    def cost(self, shape: ModelShape, numbers: int) -> Cost:
+        """Return the cost for ``numbers`` elements of q and k per token."""
 
 
 class ScoreOptions(AttentionPartOptions, ABC):
@@ -163,13 +152,9 @@ class ScoreOptions(AttentionPartOptions, ABC):
         """Return the features that the Triton kernels do not support ("" if none)."""
         return ""
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of one block."""
-        return 0
-
     @abstractmethod
-    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
-        """Return the added forward FLOPs per token and block with ``keys`` visible keys."""
+    def cost(self, shape: ModelShape, keys: float) -> Cost:
+        """Return the added cost with ``keys`` visible keys."""
 
 
 class TermOptions(ScoreOptions):
@@ -211,10 +196,6 @@ class LearnedOptions(PositionOptions):
 
     name: ClassVar[str] = "learned"
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return ``block_size`` · C."""
-        return shape.block_size * shape.n_embd
-
 
 @dataclass(frozen=True)
 class RopeOptions(PositionOptions):
@@ -234,18 +215,6 @@ class DenseOptions(ProjectionOptions):
     """Options of GPT-2's ``c_attn``: one C → 3C matrix in the order q, k, v."""
 
     name: ClassVar[str] = "dense"
-
-    def weights(self, shape: ModelShape) -> int:
-        """Return 3C²."""
-        return 3 * shape.n_embd**2
-
-    def num_params(self, shape: ModelShape) -> int:
-        """Return 3C² weights plus 3C biases if enabled."""
-        return self.weights(shape) + (3 * shape.n_embd if shape.bias else 0)
-
-    def cached_numbers(self, shape: ModelShape) -> int:
-        """Return 2C: the keys and values of all heads."""
-        return 2 * shape.n_embd
 
 
 def _small_kv_heads(form: SmallForm, name: str) -> int:
@@ -269,18 +238,9 @@ class GroupedOptions(ProjectionOptions):
 
     n_kv_head: int = kconfig_field("N_KV_HEAD", small=_small_kv_heads)
 
-    def weights(self, shape: ModelShape) -> int:
-        """Return C² for queries plus C × n_kv_head·H each for keys and values."""
-        return shape.n_embd * (shape.n_embd + 2 * self.n_kv_head * shape.head_dim)
-
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the weights plus one bias per column if enabled."""
-        columns = shape.n_embd + 2 * self.n_kv_head * shape.head_dim
-        return self.weights(shape) + (columns if shape.bias else 0)
-
-    def cached_numbers(self, shape: ModelShape) -> int:
-        """Return 2·n_kv_head·H."""
-        return 2 * self.n_kv_head * shape.head_dim
+    def kv_heads(self, shape: ModelShape) -> int:
+        """Return the configured number."""
+        return self.n_kv_head
 
 
 _scale_latent = scale_width(8, 2)
@@ -319,16 +279,10 @@ class LatentOptions(ProjectionOptions):
         """Return R, with 0 resolved."""
         return self.latent_dim or default_latent(shape.n_embd)
 
-    def weights(self, shape: ModelShape) -> int:
-        """Return C² + 2CR down + 2·N·R·H = 2CR up (2RH if the heads share K and U)."""
-        heads = 1 if self.shared_expansion else shape.n_head
-        down = 2 * shape.n_embd * self.width(shape)
-        up = 2 * heads * self.width(shape) * shape.head_dim
-        return shape.n_embd**2 + down + up
-
-    def num_params(self, shape: ModelShape) -> int:
-        """Return the weights: the latent projection has no bias."""
-        return self.weights(shape)
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return C² + 2CR down + 2·N·R·H = 2CR up (2RH if the heads share K and U), no biases."""
+        expanded = shape.head_dim if self.shared_expansion else shape.n_embd
+        return Cost(shape.n_embd**2 + 2 * self.width(shape) * (shape.n_embd + expanded))
 
     def cached_numbers(self, shape: ModelShape) -> int:
         """Return 2R: c_k and c_v, shared by the heads."""
@@ -338,24 +292,12 @@ class LatentOptions(ProjectionOptions):
         """Return N·R: the absorbed queries q_h K_hᵀ have width R."""
         return shape.n_head * self.width(shape)
 
-    def expanded_numbers(self, shape: ModelShape) -> int:
-        """Return 2C: k_h and v_h of every head."""
-        return 2 * shape.n_embd
-
 
 @dataclass(frozen=True)
 class FullOptions(PatternOptions):
     """Options of the full causal pattern: token i sees j ≤ i."""
 
     name: ClassVar[str] = "full"
-
-    def mean_keys(self, length: int) -> float:
-        """Return (T + 1) / 2."""
-        return (length + 1) / 2
-
-    def cached_tokens(self, length: int) -> int:
-        """Return ``length``: every token is cached."""
-        return length
 
 
 @dataclass(frozen=True)
@@ -366,14 +308,10 @@ class SlidingOptions(PatternOptions):
 
     window: int = kconfig_field("SLIDING_WINDOW", small=scale_tokens)
 
-    def mean_keys(self, length: int) -> float:
-        """Return the mean of min(i + 1, w) over the rows."""
-        window = min(self.window, length)
-        return (window * (window + 1) / 2 + (length - window) * window) / length
-
-    def cached_tokens(self, length: int) -> int:
-        """Return at most w − 1: the next token fills the last place of the window."""
-        return min(length, self.window - 1)
+    @property
+    def width(self) -> int:
+        """Return the configured window."""
+        return self.window
 
 
 @dataclass(frozen=True)
@@ -385,17 +323,13 @@ class QkNormOptions(TransformOptions):
 
     name: ClassVar[str] = "qk_norm"
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return 2H: the scales of queries and keys, shared by the heads."""
-        return 2 * shape.head_dim
-
     def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
         """Return that scales start at 1."""
         return {"q_scale": 1.0, "k_scale": 1.0}
 
-    def flops_per_token(self, numbers: int) -> float:
-        """Return a square, a sum, and two products for every element."""
-        return 4 * numbers
+    def cost(self, shape: ModelShape, numbers: int) -> Cost:
+        """Return two scales, shared by the heads; a square, a sum and two products per element."""
+        return Cost(vectors=2 * shape.head_dim, other_flops=4 * numbers)
 
 
 @dataclass(frozen=True)
@@ -418,13 +352,10 @@ class ReciprocalOptions(TermOptions):
     # One learnable α per head, starting at ``alpha``.
     learnable: bool = kconfig_field("RECIPROCAL_LEARNABLE")
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return one α per head if it is learnable."""
-        return shape.n_head if self.learnable else 0
-
-    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
-        """Return the FLOPs of one more dot product of width C per key of the band."""
-        return 2 * shape.n_embd * min(self.window + 1, keys)
+    def cost(self, shape: ModelShape, keys: float) -> Cost:
+        """Return the learnable α, and one more dot product of width C per key of the band."""
+        alphas = shape.n_head if self.learnable else 0
+        return Cost(vectors=alphas, other_flops=2 * shape.n_embd * min(self.window + 1, keys))
 
     @property
     def reach(self) -> int:
@@ -464,14 +395,10 @@ class RaCrossTokenOptions(GateOptions):
         many = self.mode == "topk" and self.topk > MAX_TILE_TOPK
         return f"RA_CROSS_TOKEN_TOPK={self.topk} (maximum {MAX_TILE_TOPK})" if many else ""
 
-    def num_params(self, shape: ModelShape) -> int:
-        """Return 2N: a scale and a bias per head."""
-        return 2 * shape.n_head
-
-    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
-        """Return about one FLOP per weight; ``weights`` doubles it for the second softmax."""
-        passes = 2 if self.apply == "weights" else 1
-        return passes * shape.n_head * keys
+    def cost(self, shape: ModelShape, keys: float) -> Cost:
+        """Return a scale and a bias per head, and about one FLOP per weight of each softmax."""
+        softmaxes = 2 if self.scales_scores else 1
+        return Cost(vectors=2 * shape.n_head, other_flops=softmaxes * shape.n_head * keys)
 
     @property
     def scales_scores(self) -> bool:

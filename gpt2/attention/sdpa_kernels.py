@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gpt2.attention.attention import build_pattern
 from gpt2.attention.components import CustomAttention, Pattern
-from gpt2.attention.options import GroupedOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.sdpa import allowing, attend, only_backend
 from gpt2.model_config import ModelConfig
@@ -45,7 +44,7 @@ def selected_sdpa_kernel(
     pattern = _pattern(model)
     mask = pattern.sdpa_arguments(shape.block_size, device)
     with allowing(options.backend, q, dropout, PreflightError):
-        return selected_sdpa_backend(q, kv_heads(model), dropout, mask)
+        return selected_sdpa_backend(q, options.projection.kv_heads(model.shape), dropout, mask)
 
 
 def observed_sdpa_kernel(
@@ -58,7 +57,7 @@ def observed_sdpa_kernel(
     restored.
     """
     options, length = model.attention, model.shape.block_size
-    group = model.shape.n_head // kv_heads(model)
+    group = model.shape.n_head // options.projection.kv_heads(model.shape)
     pattern = _pattern(model)
     mask = pattern.sdpa_arguments(length, device)
     if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
@@ -83,9 +82,3 @@ def _pattern(model: ModelConfig) -> Pattern:
     pattern = build_pattern(model.shape, model.attention, 0)
     assert not isinstance(pattern, CustomAttention), "SDPA is replaced by the pattern's own kernel"
     return pattern
-
-
-def kv_heads(model: ModelConfig) -> int:
-    """Return the number of key/value heads."""
-    shared = model.attention.projection
-    return shared.n_kv_head if isinstance(shared, GroupedOptions) else model.shape.n_head

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import AttentionWeightsOptions, LatentOptions
-from gpt2.shape import ModelShape, nearest_multiple
+from gpt2.shape import Cost, ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import always, scale_tokens, scale_width
@@ -94,17 +94,9 @@ class MlpMechanismOptions:
         """Return whether the block builds the mechanism."""
         return True
 
-    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return the matrix parameters, which count towards the ratio."""
+    def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
+        """Return the cost; its weights count towards the ratio."""
         raise NotImplementedError
-
-    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return all parameters."""
-        return self.weights(hidden, width, site)
-
-    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
-        """Return the forward FLOPs per token: by default two, multiply and add, per weight."""
-        return 2 * self.weights(hidden, width, site)
 
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the cached elements for ``length`` tokens."""
@@ -149,15 +141,10 @@ class MlpCrossTokenOptions(MlpMechanismOptions):
         """Return W."""
         return AttentionWeightsOptions(self.sparsity, self.topk, self.tau, self.detach_weights)
 
-    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return 2·M·b: the elements of A and B."""
-        return 2 * hidden * width
-
-    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
-        """Return the FLOPs of A and B, the mean over heads, and the mix in the bottleneck."""
+    def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
+        """Return A and B, the mean over heads, and the mix in the bottleneck."""
         keys = site.attention.pattern.mean_keys(site.shape.block_size)
-        mix = (site.shape.n_head + 2 * width) * keys
-        return 2 * self.weights(hidden, width, site) + mix
+        return Cost(2 * hidden * width, other_flops=(site.shape.n_head + 2 * width) * keys)
 
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the elements of h A for every token visible to the next one."""
@@ -197,24 +184,17 @@ class MlpLatentOptions(MlpMechanismOptions):
         assert isinstance(site.attention.projection, LatentOptions)
         return site.attention.projection.width(site.shape)
 
-    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return M·R if tied, twice that if untied (once in the last block), 0 for scalar tying."""
-        if self.tying == "scalar":
-            return 0
-        copies = 2 if self.tying == "untied" and not site.is_last else 1
-        return copies * hidden * self.latent_width(site)
+    def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
+        """Return M·R if tied, twice that if untied (once in the last block), N for scalar tying.
 
-    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return the weights, or one scalar per head."""
-        scalars = site.shape.n_head if self.tying == "scalar" else 0
-        return self.weights(hidden, width, site) + scalars
-
-    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
-        """Return the FLOPs of reading c_k and, except in the last block, writing the next one."""
+        The last block reads c_k and does not write: one product with W instead of two.
+        """
         directions = 1 if site.is_last else 2
         if self.tying == "scalar":
-            return 2 * directions * hidden
-        return 2 * directions * hidden * self.latent_width(site)
+            return Cost(vectors=site.shape.n_head, other_flops=2 * directions * hidden)
+        product = hidden * self.latent_width(site)
+        copies = directions if self.tying == "untied" else 1
+        return Cost(copies * product, other_flops=2 * (directions - copies) * product)
 
 
 @dataclass(frozen=True)
@@ -244,13 +224,9 @@ class MlpAttnGateOptions(MlpMechanismOptions):
         """Return whether the block is not the last one."""
         return not site.is_last
 
-    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return G (M + N)."""
-        return width * (hidden + site.shape.n_head)
-
-    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
-        """Return the weights plus N biases."""
-        return self.weights(hidden, width, site) + site.shape.n_head
+    def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
+        """Return G (M + N) weights and N biases."""
+        return Cost(width * (hidden + site.shape.n_head), site.shape.n_head)
 
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return G if pooled (the running sum of W₁ h), else 0."""
@@ -312,7 +288,7 @@ class MlpConfig:
         per_unit = self._weights_per_unit(site)
         biases = self.activation.fc_outputs * shape.bias
         weights = each * per_unit / (per_unit + biases)
-        return replace(self, derived_ratio=weights / site.attention.weights(shape))
+        return replace(self, derived_ratio=weights / site.attention.cost(shape).weights)
 
     def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
         """Return the mechanisms built in a block."""
@@ -336,12 +312,12 @@ class MlpConfig:
             hidden = self.hidden or 4 * n_embd
             return MlpWidths(hidden, {m.name: m.dim for m in built})
         ratio = self.derived_ratio if self.sizing == "params" else self.ratio
-        total = ratio * site.attention.weights(site.shape)
+        total = ratio * site.attention.cost(site.shape).weights
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
         sized = [m for m in built if m.sized]
         # A mechanism without a free width adds parameters to every hidden unit.
         per_unit = self._weights_per_unit(site) + sum(
-            m.weights(1, 0, site) for m in built if not m.sized
+            m.cost(1, 0, site).weights for m in built if not m.sized
         )
         coarse = self.sizing == "ratio" and n_embd >= COARSE_ROUNDING_WIDTH
         hidden_step, width_step = (64, 8) if coarse else (8, 1)
@@ -350,31 +326,17 @@ class MlpConfig:
         for mechanism in sized:
             # Compensate the rounding of M, which has the coarser steps.
             budget = (total - hidden * per_unit) / len(sized)
-            width = budget / mechanism.weights(hidden, 1, site)
+            width = budget / mechanism.cost(hidden, 1, site).weights
             widths[mechanism.name] = nearest_multiple(width, width_step)
         return MlpWidths(hidden, widths)
 
-    def weights(self, site: LayerSpec) -> int:
-        """Return the parameters of a block's MLP without biases, mechanisms included."""
-        size = self.size(site)
-        parts = (m.weights(size.hidden, size.widths[m.name], site) for m in self.built(site))
-        return self._weights_per_unit(site) * size.hidden + sum(parts)
-
-    def num_params(self, site: LayerSpec) -> int:
-        """Return the parameters of a block's MLP."""
-        size = self.size(site)
-        parts = (m.num_params(size.hidden, size.widths[m.name], site) for m in self.built(site))
-        biases = self.activation.fc_outputs * size.hidden + site.shape.n_embd
-        dense = self._weights_per_unit(site) * size.hidden + biases * site.shape.bias
-        return dense + sum(parts)
-
-    def flops_per_token(self, site: LayerSpec) -> float:
-        """Return the forward FLOPs per token in a block's MLP."""
-        size = self.size(site)
-        parts = (
-            m.flops_per_token(size.hidden, size.widths[m.name], site) for m in self.built(site)
-        )
-        return 2 * self._weights_per_unit(site) * size.hidden + sum(parts)
+    def cost(self, site: LayerSpec) -> Cost:
+        """Return the cost of a block's MLP, mechanisms included."""
+        size, shape = self.size(site), site.shape
+        biases = self.activation.fc_outputs * size.hidden + shape.n_embd
+        dense = Cost(self._weights_per_unit(site) * size.hidden, biases * shape.bias)
+        parts = (m.cost(size.hidden, size.widths[m.name], site) for m in self.built(site))
+        return Cost.of((dense, *parts))
 
     def cached_numbers(self, site: LayerSpec, length: int) -> int:
         """Return the cached elements for ``length`` tokens in a block's MLP."""
@@ -387,7 +349,7 @@ class MlpConfig:
 
     def built_ratio(self, site: LayerSpec) -> float:
         """Return MLP parameters / attention parameters of a block, without biases."""
-        return self.weights(site) / site.attention.weights(site.shape)
+        return self.cost(site).weights / site.attention.cost(site.shape).weights
 
     def check_params(self, shape: ModelShape, params: int) -> None:
         """Raise ConfigError if a model of ``params`` parameters differs from its target size."""

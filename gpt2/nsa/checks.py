@@ -75,7 +75,7 @@ def check_field(subject: StepUnderTest) -> list[CheckFinding]:
     options = pattern.options
     length, heads = subject.tokens(1).shape[1], subject.model.config.shape.n_head
     projection = subject.small_exact.model.attention.projection
-    key_heads = projection.cached_numbers(attention.shape) // (2 * attention.shape.head_dim)
+    key_heads = projection.kv_heads(attention.shape)
     generator = torch.Generator().manual_seed(0)
     q_1NTH, k_1KTH = (
         torch.randn(1, count, length, pattern.head_dim, generator=generator).double()

@@ -194,7 +194,7 @@ class Nsa(CustomAttention):
         branches, owner = self.options.branches, self.options.owner
         others = [] if self.options.shared_kv else [name for name in branches if name != owner]
         self.others = others
-        width = len(others) * projection.cached_numbers(shape)
+        width = len(others) * projection.expanded_numbers(shape)
         self.c_kv = nn.Linear(shape.n_embd, width, bias=shape.bias) if others else None
         learns = self.options.learns_phi
         self.phi_k = BlockCompressionMLP(shape, self.options) if learns else None

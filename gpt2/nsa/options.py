@@ -11,7 +11,7 @@ from gpt2.attention.options import (
     PatternOptions,
     ProjectionOptions,
 )
-from gpt2.shape import ModelShape
+from gpt2.shape import Cost, ModelShape
 from lib.config.field import kconfig_field
 from lib.config.small_form import SmallForm, scale_tokens, scale_width
 from lib.errors import ConfigError, PreflightError, Problem
@@ -237,33 +237,24 @@ class NsaOptions(PatternOptions):
         if problems:
             raise ConfigError(*problems)
 
-    def weights(self, shape: ModelShape, projection: ProjectionOptions) -> int:
-        """Return the matrix weights added by NSA.
+    def cost(self, shape: ModelShape, projection: ProjectionOptions) -> Cost:
+        """Return the cost beyond the attention products of ``mean_keys``.
 
-        These are the keys and values of branches other than the owner, two MLPs, and the gates.
+        Weights are the keys and values of branches other than the owner, two MLPs, and the gates. An
+        MLP runs once per block and key head, not per token. Keys used for ranking alone have no
+        product with values, so this part is subtracted.
         """
-        c_kv = self._separate_branches() * shape.n_embd * projection.cached_numbers(shape)
-        return c_kv + 2 * self._phi_weights(shape) + self._gates(shape) * shape.n_embd
-
-    def num_params(self, shape: ModelShape, projection: ProjectionOptions) -> int:
-        """Return the parameters added by NSA: weights, biases and two position embeddings."""
-        separate = self._separate_branches()
-        biases = separate * projection.cached_numbers(shape) if shape.bias else 0
+        separate = self._separate_branches() * projection.expanded_numbers(shape)
+        phi, gates = 2 * self._phi_weights(shape), self._gates(shape)
         positions = 2 * self.compress * shape.head_dim if self.learns_phi else 0
-        return self.weights(shape, projection) + biases + positions + self._gates(shape)
-
-    def flops_per_token(self, shape: ModelShape, projection: ProjectionOptions) -> float:
-        """Return the forward FLOPs per token beyond the attention products of ``mean_keys``.
-
-        Each weight costs one multiply and one add; an MLP runs once per block and key head. Keys
-        used for ranking alone have no product with values, so this part is subtracted.
-        """
-        heads = projection.cached_numbers(shape) // (2 * shape.head_dim)
         blocks = self.compressed(shape.block_size) / shape.block_size
-        per_token = self.weights(shape, projection) - 2 * self._phi_weights(shape)
-        flops = 2 * per_token + 4 * self._phi_weights(shape) * heads * blocks
         ranked = 0 if self.branch_compressed else self.pairs(shape.block_size)[0]
-        return flops - 2 * shape.n_embd * ranked / shape.block_size
+        flops = 2 * phi * projection.kv_heads(shape) * blocks - 2 * phi
+        return Cost(
+            (separate + gates) * shape.n_embd + phi,
+            separate * shape.bias + positions + gates,
+            flops - 2 * shape.n_embd * ranked / shape.block_size,
+        )
 
     def cached_numbers(self, shape: ModelShape, projection: ProjectionOptions, length: int) -> int:
         """Return the KV cache elements per layer beyond the projection's after ``length`` tokens.

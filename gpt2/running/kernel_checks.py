@@ -24,7 +24,7 @@ from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.options import AttentionWeightsOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
-from gpt2.attention.sdpa_kernels import DTYPES, kv_heads, selected_sdpa_kernel
+from gpt2.attention.sdpa_kernels import DTYPES, selected_sdpa_kernel
 from gpt2.attention.triton import place_of, runs_tiles, tile_problem
 from gpt2.loss import FusedLoss, fused_loss
 from gpt2.model_config import ModelConfig
@@ -135,7 +135,7 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
     shape = model.shape
     tokens = min(shape.block_size, _PROBE_TOKENS)
     generator = torch.Generator().manual_seed(0)
-    heads = shape.n_head, *(kv_heads(model),) * 2
+    heads = shape.n_head, *(model.attention.projection.kv_heads(shape),) * 2
     qkv = [
         torch.randn(1, count, tokens, shape.head_dim, generator=generator).to(device, dtype)
         for count in heads
@@ -214,7 +214,10 @@ def _compare_sparse(model: ModelConfig, options: NsaOptions, machine: MachineCon
     selection of a block, so up to a tenth of the vectors of a tensor may differ.
     """
     shape, dtype, device = model.shape, DTYPES[machine.precision], _device(machine)
-    inputs = [x.to(device, dtype) for x in _probe(shape, kv_heads(model), options)]
+    inputs = [
+        x.to(device, dtype)
+        for x in _probe(shape, model.attention.projection.kv_heads(shape), options)
+    ]
 
     def fused(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
         kernels = gpu_kernels()

@@ -186,7 +186,7 @@ def _native_mismatches(model: ModelConfig, theirs: ModelConfig) -> list[str]:
         ("POSITIONS", a.positions.name, b.positions.name),
         ("MLP_HIDDEN", _hidden(model), _hidden(theirs)),
     ]
-    if b.pattern.num_params(other, b.projection):
+    if b.pattern.cost(other, b.projection).params:
         pairs.append(("ATTENTION_PATTERN", a.pattern.name, b.pattern.name))
     mine, others = _part_names(model), _part_names(theirs)
     pairs += [(name.upper(), "off", "on") for name in sorted(others - mine)]

@@ -415,10 +415,10 @@ class TestCounts:
         model = GPT(config)
 
         for site, block in zip(config.sites(), model.h, strict=True):
-            assert count(block.attn) == config.attention.num_params(config.shape)
-            assert count(block.mlp) == config.mlp.num_params(site)
+            assert count(block.attn) == config.attention.cost(config.shape).params
+            assert count(block.mlp) == config.mlp.cost(site).params
             built = sum(p.numel() for p in block.mlp.parameters() if p.ndim >= 2)
-            assert built == config.mlp.weights(site)
+            assert built == config.mlp.cost(site).weights
         assert model.num_params() == config.num_params() == count(model)
 
     def test_prunable_are_the_matrices_of_the_blocks(self) -> None:

@@ -83,7 +83,7 @@ def test_latent_width_at_768() -> None:
 
     assert config.attention.projection.width(config.shape) == 128
     # 2C² + 4CR with R = 128.
-    assert config.attention.weights(config.shape) == 1_572_864
+    assert config.attention.cost(config.shape).weights == 1_572_864
 
 
 def test_gpt2_has_its_parameters() -> None:
@@ -163,10 +163,10 @@ def test_the_share_goes_to_the_mechanisms() -> None:
     size = config.mlp.size(site)
     cross, gate = config.mlp.built(site)
 
-    paid = {m.name: m.weights(size.hidden, size.widths[m.name], site) for m in (cross, gate)}
+    paid = {m.name: m.cost(size.hidden, size.widths[m.name], site).weights for m in (cross, gate)}
 
     for weights in paid.values():
-        assert weights / config.mlp.weights(site) == pytest.approx(0.10, abs=0.005)
+        assert weights / config.mlp.cost(site).weights == pytest.approx(0.10, abs=0.005)
 
 
 @pytest.mark.parametrize("n_embd", [32, 64, 92])

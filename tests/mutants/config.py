@@ -1,19 +1,19 @@
 """Faults between configuration and model: studies, rules, fields."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import ReciprocalOptions
 from gpt2.check import cases
-from gpt2.mlp.options import LayerSpec, MlpConfig, MlpCrossTokenOptions
+from gpt2.mlp.options import MlpConfig, MlpCrossTokenOptions
 from gpt2.model_config import ModelConfig
 from tests.mutants.mutant import (
     MECHANISMS,
     Mutant,
     after_init,
+    edited,
     nothing,
     replaced,
     step_also_sets,
@@ -21,15 +21,6 @@ from tests.mutants.mutant import (
     then,
     together,
 )
-
-
-def _swapped_weights(right: Any) -> Any:
-    def weights(self: MlpConfig, site: LayerSpec) -> int:
-        size, dense = self.size(site), self._weights_per_unit(site)
-        parts = (m.weights(size.widths[m.name], size.hidden, site) for m in self.built(site))
-        return dense * size.hidden + sum(parts)
-
-    return weights
 
 
 def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -53,8 +44,8 @@ MUTANTS = (
         {"declared": ("declared-flops", "of the MLP")},
         then(
             MlpCrossTokenOptions,
-            "flops_per_token",
-            lambda out, self, *given: out - 2 * self.weights(*given),
+            "cost",
+            lambda out, *given: replace(out, other_flops=out.other_flops - 2 * out.weights),
         ),
     ),
     Mutant(
@@ -63,8 +54,11 @@ MUTANTS = (
         "dropped",
         "baseline",
         {"declared": ("declared-flops", "of the attention")},
-        then(
-            AttentionConfig, "flops_per_token", lambda out, self, shape: out - 2 * shape.n_embd**2
+        edited(
+            AttentionConfig,
+            "cost",
+            "4 * shape.n_embd * keys",
+            "(4 * keys - 2 * shape.n_embd) * shape.n_embd",
         ),
     ),
     Mutant(
@@ -199,7 +193,12 @@ MUTANTS = (
         "swapped",
         "golden-gate-cross",
         {"declared": "declared-ratio"},
-        replaced(MlpConfig, "weights", _swapped_weights),
+        edited(
+            MlpConfig,
+            "cost",
+            "m.cost(size.hidden, size.widths[m.name], site)",
+            "m.cost(size.widths[m.name], size.hidden, site)",
+        ),
     ),
     Mutant(
         "a step also trains without dropout",

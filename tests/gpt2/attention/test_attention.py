@@ -121,9 +121,9 @@ def test_declared_parameters_are_built(build, gate, projection, bias, learnable)
     parts = dict(terms=(ReciprocalOptions(0.3, 9, learnable),), gates=(gate(),))
     case = build(8, projection=PROJECTION[projection], bias=bias, n_embd=48, **parts)
     parameters = list(case.module.parameters())
-    assert sum(p.numel() for p in parameters) == case.options.num_params(case.shape)
+    assert sum(p.numel() for p in parameters) == case.options.cost(case.shape).params
     matrices = [p.numel() for p in parameters if p.ndim >= 2]
-    assert sum(matrices) == case.options.weights(case.shape)
+    assert sum(matrices) == case.options.cost(case.shape).weights
 
 
 def test_names_are_those_of_gpt2(build, gate):

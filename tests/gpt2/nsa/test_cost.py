@@ -19,9 +19,9 @@ class TestWhatItCosts:
         pattern = options(phi=phi, shared_kv=shared)
         case = build(8, projection=PAIR, pattern=pattern, bias=bias, n_embd=48)
         parameters = list(case.module.parameters())
-        assert sum(p.numel() for p in parameters) == case.options.num_params(case.shape)
+        assert sum(p.numel() for p in parameters) == case.options.cost(case.shape).params
         matrices = sum(p.numel() for p in parameters if p.ndim >= 2)
-        assert matrices == case.options.weights(case.shape)
+        assert matrices == case.options.cost(case.shape).weights
 
     @pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 18, 19, 60, 61])
     @pytest.mark.parametrize("sizes", [{}, {"count": 5}, {"compress": 6, "stride": 3}])

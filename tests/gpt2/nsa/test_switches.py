@@ -42,9 +42,9 @@ def test_what_is_built_and_kept_is_what_is_declared(build, branches, kind, share
     pattern = options(branches, select_by=kind, shared_kv=shared)
     case = build(20, projection=PAIR, pattern=pattern)
     parameters = dict(case.module.named_parameters())
-    assert sum(p.numel() for p in parameters.values()) == case.options.num_params(case.shape)
+    assert sum(p.numel() for p in parameters.values()) == case.options.cost(case.shape).params
     matrices = sum(p.numel() for p in parameters.values() if p.ndim >= 2)
-    assert matrices == case.options.weights(case.shape)
+    assert matrices == case.options.cost(case.shape).weights
     whole = case()[0]
     slopes = torch.autograd.grad(whole.square().sum(), list(parameters.values()))
     assert [n for n, s in zip(parameters, slopes) if not s.count_nonzero()] == []
@@ -66,7 +66,7 @@ def test_pairs_and_costs_are_of_what_is_built(branches):
     shape = ModelShape(**{**SHAPE, "block_size": 33, "bias": False})
     if ranks and "compressed" not in branches:
         kinds = [options(branches, shared_kv=True, select_by=kind) for kind in ("score", "random")]
-        costs = [4 * shape.n_embd * o.mean_keys(33) + o.flops_per_token(shape, PAIR) for o in kinds]
+        costs = [4 * shape.n_embd * o.mean_keys(33) + o.cost(shape, PAIR).flops for o in kinds]
         # q·k for each of them, and nothing else.
         assert costs[0] - costs[1] == pytest.approx(2 * shape.n_embd * whole[0] / 33)
 

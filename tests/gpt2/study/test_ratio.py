@@ -49,7 +49,7 @@ def test_the_baseline_is_gpt2(gpt2_sized):
 
 def test_latent_attention_is_a_sixth_of_the_width(gpt2_sized):
     attention = gpt2_sized["mla"].model.attention
-    assert attention.weights(gpt2_sized["mla"].model.shape) == 1_572_864
+    assert attention.cost(gpt2_sized["mla"].model.shape).weights == 1_572_864
 
 
 def test_the_deltas_reach_the_model(gpt2_sized):

@@ -17,7 +17,7 @@ from gpt2.config import Config
 from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
 from gpt2.records.run_files import find_finished
-from gpt2.shape import ModelShape
+from gpt2.shape import Cost, ModelShape
 from gpt2.study.arguments import RunLookup
 from gpt2.weights import model_code
 from gpt2.weights.convert import load_initial_weights
@@ -132,9 +132,9 @@ class UnknownOptions(TermOptions):
 
     name: ClassVar[str] = "unknown"
 
-    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
+    def cost(self, shape: ModelShape, keys: float) -> Cost:
         """Return none."""
-        return 0.0
+        return Cost()
 
 
 class TestUnknownComponents:
