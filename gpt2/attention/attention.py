@@ -21,13 +21,11 @@ from gpt2.attention import rows
 from gpt2.attention.backends import choose_backend
 from gpt2.attention.components import (
     CustomAttention,
-    Full,
     Gate,
-    Pattern,
     QueryKeyTransform,
     RowChunk,
     ScoreTerm,
-    Sliding,
+    Window,
 )
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.cross_token import RaCrossToken
@@ -45,8 +43,8 @@ from gpt2.attention.options import (
     RopeOptions,
     SlidingOptions,
 )
-from gpt2.attention.positions import Learned, PositionEncoding, Rope
-from gpt2.attention.projections import QKV, Dense, Grouped, Latent
+from gpt2.attention.positions import PositionEncoding, Rope
+from gpt2.attention.projections import QKV, Dense, Latent
 from gpt2.attention.qk_norm import QkNorm
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import (
@@ -72,6 +70,10 @@ from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
 
 
+def _window(shape: ModelShape, options: AttentionConfig, block: int) -> Window:
+    return Window(options.pattern.width)
+
+
 def _nsa(shape: ModelShape, options: AttentionConfig, block: int) -> CustomAttention:
     # Loaded by models with this pattern only.
     from gpt2.nsa.module import Nsa
@@ -81,17 +83,16 @@ def _nsa(shape: ModelShape, options: AttentionConfig, block: int) -> CustomAtten
     return Nsa(shape, options.pattern, options.projection, positions, block)
 
 
-# Module of each class of options. Projections, positions, score terms and gates are called with the
-# shape and their options, patterns with the shape, the options of the attention and the index of the
-# layer.
+# Module of each class of options, called with the shape and the options; a pattern with the shape, the
+# options of the attention and the index of the layer.
 MODULES: dict[type[Any], Callable[..., Any]] = {
     DenseOptions: Dense,
-    GroupedOptions: Grouped,
+    GroupedOptions: Dense,
     LatentOptions: Latent,
-    LearnedOptions: lambda shape, options: Learned(),
+    LearnedOptions: lambda shape, options: PositionEncoding(),
     RopeOptions: Rope,
-    FullOptions: lambda shape, options, block: Full(),
-    SlidingOptions: lambda shape, options, block: Sliding(options.pattern),
+    FullOptions: _window,
+    SlidingOptions: _window,
     NsaOptions: _nsa,
     ReciprocalOptions: Reciprocal,
     RaCrossTokenOptions: RaCrossToken,
@@ -106,9 +107,9 @@ def build(shape: ModelShape, options: Any) -> Any:
 
 def build_pattern(
     shape: ModelShape, options: AttentionConfig, block: int
-) -> Pattern | CustomAttention:
+) -> Window | CustomAttention:
     """Return the pattern of block ``block``, with its own kernel if ``attends``."""
-    pattern: Pattern | CustomAttention = MODULES[type(options.pattern)](shape, options, block)
+    pattern: Window | CustomAttention = MODULES[type(options.pattern)](shape, options, block)
     return pattern
 
 
@@ -166,9 +167,9 @@ class Attention(nn.Module):
         return self
 
     @property
-    def _visible(self) -> Pattern:
+    def _visible(self) -> Window:
         """Return the pattern for backends that read one; the pattern's own kernel reads no plan."""
-        return cast(Pattern, self.pattern)
+        return cast(Window, self.pattern)
 
     def new_cache(self) -> BlockKVCache:
         """Return an empty cache for the block."""

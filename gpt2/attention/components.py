@@ -1,4 +1,4 @@
-"""Base classes of the components of attention, and the patterns.
+"""Base classes of the components of attention, and the pattern of a window.
 
 Scores and weights are fp32 (fp64 for fp64 inputs).
 
@@ -9,12 +9,11 @@ its columns, b the last of them. Scores and weights of a chunk are BNrc, one val
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.options import SlidingOptions
 from gpt2.attention.projections import QKV
 from gpt2.attention.triton import TileSpec
 from gpt2.kv_cache import BlockKVCache
@@ -65,23 +64,41 @@ class RowChunk:
         return one_based[:, None]
 
 
-class Pattern(Protocol):
-    """Pattern: which earlier tokens a token sees."""
+class Window:
+    """Pattern: token i sees max(0, i − width + 1) ≤ j ≤ i, or all of j ≤ i if the width is None."""
+
+    def __init__(self, width: int | None) -> None:
+        self.width = width
 
     def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
         """Return the mask arguments of scaled_dot_product_attention."""
+        if self.width is None or length <= self.width:
+            return {"is_causal": True}
+        visible = torch.ones(length, length, dtype=torch.bool, device=device)
+        return {"attn_mask": visible.tril_().triu_(1 - self.width)}
+
+    def longest_row(self, length: int) -> int:
+        """Return the number of columns that the last row of ``length`` rows sees."""
+        return length if self.width is None else min(self.width, length)
 
     def left(self, row: int) -> int:
         """Return the first column visible to ``row``."""
+        return 0 if self.width is None else max(0, row - self.width + 1)
 
     def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
-        """Add MASKED_SCORE to the score of every masked pair, in place."""
-
-    def longest_row(self, length: int) -> int:
-        """Return w such that row i of ``length`` rows sees max(0, i − w + 1) ≤ j ≤ i."""
+        """Add MASKED_SCORE to the score of every masked pair, in place: a triangle at each end."""
+        height = chunk.height
+        square = scores_BNrc.new_full((height, height), MASKED_SCORE)
+        if self.width is not None:
+            # Row i hides j < i − w + 1, counted from the chunk's first row and column.
+            offset = chunk.first - self.width + 1 - chunk.left
+            scores_BNrc[..., :height].add_(square.tril(offset - 1))
+        scores_BNrc[..., -height:].add_(square.triu_(1))
 
     def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
         """Return the number of columns visible to each row, [r, 1]."""
+        positions_r1 = chunk.positions(like)
+        return positions_r1 if self.width is None else positions_r1.clamp_max_(self.width)
 
 
 class QueryKeyTransform(nn.Module):
@@ -190,64 +207,3 @@ class CustomAttention(nn.Module):
     @abstractmethod
     def new_cache(self) -> BlockKVCache:
         """Return an empty cache for the block."""
-
-
-class Full:
-    """Full causal pattern: token i sees j ≤ i."""
-
-    def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
-        """Return the mask arguments of scaled_dot_product_attention."""
-        return {"is_causal": True}
-
-    def longest_row(self, length: int) -> int:
-        """Return ``length``: the last row sees the whole sequence."""
-        return length
-
-    def left(self, row: int) -> int:
-        """Return 0: every row sees the first token."""
-        return 0
-
-    def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
-        """Mask later tokens, the upper triangle of the last columns, in place."""
-        height = chunk.height
-        later = scores_BNrc.new_full((height, height), MASKED_SCORE).triu_(1)
-        scores_BNrc[..., -height:].add_(later)
-
-    def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
-        """Return i + 1 for every row."""
-        return chunk.positions(like)
-
-
-class Sliding:
-    """Sliding-window pattern: token i sees max(0, i − w + 1) ≤ j ≤ i."""
-
-    def __init__(self, options: SlidingOptions) -> None:
-        self.window = options.window
-
-    def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
-        """Return the mask arguments of scaled_dot_product_attention."""
-        if length <= self.window:
-            return {"is_causal": True}
-        visible = torch.ones(length, length, dtype=torch.bool, device=device)
-        return {"attn_mask": visible.tril_().triu_(1 - self.window)}
-
-    def longest_row(self, length: int) -> int:
-        """Return w, or ``length`` if it is smaller."""
-        return min(self.window, length)
-
-    def left(self, row: int) -> int:
-        """Return i − w + 1, or 0 near the start of the sequence."""
-        return max(0, row - self.window + 1)
-
-    def hide_(self, scores_BNrc: Tensor, chunk: RowChunk) -> None:
-        """Mask later tokens and tokens before the window: one triangle at each end."""
-        height = chunk.height
-        square = scores_BNrc.new_full((height, height), MASKED_SCORE)
-        # Row i hides j < i − w + 1, counted from the chunk's first row and column.
-        offset = chunk.first - self.window + 1 - chunk.left
-        scores_BNrc[..., :height].add_(square.tril(offset - 1))
-        scores_BNrc[..., -height:].add_(square.triu(1))
-
-    def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
-        """Return i + 1, at most w, for every row."""
-        return chunk.positions(like).clamp_max_(self.window)

@@ -12,7 +12,7 @@ from torch import Tensor, library
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from gpt2.attention.components import Pattern, RowChunk
+from gpt2.attention.components import RowChunk, Window
 from gpt2.attention.options import AttentionWeightsOptions
 from gpt2.attention.triton import triton_largest
 
@@ -84,7 +84,7 @@ def largest_sum(weights: Tensor, k: int) -> Tensor:
 class AttentionWeightsTap:
     """Reader of the last softmax of a chunk. The selection of weights is not differentiated."""
 
-    def __init__(self, request: AttentionWeightsOptions, pattern: Pattern) -> None:
+    def __init__(self, request: AttentionWeightsOptions, pattern: Window) -> None:
         self.request = request
         self.pattern = pattern
 

@@ -18,7 +18,7 @@ Rotation = tuple[Tensor, Tensor]
 class PositionEncoding:
     """Position encoding, applied to the queries and to the keys of a block before scores.
 
-    By default the identity.
+    By default the identity: position embeddings are added to x before attention.
     """
 
     rotates = False
@@ -43,10 +43,6 @@ class PositionEncoding:
     def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
         """Return the rotation of the tokens of ``x``, which all blocks share; None without one."""
         return None
-
-
-class Learned(PositionEncoding):
-    """Identity: position embeddings are added to x before attention."""
 
 
 class Rope(PositionEncoding):

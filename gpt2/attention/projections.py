@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from gpt2.attention.options import DenseOptions, GroupedOptions, LatentOptions
+from gpt2.attention.options import LatentOptions, ProjectionOptions
 from gpt2.attention.positions import PositionEncoding, Rotation
 from gpt2.attention.state import BlockState
 from gpt2.shape import ModelShape
@@ -56,34 +56,20 @@ class ZeroInitLinear(nn.Linear):
 
 
 class Dense(Projection, nn.Linear):
-    """Linear layer C → 3C with columns in the order q, k, v: GPT-2's c_attn."""
+    """Linear layer C → C + 2·K·H with columns in the order q, k, v: GPT-2's c_attn if K = N.
 
-    def __init__(self, shape: ModelShape, options: DenseOptions) -> None:
-        super().__init__(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
-        self.head_dim = shape.head_dim
-
-    # Not nn.Linear's signature: parameters are named as in GPT-2, where c_attn is a linear layer.
-    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:  # type: ignore[override]
-        """Return queries, keys and values of every head."""
-        q, k, v = super().forward(x_BTC).split(self.in_features, dim=-1)
-        return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
-
-
-class Grouped(Projection, nn.Linear):
-    """Linear layer C → C + 2·n_kv_head·H with columns in the order q, k, v.
-
-    Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+    With K < N, grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
     """
 
-    def __init__(self, shape: ModelShape, options: GroupedOptions) -> None:
-        shared = options.n_kv_head * shape.head_dim
+    def __init__(self, shape: ModelShape, options: ProjectionOptions) -> None:
+        shared = options.kv_heads(shape) * shape.head_dim
         super().__init__(shape.n_embd, shape.n_embd + 2 * shared, bias=shape.bias)
         self.head_dim = shape.head_dim
         self.widths = [shape.n_embd, shared, shared]
 
-    # As in Dense.
+    # Not nn.Linear's signature: parameters are named as in GPT-2, where c_attn is a linear layer.
     def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:  # type: ignore[override]
-        """Return the queries of every head and the keys and values of every group."""
+        """Return the queries of every head, and keys and values of every head or group."""
         q, k, v = super().forward(x_BTC).split(self.widths, dim=-1)
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
 

@@ -5,7 +5,8 @@ columns visible to a row. It shares no code with the trained model and is differ
 float dtype. The formulas of score terms and gates are in the files of their modules.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,45 +53,22 @@ def dense_heads(
     x_BTC: Tensor,
     parameters: Mapping[str, Tensor],
     n_head: int,
-    options: DenseOptions,
+    options: DenseOptions | GroupedOptions,
     shift_BTR: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v, BNTH: head n of each is H columns of ``weight``."""
+    """Return q, k and v, BNTH: a head is H columns of ``weight``, a group has one key and value."""
     weight, bias = parameters["weight"], parameters.get("bias")
     width = x_BTC.shape[-1] // n_head
-    stacked = []
-    for part in range(3):
-        columns = []
-        for head in range(n_head):
-            start = (part * n_head + head) * width
-            column = torch.einsum("btc,hc->bth", x_BTC, weight[start : start + width])
-            columns.append(column if bias is None else column + bias[start : start + width])
-        stacked.append(torch.stack(columns, 1))
-    q, k, v = stacked
-    return q, k, v
-
-
-def grouped_heads(
-    x_BTC: Tensor,
-    parameters: Mapping[str, Tensor],
-    n_head: int,
-    options: GroupedOptions,
-    shift_BTR: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v, BNTH: query head n uses the key and value head of its group."""
-    weight, bias = parameters["weight"], parameters.get("bias")
-    width = x_BTC.shape[-1] // n_head
-    group = n_head // options.n_kv_head
+    n_kv = options.n_kv_head if isinstance(options, GroupedOptions) else n_head
 
     def head(index: int) -> Tensor:
         rows = slice(index * width, (index + 1) * width)
         out = torch.einsum("btc,hc->bth", x_BTC, weight[rows])
         return out if bias is None else out + bias[rows]
 
-    first_v = n_head + options.n_kv_head
     q = torch.stack([head(n) for n in range(n_head)], 1)
-    k = torch.stack([head(n_head + n // group) for n in range(n_head)], 1)
-    v = torch.stack([head(first_v + n // group) for n in range(n_head)], 1)
+    k = torch.stack([head(n_head + n * n_kv // n_head) for n in range(n_head)], 1)
+    v = torch.stack([head(n_head + n_kv + n * n_kv // n_head) for n in range(n_head)], 1)
     return q, k, v
 
 
@@ -144,7 +122,7 @@ def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
 # gate         weights BNc, row, parameters, options                        factor, BN
 REFERENCES: dict[type[Any], Callable[..., Any]] = {
     DenseOptions: dense_heads,
-    GroupedOptions: grouped_heads,
+    GroupedOptions: dense_heads,
     LatentOptions: latent_heads,
     LearnedOptions: unrotated,
     RopeOptions: rope_rotate,
@@ -157,6 +135,73 @@ REFERENCES: dict[type[Any], Callable[..., Any]] = {
     NsaOptions: nsa.attend,
 }
 Parameters = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Formulas:
+    """The formulas of the components of one attention, with its parameters by name."""
+
+    parameters: Parameters
+    n_head: int
+    options: AttentionConfig
+
+    def heads(self, x_BTC: Tensor, shift_BTR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v of the projection, BNTH."""
+        projection, weights = self.options.projection, self.subset("c_attn.")
+        made: tuple[Tensor, Tensor, Tensor] = REFERENCES[type(projection)](
+            x_BTC, weights, self.n_head, projection, shift_BTR
+        )
+        return made
+
+    def transformed(self, x_BNTH: Tensor, side: str) -> Tensor:
+        """Return queries (``side`` q) or keys (k), transformed."""
+        for each in self.options.transforms:
+            learned = self.subset(f"transforms.{each.name}.")
+            x_BNTH = REFERENCES[type(each)](x_BNTH, side, learned, each)
+        return x_BNTH
+
+    def encoded(self, x_BNTH: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Return queries or keys at the positions of ``tokens``."""
+        positions = self.options.positions
+        encoded: Tensor = REFERENCES[type(positions)](x_BNTH, tokens, positions)
+        return encoded
+
+    def rows(
+        self, q_BNTH: Tensor, k_BNTH: Tensor, rows: Sequence[int]
+    ) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
+        """Yield row, visible columns, last softmax BNc, and factor of the output, BN."""
+        tokens, pattern = range(q_BNTH.shape[2]), self.options.pattern
+        q = self.encoded(self.transformed(q_BNTH, "q"), tokens)
+        k = self.encoded(self.transformed(k_BNTH, "k"), tokens)
+        sees = REFERENCES[type(pattern)]
+        for i in rows:
+            columns = [j for j in tokens if sees(i, j, pattern)]
+            yield i, columns, *self._row(q, k, i, columns)
+
+    def _row(self, q: Tensor, k: Tensor, i: int, columns: list[int]) -> tuple[Tensor, Tensor]:
+        scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
+        for term in self.options.terms:
+            weights = self.subset(f"terms.{term.name}.")
+            scores = scores + REFERENCES[type(term)](q, k, i, columns, weights, term)
+        first = torch.softmax(scores, -1)
+        output_factor = torch.ones_like(scores[..., 0])
+        scores_factor = torch.ones_like(output_factor)
+        for gate in self.options.gates:
+            factor = REFERENCES[type(gate)](first, i, self.subset(f"gates.{gate.name}."), gate)
+            if gate.scales_scores:
+                scores_factor = scores_factor * factor
+            else:
+                output_factor = output_factor * factor
+        return torch.softmax(scores * scores_factor[..., None], -1), output_factor
+
+    def project(self, out_BTC: Tensor) -> Tensor:
+        """Return the output of ``c_proj``."""
+        return out_BTC @ self.parameters["c_proj.weight"].T + self.parameters.get("c_proj.bias", 0)
+
+    def subset(self, prefix: str) -> dict[str, Tensor]:
+        """Return the parameters under ``prefix``, with the prefix removed."""
+        named = self.parameters.items()
+        return {k.removeprefix(prefix): v for k, v in named if k.startswith(prefix)}
 
 
 def attention(
@@ -176,40 +221,34 @@ def attention(
     query tokens ``rows`` are computed and returned if they are given.
     """
     rows = range(x_BTC.shape[1]) if rows is None else rows
-    q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
-    pattern = options.pattern
+    formulas, pattern = _Formulas(parameters, n_head, options), options.pattern
+    q, k, v = formulas.heads(x_BTC, latent_shift_BTR)
     if pattern.attends:
-        encode = partial(_encoded, options=options)
         out_BTNH = REFERENCES[type(pattern)](
             x_BTC,
-            (_transformed(q, "q", parameters, options), k, v),
-            _subset(parameters, "pattern."),
+            (formulas.transformed(q, "q"), k, v),
+            formulas.subset("pattern."),
             pattern,
             options.projection,
-            encode,
+            formulas.encoded,
             block,
             rows,
-            partial(_transformed, side="k", parameters=parameters, options=options),
+            partial(formulas.transformed, side="k"),
         )
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[:, list(rows), :, None]
-        return _project(out_BTNH.flatten(2), parameters), None
-    length = x_BTC.shape[1]
-    q, k = _scored(q, k, parameters, options)
-    sees = REFERENCES[type(pattern)]
+        return formulas.project(out_BTNH.flatten(2)), None
     outputs, shown = [], []
-    for i in rows:
-        columns = [j for j in range(length) if sees(i, j, pattern)]
-        p_BNc, factor_BN = _row(q, k, i, columns, parameters, options)
+    for i, columns, p_BNc, factor_BN in formulas.rows(q, k, rows):
         out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, v[:, :, columns]) * factor_BN[..., None]
         if head_scale_BTN is not None:
             out_BNH = out_BNH * head_scale_BTN[:, i, :, None]
         outputs.append(out_BNH.flatten(1))
         if request:
-            row_BS = x_BTC.new_zeros(x_BTC.shape[0], length)
+            row_BS = x_BTC.new_zeros(x_BTC.shape[:2])
             row_BS[:, columns] = sparsify(p_BNc.mean(1), request)
             shown.append(row_BS)
-    projected = _project(torch.stack(outputs, 1), parameters)
+    projected = formulas.project(torch.stack(outputs, 1))
     return projected, torch.stack(shown, 1) if request else None
 
 
@@ -221,56 +260,10 @@ def mean_entropy(
     latent_shift_BTR: Tensor | None = None,
 ) -> Tensor:
     """Return the mean over heads and rows of −Σ p ln p of the weights that multiply V, in nats."""
-    q, k, _ = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
-    q, k = _scored(q, k, parameters, options)
-    sees, entropies = REFERENCES[type(options.pattern)], []
-    for i in range(x_BTC.shape[1]):
-        columns = [j for j in range(x_BTC.shape[1]) if sees(i, j, options.pattern)]
-        p_BNc, _ = _row(q, k, i, columns, parameters, options)
-        entropies.append(-torch.xlogy(p_BNc, p_BNc).sum(-1))
-    return torch.stack(entropies).mean()
-
-
-def _heads(
-    x_BTC: Tensor,
-    parameters: Parameters,
-    n_head: int,
-    options: AttentionConfig,
-    shift_BTR: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v of the projection, BNTH."""
-    weights = _subset(parameters, "c_attn.")
-    projected: tuple[Tensor, Tensor, Tensor] = REFERENCES[type(options.projection)](
-        x_BTC, weights, n_head, options.projection, shift_BTR
-    )
-    return projected
-
-
-def _scored(
-    q_BNTH: Tensor, k_BNTH: Tensor, parameters: Parameters, options: AttentionConfig
-) -> tuple[Tensor, Tensor]:
-    """Return q and k of a whole sequence as scores use them."""
-    tokens = range(q_BNTH.shape[2])
-    q, k = (
-        _transformed(x, side, parameters, options) for x, side in ((q_BNTH, "q"), (k_BNTH, "k"))
-    )
-    return _encoded(q, tokens, options), _encoded(k, tokens, options)
-
-
-def _transformed(
-    x_BNTH: Tensor, side: str, parameters: Parameters, options: AttentionConfig
-) -> Tensor:
-    """Return queries (``side`` q) or keys (k), transformed."""
-    for each in options.transforms:
-        learned = _subset(parameters, f"transforms.{each.name}.")
-        x_BNTH = REFERENCES[type(each)](x_BNTH, side, learned, each)
-    return x_BNTH
-
-
-def _encoded(x_BNTH: Tensor, tokens: Sequence[int], options: AttentionConfig) -> Tensor:
-    """Return queries or keys at the positions of ``tokens``."""
-    encoded: Tensor = REFERENCES[type(options.positions)](x_BNTH, tokens, options.positions)
-    return encoded
+    formulas = _Formulas(parameters, n_head, options)
+    q, k, _ = formulas.heads(x_BTC, latent_shift_BTR)
+    rows = formulas.rows(q, k, range(x_BTC.shape[1]))
+    return torch.stack([-torch.xlogy(p, p).sum(-1) for _, _, p, _ in rows]).mean()
 
 
 def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:
@@ -287,38 +280,3 @@ def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:
         # An empty row cannot be renormalized.
         rows.append(kept_c / kept_c.sum() if keep.any() else kept_c)
     return torch.stack(rows)
-
-
-def _project(out_BTC: Tensor, parameters: Parameters) -> Tensor:
-    projected = out_BTC @ parameters["c_proj.weight"].T
-    return projected + parameters["c_proj.bias"] if "c_proj.bias" in parameters else projected
-
-
-def _row(
-    q: Tensor,
-    k: Tensor,
-    i: int,
-    columns: list[int],
-    parameters: Parameters,
-    options: AttentionConfig,
-) -> tuple[Tensor, Tensor]:
-    """Return the last softmax of row i, BNc, and the factor of its output, BN."""
-    scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
-    for term in options.terms:
-        weights = _subset(parameters, f"terms.{term.name}.")
-        scores = scores + REFERENCES[type(term)](q, k, i, columns, weights, term)
-    first = torch.softmax(scores, -1)
-    output_factor = torch.ones_like(scores[..., 0])
-    scores_factor = torch.ones_like(output_factor)
-    for gate in options.gates:
-        weights = _subset(parameters, f"gates.{gate.name}.")
-        factor = REFERENCES[type(gate)](first, i, weights, gate)
-        if gate.scales_scores:
-            scores_factor = scores_factor * factor
-        else:
-            output_factor = output_factor * factor
-    return torch.softmax(scores * scores_factor[..., None], -1), output_factor
-
-
-def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gpt2.attention.components import Gate, Pattern, QueriesKeys, RowChunk, ScoreTerm
+from gpt2.attention.components import Gate, QueriesKeys, RowChunk, ScoreTerm, Window
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.projections import QKV
 from gpt2.attention.triton import TileLaunch
@@ -62,7 +62,7 @@ class AttentionPlan:
     Chunk sizes are those of the row engine. ``tile_launch`` replaces the launch of Triton kernels.
     """
 
-    pattern: Pattern
+    pattern: Window
     terms: Sequence[ScoreTerm] = ()
     gates: Sequence[Gate] = ()
     reader: AttentionWeightsTap | None = None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.attention import build_pattern
-from gpt2.attention.components import CustomAttention, Pattern
+from gpt2.attention.components import CustomAttention, Window
 from gpt2.attention.projections import QKV
 from gpt2.attention.sdpa import allowing, attend, only_backend
 from gpt2.model_config import ModelConfig
@@ -78,7 +78,7 @@ def _zeros(
     return torch.zeros(sizes, device=device, dtype=DTYPES[precision], requires_grad=True)
 
 
-def _pattern(model: ModelConfig) -> Pattern:
+def _pattern(model: ModelConfig) -> Window:
     pattern = build_pattern(model.shape, model.attention, 0)
     assert not isinstance(pattern, CustomAttention), "SDPA is replaced by the pattern's own kernel"
     return pattern

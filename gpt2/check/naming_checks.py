@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.attention.components import RowChunk
+from gpt2.attention.components import RowChunk, Window
 from gpt2.check.cases import CheckCase, CheckFinding
 from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest
@@ -417,7 +417,9 @@ def _measured(model: GPT) -> Facts:
     block = model.blocks[0]
     projection: Any = block.attn.c_attn
     kind = type(projection).__name__.lower()
-    columns = projection.out_features - shape.n_embd if kind in ("dense", "grouped") else None
+    columns = projection.out_features - shape.n_embd if kind == "dense" else None
+    if columns and columns < 2 * shape.n_embd:
+        kind = "grouped"
     terms = block.attn.terms
     shared = kind == "latent" and projection.expand_k.out_features == shape.head_dim
     facts = {
@@ -447,10 +449,9 @@ def _equal_shares(model: GPT) -> bool:
 def _pattern_facts(block: Block, length: int) -> Facts:
     pattern: Any = block.attn.pattern
     kind = type(pattern).__name__.lower()
-    facts: Facts = {"pattern": "window" if kind == "sliding" else kind, "window": None}
-    if kind == "sliding":
-        # The widest row of a sequence that is longer than any window.
-        facts["window"] = pattern.longest_row(2**30)
+    facts: Facts = {"pattern": kind, "window": None}
+    if isinstance(pattern, Window):
+        facts = {"pattern": "window" if pattern.width else "full", "window": pattern.width}
     names = ("branches share keys", "blocks compressed by", "branch gates", "blocks selected by")
     facts |= dict.fromkeys(("branches", "NSA sizes", *names))
     if kind != "nsa":

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from gpt2 import model
 from gpt2.attention import cross_token, rows
 from gpt2.attention.attention import Attention
-from gpt2.attention.components import MASKED_SCORE, Full, QueriesKeys, Sliding
+from gpt2.attention.components import MASKED_SCORE, QueriesKeys, Window
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.options import LatentOptions
-from gpt2.attention.projections import QKV, Dense, Grouped, Latent, split_heads
+from gpt2.attention.projections import QKV, Dense, Latent, split_heads
 from gpt2.attention.qk_norm import QkNorm
 from gpt2.attention.reciprocal import Reciprocal
 from tests.mutants.mutant import (
@@ -71,7 +71,7 @@ def _hides_all_but_next(self: Any, scores_BNrc: Tensor, chunk: Any) -> None:
 
 
 def _wide_window(self: Any, length: int, device: torch.device) -> dict[str, Any]:
-    return {"attn_mask": torch.ones(length, length, dtype=torch.bool).tril().triu(-self.window)}
+    return {"attn_mask": torch.ones(length, length, dtype=torch.bool).tril().triu(-self.width)}
 
 
 def _values_shifted_too(self: Any, x_BTC: Tensor, state: Any) -> QKV:
@@ -310,7 +310,7 @@ MUTANTS = (
         "gqa",
         {"reference": LOGITS},
         then(
-            Grouped,
+            Dense,
             "forward",
             lambda out, *given: QKV(out.q_BNTH, out.k_BKTH.roll(1, 1), out.v_BKTH.roll(1, 1)),
         ),
@@ -338,7 +338,7 @@ MUTANTS = (
         "leak",
         "baseline",
         {"causal": "causal-logits"},
-        replaced(Full, "sdpa_arguments", lambda _: _sees_next),
+        replaced(Window, "sdpa_arguments", lambda _: _sees_next),
         quick=True,
     ),
     Mutant(
@@ -347,7 +347,7 @@ MUTANTS = (
         "leak",
         "ra-mla-golden-mech",
         {"causal": "causal-logits"},
-        replaced(Full, "hide_", lambda _: _hides_all_but_next),
+        replaced(Window, "hide_", lambda _: _hides_all_but_next),
     ),
     Mutant(
         "sliding window off by one",
@@ -355,7 +355,7 @@ MUTANTS = (
         "off by one",
         "sliding",
         {"reference": LOGITS},
-        replaced(Sliding, "sdpa_arguments", lambda _: _wide_window),
+        replaced(Window, "sdpa_arguments", lambda _: _wide_window),
         MECHANISMS,
     ),
     Mutant(
@@ -365,7 +365,7 @@ MUTANTS = (
         "sliding",
         {"distinct": same_as("baseline")},
         replaced(
-            Sliding, "sdpa_arguments", lambda _: lambda self, length, device: {"is_causal": True}
+            Window, "sdpa_arguments", lambda _: lambda self, length, device: {"is_causal": True}
         ),
         MECHANISMS,
     ),

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from gpt2.attention import cross_token, exposed
-from gpt2.attention.components import RowChunk, Sliding
+from gpt2.attention.components import RowChunk, Window
 from gpt2.attention.exposed import AttentionWeightsTap
-from gpt2.attention.options import SlidingOptions
 from gpt2.attention.positions import Rope
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import ScoreChunks
@@ -62,8 +61,8 @@ def _wrapped(right: Any) -> Any:
 
 
 def _wider_if_long(right: Any) -> Any:
-    def arguments(self: Sliding, length: int, device: torch.device) -> dict[str, Any]:
-        wide = Sliding(SlidingOptions(window=self.window + 1))
+    def arguments(self: Window, length: int, device: torch.device) -> dict[str, Any]:
+        wide = Window((self.width or length) + 1)
         mask: dict[str, Any] = right(wide if length > 512 else self, length, device)
         return mask
 
@@ -153,7 +152,7 @@ MUTANTS = (
         "one more token in sequences of more than 512",
         "off by one",
         "sliding",
-        replaced(Sliding, "sdpa_arguments", _wider_if_long),
+        replaced(Window, "sdpa_arguments", _wider_if_long),
         defconfig=MECHANISMS,
     ),
     _long(

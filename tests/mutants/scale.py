@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.attention import Attention
-from gpt2.attention.components import Sliding
+from gpt2.attention.components import Window
 from gpt2.attention.projections import Latent
 from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import BlockKVCache, KVCache
@@ -85,9 +85,9 @@ MUTANTS = (
         "sliding",
         {"decode": _DECODED},
         replaced(
-            Sliding,
+            Window,
             "left",
-            lambda _: lambda self, row: max(0, row - self.window + 2),
+            lambda _: lambda self, row: max(0, row - self.width + 2),
         ),
         MECHANISMS,
     ),

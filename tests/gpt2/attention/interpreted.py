@@ -24,14 +24,13 @@ from torch import Tensor
 from gpt2.attention import tile_sizes
 from gpt2.attention import triton as tiles
 from gpt2.attention.attention import attend_rows, attend_tiles, build
-from gpt2.attention.components import Full, Sliding
+from gpt2.attention.components import Window
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.largest import largest_values
 from gpt2.attention.options import (
     AttentionWeightsOptions,
     RaCrossTokenOptions,
     ReciprocalOptions,
-    SlidingOptions,
 )
 from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
@@ -66,7 +65,7 @@ class Composition:
         """Build the components with parameters of ``dtype``."""
         heads = self.heads[0]
         shape = ModelShape(2, heads, heads * self.width, self.length, 64, 0.0, True, 50)
-        pattern: Any = Sliding(SlidingOptions(self.window)) if self.window else Full()
+        pattern = Window(self.window or None)
         terms, gates, reader = [], [], None
         if self.band >= 0:
             terms = [build(shape, ReciprocalOptions(0.6, self.band, self.learnable)).to(dtype)]
