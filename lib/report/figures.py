@@ -1,7 +1,7 @@
 """Charts: axes and shapes in points, as an element of a web page and as PDF, PNG and SVG files.
 
 Every format draws the same shapes, and text remains text in the vector formats. The same data give
-the same bytes. PNG and PDF need matplotlib, which is imported when they are written.
+the same bytes. PNG and PDF are written by matplotlib, which is imported then.
 """
 
 import html
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib.errors import PreflightError, Problem
 from lib.files import write_atomic
 
 # Role → colour on a white page, each with a contrast of at least 4.5 as text except the last three.
@@ -54,29 +53,6 @@ _MARKERS: dict[str, Points] = {
     "cross": [(-2.6, -2.6), (2.6, 2.6), None, (-2.6, 2.6), (2.6, -2.6)],
     "dot": [(2.8 * math.cos(a * math.pi / 8), 2.8 * math.sin(a * math.pi / 8)) for a in range(16)],
 }
-
-
-def load_pyplot() -> Any:
-    """Return ``matplotlib.pyplot`` with a file backend.
-
-    Raises PreflightError if matplotlib is not installed.
-    """
-    load_matplotlib().use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def load_matplotlib() -> Any:
-    """Return ``matplotlib``. Raises PreflightError if it cannot be imported."""
-    try:
-        import matplotlib
-    except ImportError:
-        problem = Problem(
-            "matplotlib is not installed", next="type: make setup", code="env.missing-package"
-        )
-        raise PreflightError(problem) from None
-    return matplotlib
 
 
 def without_control_characters(text: str) -> str:
@@ -248,11 +224,7 @@ def _variable(role: str | None) -> str:
 
 
 def write_figures(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """Write each chart into ``folder`` in every format of ``FIGURE_FORMATS``. Return the paths.
-
-    Raises PreflightError without matplotlib.
-    """
-    load_matplotlib()
+    """Write each chart into ``folder`` in every format of ``FIGURE_FORMATS``. Return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for chart in charts:
@@ -273,11 +245,11 @@ def _svg_file(chart: Chart) -> str:
 
 def _drawn(chart: Chart, suffix: str) -> bytes:
     """Return the file of a chart, without the time at which it was made."""
-    matplotlib = load_matplotlib()
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     width, height = chart.size
-    with matplotlib.rc_context({"font.family": "DejaVu Sans", "pdf.fonttype": 42}):
+    with rc_context({"font.family": "DejaVu Sans", "pdf.fonttype": 42}):
         figure = Figure(figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, width), ylim=(height, 0))

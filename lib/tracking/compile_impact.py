@@ -11,9 +11,11 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.gone import ANY_VALUE, removed_symbols
-from lib.report.figures import load_pyplot
 from lib.report.render import json_document
 from lib.tracking.sources import RunRef, RunSource, find_run, list_runs, metric_series
 from lib.units import first_of
@@ -222,7 +224,6 @@ def plot_compile_impact(pairs: Sequence[CompilePair], folder: Path) -> list[Path
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             figure.savefig(folder / name, dpi=DPI, bbox_inches="tight")
-            load_pyplot().close(figure)
     except OSError as error:
         what = f"cannot write: {error.strerror}"
         advice = "choose another folder: --out DIR"
@@ -276,11 +277,11 @@ def _grouped(pairs: Sequence[CompilePair], counters: _Counters) -> Any:
 def _before_after(pairs: Sequence[CompilePair], counters: _Counters) -> Any:
     """Draw one panel per counter with a line from eager to compiled for each pair."""
     figure, axes = _panels(1, len(counters), (4.5 * len(counters), 5))
-    colors = load_pyplot().get_cmap("tab10" if len(pairs) <= 10 else "tab20").colors
+    colors = colormaps["tab10" if len(pairs) <= 10 else "tab20"]
     for panel, (metric, label) in zip(axes[0], counters, strict=True):
         for index, pair in enumerate(pairs):
             heights = [side.means.get(metric, nan) for side in (pair.eager, pair.compiled)]
-            line = {"color": colors[index % len(colors)], "marker": "os^Dv"[index % 5]}
+            line = {"color": colors(index % colors.N), "marker": "os^Dv"[index % 5]}
             panel.plot((0, 1), heights, label=pair.name, **line)
         panel.set_xticks((0, 1), [*_COLORS])
         panel.set_xlim(-0.3, 1.3)
@@ -307,9 +308,8 @@ def _spotlight(pair: CompilePair, counters: _Counters) -> Any:
 
 
 def _panels(rows: int, columns: int, size: tuple[float, float], **more: Any) -> Any:
-    return load_pyplot().subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained", **more
-    )
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **more)
 
 
 def _from_zero(panel: Any, label: str) -> None:
