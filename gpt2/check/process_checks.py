@@ -28,6 +28,8 @@ from gpt2.config import Config
 from gpt2.data import dataset as data_sets
 from gpt2.data.dataset import MANIFEST, open_dataset
 from gpt2.data.loader import BatchLoader
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import try_preparation
 from gpt2.data.sampler import TrainSampler
 from gpt2.model import GPT
 from gpt2.training import step
@@ -270,13 +272,19 @@ _STEPS = 2
 def check_data(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the data set and its first batches.
 
-    Absent data is reported with the command that prepares it and is not a failure; damaged data is.
+    Absent data is reported with the command that prepares it and is not a failure; damaged data is, and
+    so is a text of the user that cannot be prepared.
     """
     config, build_dir = subject.config, subject.context.build_dir
     try:
         folder = data_sets.dataset_folder(config.data, build_dir)
+        if not (folder / MANIFEST).exists():
+            _try_once(subject)
     except DataError as error:
-        return [_absent(problem) for problem in error.problems[:1]]
+        if _is_missing(config.data, build_dir):
+            return [_absent(problem) for problem in error.problems[:1]]
+        expected = "a text that can be prepared"
+        return [CheckFinding(p.code, expected, " ".join(str(p).split())) for p in error.problems]
     if not (folder / MANIFEST).exists():
         return _refused(subject, folder)
     try:
@@ -288,6 +296,21 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
             for problem in error.problems
         ]
     return _batches(subject, sampler)
+
+
+def _is_missing(data: DataOptions, build_dir: Path) -> bool:
+    """Return whether no text is here, as on a machine that only checks."""
+    paths = [path for path in (data.custom_path, data.custom_val_path) if path]
+    return data.dataset != "custom" or not paths or any(not (build_dir / p).exists() for p in paths)
+
+
+def _try_once(subject: StepUnderTest) -> None:
+    """Try the preparation, unless it succeeded for another step of this process."""
+    data, size = subject.config.data, subject.config.model.shape.block_size
+    tried = f"preparation of {data} for {size}"
+    if tried not in subject.context.shared_findings:
+        try_preparation(data, subject.context.build_dir, size)
+        subject.context.shared_findings[tried] = []
 
 
 def _refused(subject: StepUnderTest, folder: Path) -> list[CheckFinding]:

@@ -11,7 +11,9 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from gpt2.data.corpus import Corpus, CustomCorpus, select_corpus
 from gpt2.data.hub import DocumentStream, HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.data.packages import Document, download_wheels, folder_lock
+from gpt2.data.sampler import require_window
 from gpt2.data.shards import CHECKPOINT, SplitWriter, read_checkpoint
 from gpt2.data.split import (
     DocumentSplitter,
@@ -40,6 +43,8 @@ from lib.units import format_duration, format_si
 # About ten seconds of work.
 CHECKPOINT_TOKENS = 8 << 20
 _PROGRESS_INTERVAL_SECONDS = 5.0
+# Read by plans and checks; a quarter of a minute.
+_TRIED_BYTES = 256 << 20
 # Indexes and manifest.
 _SPACE_MARGIN_BYTES = 4 << 20
 # Two bytes per token, plus the document index, for web pages of the hub's data sets.
@@ -74,6 +79,32 @@ def prepare_dataset(config: DataOptions, build_dir: Path) -> Path:
     dataset.check_dataset(folder, manifest, sizes_only=True)
     dataset.require_text(manifest)
     return folder
+
+
+def try_preparation(config: DataOptions, build_dir: Path, block_size: int) -> None:
+    """Prepare your own files in a temporary folder, to know before a training what would stop it.
+
+    Prepared and missing files are not read, and neither are more than 256 MiB; the log says so. Raises
+    DataError as ``prepare_dataset`` does, or if no window of ``block_size`` can be predicted.
+    """
+    if config.dataset != "custom":
+        return
+    paths = [build_dir / path for path in (config.custom_path, config.custom_val_path) if path]
+    if missing := [str(path) for path in paths if not path.exists()]:
+        log("WARN", f"the split was not tried: {missing[0]}: no such file or folder")
+        return
+    corpus = select_corpus(config, build_dir)
+    assert isinstance(corpus, CustomCorpus)
+    if corpus.size_bytes() > _TRIED_BYTES:
+        log("NOTE", f"the split of {format_si(corpus.size_bytes())} bytes is made by make data")
+        return
+    if (dataset.folder_of(corpus, config, build_dir) / dataset.MANIFEST).exists():
+        return
+    with TemporaryDirectory(prefix="kablate-data-") as folder, _disk_errors(Path(folder)):
+        # The split of text does not depend on the tokenizer, and bytes need no vocabulary.
+        trial = config if corpus.format == "bin" else replace(config, tokenizer="byte")
+        splits = _write(corpus, trial, Path(folder))["splits"]
+    require_window("train", splits["train"]["tokens"], block_size)
 
 
 def _write_and_rename(corpus: Corpus, config: DataOptions, folder: Path) -> None:

@@ -27,16 +27,7 @@ class TrainSampler:
         self._length = block_size + 1
         self._positions = split.n_tokens - block_size
         self._key = data_key(seed)
-        if self._positions < 1:
-            raise DataError(
-                Problem(
-                    f"{split.name} split is shorter than one window "
-                    f"(expected at least {self._length} tokens, got {split.n_tokens})",
-                    "BLOCK_SIZE",
-                    "type: make menuconfig, and choose a shorter context or a larger data set",
-                    code="data.too-small",
-                )
-            )
+        require_window(split.name, split.n_tokens, block_size)
 
     def offsets(self, first: int, count: int) -> list[int]:
         """Return the offset of the first token of sequences ``first`` to ``first + count``."""
@@ -52,6 +43,17 @@ class TrainSampler:
     def sequences(self, first: int, count: int) -> np.ndarray:
         """Return sequences ``first`` to ``first + count``, ids [count, block_size + 1] (int64)."""
         return self.windows(self.offsets(first, count))
+
+
+def require_window(name: str, n_tokens: int, block_size: int) -> None:
+    """Raise DataError if the split ``name`` has no window of ``block_size + 1`` tokens."""
+    if n_tokens <= block_size:
+        what = (
+            f"{name} split is shorter than one window "
+            f"(expected at least {block_size + 1} tokens, got {n_tokens})"
+        )
+        advice = "type: make menuconfig, and choose a shorter context or a larger data set"
+        raise DataError(Problem(what, "BLOCK_SIZE", advice, code="data.too-small"))
 
 
 def data_key(seed: int) -> int:

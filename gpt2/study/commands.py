@@ -5,6 +5,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
+from gpt2.data.prepare import try_preparation
 from gpt2.study import view
 from gpt2.study.arguments import asked_plan
 from lib import console
@@ -26,13 +27,17 @@ def plan(options: Namespace) -> str:
     Without a done run, the estimate is this CPU's matrix product speed (marked ~), or "-" on a GPU. With
     --probe, some steps and an evaluation of each distinct model are timed on this machine, on drawn
     tokens. With --gpu h100, the memory of a step on this GPU is predicted, and the time is that of a
-    stated share of its peak (docs/gpu.md).
+    stated share of its peak (docs/gpu.md). Your own text is read, to know whether it can be split; if not,
+    the exit code is 3.
     """
     if options.probe and options.gpu:
         what = f"conflicts with GPU={options.gpu} (expected one of both)"
         advice = "type: make plan PROBE=1, on the machine with the GPU"
         raise ConfigError(Problem(what, "PROBE", advice, code="usage.conflict"))
     _, runs = asked_plan(options)
+    texts = {(run.config.data, run.config.model.shape.block_size): None for run in runs.runs}
+    for data, block_size in texts:
+        try_preparation(data, runs.build_dir, block_size)
     views = view.look(runs, options.gpu, options.probe)
     if options.json:
         return view.to_json(runs, views)

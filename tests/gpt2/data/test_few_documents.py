@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpt2.data import dataset
@@ -92,9 +92,10 @@ def test_the_folder_is_another_one_than_of_whole_documents(
 
 
 @given(
-    text=st.text(max_size=400),
+    text=st.text(st.sampled_from(" \n") | st.characters(exclude_categories=["Cs"]), max_size=400),
     fraction=st.floats(0.01, 0.5),
 )
+@example(text="some words in a line\nor two", fraction=0.5)
 def test_the_pieces_of_any_text_are_the_text(text: str, fraction: float) -> None:
     parts = list(pieces(Document("d", text), fraction))
     assert "".join(piece.text for _, piece in parts) == text

@@ -1,0 +1,132 @@
+"""Plans and checks try the split that ``make`` will make, and write nothing."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.check.cases import plan_cases
+from gpt2.check.context import CheckContext
+from gpt2.check.process_checks import check_data
+from gpt2.check.subject import StepUnderTest
+from gpt2.data import prepare
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset, try_preparation
+from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
+from lib.errors import DataError
+from lib.project import ROOT
+from tests.build_folder import write_build
+
+Settings = Callable[..., DataOptions]
+
+
+def test_a_text_that_can_be_split_leaves_nothing_behind(
+    config: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in sorted(texts)[3:]:
+        (tmp_path / "texts" / name).unlink()
+    (tmp_path / "texts" / "notes.md").write_text("")
+    # The vocabulary of GPT-2 is not here, and not needed.
+    try_preparation(config(tokenizer="gpt2"), tmp_path, 128)
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+    printed = capsys.readouterr().err
+    assert "1 *.md" in printed and "(3 and 3 pieces)" in printed
+
+
+def write_tokens(folder: Path) -> None:
+    """Write token files whose held-out side predicts nothing."""
+    (folder / "train.bin").write_bytes(np.arange(200, dtype="<u2").tobytes())
+    (folder / "val.bin").write_bytes(b"\1\0")
+
+
+def write_equal(folder: Path) -> None:
+    """Write a document that is in CUSTOM_VAL_PATH too."""
+    (folder / "same.txt").write_text("held out\n")
+
+
+@pytest.mark.parametrize(
+    ("write", "changes", "code"),
+    [
+        (lambda folder: (folder / "a.txt").write_text("1"), {}, "data.empty-split"),
+        (lambda folder: (folder / "a.txt").write_bytes(b"\xff\n" * 99), {}, "data.invalid-format"),
+        (lambda folder: (folder / "a.md").write_text("text\n" * 99), {}, "data.missing"),
+        (lambda folder: (folder / "a.txt").write_text("a short text\n"), {}, "data.too-small"),
+        (write_equal, {"custom_val_path": "held.txt"}, "data.split-overlap"),
+        (write_tokens, {"custom_format": "bin"}, "data.empty-split"),
+    ],
+)
+def test_what_make_would_refuse(
+    write: Callable[[Path], object],
+    changes: dict[str, str],
+    code: str,
+    config: Settings,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "held.txt").write_text("held out\n")
+    write(tmp_path / "texts")
+    with pytest.raises(DataError) as caught:
+        try_preparation(config(**changes), tmp_path, 128)
+    assert set(caught.value.codes) == {code}
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_not_tried_is_logged(
+    config: Settings,
+    texts: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try_preparation(config(custom_path="elsewhere"), tmp_path, 128)
+    assert f"WARN    the split was not tried: {tmp_path}/elsewhere" in capsys.readouterr().err
+    monkeypatch.setattr(prepare, "_TRIED_BYTES", 100)
+    try_preparation(config(), tmp_path, 128)
+    assert "NOTE    the split of" in capsys.readouterr().err
+    monkeypatch.undo()
+    prepare_dataset(config(), tmp_path)
+    monkeypatch.setattr(prepare, "_write", None)
+    try_preparation(config(), tmp_path, 128)
+
+
+OWN = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "texts", "CUSTOM_FORMAT_TEXT": True}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    """A configured build folder with one text."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("1")
+    base = defconfig_layers(ROOT, "gpt2-ratio-small")
+    return write_build(tmp_path, {**OWN, "SINGLE_TRAINING": True}, *base)
+
+
+def plan(build: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``make plan``'s command."""
+    command = [sys.executable, "-m", "lib.kablate", "plan", "-O", str(build)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def check(build: Path) -> list[str]:
+    """Return the properties of the findings of ``make check CHECKS=data``; absent data has brackets."""
+    layers = [constants_layer(ConfigWorkspace(ROOT, build))]
+    (case,) = plan_cases(layers).chosen
+    with CheckContext(build) as context:
+        findings = check_data(StepUnderTest(case, context))
+    return [f"({f.property})" if f.absent else f.property for f in findings]
+
+
+def test_plan_and_check_refuse_what_make_refuses(build: Path) -> None:
+    done = plan(build)
+    assert done.returncode == 3 and "data.empty-split" in done.stderr
+    assert check(build) == ["data.empty-split"]
+    (build / "texts" / "a.txt").write_text("A line of text.\n" * 200)
+    assert plan(build).returncode == 0
+    assert check(build) == ["(prepared-data)"]
+    (build / "texts" / "a.txt").unlink()
+    (build / "texts").rmdir()
+    assert plan(build).returncode == 0
+    assert check(build) == ["(prepared-data)"]
