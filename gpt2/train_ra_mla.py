@@ -64,7 +64,7 @@ def main() -> int:
     options = run_options(args, plan.base.study)
     if args.in_process:
         return launch.train_here(plan, options)
-    code, text = launch.train_plan(plan, options, table_plan(plan, layers))
+    code, text = launch.train_plan(plan, options, table_plan(plan))
     console.show(text)
     return code
 

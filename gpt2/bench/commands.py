@@ -64,7 +64,7 @@ def bench_step(args: argparse.Namespace) -> NoReturn:
         config = step_config("baseline", {})
         request = {"kind": "gpu", "rounds": rounds, "json": args.json}
         _start(request, config)
-    run, config = (plan := asked_plan(args)[1]).runs[0], plan.runs[0].config
+    run, config = (plan := asked_plan(args)).runs[0], plan.runs[0].config
     if config.numerics.detect_anomaly:
         what = "DETECT_ANOMALY: debugging distorts timings (expected n, got y)"
         raise ConfigError(Problem(what, next="type: SET=DETECT_ANOMALY=n", code="config.conflict"))

@@ -126,9 +126,9 @@ def check_claims(options: Namespace) -> tuple[int, str]:
     content = claims.read_claims(Path(options.claims or options.build_dir / "claims.toml"))
     if options.seed is None:
         options.seeds = options.seeds or content.get("seeds", "")
-    layers, plan = asked_plan(options)
+    plan = asked_plan(options)
     shown = {run.path for run in plan.runs}
-    table = launch.result_table(table_plan(plan, layers)).of_runs(shown)
+    table = launch.result_table(table_plan(plan)).of_runs(shown)
     checked = claims.check_claims(content, study_document_of(plan, table))
     if any(claim["problems"] for claim in checked):
         log("SKIP", f"{' and '.join(_CLAIM_FILES)}: not every claim holds")
@@ -194,11 +194,11 @@ def verify_results(options: Namespace) -> int:
     here, and never counts as equal. Exit codes: 0 all rows pass, 2 no such run, 3 the tracker cannot be
     read, 4 a row is FAIL or UNKNOWN.
     """
-    layers, plan = asked_plan(options)
+    plan = asked_plan(options)
     folder = Path(options.folder) if options.folder else None
     ask = tracker(plan, options.source, folder, options.entity)
-    study = comparison.whole_study(plan, layers)
-    table = table_plan(plan, layers)
+    study = comparison.whole_study(plan)
+    table = table_plan(plan)
     runs = comparison.chosen_runs(plan if selects_runs(options) else table, study, options.runs)
     axes = comparison.declared_axes(study, runs, options.axis)
     paths = {run.path.resolve() for run in runs}

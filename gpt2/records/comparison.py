@@ -15,7 +15,6 @@ from gpt2.config import Config
 from gpt2.records.run_files import find_finished, read_resolved_config
 from gpt2.study.arguments import RunLookup
 from gpt2.study.plan import Plan, config_layers, make_plan, with_runs
-from lib.config.layers import ConfigLayer
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
@@ -77,7 +76,7 @@ def _study_of(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> 
     try:
         layers = [*config_layers(build_dir), *lookup.settings]
         plan = make_plan(layers, build_dir, seeds=",".join(sorted(seeds)), yes=True, optional=True)
-        study = whole_study(plan, layers)
+        study = whole_study(plan)
     # Runs can be compared without a configuration, and with one that has other steps.
     except ConfigError:
         return None
@@ -131,7 +130,7 @@ def _names(value: Any, path: str) -> dict[str, str]:
     return names
 
 
-def whole_study(plan: Plan, _: Sequence[ConfigLayer]) -> Plan:
+def whole_study(plan: Plan) -> Plan:
     """Return ``plan`` with every step of its study.
 
     All steps are needed because a step's declared differences include those of its ancestors.

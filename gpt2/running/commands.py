@@ -13,7 +13,7 @@ from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.running import launch
 from gpt2.running import reproduce as reproduction
 from gpt2.running.prolong import plan_prolonged, with_other_forks
-from gpt2.study.arguments import asked_plan, run_options, settings_layers
+from gpt2.study.arguments import asked_layers, asked_plan, run_options, settings_layers
 from gpt2.study.plan import config_layers, table_plan
 from gpt2.study.power import confirm_power
 from gpt2.study.resolve import resolve_config
@@ -41,20 +41,20 @@ def train(options: Namespace) -> int | tuple[int, str]:
     codes: 0 all done, 1 a run failed, 2 configuration, 3 machine or data (nothing started), 124 time
     limit, 130 Ctrl-C; with --strict those of verdicts too.
     """
-    layers, plan = asked_plan(options)
+    plan = asked_plan(options)
     plan = plan.only(options.runs)
     settings = run_options(options, plan.base.study)
     if options.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]
-        cases = plan_cases(layers, build_dir=options.build_dir).only(slugs)
+        cases = plan_cases(asked_layers(options), build_dir=options.build_dir).only(slugs)
         return check_and_report(cases, CheckRequest(options.build_dir, json=options.json))
     if options.worker:
         return launch.train_free_runs(plan, settings)
     confirm_power(plan, options.yes)
     form = {"json": options.json, "strict": options.strict}
     if plan.auto is not None:
-        return launch.train_looks(plan, settings, layers, **form)
-    return launch.train_plan(plan, settings, table_plan(plan, layers), **form)
+        return launch.train_looks(plan, settings, **form)
+    return launch.train_plan(plan, settings, table_plan(plan), **form)
 
 
 def rerun(options: Namespace) -> tuple[int, str]:
@@ -66,10 +66,10 @@ def rerun(options: Namespace) -> tuple[int, str]:
     A pattern is a shell pattern over slugs, numbers, labels (ratio/05-ra) and directory names.
     """
     runs = require_value(options.runs, "RUNS", "make rerun RUNS=PATTERN")
-    layers, whole = asked_plan(options)
+    whole = asked_plan(options)
     settings = run_options(options, whole.base.study)
     plan = launch.rerun(whole, runs, yes=options.yes)
-    return launch.train_plan(plan, settings, table_plan(whole, layers), json=options.json)
+    return launch.train_plan(plan, settings, table_plan(whole), json=options.json)
 
 
 def prolong(options: Namespace) -> tuple[int, str]:
@@ -143,7 +143,7 @@ def preflight(options: Namespace) -> tuple[int, str]:
     snapshot (the folder "environment" beside .config). Does not train or download anything. Exit codes:
     0 all conditions are met that can be tested here, 2 configuration, 3 a condition is not met.
     """
-    _, plan = asked_plan(options)
+    plan = asked_plan(options)
     # The same environment variables as in a run: libraries read them at import.
     os.environ.update(worker_environment(plan.base.machine))
     from gpt2.running.preflight import TrainingPlace, describe, describe_text

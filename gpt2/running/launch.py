@@ -28,7 +28,6 @@ from gpt2.running.study_end import command_at_end
 from gpt2.study.looks import AUTO_SEEDS
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
-from lib.config.layers import ConfigLayer
 from lib.console import confirm, is_verbose, log, terminal_columns
 from lib.env.gpu import cpu_model
 from lib.env.machine import require_world_size, worker_environment
@@ -239,7 +238,6 @@ def train_free_runs(plan: Plan, options: RunnerOptions) -> int:
 def train_looks(
     plan: Plan,
     options: RunnerOptions,
-    layers: Sequence[ConfigLayer],
     *,
     json: bool = False,
     strict: bool = False,
@@ -249,9 +247,7 @@ def train_looks(
     After a look, further seeds are trained for the comparisons without a word. The run directories
     and the record of the verdicts are the only state, so an interrupted study goes on where it was.
     """
-    with command_at_end(
-        options.study_command, plan.folder, lambda: _document(table_plan(plan, layers))
-    ):
+    with command_at_end(options.study_command, plan.folder, lambda: _document(table_plan(plan))):
         attempted: set[Path] = set()
         code = EXIT_DONE
         while True:
@@ -262,7 +258,7 @@ def train_looks(
                 return outcome, ""
             code = max(code, outcome)
             attempted.update(run.path for run in runs)
-            shown = table_plan(plan, layers)
+            shown = table_plan(plan)
             table, document = _study(shown)
             _log_look(table.verdicts, document)
             before = plan.auto

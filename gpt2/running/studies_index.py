@@ -111,7 +111,7 @@ def _judged(
         one = make_plan(layers, plan.build_dir, optional=True, yes=None)
         if one.folder != folder:
             return None, "Its settings are not those of a study: see its report."
-        whole = table_plan(one, layers)
+        whole = table_plan(one)
         return study_document_of(whole, judge(whole)), ""
     except KablateError as error:
         what = error.problems[0].what

@@ -63,12 +63,16 @@ def _asked_seeds(options: Namespace) -> str:
     return str(options.seed)
 
 
-def asked_plan(options: Namespace) -> tuple[list[ConfigLayer], Plan]:
-    """Return the layers of ``.config``, and the plan for the options that select runs.
+def asked_layers(options: Namespace) -> list[ConfigLayer]:
+    """Return the layers of ``.config`` and of the options that set symbols."""
+    return [*config_layers(options.build_dir), *settings_layers(options)]
+
+
+def asked_plan(options: Namespace) -> Plan:
+    """Return the plan for the options that select runs.
 
     Raises ConfigError with all problems of the configuration and of the options.
     """
-    layers = [*config_layers(options.build_dir), *settings_layers(options)]
     sweep = None
     if options.sweep:
         sweep = Sweep(options.sweep, options.samples or 0)
@@ -76,15 +80,14 @@ def asked_plan(options: Namespace) -> tuple[list[ConfigLayer], Plan]:
         advice = 'type: make SWEEP="A=1,2 B=3,4" SAMPLES=2'
         problem = Problem("requires SWEEP=", "SAMPLES", advice, code="usage.missing-argument")
         raise ConfigError(problem)
-    plan = make_plan(
-        layers,
+    return make_plan(
+        asked_layers(options),
         options.build_dir,
         steps=options.steps,
         seeds=_asked_seeds(options),
         sweep=sweep,
         yes=options.yes,
     )
-    return layers, plan
 
 
 def asked_tables(options: Namespace) -> tuple[Plan, Plan, bool]:
@@ -92,8 +95,8 @@ def asked_tables(options: Namespace) -> tuple[Plan, Plan, bool]:
 
     Files are written from all runs: a selection changes only what is printed.
     """
-    layers, plan = asked_plan(options)
-    whole = table_plan(plan, layers)
+    plan = asked_plan(options)
+    whole = table_plan(plan)
     selected = selects_runs(options) and whole.runs != plan.runs
     return plan, whole, selected and {r.path for r in plan.runs} != {r.path for r in whole.runs}
 

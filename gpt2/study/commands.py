@@ -34,7 +34,7 @@ def plan(options: Namespace) -> str:
         what = f"conflicts with GPU={options.gpu} (expected one of both)"
         advice = "type: make plan PROBE=1, on the machine with the GPU"
         raise ConfigError(Problem(what, "PROBE", advice, code="usage.conflict"))
-    _, runs = asked_plan(options)
+    runs = asked_plan(options)
     texts = {(run.config.data, run.config.model.shape.block_size): None for run in runs.runs}
     for data, block_size in texts:
         try_preparation(data, runs.build_dir, block_size)
@@ -50,7 +50,7 @@ def status(options: Namespace) -> str:
 
     The remaining time of a running run is its live estimate; of other runs, the one of "make plan".
     """
-    _, runs = asked_plan(options)
+    runs = asked_plan(options)
     views = view.look(runs)
     if options.one_line:
         return f"{view.summary_line(runs, views)}\n"
@@ -75,7 +75,7 @@ def watch(options: Namespace) -> int:
     On a terminal, the view is refreshed until no run is running (Ctrl-C exits earlier). Without a
     terminal, or with --json, the view is printed once, with exit code 1 if there is an alarm.
     """
-    _, runs = asked_plan(options)
+    runs = asked_plan(options)
     watched = monitor.WatchedRuns(runs.runs, runs.base.watch)
     if sys.stdout.isatty() and not options.json:
         monitor.watch(lambda: watched.lines(time.time()))
@@ -91,7 +91,7 @@ def stop(options: Namespace) -> int:
     kablate stop                   all runs, and every make that trains them, on any machine
     kablate stop --runs 'ra*,7'    selected runs; make continues with the others
     """
-    _, runs = asked_plan(options)
+    runs = asked_plan(options)
     if options.runs:
         return runner.request_stop(runs.matching(options.runs))
     return runner.stop_study(runs.runs, runs.folder)
@@ -106,7 +106,7 @@ def slurm(options: Namespace) -> str | int:
     Each worker takes runs until none is left. Imports no torch, so it works on a login node. Exit
     codes: 0 printed or submitted, 2 configuration, 3 no SLURM, or it refused the script.
     """
-    _, runs = asked_plan(options)
+    runs = asked_plan(options)
     runs = runs.only(options.runs)
     base = runs.base
     command = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "--worker"]

@@ -363,7 +363,7 @@ def _with_controls(block: Block) -> Block:
 # The runs of a table.
 
 
-def table_plan(plan: Plan, _: Sequence[ConfigLayer]) -> Plan:
+def table_plan(plan: Plan) -> Plan:
     """Return the runs to show in the table of ``plan``: its runs and all started runs of its study.
 
     A table of the selected steps or seeds only would replace the table of the whole study.

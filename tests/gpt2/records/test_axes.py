@@ -28,7 +28,7 @@ def facts(run: Run[Config]) -> RunFacts:
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: Path) -> None:
     layers = defconfig_layers(ROOT, name)
-    study = whole_study(make_plan(layers, tmp_path), layers)
+    study = whole_study(make_plan(layers, tmp_path))
     axes = declared_axes(study, [RunDir(run.path) for run in study.runs], "")
     assert len(study.runs) > 2
     first = study.runs[0]
@@ -41,7 +41,7 @@ def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: P
 def test_a_step_declares_what_the_steps_below_it_change(tmp_path: Path) -> None:
     layers = defconfig_layers(ROOT, "gpt2-ratio-ablation")
     plan = make_plan(layers, tmp_path, steps="0,7")
-    (last,) = declared_axes(whole_study(plan, layers), [RunDir(plan.runs[1].path)], "").values()
+    (last,) = declared_axes(whole_study(plan), [RunDir(plan.runs[1].path)], "").values()
     assert {"RECIPROCAL", "MLP_SIZING", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN"} <= last
     # A choice, not the member that the step sets.
     assert "MLP_SIZING_RATIO" not in last
@@ -59,7 +59,7 @@ def plan(tmp_path: Path) -> Plan:
     [
         ("", "run.not-finished", "ratio"),
         ("nonesuch", "run.not-found", "nonesuch"),
-        ("ra", "run.not-finished", "ra-s1-"),
+        ("ra", "run.not-found", "ra-s1-"),
     ],
 )
 def test_a_name_without_a_finished_run_is_an_error(

@@ -49,7 +49,7 @@ def train(plan: Plan, offset: float, *, started_at: float = 1.5) -> None:
 
 def judged(plan: Plan) -> tuple[int, str]:
     """Return exit code and text of ``make verdicts``, which writes table and report."""
-    return launch.verdicts(plan, table_plan(plan, config_layers(plan.build_dir)), selected=False)
+    return launch.verdicts(plan, table_plan(plan), selected=False)
 
 
 def words(plan: Plan) -> dict[str, str | None]:
@@ -105,7 +105,7 @@ def test_a_selection_shows_the_words_of_the_whole_study(planned):
     train(whole, -0.3)
     judged(whole)
     for part in (planned(seeds="1"), planned(steps="0,1")):
-        shown = table_plan(part, config_layers(part.build_dir))
+        shown = table_plan(part)
         _, text = launch.verdicts(part, shown, selected=True)
         assert "BETTER" in text and "n=3" in text
     # The word of a step that is not selected is not shown.
@@ -134,7 +134,7 @@ def test_runs_of_other_configurations_are_listed_for_the_whole_study_only(planne
     first = planned()
     train(first, -0.3)
     one = planned(steps="0,1")
-    whole = table_plan(one, config_layers(one.build_dir))
+    whole = table_plan(one)
     document = json.loads(launch.report(one, whole, selected=True, json=True))
     assert "Other configurations" not in [section["title"] for section in document["sections"]]
     assert "## Other configurations" in (first.folder / "table.md").read_text()

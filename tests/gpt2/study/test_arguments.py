@@ -22,7 +22,7 @@ def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def planned(**variables: str) -> list[int]:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        _, plan = asked_plan(options("plan", "-O", str(tmp_path)))
+        plan = asked_plan(options("plan", "-O", str(tmp_path)))
         return [run.seed for run in plan.runs]
 
     return planned

@@ -187,8 +187,8 @@ def test_a_step_that_inherits_another_text_is_refused(study):
 def test_the_table_of_selected_steps_is_not_refused(study):
     """Nothing is refused after the training."""
     build = study("EVAL_TOKENS = 1024", '[[step]]\nname = "ra"\nset.RECIPROCAL = true\n')
-    layers, plan = config_layers(build), planned_study(build, "0,ra")
-    assert table_plan(plan, layers).runs == plan.runs
+    plan = planned_study(build, "0,ra")
+    assert table_plan(plan).runs == plan.runs
     assert "EVAL_TOKENS" in plan.left_out[0].what
 
 

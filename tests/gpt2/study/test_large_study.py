@@ -82,10 +82,10 @@ def test_a_plan_does_not_look_for_runs_one_by_one(
     plan = make_plan(layers, build, steps="all", seeds="1-2")
     # The folder of the study is listed, and its runs are not looked for one by one.
     assert plan.folder.name not in asked
-    whole = table_plan(plan, layers)
+    whole = table_plan(plan)
     assert whole.runs == plan.runs and plan.folder.name not in asked
     part = make_plan(layers, build, steps="0,1", seeds="2")
-    assert {run.path for run in table_plan(part, layers).runs} == {run.path for run in plan.runs}
+    assert {run.path for run in table_plan(part).runs} == {run.path for run in plan.runs}
 
 
 def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:

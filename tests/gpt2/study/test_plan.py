@@ -240,7 +240,7 @@ def test_a_table_keeps_the_rest_of_the_study_that_has_begun(configure):
     whole = make_plan(layers, build)
     whole.runs[0].path.mkdir(parents=True)
     plan = make_plan(layers, build, steps="7")
-    assert [run.variant.number for run in table_plan(plan, layers).runs] == [0, 7]
+    assert [run.variant.number for run in table_plan(plan).runs] == [0, 7]
 
 
 def test_costs_are_those_of_the_configuration(planned):
@@ -300,14 +300,14 @@ def test_a_running_state_requires_a_live_process(planned):
         run.path.mkdir(parents=True)
         write_status(RunDir(run.path), RunStatus(state, iteration=50, iterations=100))
     running = RunDir(plan.runs[0].path)
-    record = {"iteration": 52, "tokens_per_second": 1.0, "written_at": time.time() - 5.0}
+    record = {"iteration": 52, "tokens_per_second": 1.0, "written_at": time.time()}
     record["eta_seconds"] = 2000.0
     running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
     with take_lease(running, 60):
         views = planning_view.look(plan)
     assert [view.state for view in views] == ["running", "interrupted", "failed"]
     assert [view.iteration for view in views] == [52, 50, 50]
-    assert views[0].seconds_left is not None and 1800 < views[0].seconds_left <= 1995
+    assert views[0].seconds_left is not None and 1800 < views[0].seconds_left < 2000
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -433,7 +433,7 @@ def test_selected_steps_are_planned_although_others_do_not_fit(configure):
     (problem,) = plan.left_out
     assert problem.code == "config.ratio-unreachable" and problem.where == "02-golden"
     # The whole study, its table, and a step that does not fit.
-    assert len(table_plan(plan, layers).runs) == 2
+    assert len(table_plan(plan).runs) == 2
     for steps in ("", "0,golden"):
         with pytest.raises(ConfigError) as caught:
             make_plan(layers, build, steps=steps)
