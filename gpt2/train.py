@@ -17,7 +17,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.evaluate import EvaluationResult
-from gpt2.records.run_files import read_planned_config
+from gpt2.records.files import read_planned_config
 from gpt2.study.notes import notes
 from gpt2.training.finish import start_sidecars, write_results
 from gpt2.training.metrics import MetricsLog, record_statistics, statistics_due

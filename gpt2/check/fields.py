@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.records.trust import REGISTRIES
+from gpt2.records.files import REGISTRIES
 from lib.config.field import kconfig_fields
 from lib.config.small_form import SmallRule
 from lib.tracking.options import TRACKERS

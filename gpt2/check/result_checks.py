@@ -23,7 +23,7 @@ from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.generate import SamplingOptions, generate
 from gpt2.model import GPT
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.files import write_resolved_config
 from gpt2.training.finish import generate_sample
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter

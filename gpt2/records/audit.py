@@ -9,7 +9,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.dataset import TokenSplit
 from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.data.sampler import order_digest_from_manifest
-from gpt2.records.trust import own_values, recorded_config
+from gpt2.records.files import own_values, recorded_config
 from gpt2.training.per_query import item_facts
 from lib.errors import DataError, KablateError, Problem, visible
 from lib.json_files import MissingRecord, RecordError

@@ -4,14 +4,14 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from gpt2.records import comparison, listing
+from gpt2.records import compare, listing
 from gpt2.records.audit import audit, to_json, to_text
+from gpt2.records.files import find_started
 from gpt2.records.removal import clean
-from gpt2.records.report import SELECTION_FOLDER, draw_figures, study_document_of
-from gpt2.records.run_files import find_started
-from gpt2.records.verification import tracker, verify
+from gpt2.records.verify import tracker, verify
 from gpt2.running import launch
 from gpt2.study.arguments import asked_lookup, asked_plan, asked_tables, selects_runs
+from gpt2.study.document import SELECTION_FOLDER, draw_figures, study_document_of
 from gpt2.study.plan import table_plan
 from gpt2.study.resolve import configured_values
 from lib import console
@@ -38,8 +38,8 @@ def ls(options: Namespace) -> str:
     kablate ls --where "N_LAYER=6 val_loss<2.5 state=done" only these
 
     Conditions compare a field (run, study, step, state, seed, iteration, val_loss, parameters, tokens,
-    train_seconds, finished, commit, hash) or a symbol with = != < <= > >=; * stands for any text. A run
-    that cannot be read is a line with the cause. Exit code 2: invalid condition.
+    train_seconds, finished, commit, hash) or a symbol with = != < <= > >=. A run that
+    cannot be read is a line with the cause. Exit code 2: invalid condition.
     """
     listed = listing.select(listing.list_runs(_results(options.build_dir)), options.where)
     if options.json:
@@ -73,7 +73,7 @@ def report(options: Namespace) -> str:
     torch,code shows such runs in separate rows.
     """
     plan, whole, selected = asked_tables(options)
-    labels = comparison.words(options.label_by)
+    labels = compare.words(options.label_by)
     return launch.report(plan, whole, selected=selected, json=options.json, label_by=labels)
 
 
@@ -174,7 +174,7 @@ def compare_runs(options: Namespace) -> tuple[int, str]:
     study. Exit codes: 0 equal or compared, 1 diverged, 2 no such run or field, 4 not comparable.
     """
     o = options
-    result = comparison.compare(o.a, o.b, o.build_dir, o.axis, o.label_by, asked_lookup(o))
+    result = compare.compare(o.a, o.b, o.build_dir, o.axis, o.label_by, asked_lookup(o))
     columns = None if o.json else console.terminal_columns(sys.stdout)
     text = comparison_to_json(result) if o.json else comparison_to_text(result)
     return EXIT_CODES[result["verdict"]], console.folded(text, columns, CONTINUATION)
@@ -197,10 +197,10 @@ def verify_results(options: Namespace) -> int:
     plan = asked_plan(options)
     folder = Path(options.folder) if options.folder else None
     ask = tracker(plan, options.source, folder, options.entity)
-    study = comparison.whole_study(plan)
+    study = compare.whole_study(plan)
     table = table_plan(plan)
-    runs = comparison.chosen_runs(plan if selects_runs(options) else table, study, options.runs)
-    axes = comparison.declared_axes(study, runs, options.axis)
+    runs = compare.chosen_runs(plan if selects_runs(options) else table, study, options.runs)
+    axes = compare.declared_axes(study, runs, options.axis)
     paths = {run.path.resolve() for run in runs}
     names = {run.path.name for run in table.runs if run.path.resolve() in paths}
     document = study_document_of(table, launch.result_table(table))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt2.records.trust import identity_symbols
+from gpt2.records.files import identity_symbols
 from gpt2.study.plan import Plan
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible

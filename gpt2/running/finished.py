@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.quantized.options import parse_schemes
-from gpt2.records.run_files import find_finished, read_resolved_config
+from gpt2.records.files import find_finished, read_resolved_config
 from gpt2.study.arguments import RunLookup, asked_lookup
 from lib.console import log, show
 from lib.env.machine import worker_environment

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
+from gpt2.records.files import write_resolved_config
 from gpt2.records.listing import other_configurations
-from gpt2.records.report import study_document_of
-from gpt2.records.run_files import write_resolved_config
 from gpt2.running import PRELOADED_MODULES
 from gpt2.running.preflight import (
     TrainingPlace,
@@ -25,6 +24,7 @@ from gpt2.running.preflight import (
 )
 from gpt2.running.studies_index import write_index
 from gpt2.running.study_end import command_at_end
+from gpt2.study.document import study_document_of
 from gpt2.study.looks import AUTO_SEEDS
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings

@@ -9,8 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpt2.config import Config
-from gpt2.records.run_files import RunLookup, find_finished
-from gpt2.records.trust import allowed_values, identity_symbols, own_values, recorded_config
+from gpt2.records.files import (
+    RunLookup,
+    allowed_values,
+    find_finished,
+    identity_symbols,
+    own_values,
+    recorded_config,
+)
 from gpt2.running.recorded_inputs import require_recorded_inputs
 from gpt2.study.designs import find_symbol, short_slug, slug
 from gpt2.study.plan import Plan

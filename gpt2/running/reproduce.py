@@ -16,8 +16,7 @@ from pathlib import Path
 from gpt2.config import Config
 from gpt2.data.dataset import read_manifest
 from gpt2.data.prepare import prepare_dataset
-from gpt2.records.run_files import find_finished
-from gpt2.records.trust import allowed_symbols, own_values, recorded_config
+from gpt2.records.files import allowed_symbols, find_finished, own_values, recorded_config
 from gpt2.running.launch import (
     Gpt2Backend,
     new_executor,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpt2.records.report import members_set, recorded_settings, study_document_of
+from gpt2.study.document import members_set, recorded_settings, study_document_of
 from gpt2.study.plan import Plan, make_plan, table_plan
 from lib.config.layers import ConfigLayer
 from lib.errors import KablateError

@@ -27,7 +27,7 @@ from gpt2.data.loader import batch_iterable
 from gpt2.data.sampler import TrainSampler
 from gpt2.loss import fused_loss
 from gpt2.nsa.options import NsaOptions, resolve_backend
-from gpt2.records.run_files import read_settings
+from gpt2.records.files import read_settings
 from gpt2.training.session import TrainingSession
 from lib.env.observe import (
     Setting,

@@ -19,7 +19,7 @@ from gpt2.data import tokenizer
 from gpt2.data.dataset import data_folder, open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
-from gpt2.records.run_files import read_resolved_config
+from gpt2.records.files import read_resolved_config
 from gpt2.training.budget import TrainingClock, run_budget
 from gpt2.training.records import Heartbeat, RecordWriter
 from gpt2.training.session import TrainingSession

@@ -30,7 +30,7 @@ from gpt2.data.tokenizer import (
 from gpt2.mlp.activations import FUNCTIONS
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
-from gpt2.records.run_files import read_resolved_config
+from gpt2.records.files import read_resolved_config
 from gpt2.weights import modeling
 from gpt2.weights.convert import to_hf
 from gpt2.weights.hf import PREFIX, config_json, options_of, shapes, unsupported_components

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from gpt2.config import Config
 from gpt2.data.dataset import data_folder
 from gpt2.model_config import ModelConfig
-from gpt2.records.run_files import read_resolved_config
+from gpt2.records.files import read_resolved_config
 from gpt2.weights import hf
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem

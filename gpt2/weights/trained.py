@@ -11,7 +11,7 @@ from gpt2.data import tokenizer
 from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.model import GPT
-from gpt2.records.run_files import read_resolved_config
+from gpt2.records.files import read_resolved_config
 from gpt2.weights import source
 from gpt2.weights.convert import copy_weights, read_tensors
 from lib.console import log

@@ -47,7 +47,7 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
 
     ``context`` has the parts that follow from the plan: ``title``, sentences of the ``question``,
     training ``flops`` per token by variant, ``settings`` that are not defaults (symbol, value,
-    source), ``commands`` (command, purpose), and ``other_folders`` (name, state).
+    source), and ``commands`` (command, purpose).
     """
     study, flops = table.verdicts, context["flops"]
     schedule, effects = study.schedule, study.effects
@@ -86,7 +86,6 @@ def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, 
         "notes": list(table.notes),
         "settings": [list(setting) for setting in context["settings"]],
         "commands": [list(command) for command in context["commands"]],
-        "other_folders": [list(folder) for folder in context["other_folders"]],
     }
 
 

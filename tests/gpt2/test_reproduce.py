@@ -7,7 +7,7 @@ import pytest
 import gpt2.running.reproduce
 from gpt2.data.dataset import read_manifest
 from gpt2.data.prepare import prepare_dataset
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.files import write_resolved_config
 from gpt2.running.reproduce import Request, reproduce
 from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer

@@ -8,7 +8,7 @@ import pytest
 
 from gpt2.data.prepare import prepare_dataset
 from gpt2.quantized.evaluate import evaluate_run
-from gpt2.records.run_files import read_resolved_config
+from gpt2.records.files import read_resolved_config
 from lib.errors import DataError
 from lib.runs.run_dir import RunDir
 from tests.integration.conftest import IN_PROCESS, STEP

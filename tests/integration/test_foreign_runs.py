@@ -17,7 +17,7 @@ import gpt2.running.reproduce
 import gpt2.weights.export
 from gpt2.config import Config
 from gpt2.records.audit import audit
-from gpt2.records.trust import allowed_symbols
+from gpt2.records.files import allowed_symbols
 from gpt2.running.finished import evaluate
 from gpt2.running.prolong import plan_prolonged
 from gpt2.running.reproduce import Request, reproduce, train_twice

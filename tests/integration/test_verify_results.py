@@ -20,7 +20,7 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
-from gpt2.records.verification import verify
+from gpt2.records.verify import verify
 from gpt2.study.plan import config_layers, make_plan
 from lib.files import write_json
 from lib.report.checklist import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.records.comparison import chosen_runs, declared_axes, symbol_names, whole_study
+from gpt2.records.compare import chosen_runs, declared_axes, symbol_names, whole_study
 from gpt2.study.plan import Plan, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer

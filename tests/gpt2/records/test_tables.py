@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.files import write_resolved_config
 from gpt2.running import launch
 from gpt2.study.arguments import asked_tables
 from gpt2.study.plan import config_layers, make_plan

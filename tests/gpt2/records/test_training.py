@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.records.verification import batch_remarks, length_remarks, stop_row
+from gpt2.records.verify import batch_remarks, length_remarks, stop_row
 from lib.files import write_json
 from lib.report.checklist import CheckVerdict, RunEvidence
 from lib.report.run_facts import RunFacts

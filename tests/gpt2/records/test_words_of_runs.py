@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.report import study_document_of
 from gpt2.running import launch
+from gpt2.study.document import study_document_of
 from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.records.comparison import declared_axes, symbol_names
+from gpt2.records.compare import declared_axes, symbol_names
 from gpt2.study.looks import _open_variants
 from gpt2.study.plan import (
     Plan,

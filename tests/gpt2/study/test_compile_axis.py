@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.comparison import declared_axes
+from gpt2.records.compare import declared_axes
 from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError

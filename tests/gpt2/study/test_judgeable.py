@@ -3,7 +3,7 @@
 import pytest
 
 from gpt2.check.cases import plan_cases
-from gpt2.records.trust import identity_symbols
+from gpt2.records.files import identity_symbols
 from gpt2.study.looks import verdict_plan
 from gpt2.study.plan import Sweep, config_layers, make_plan, planned_looks, table_plan
 from gpt2.study.power import study_power

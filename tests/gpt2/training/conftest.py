@@ -17,7 +17,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.files import write_resolved_config
 from gpt2.study.resolve import resolve_config
 from gpt2.train import train_run, train_step
 from gpt2.training.records import RecordWriter

@@ -12,7 +12,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.records.run_files import (
+from gpt2.records.files import (
     read_planned_config,
     read_resolved_config,
     write_resolved_config,

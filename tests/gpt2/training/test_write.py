@@ -11,7 +11,7 @@ from gpt2.config import Config
 from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import KVCache
 from gpt2.nsa.options import BRANCHES
-from gpt2.records.run_files import find_finished
+from gpt2.records.files import find_finished
 from gpt2.running.finished import (
     GeneratedText,
     GenerationRequest,
@@ -119,10 +119,14 @@ def test_unfinished_and_damaged_runs_are_rejected(
     with pytest.raises(ConfigError, match=r"INTERRUPTED at iteration 12 \[run.not-finished\]"):
         written(run, build_dir)
     run.status.write_text(status)
-    run.weights.write_bytes(run.weights.read_bytes()[:-40])
+    content = run.weights.read_bytes()
+    run.weights.write_bytes(bytes(40) + content[40:])
     with pytest.raises(PreflightError, match="model.safetensors: ") as damaged:
         written(run, build_dir)
     assert damaged.value.codes == ["weights.damaged"]
+    run.weights.write_bytes(content[:-40])
+    with pytest.raises(ConfigError, match=r"model.safetensors: .*\[run.damaged\]"):
+        written(run, build_dir)
 
 
 def test_a_pattern_names_one_run(build_dir: Path) -> None:

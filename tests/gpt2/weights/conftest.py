@@ -10,7 +10,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.files import write_resolved_config
 from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

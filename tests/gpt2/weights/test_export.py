@@ -16,7 +16,7 @@ from gpt2.attention.options import TermOptions
 from gpt2.config import Config
 from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
-from gpt2.records.run_files import find_finished
+from gpt2.records.files import find_finished
 from gpt2.shape import Cost, ModelShape
 from gpt2.study.arguments import RunLookup
 from gpt2.weights import model_code

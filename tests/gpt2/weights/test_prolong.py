@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.files import write_resolved_config
 from gpt2.running.prolong import SEED_STEP, plan_prolonged, with_other_forks
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError

@@ -16,7 +16,6 @@ CONTEXT: dict[str, Any] = {
     "flops": {"baseline": 6.0e6},
     "settings": [],
     "commands": [("make report", "this report again")],
-    "other_folders": [],
 }
 
 

@@ -139,7 +139,6 @@ def test_values_of_a_run_are_never_markup(tmp_path):
         "question": [HOSTILE],
         "settings": [(HOSTILE, HOSTILE, HOSTILE)],
         "commands": [(HOSTILE, HOSTILE)],
-        "other_folders": [(HOSTILE, HOSTILE)],
     }
     section = TableSection(HOSTILE, (HOSTILE,), [(HOSTILE,)], HOSTILE)
     table = replace(build_table("demo", [*hostile, broken], left_out=[HOSTILE]), sections=[section])
@@ -300,17 +299,12 @@ def test_damaged_and_excluded_runs_are_named(tmp_path):
     runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
     RunDir(runs[1].path).status.write_text("{")
     RunDir(runs[2].path).summary.write_text("{}")
-    (tmp_path / "demo" / "odd").mkdir()
-    context = {**CONTEXT, "other_folders": [("odd", "not a run")]}
-    parsed = Parsed(page_of(build_table("demo", runs), context))
+    parsed = Parsed(page_of(build_table("demo", runs), CONTEXT))
     origins = {line["run"]: line["state"] for line in parsed.tables["Runs"]}
     assert all(origins[run.path.name].startswith("damaged: ") for run in runs[1:])
     assert all(
         any(t.startswith(f"{run.label}: damaged: ") for t in parsed.texts) for run in runs[1:]
     )
-    assert parsed.tables["Other folders beside the runs"] == [
-        {"folder": "odd", "state": "not a run"}
-    ]
 
 
 def test_without_results_the_report_still_appears(make_run):

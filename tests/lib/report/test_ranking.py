@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpt2.records.sections import ranking
+from gpt2.study.document import ranking
 from lib.console import shown
 from lib.report.columns import to_json, to_markdown
 from lib.report.table import build_table

@@ -15,7 +15,6 @@ CONTEXT: Mapping[str, Any] = {
     "flops": {"baseline": 6e6, "step-1": 7e6, "step-2": 6e6},
     "settings": [("MAX_ITERS", "120", "defconfig")],
     "commands": [("make report", "this report again")],
-    "other_folders": [],
 }
 _VOID = {"meta", "path", "rect", "br"}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
-from gpt2.records.run_files import find_finished, read_resolved_config
+from gpt2.records.files import find_finished, read_resolved_config
 from gpt2.study.arguments import RunLookup
 from gpt2.study.plan import Plan, config_layers, make_plan, with_runs
 from lib.console import log

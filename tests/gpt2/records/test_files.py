@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gpt2.records.trust import allowed_symbols, recorded_config, require_identity
+from gpt2.records.files import allowed_symbols, recorded_config, require_identity
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.gone import removed_symbols

@@ -1,6 +1,6 @@
 """What the report states beside its results."""
 
-from gpt2.records.report import set_text
+from gpt2.study.document import set_text
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import parse_command_line_settings
 from lib.config.tree import KconfigTree

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpt2.records.comparison import names_of
+from gpt2.records.compare import names_of
 from gpt2.study.plan import Plan
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import canonical_json

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.comparison import compare, declared_axes, symbol_names
-from gpt2.records.run_files import write_resolved_config
+from gpt2.records.compare import compare, declared_axes, symbol_names
+from gpt2.records.files import write_resolved_config
 from gpt2.study.arguments import RunLookup
 from gpt2.study.plan import Plan, config_layers, make_plan
 from gpt2.study.resolve import resolve_config
