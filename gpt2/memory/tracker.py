@@ -29,7 +29,7 @@ from torch.fx.experimental import _config as config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.nsa import ops as nsa_ops  # noqa: F401 (registers kablate's operations with torch)
-from gpt2.nsa.options import selected_pairs, window_pairs
+from gpt2.nsa.options import selected_pairs
 
 _aten = torch.ops.aten
 
@@ -103,20 +103,6 @@ def _packed(products: int, keys_at: int, heads_at: int) -> Callable[[Any], float
     return count
 
 
-def _window(products: int, queries_at: int) -> Callable[[Any], float]:
-    """Count ``products`` of T × S × H over the pairs of a window.
-
-    ``queries_at`` is the argument index of q.
-    """
-
-    def count(args: Any) -> float:
-        q_BKgTH, size = args[queries_at], args[-1]
-        length = q_BKgTH.shape[3]
-        return 2.0 * products * q_BKgTH.numel() / length * window_pairs(length, size)
-
-    return count
-
-
 _FLASH = _aten._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
 _CPU_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -141,8 +127,6 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
     _EFFICIENT_BACKWARD: _attention(5, 1, 11),
     torch.ops.kablate.selected.default: _selected(2, 0),
     torch.ops.kablate.selected_backward.default: _selected(5, 1),
-    torch.ops.kablate.window.default: _window(2, 0),
-    torch.ops.kablate.window_backward.default: _window(5, 1),
     _VARLEN: _packed(2, 1, 5),
     _VARLEN_BACKWARD: _packed(5, 2, 8),
 }

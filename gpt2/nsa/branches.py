@@ -18,7 +18,7 @@ from gpt2.nsa import ops
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.gather import RowPacking, attend_gathered, packs_rows
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
-from gpt2.nsa.query_major import MaskSpec
+from gpt2.nsa.query_major import MaskSpec, attend_chunks
 from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
 from lib.errors import PreflightError, Problem
 
@@ -148,9 +148,10 @@ def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -
     belongs to the last token.
     """
     q_BKgTH = q_BNTH.unflatten(1, (k_BKSH.shape[1], -1))
-    qkv = (x.contiguous() for x in (q_BKgTH, k_BKSH, v_BKSH))
-    context_BKgTH, _ = ops.window(*qkv, window)
-    return context_BKgTH.flatten(1, 2)
+    queries, tokens = q_BNTH.shape[2], k_BKSH.shape[2]
+    sight = MaskSpec(queries, tokens, tokens - queries, window=window)
+    q, k, v = (x.contiguous() for x in (q_BKgTH, k_BKSH, v_BKSH))
+    return attend_chunks(q, k, v, sight).flatten(1, 2)
 
 
 def attend_selected(

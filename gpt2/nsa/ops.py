@@ -1,9 +1,9 @@
-"""Custom torch operators of the selected and the window branch, with fake-tensor support.
+"""Custom torch operator of the selected branch on a CPU, with fake-tensor support.
 
 B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
 n selected blocks. Products and sums are computed in fp32 or wider for every dtype of q, k and v.
-q must be divided by √H already, and the last query belongs to the last token. Each forward operator
-returns the head outputs and the log₂-sum of every row.
+q must be divided by √H already, and the last query belongs to the last token. The operator returns
+the head outputs and the log₂-sum of every row.
 
 The selected branch is computed block-major: each block is processed with all queries that select
 it. x = H + 1; t the queries of a band, r the queries of a visit, c the tokens of the visited block,
@@ -23,17 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from gpt2.nsa import query_major
 from gpt2.nsa.query_major import (
     LOG2_E,
-    MaskSpec,
     ScratchBuffers,
     accumulation_dtype,
     append_minus_one,
     append_shift,
+    by_head,
     exact_products,
-    head_indices,
-    head_slice,
 )
 
 # Queries per band. With six heads of 64 elements, a band and its outputs take 12 MiB and stay in
@@ -84,7 +81,6 @@ def query_tiles(blocks_Tn: Tensor, size: int, length: int) -> list[QueryTile]:
     return bands
 
 
-@exact_products
 def forward(
     q_TgH: Tensor,
     k_SH: Tensor,
@@ -112,7 +108,6 @@ def forward(
         logsums_Tg[band.rows] = sums_tg.log2_().add_(shift_tg)
 
 
-@exact_products
 def backward(
     dcontext_TgH: Tensor,
     q_TgH: Tensor,
@@ -269,17 +264,11 @@ def selected(
     """Return attention to selected blocks of ``size`` tokens (−1 for none): BKgTH and BKgT."""
     context, logsums = _outputs(q_BKgTH)
     buffers = ScratchBuffers(logsums)
-    for index in head_indices(k_BKSH):
-        bands = query_tiles(blocks_BKTn[index], size, k_BKSH.shape[2])
-        forward(
-            head_slice(q_BKgTH, index, logsums.dtype).transpose(0, 1),
-            head_slice(k_BKSH, index, logsums.dtype),
-            head_slice(v_BKSH, index, logsums.dtype),
-            bands,
-            buffers,
-            context[index].transpose(0, 1),
-            logsums[index].transpose(0, 1),
-        )
+    with exact_products(q_BKgTH):
+        for index, q_gTH, k_SH, v_SH in by_head(logsums.dtype, q_BKgTH, k_BKSH, v_BKSH):
+            bands = query_tiles(blocks_BKTn[index], size, len(k_SH))
+            outputs = (x[index].transpose(0, 1) for x in (context, logsums))
+            forward(q_gTH.transpose(0, 1), k_SH, v_SH, bands, buffers, *outputs)
     return context, logsums
 
 
@@ -296,69 +285,17 @@ def selected_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v for ``selected``."""
     dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
-    buffers, dtype = ScratchBuffers(logsums_BKgT), logsums_BKgT.dtype
-    for index in head_indices(k_BKSH):
-        bands = query_tiles(blocks_BKTn[index], size, k_BKSH.shape[2])
-        dk[index], dv[index] = backward(
-            head_slice(dcontext_BKgTH, index, dtype).transpose(0, 1),
-            head_slice(q_BKgTH, index, dtype).transpose(0, 1),
-            head_slice(context_BKgTH, index, dtype).transpose(0, 1),
-            logsums_BKgT[index].transpose(0, 1),
-            head_slice(k_BKSH, index, dtype),
-            head_slice(v_BKSH, index, dtype),
-            bands,
-            buffers,
-            dq[index].transpose(0, 1),
-        )
+    buffers, by_row = ScratchBuffers(logsums_BKgT), (dcontext_BKgTH, q_BKgTH, context_BKgTH)
+    with exact_products(q_BKgTH):
+        for index, *rows, k_SH, v_SH in by_head(logsums_BKgT.dtype, *by_row, k_BKSH, v_BKSH):
+            bands = query_tiles(blocks_BKTn[index], size, len(k_SH))
+            dout, q, context, logsums, dq_TgH = (
+                x.transpose(0, 1) for x in (*rows, logsums_BKgT[index], dq[index])
+            )
+            dk[index], dv[index] = backward(
+                dout, q, context, logsums, k_SH, v_SH, bands, buffers, dq_TgH
+            )
     return dq, dk, dv
-
-
-@library.custom_op("kablate::window", mutates_args=())
-def window(q_BKgTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return attention to the last ``size`` tokens, including the query's own: BKgTH and BKgT."""
-    context, logsums = _outputs(q_BKgTH)
-    for index in head_indices(k_BKSH):
-        query_major.forward(
-            head_slice(q_BKgTH, index, logsums.dtype),
-            head_slice(k_BKSH, index, logsums.dtype),
-            head_slice(v_BKSH, index, logsums.dtype),
-            _sight(q_BKgTH, k_BKSH, size),
-            context[index],
-            logsums[index],
-        )
-    return context, logsums
-
-
-@library.custom_op("kablate::window_backward", mutates_args=())
-def window_backward(
-    dcontext_BKgTH: Tensor,
-    q_BKgTH: Tensor,
-    k_BKSH: Tensor,
-    v_BKSH: Tensor,
-    context_BKgTH: Tensor,
-    logsums_BKgT: Tensor,
-    size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v for ``window``."""
-    dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
-    dtype = logsums_BKgT.dtype
-    for index in head_indices(k_BKSH):
-        dk[index], dv[index] = query_major.backward(
-            head_slice(dcontext_BKgTH, index, dtype),
-            head_slice(q_BKgTH, index, dtype),
-            head_slice(k_BKSH, index, dtype),
-            head_slice(v_BKSH, index, dtype),
-            head_slice(context_BKgTH, index, dtype),
-            logsums_BKgT[index],
-            _sight(q_BKgTH, k_BKSH, size),
-            dq[index],
-        )
-    return dq, dk, dv
-
-
-def _sight(q_BKgTH: Tensor, k_BKSH: Tensor, size: int) -> MaskSpec:
-    queries, tokens = q_BKgTH.shape[3], k_BKSH.shape[2]
-    return MaskSpec(queries, tokens, tokens - queries, window=size)
 
 
 def _outputs(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -371,22 +308,18 @@ def _gradients(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any) -> tuple[Te
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *blocks, ctx.size = inputs
-    ctx.save_for_backward(q, k, v, *output, *blocks)
+    q, k, v, blocks, ctx.size = inputs
+    ctx.save_for_backward(q, k, v, *output, blocks)
     ctx.mark_non_differentiable(output[1])
 
 
-def _register(forward: Any, backward: Any) -> None:
-    def differentiate(ctx: Any, dcontext: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, *saved = ctx.saved_tensors
-        gradients = backward(dcontext.to(q.dtype).contiguous(), q, *saved, ctx.size)
-        # Block indices and the block size have no gradient.
-        return *gradients, *(None for _ in saved[4:]), None
-
-    forward.register_fake(_outputs)
-    backward.register_fake(_gradients)
-    forward.register_autograd(differentiate, setup_context=_save_for_backward)
+def _differentiate(ctx: Any, dcontext: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, *saved = ctx.saved_tensors
+    gradients = selected_backward(dcontext.to(q.dtype).contiguous(), q, *saved, ctx.size)
+    # Block indices and the block size have no gradient.
+    return *gradients, None, None
 
 
-_register(selected, selected_backward)
-_register(window, window_backward)
+selected.register_fake(_outputs)
+selected_backward.register_fake(_gradients)
+selected.register_autograd(_differentiate, setup_context=_save_for_backward)

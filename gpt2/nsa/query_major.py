@@ -12,12 +12,13 @@ c the keys that any query of the chunk sees, R = g·r.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gpt2.attention.components import MASKED_SCORE
 from gpt2.attention.rows import GPU_CHUNK_ELEMENTS
@@ -72,30 +73,20 @@ class ScratchBuffers:
         return torch.mm(left, right, out=self.get(name, len(left), right.shape[1]))
 
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def exact_products(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make ``function``, whose first argument is a tensor, compute fp32 products on a GPU in fp32.
+@contextmanager
+def exact_products(like: Tensor) -> Iterator[None]:
+    """Compute fp32 products in fp32, on a GPU too, whatever the precision of the run.
 
     TF32 rounds to 11 bits, also the shift that a product subtracts from the scores of a row: all
     weights of the row would have the same error, for a shift of 20 about 1 %.
     """
-
-    @wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        precision, like = torch.get_float32_matmul_precision(), args[0]
-        assert isinstance(like, Tensor)
-        if not like.is_cuda or precision == "highest":
-            return function(*args, **kwargs)
-        torch.set_float32_matmul_precision("highest")
-        try:
-            return function(*args, **kwargs)
-        finally:
-            torch.set_float32_matmul_precision(precision)
-
-    return run
+    precision = torch.get_float32_matmul_precision()
+    try:
+        if like.is_cuda:
+            torch.set_float32_matmul_precision("highest")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def append_shift(
@@ -124,9 +115,10 @@ def head_indices(k_BKSH: Tensor) -> list[tuple[int, int]]:
     return [(b, k) for b in range(batch) for k in range(heads)]
 
 
-def head_slice(x: Tensor, index: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Return the part of ``x`` for one sequence and key head, in ``dtype``."""
-    return x[index].to(dtype)
+def by_head(dtype: torch.dtype, *tensors: Tensor) -> "Iterator[tuple[Any, ...]]":
+    """Yield, for each sequence and key head, the index pair and the part of each tensor in ``dtype``."""
+    for index in head_indices(tensors[0]):
+        yield index, *(x[index].to(dtype) for x in tensors)
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
@@ -225,7 +217,47 @@ class QueryChunk:
 WeightsCallback = Callable[[QueryChunk, Tensor], None]
 
 
-@exact_products
+def attend_chunks(
+    q_BKgTH: Tensor,
+    k_BKMH: Tensor,
+    v_BKMH: Tensor,
+    sight: MaskSpec,
+    show: WeightsCallback | None = None,
+) -> Tensor:
+    """Return the head outputs BKgTH, 0 if a query sees no key. q must be divided by √H already.
+
+    ``show`` is called with each chunk and its weights, key head by key head.
+    """
+    context: Tensor = _ChunkedAttention.apply(q_BKgTH, k_BKMH, v_BKMH, sight, show)
+    return context
+
+
+class _ChunkedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: MaskSpec, show: WeightsCallback | None
+    ) -> Tensor:
+        ctx.sight = sight
+        context = q.new_empty(*q.shape[:-1], v.shape[-1])
+        logsums = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q))
+        with exact_products(q):
+            for index, q_gTH, k_MH, v_MH in by_head(logsums.dtype, q, k, v):
+                forward(q_gTH, k_MH, v_MH, sight, context[index], logsums[index], show)
+        ctx.save_for_backward(q, k, v, context, logsums)
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, context, logsums = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        with exact_products(q):
+            for index, dout, *qkv, out in by_head(logsums.dtype, dcontext, q, k, v, context):
+                rest = out, logsums[index], ctx.sight, dq[index]
+                dk[index], dv[index] = backward(dout, qkv[0], qkv[1], qkv[2], *rest)
+        return dq, dk, dv, None, None
+
+
 def forward(
     q_gTH: Tensor,
     k_MH: Tensor,
@@ -252,7 +284,6 @@ def forward(
             show(chunk, weights_grc.mul_(inverse_gr1))
 
 
-@exact_products
 def backward(
     dcontext_gTH: Tensor,
     q_gTH: Tensor,

@@ -5,16 +5,14 @@ J selection blocks, n selected blocks. The last query belongs to the last token.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gpt2.nsa import query_major
 from gpt2.nsa.options import NsaOptions
-from gpt2.nsa.query_major import MaskSpec, accumulation_dtype, head_indices, head_slice
+from gpt2.nsa.query_major import MaskSpec, QueryChunk, attend_chunks
 from lib.runs.seeds import stream_seed
 
 
@@ -210,8 +208,19 @@ def attend_compressed(
     end at or before this token; the output is 0 if there are none. Blocks are selected only if
     ``options.ranks``.
     """
-    outputs: tuple[Tensor, Tensor] = _Compressed.apply(q_BKgTH, k_BKMH, v_BKMH, options, first)
-    return outputs
+    sight = MaskSpec(q_BKgTH.shape[3], k_BKMH.shape[2], first, options.compress, options.stride)
+    chosen_rn: list[Tensor] = []
+
+    def choose(chunk: QueryChunk, weights_grc: Tensor) -> None:
+        blocks = -(-chunk.last // options.select)
+        scores_11rJ = score_blocks(weights_grc[None, None], options, blocks)
+        chosen_rn.append(select_blocks(scores_11rJ, options, chunk.first)[0, 0])
+
+    ranked = choose if options.ranks else None
+    context_BKgTH = attend_chunks(q_BKgTH, k_BKMH, v_BKMH, sight, ranked)
+    if not options.ranks:
+        return context_BKgTH, q_BKgTH.new_empty(0).long()
+    return context_BKgTH, torch.cat(chosen_rn).view(*k_BKMH.shape[:2], -1, options.count)
 
 
 @torch.no_grad()
@@ -220,63 +229,3 @@ def rank_compressed(q_BKgTH: Tensor, k_BKMH: Tensor, options: NsaOptions, first:
     # Values of width 0, so that the product with the weights costs nothing.
     _, chosen_BKTn = attend_compressed(q_BKgTH, k_BKMH, k_BKMH[..., :0], options, first)
     return chosen_BKTn
-
-
-class _Compressed(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: NsaOptions, first: int
-    ) -> tuple[Tensor, Tensor]:
-        ctx.sight = MaskSpec(q.shape[3], k.shape[2], first, options.compress, options.stride)
-        context = q.new_empty(*q.shape[:-1], v.shape[-1])
-        logsums = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q))
-        ranking = _Ranking(options)
-        for index in head_indices(k):
-            query_major.forward(
-                head_slice(q, index, logsums.dtype),
-                head_slice(k, index, logsums.dtype),
-                head_slice(v, index, logsums.dtype),
-                ctx.sight,
-                context[index],
-                logsums[index],
-                ranking if options.ranks else None,
-            )
-        ctx.save_for_backward(q, k, v, context, logsums)
-        chosen = ranking.chosen_BKTn(*k.shape[:2]) if options.ranks else q.new_empty(0).long()
-        ctx.mark_non_differentiable(chosen)
-        return context, chosen
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dcontext: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, context, logsums = ctx.saved_tensors
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        for index in head_indices(k):
-            dk[index], dv[index] = query_major.backward(
-                head_slice(dcontext, index, logsums.dtype),
-                head_slice(q, index, logsums.dtype),
-                head_slice(k, index, logsums.dtype),
-                head_slice(v, index, logsums.dtype),
-                head_slice(context, index, logsums.dtype),
-                logsums[index],
-                ctx.sight,
-                dq[index],
-            )
-        return dq, dk, dv, None, None
-
-
-class _Ranking:
-    """Callback that selects blocks from the attention weights of each chunk."""
-
-    def __init__(self, options: NsaOptions) -> None:
-        self.options = options
-        self.chosen_rn: list[Tensor] = []
-
-    def __call__(self, chunk: query_major.QueryChunk, weights_grc: Tensor) -> None:
-        blocks = -(-chunk.last // self.options.select)
-        scores_11rJ = score_blocks(weights_grc[None, None], self.options, blocks)
-        self.chosen_rn.append(select_blocks(scores_11rJ, self.options, chunk.first)[0, 0])
-
-    def chosen_BKTn(self, batch: int, heads: int) -> Tensor:
-        """Return the selected blocks of all chunks, BKTn."""
-        return torch.cat(self.chosen_rn).view(batch, heads, -1, self.options.count)
