@@ -159,15 +159,18 @@ def fla_case(heads: Heads, tokens: int) -> Case:
         grad_output = torch.ones_like(q)
 
         def step() -> None:
-            out = parallel_nsa(
-                q, k, v, gate, gate, None, block_counts=16, block_size=64, window_size=0
-            )
-            torch.autograd.grad(out, (q, k, v), grad_output)
+            for _ in range(heads.calls):
+                out = parallel_nsa(
+                    q, k, v, gate, gate, None, block_counts=16, block_size=64, window_size=0
+                )
+                torch.autograd.grad(out, (q, k, v), grad_output)
 
         return step
 
     nsa = {"NSA": both.sides["NSA"], "fla-core": fla}
-    return Case(both.table, f"{tokens:,} tokens, forward + backward, beside fla-core", nsa)
+    return Case(
+        both.table, f"{tokens:,} tokens, forward + backward, beside fla-core", nsa, heads.calls
+    )
 
 
 def gpu_cases(device: torch.device) -> list[Case]:

@@ -50,9 +50,18 @@ class Heads:
     device: torch.device
 
     def draw(self, heads: int, tokens: int) -> Tensor:
-        """Return a random tensor BNTH with B = 1."""
+        """Return a random tensor BNTH with B = 1, ordered by token as projections return it."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        return torch.randn(1, heads, tokens, self.width, device=self.device, dtype=dtype)
+        x_BTNH = torch.randn(1, tokens, heads, self.width, device=self.device, dtype=dtype)
+        return x_BTNH.transpose(1, 2)
+
+    @property
+    def calls(self) -> int:
+        """Return the calls timed together: on a GPU several, as the layers of a training step.
+
+        The host launches kernels of the next calls while those of the first run.
+        """
+        return 4 if self.device.type == "cuda" else 1
 
     def draw_pairs(self, count: int, tokens: int) -> list[Tensor]:
         """Return random keys and values of ``count`` pairs."""
@@ -78,7 +87,8 @@ def nsa_attention(options: NsaOptions, *tensors: Tensor) -> Tensor:
         (rest[0], rest[1]) if options.branch_selected else None,
         (rest[2], rest[3]) if options.branch_window else None,
     )
-    return torch.stack(attend_branches(q_BNTH, keys, options, 0)).sum(0)
+    first, *others = attend_branches(q_BNTH, keys, options, 0)
+    return sum(others, first)
 
 
 def full_attention(
@@ -103,9 +113,10 @@ def prefill_cases(
         grad_output = torch.ones_like(tensors[0])
 
         def step() -> None:
-            out = attend(*tensors)
-            if backward:
-                torch.autograd.grad(out, tensors, grad_output, allow_unused=True)
+            for _ in range(heads.calls):
+                out = attend(*tensors)
+                if backward:
+                    torch.autograd.grad(out, tensors, grad_output, allow_unused=True)
 
         return step
 
@@ -120,6 +131,7 @@ def prefill_cases(
             table,
             f"{name}, {work}",
             {side_name: partial(side, *rest, backward) for side_name, rest in sides.items()},
+            heads.calls,
         )
         for work, backward in (("forward", False), ("forward + backward", True))
     ]
