@@ -32,19 +32,6 @@ PUBLISHED_DATASETS = {
 
 
 @dataclass(frozen=True)
-class ParquetFile:
-    """A parquet file of a local copy: relative path, size, and SHA-256 of the footer.
-
-    The footer contains the schema and the position and statistics of each column of each row group:
-    enough to identify a file without reading tens of gigabytes.
-    """
-
-    name: str
-    bytes: int
-    footer_sha256: str
-
-
-@dataclass(frozen=True)
 class HubCorpus:
     """A data set of the hub, or its ``files`` in the local folder ``path``."""
 
@@ -54,15 +41,16 @@ class HubCorpus:
     subset: str
     revision: str
     path: Path | None
-    files: tuple[ParquetFile, ...]
+    # Relative path, size and SHA-256 of the footer of each file: the footer has the schema, and the
+    # position and statistics of each column, enough to identify a file of many gigabytes.
+    files: tuple[tuple[str, int, str], ...]
     # Budget in training tokens.
     tokens: int
     packages: tuple[PinnedWheel, ...] = ()
 
     def identity(self) -> Any:
         """Return repository, subset, revision, files and token budget."""
-        files = [[f.name, f.bytes, f.footer_sha256] for f in self.files]
-        return [self.repository, self.subset, self.revision, files, self.tokens]
+        return [self.repository, self.subset, self.revision, self.files, self.tokens]
 
     def provenance(self, commit: str) -> list[dict[str, Any]]:
         """Return one record: what was read, with the commit the hub resolved, and the licence."""
@@ -72,7 +60,10 @@ class HubCorpus:
                 "subset": self.subset,
                 "revision": self.revision,
                 "commit": commit,
-                "files": [vars(f) for f in self.files],
+                "files": [
+                    {"name": name, "bytes": size, "footer_sha256": digest}
+                    for name, size, digest in self.files
+                ],
                 "training_tokens": self.tokens,
                 "licence": self.licence,
             }
@@ -186,7 +177,7 @@ def _resolve(corpus: HubCorpus) -> str:
     return commit if commit and _COMMIT.fullmatch(commit) else ""
 
 
-def _local_files(folder: Path) -> tuple[ParquetFile, ...]:
+def _local_files(folder: Path) -> tuple[tuple[str, int, str], ...]:
     paths = sorted(folder.rglob("*.parquet"))
     if not paths:
         what = "contains no *.parquet file" if folder.is_dir() else "no such folder"
@@ -194,7 +185,7 @@ def _local_files(folder: Path) -> tuple[ParquetFile, ...]:
     return tuple(_read_footer(path, path.relative_to(folder).as_posix()) for path in paths)
 
 
-def _read_footer(path: Path, name: str) -> ParquetFile:
+def _read_footer(path: Path, name: str) -> tuple[str, int, str]:
     try:
         size = path.stat().st_size
         with open(path, "rb") as stream:
@@ -204,7 +195,7 @@ def _read_footer(path: Path, name: str) -> ParquetFile:
             if not tail.endswith(_PARQUET) or footer > size:
                 raise _bad_path(path, "truncated parquet file: no footer", "data.damaged")
             stream.seek(size - footer)
-            return ParquetFile(name, size, hashlib.sha256(stream.read()).hexdigest())
+            return name, size, hashlib.sha256(stream.read()).hexdigest()
     except OSError as error:
         raise _bad_path(path, f"cannot read: {error.strerror}", "data.unreadable") from None
 

