@@ -132,7 +132,8 @@ class ScoreTerm(nn.Module):
     def scores(
         self, rows: QueriesKeys, band: QueriesKeys, chunk: RowChunk, inputs: Sequence[Tensor]
     ) -> Tensor:
-        """Return the addition to the scores of the chunk's last columns, BNrb.
+        """Return the addition to the scores of the chunk's last columns, of a shape that broadcasts to
+        BNrb.
 
         ``band`` are the visible tokens from ``reach`` before the first row to the last row.
         ``inputs`` are the parameters, in order.

@@ -176,9 +176,11 @@ def add_terms_(
             leaves = _leaves(leaves)
         with torch.set_grad_enabled(graph):
             rows, band = QueriesKeys(*leaves[:2]), QueriesKeys(*leaves[2:4])
-            added_BNrb = term.scores(rows, band, chunk, leaves[4:])
-        columns = added_BNrb.shape[-1]
-        scores_BNrc[..., -columns:].add_(added_BNrb.detach())
+            added = term.scores(rows, band, chunk, leaves[4:])
+            columns = added.shape[-1]
+            scores_BNrb = scores_BNrc[..., -columns:]
+            added_BNrb = added.expand_as(scores_BNrb)
+        scores_BNrb.add_(added_BNrb.detach())
         if added_BNrb.requires_grad:
             edge = get_gradient_edge(added_BNrb)
             graphs.append(TermGraph(term, tokens, leaves, columns, edge))

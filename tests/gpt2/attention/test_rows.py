@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch import library as torch_library
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.attention.components import RowChunk
+from gpt2.attention.components import RowChunk, ScoreTerm, Window
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.exposed import SORT_WIDTH, AttentionWeightsTap, topk_values
 from gpt2.attention.options import (
@@ -230,3 +231,29 @@ def test_chunks_are_about_equally_high(length, highest):
     heights = [chunk.height for chunk in chunks]
     assert sum(heights) == length and len(chunks) == -(-length // highest)
     assert max(heights) - min(heights) < len(chunks)
+
+
+class Slopes(ScoreTerm):
+    """Learnable slope per head, times the column: one value for all sequences and rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
+
+    def scores(self, rows, band, chunk, inputs):
+        columns_c = torch.arange(chunk.left, chunk.last)
+        return (inputs[0][:, None] * columns_c)[:, None]
+
+
+def test_a_term_may_be_the_same_for_all_sequences_and_rows():
+    q, k, v = torch.randn(3, 2, 2, 20, 4, dtype=torch.float64).unbind()
+    term, given = Slopes(), ScoreChunks(cpu_elements=0, min_rows=8)
+    context = attend(q, k, v, AttentionPlan(Window(None), [term], score_chunks=given)).context_BNTH
+    (found,) = torch.autograd.grad(context.square().sum(), [term.slopes])
+    added = (term.slopes[:, None] * torch.arange(20))[:, None]
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT / 2 + added).masked_fill(hidden, -torch.inf)
+    expected = scores.softmax(-1) @ v
+    torch.testing.assert_close(context, expected)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), [term.slopes])
+    torch.testing.assert_close(found, gradient)
