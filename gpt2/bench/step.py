@@ -1,7 +1,7 @@
 """Cases of a training step: the trainer beside plain loops over GPT-2 of the same sizes.
 
 ``transformers`` is GPT2LMHeadModel with SDPA and torch's AdamW; ``nanoGPT`` has the form of nanoGPT:
-modules of torch and fused AdamW, with the biases and the GELU of the configuration. The plain loops
+modules of torch and fused AdamW, with the biases and the activation of the configuration. The plain loops
 clip the gradient norm at 1, with the precision, dropout, micro-batches and compilation of the
 configuration.
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gpt2.bench.timing import Build, Case, Step
 from gpt2.config import Config
+from gpt2.mlp.activations import FUNCTIONS
 from gpt2.shape import ModelShape
 from gpt2.training.minimal import MinimalTraining
 from lib.env.machine import autocast
@@ -29,11 +30,10 @@ _LEARNING_RATE = 1e-4
 class PlainGPT(nn.Module):
     """GPT-2 of torch's modules, as a plain training script would write it."""
 
-    def __init__(self, shape: ModelShape, gelu: str = "none") -> None:
-        """Create the model; ``gelu`` is tanh, or none for the error function."""
+    def __init__(self, shape: ModelShape, activation: Callable[[Tensor], Tensor] = F.gelu) -> None:
         super().__init__()
         width, self.heads, self.dropout = shape.n_embd, shape.n_head, shape.dropout
-        self.gelu = gelu
+        self.activation = activation
         self.wte = nn.Embedding(shape.padded_vocab_size, width)
         self.wpe = nn.Embedding(shape.block_size, width)
         parts = {"attn": (width, 3 * width), "proj": (width, width)}
@@ -62,7 +62,7 @@ class PlainGPT(nn.Module):
                 q_BNTH, k_BNTH, v_BNTH, dropout_p=self.dropout, is_causal=True
             )
             x_BTC = x_BTC + drop(block["proj"](context_BNTH.transpose(1, 2).flatten(-2)))
-            up_BTC = F.gelu(block["up"](block["ln_2"](x_BTC)), approximate=self.gelu)
+            up_BTC = self.activation(block["up"](block["ln_2"](x_BTC)))
             x_BTC = x_BTC + drop(block["down"](up_BTC))
         logits_BTV = F.linear(self.ln_f(x_BTC), self.wte.weight)
         return F.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten())
@@ -138,8 +138,7 @@ def trainer_step(config: Config, device: torch.device) -> Step:
 
 def nanogpt_step(config: Config, device: torch.device) -> Step:
     """Return the step of a loop in nanoGPT's form."""
-    gelu = "tanh" if config.model.mlp.activation.name == "gelu_tanh" else "none"
-    model = PlainGPT(config.model.shape, gelu)
+    model = PlainGPT(config.model.shape, FUNCTIONS[type(config.model.mlp.activation)])
     tokens_BT = drawn_tokens(config, device)
     return plain_step(config, model, lambda model, tokens: model(tokens), True, tokens_BT)
 
