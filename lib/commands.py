@@ -130,9 +130,9 @@ claims           gpt2.records.commands:check_claims  @plan CLAIMS OUT JSON  Chec
 audit            gpt2.records.commands:audit_runs  @find RUNS JSON     Check the files of RUNS=: VALID, or INVALID with reasons
 compare          gpt2.records.commands:compare_runs  <A> <B> @find AXIS LABEL_BY JSON  Compare runs A= and B= (A=ra B=baseline)
 verify-results   gpt2.records.commands:verify_results  @plan RUNS SOURCE=local AXIS JSON folder entity  Check whether RUNS= may be published together
-evaluate         gpt2.running.finished:evaluate  RUN SEEDS QUANT=none JSON  Evaluate RUN= again; QUANT=int8 quantizes its weights
-generate         gpt2.running.finished:generate  RUN SEEDS PROMPT TOKENS=100 TEMPERATURE=1 TOP_K=0 TOP_P=1 SEED=1 SAMPLES=1 JSON  Generate text with the finished run RUN=, after PROMPT=
-export           gpt2.running.finished:export    <RUN> @find OUT       Export RUN= to a folder that transformers can load
+evaluate         gpt2.running.trained_models:evaluate  RUN SEEDS QUANT=none JSON  Evaluate RUN= again; QUANT=int8 quantizes its weights
+generate         gpt2.running.trained_models:generate  RUN SEEDS PROMPT TOKENS=100 TEMPERATURE=1 TOP_K=0 TOP_P=1 SEED=1 SAMPLES=1 JSON  Generate text with the finished run RUN=, after PROMPT=
+export           gpt2.running.trained_models:export    <RUN> @find OUT       Export RUN= to a folder that transformers can load
 bench            gpt2.bench.commands:bench_step  @plan ITERS GPU JSON   Time a step beside plain GPT-2 loops; GPU=1: all tables
 bench-nsa        gpt2.bench.commands:bench_nsa   TOKENS=16384 JSON rounds=5  Time sparse against full attention
 needle-test      gpt2.nsa.needle:run             ITERS=400 SEED=0 JSON arms  Train small models on long-range retrieval

@@ -44,7 +44,7 @@ WITHOUT_TORCH = (
     "gpt2/records/commands.py",
     "gpt2/study/commands.py",
     # Imports torch once it has found the run.
-    "gpt2/running/finished.py",
+    "gpt2/running/trained_models.py",
 )
 
 

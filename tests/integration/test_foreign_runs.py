@@ -18,9 +18,9 @@ import gpt2.weights.export
 from gpt2.config import Config
 from gpt2.records.audit import audit
 from gpt2.records.files import allowed_symbols
-from gpt2.running.finished import evaluate
 from gpt2.running.prolong import plan_prolonged
 from gpt2.running.reproduce import Request, reproduce, train_twice
+from gpt2.running.trained_models import evaluate
 from gpt2.study.plan import Plan
 from gpt2.weights.trained import open_trained
 from lib.config.dotconfig import ConfigWorkspace, read_constants

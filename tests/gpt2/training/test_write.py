@@ -1,6 +1,6 @@
 """Text generation from a finished run: selection, errors, partial characters, end of text."""
 
-import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import KVCache
 from gpt2.nsa.options import BRANCHES
 from gpt2.records.files import find_finished
-from gpt2.running.finished import (
-    GeneratedText,
-    GenerationRequest,
-    generate_texts,
-    request_from_args,
-    to_record,
-)
+from gpt2.running.trained_models import GeneratedText, generate, generate_texts
 from gpt2.study.arguments import RunLookup
 from gpt2.weights.trained import open_trained
 from lib.config.field import SymbolValue
@@ -43,9 +36,18 @@ def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[Genera
     given = options("generate", "--run", str(run.path), *words)
     shown: list[str] = []
     trained = open_trained(find_finished(given.run, build_dir), build_dir)
-    texts = generate_texts(trained, request_from_args(given), shown.append)
-    assert to_record(trained, request_from_args(given), texts)["run"] == run.path.name
+    texts = generate_texts(trained, given, shown.append)
     return "".join(shown), texts
+
+
+def test_a_document_has_the_texts_and_what_determines_them(run: RunDir, build_dir: Path) -> None:
+    words = ("--prompt", "a", "--tokens", "5", "--temperature", "0.5", "--json")
+    given = options("generate", "--run", str(run.path), "-O", str(build_dir), *words)
+    document = json.loads(generate(given))
+    _, (text,) = written(run, build_dir, *words)
+    assert document["samples"] == [vars(text)] and document["run"] == run.path.name
+    assert document["sampling"] == {"temperature": 0.5, "top_k": 0, "top_p": 1.0}
+    assert (document["prompt"], document["seed"]) == ("a", 1)
 
 
 def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> None:
@@ -150,9 +152,10 @@ def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
     monkeypatch.setattr("gpt2.generate.generate", lambda *_: iter(ids))
     shown: list[str] = []
     trained = open_trained(run, build_dir)
-    given = GenerationRequest("a", tokens=50, seed=1, samples=1, sampling=SamplingOptions())
+    given = options("generate", "--prompt", "a", "--tokens", "50")
     (text,) = generate_texts(trained, given, shown.append)
     assert shown == ["a", "é", "\ufffd", "b", "\ufffd", "\n"]
     assert (text.text, text.tokens, text.end) == ("é\ufffdb\ufffd", 6, "end_of_text")
-    (text,) = generate_texts(trained, dataclasses.replace(given, tokens=3), shown.append)
+    given.tokens = 3
+    (text,) = generate_texts(trained, given, shown.append)
     assert (text.text, text.tokens, text.end) == ("é\ufffd", 3, "length")

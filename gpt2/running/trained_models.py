@@ -1,4 +1,4 @@
-"""``evaluate``, ``generate`` and ``export``: uses of a finished run. Torch is imported once it is known."""
+"""``evaluate``, ``generate`` and ``export``: uses of a trained model. Imports torch once the run is found."""
 
 import argparse
 import codecs
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.quantized.options import parse_schemes
@@ -22,7 +22,6 @@ from lib.errors import ConfigError, Problem
 from lib.runs.seeds import stream_seed
 
 if TYPE_CHECKING:
-    from gpt2.generate import SamplingOptions
     from gpt2.weights.trained import Trained
 
 
@@ -57,43 +56,6 @@ def evaluate(args: argparse.Namespace) -> str:
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
-    """Text generation request: ``samples`` texts of up to ``tokens`` tokens after ``prompt``.
-
-    Raises ConfigError if the prompt is not valid UTF-8.
-    """
-
-    prompt: str
-    tokens: int
-    seed: int
-    samples: int
-    sampling: "SamplingOptions"
-
-    def __post_init__(self) -> None:
-        try:
-            self.prompt.encode()
-        except UnicodeEncodeError:
-            problem = Problem("not valid UTF-8", "PROMPT", code="usage.invalid-encoding")
-            raise ConfigError(problem) from None
-
-
-def request_from_args(args: argparse.Namespace) -> GenerationRequest:
-    """Build a ``GenerationRequest`` from the parsed arguments.
-
-    Raises ConfigError if an argument is invalid.
-    """
-    from gpt2.generate import SamplingOptions
-
-    return GenerationRequest(
-        args.prompt,
-        tokens=args.tokens,
-        seed=args.seed,
-        samples=args.samples,
-        sampling=SamplingOptions(args.temperature, top_k=args.top_k, top_p=args.top_p),
-    )
-
-
 def generate(args: argparse.Namespace) -> str:
     """Generate text with a finished run.
 
@@ -107,7 +69,6 @@ def generate(args: argparse.Namespace) -> str:
     code 2: no such run, the run is not finished, or a value is invalid.
     """
     run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
-    request = request_from_args(args)
     # Imports torch, which takes longer than the search.
     from gpt2.weights.trained import open_trained
 
@@ -115,10 +76,18 @@ def generate(args: argparse.Namespace) -> str:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     if not args.json:
-        generate_texts(trained, request, show)
+        generate_texts(trained, args, show)
         return ""
-    texts = generate_texts(trained, request, lambda piece: None)
-    return json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False) + "\n"
+    texts = generate_texts(trained, args, lambda piece: None)
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "run": run.path.name,
+        "prompt": args.prompt,
+        "seed": args.seed,
+        "sampling": {name: vars(args)[name] for name in ("temperature", "top_k", "top_p")},
+        "samples": [vars(text) for text in texts],
+    }
+    return json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
 
 
 def export(args: argparse.Namespace) -> str:
@@ -153,32 +122,31 @@ class GeneratedText:
 
 
 def generate_texts(
-    trained: "Trained", order: GenerationRequest, write: Callable[[str], None]
+    trained: "Trained", args: argparse.Namespace, write: Callable[[str], None]
 ) -> list[GeneratedText]:
-    """Generate all texts; ``write`` receives the prompt and each complete character at once.
+    """Generate ``args.samples`` texts of up to ``args.tokens`` tokens after ``args.prompt``.
 
-    The randomness of a text depends on the seed and the index of the text, not on the number of
+    ``write`` receives the prompt and each complete character at once. The randomness of a text depends on the seed and the index of the text, not on the number of
     texts. Raises ConfigError if the prompt is longer than the context.
     """
     import torch
 
-    from gpt2.generate import generate
+    from gpt2.generate import SamplingOptions, generate
 
-    prompt = encode_prompt(trained, order.prompt)
+    sampling = SamplingOptions(args.temperature, top_k=args.top_k, top_p=args.top_p)
+    prompt = encode_prompt(trained, args.prompt)
     texts = []
-    for index in range(order.samples):
-        if order.samples > 1:
-            log("SAMPLE", f"{index + 1}/{order.samples}")
-        seed = stream_seed(order.seed, f"generate/{index}")
+    for index in range(args.samples):
+        if args.samples > 1:
+            log("SAMPLE", f"{index + 1}/{args.samples}")
+        seed = stream_seed(args.seed, f"generate/{index}")
         text = GeneratedText(seed)
         texts.append(text)
-        tokens = generate(
-            trained.model, torch.tensor(prompt), seed, trained.machine, order.sampling
-        )
+        tokens = generate(trained.model, torch.tensor(prompt), seed, trained.machine, sampling)
         started = time.perf_counter()
         try:
-            write(order.prompt)
-            for piece in _pieces(tokens, trained.tokenizer, order.tokens, text):
+            write(args.prompt)
+            for piece in _pieces(tokens, trained.tokenizer, args.tokens, text):
                 text.text += piece
                 write(piece)
         finally:
@@ -192,29 +160,20 @@ def generate_texts(
 def encode_prompt(trained: "Trained", prompt: str) -> Sequence[int]:
     """Return the token ids of the prompt; an empty prompt becomes the end-of-text token.
 
-    Raises ConfigError if the prompt is longer than the context.
+    Raises ConfigError if the prompt is not valid UTF-8, or longer than the context.
     """
     tokenizer = trained.tokenizer
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        problem = Problem("not valid UTF-8", "PROMPT", code="usage.invalid-encoding")
+        raise ConfigError(problem) from None
     ids = [int(i) for i in tokenizer.encode(prompt)] or [tokenizer.end_of_text]
     context = trained.config.model.shape.block_size
     if len(ids) > context:
         what = f"prompt exceeds the context (expected <= {context:,} tokens, got {len(ids):,})"
         raise ConfigError(Problem(what, "PROMPT", code="usage.prompt-too-long"))
     return ids
-
-
-def to_record(
-    trained: "Trained", order: GenerationRequest, texts: Sequence[GeneratedText]
-) -> dict[str, Any]:
-    """Return the texts and their settings as a JSON document."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run": trained.run.path.name,
-        "prompt": order.prompt,
-        "seed": order.seed,
-        "sampling": vars(order.sampling),
-        "samples": [vars(text) for text in texts],
-    }
 
 
 def _pieces(
