@@ -39,6 +39,7 @@ _OTHER_ENCODINGS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SIGNATURE = "\ufeff"
 # A carriage return or a signature in a JSON string, as an escape after an even number of backslashes.
 _JSON_ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*\\(?:r|u000d|ufeff)", re.IGNORECASE)
@@ -197,7 +198,7 @@ class CustomCorpus:
             actual = type(text).__name__ if self.field in value else "no such field"
             what = f"invalid field {self.field!r} (expected a string, got {actual})"
             raise _bad(where, what, _INVALID)
-        if re.search("[\ud800-\udfff]", text):
+        if _SURROGATE.search(text):
             what = f"invalid field {self.field!r}: unpaired surrogate"
             raise _bad(where, what, _INVALID)
         return normalized(text)
@@ -301,6 +302,9 @@ def _text_files(path: Path, data_format: str) -> tuple[tuple[SourceFile, ...], s
         remedy = f"rename the documents to *{suffix}, or set another path, and type: make data"
         raise _bad(path, what, "data.missing", remedy)
     ordered = sorted(names, key=lambda name: name.parts)
+    for below in ordered:
+        if _SURROGATE.search(str(below)):
+            raise _bad(path / below, "file name is not UTF-8", _INVALID, "rename the file")
     return tuple(SourceFile(path / n, n.as_posix(), data_format) for n in ordered), shown
 
 

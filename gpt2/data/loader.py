@@ -32,24 +32,21 @@ def batch_iterable(
     config: DataOptions,
     plan: Iterable[SequenceRange],
     device_is_cuda: bool = False,
-) -> Iterable[BatchWithOffsets]:
+) -> DataLoader:
     """Return an iterable of the batch of each span of ``plan``, in order; y is x shifted by one.
 
     With ``loader_workers``, that many processes read batches ahead. They exit with the iterator or,
     with ``persistent_workers``, with the returned iterable. Draws nothing from torch's generators.
     """
-    windows = _Windows(sampler)
-    pin = config.pin_memory and device_is_cuda
-    if config.loader_workers == 0:
-        return _InProcess(windows, plan, pin)
+    workers = config.loader_workers
     return DataLoader(
-        windows,
+        _Windows(sampler),
         sampler=plan,
         batch_size=None,
-        num_workers=config.loader_workers,
-        pin_memory=pin,
-        persistent_workers=config.persistent_workers,
-        prefetch_factor=config.prefetch_factor,
+        num_workers=workers,
+        pin_memory=config.pin_memory and device_is_cuda,
+        persistent_workers=config.persistent_workers and workers > 0,
+        prefetch_factor=config.prefetch_factor if workers else None,
         worker_init_fn=partial(_end_with, os.getpid()),
         # Without it, DataLoader draws a seed from torch's global generator.
         generator=torch.Generator().manual_seed(0),
@@ -131,22 +128,6 @@ class _Windows(Dataset):
         offsets = self._sampler.offsets(*span)
         tokens = torch.from_numpy(self._sampler.windows(offsets))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(offsets)
-
-
-@dataclass(frozen=True)
-class _InProcess:
-    """Batches of a plan, read on demand in this process."""
-
-    windows: _Windows
-    plan: Iterable[SequenceRange]
-    pin: bool
-
-    def __iter__(self) -> Iterator[BatchWithOffsets]:
-        for span in self.plan:
-            x_BT, y_BT, offsets_B = self.windows[span]
-            if self.pin:
-                x_BT, y_BT = x_BT.pin_memory(), y_BT.pin_memory()
-            yield x_BT, y_BT, offsets_B
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ configuration.
 
 import hashlib
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from gpt2.attention.components import CustomAttention
 from gpt2.attention.sdpa import BACKENDS
@@ -188,34 +186,19 @@ def _loader(session: TrainingSession) -> dict[str, Setting]:
     data, on_gpu = session.config.data, session.device.type == "cuda"
     length = session.config.model.shape.block_size
     sampler = TrainSampler(session.dataset.train, length, session.config.seed)
-    loader: Iterable[Any] = batch_iterable(sampler, data, [], on_gpu)
-    observed: dict[str, Any]
-    if isinstance(loader, DataLoader):
-        observed = {
-            "num_workers": loader.num_workers,
-            "pin_memory": loader.pin_memory,
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": loader.persistent_workers,
-        }
-    else:
-        observed = {
-            "num_workers": 0,
-            "pin_memory": vars(loader)["pin"],
-            "prefetch_factor": None,
-            "persistent_workers": False,
-        }
+    loader = batch_iterable(sampler, data, [], on_gpu)
     prefetches = data.loader_workers > 0
     return {
-        "num_workers": _state(data.loader_workers, observed["num_workers"]),
-        "pin_memory": _state(data.pin_memory and on_gpu, observed["pin_memory"], data.pin_memory),
+        "num_workers": _state(data.loader_workers, loader.num_workers),
+        "pin_memory": _state(data.pin_memory and on_gpu, loader.pin_memory, data.pin_memory),
         "prefetch_factor": _state(
             data.prefetch_factor if prefetches else None,
-            observed["prefetch_factor"],
+            loader.prefetch_factor,
             data.prefetch_factor,
         ),
         "persistent_workers": _state(
             prefetches and data.persistent_workers,
-            observed["persistent_workers"],
+            loader.persistent_workers,
             data.persistent_workers,
         ),
     }

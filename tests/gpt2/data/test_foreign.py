@@ -154,6 +154,24 @@ def test_an_unreadable_folder_below_and_a_pipe(tmp_path: Path) -> None:
     assert caught.value.codes == ["data.unreadable"]
 
 
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"z\xfcrich.txt")).write_text("text")
+    with pytest.raises(DataError) as caught:
+        custom_corpus(tmp_path, "text")
+    assert caught.value.codes == ["data.invalid-format"]
+    assert "\\udcfc" in str(caught.value)
+
+
+@given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), max_size=9))
+def test_any_file_name_is_the_name_of_a_document(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("named")
+    (folder / f"a{name}.txt").write_text("text")
+    (document,) = custom_corpus(folder, "text").documents()
+    assert document.id == f"a{name}.txt"
+
+
 def tokens(folder: Path, dtype: str, low: int = 0) -> CustomCorpus:
     """Write token files of English text with ids of ``dtype``, and return them."""
     folder.mkdir(exist_ok=True)
