@@ -13,9 +13,9 @@ number of keys of a query.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -108,13 +108,8 @@ class _Gathered(torch.autograd.Function):
         packs: RowPacking,
     ) -> Tensor:
         context = torch.empty_like(q)
-        for index in head_indices(k):
-            for rows in _chunks(q, blocks, size):
-                chunk = (*index, rows)
-                keys = _gathered(k, blocks[chunk], rows, q.shape[2], size, merged)
-                tokens_c = keys.tokens_c
-                qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
-                context[chunk] = _attend(*qkv, keys, packs)
+        for chunk, keys, qkv in _chunks(q, k, v, blocks, size, merged):
+            context[chunk] = _attend(*qkv, keys, packs)
         ctx.save_for_backward(q, k, v, blocks)
         ctx.settings = size, merged, packs
         return context
@@ -126,30 +121,18 @@ class _Gathered(torch.autograd.Function):
         size, merged, packs = ctx.settings
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(x)) for x in (k, v))
-        for index in head_indices(k):
-            for rows in _chunks(q, blocks, size):
-                chunk = (*index, rows)
-                keys = _gathered(k, blocks[chunk], rows, q.shape[2], size, merged)
-                tokens_c = keys.tokens_c
-                qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
-                with torch.enable_grad():
-                    q_rgH, k_cH, v_cH = (x.detach().requires_grad_() for x in qkv)
-                    out = _attend(q_rgH, k_cH, v_cH, keys, packs)
-                gradients = torch.autograd.grad(out, (q_rgH, k_cH, v_cH), dcontext[chunk])
-                dq[chunk] = gradients[0]
-                for sums, gradient in zip((dk, dv), gradients[1:], strict=True):
-                    sums[index].index_add_(0, tokens_c, gradient.to(sums.dtype))
+        for chunk, keys, qkv in _chunks(q, k, v, blocks, size, merged):
+            with torch.enable_grad():
+                q_rgH, k_cH, v_cH = (x.detach().requires_grad_() for x in qkv)
+                out = _attend(q_rgH, k_cH, v_cH, keys, packs)
+            gradients = torch.autograd.grad(out, (q_rgH, k_cH, v_cH), dcontext[chunk])
+            dq[chunk] = gradients[0]
+            for sums, gradient in zip((dk, dv), gradients[1:], strict=True):
+                sums[chunk[:2]].index_add_(0, keys.tokens_c, gradient.to(sums.dtype))
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
-def _chunks(q_BKTgH: Tensor, blocks_BKTn: Tensor, size: int) -> list[slice]:
-    length, width = q_BKTgH.shape[2], q_BKTgH.shape[-1]
-    height = max(1, CHUNK_ELEMENTS // (blocks_BKTn.shape[-1] * size * width))
-    return [slice(start, min(start + height, length)) for start in range(0, length, height)]
-
-
-@dataclass(frozen=True)
-class GatheredKeys:
+class GatheredKeys(NamedTuple):
     """Tokens of the gathered keys, ordered by query; ``longest`` is the largest of the lengths."""
 
     tokens_c: Tensor
@@ -157,15 +140,26 @@ class GatheredKeys:
     longest: int
 
 
-def _gathered(
-    k_BKSH: Tensor, blocks_rn: Tensor, rows: slice, queries: int, size: int, merged: bool
-) -> GatheredKeys:
-    first = k_BKSH.shape[2] - queries
-    start, stop = first + rows.start, first + rows.stop
-    tokens_r = torch.arange(start, stop, device=k_BKSH.device)
-    ranges = token_ranges(blocks_rn, tokens_r, size, merged)
-    total, longest = visible_tokens(start, stop, size, blocks_rn.shape[-1])
-    return GatheredKeys(ranges.tokens(total), ranges.lengths_r, longest)
+# A sequence, a key head and queries of it; the keys that these see; and q, k and v of both.
+_Chunk = tuple[tuple[int, int, slice], GatheredKeys, tuple[Tensor, Tensor, Tensor]]
+
+
+def _chunks(
+    q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int, merged: bool
+) -> Iterator[_Chunk]:
+    length, count = blocks_BKTn.shape[2:]
+    first = k_BKSH.shape[2] - length
+    height = max(1, CHUNK_ELEMENTS // (count * size * q_BKTgH.shape[-1]))
+    for b, k in head_indices(k_BKSH):
+        for start in range(0, length, height):
+            stop = min(start + height, length)
+            chunk = b, k, slice(start, stop)
+            tokens_r = torch.arange(first + start, first + stop, device=k_BKSH.device)
+            ranges = token_ranges(blocks_BKTn[chunk], tokens_r, size, merged)
+            total, longest = visible_tokens(first + start, first + stop, size, count)
+            tokens_c = ranges.tokens(total)
+            qkv = q_BKTgH[chunk], k_BKSH[b, k][tokens_c], v_BKSH[b, k][tokens_c]
+            yield chunk, GatheredKeys(tokens_c, ranges.lengths_r, longest), qkv
 
 
 def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, int]:
@@ -185,13 +179,10 @@ def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, i
 def _attend(
     q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys, packs: RowPacking
 ) -> Tensor:
-    """Return the head outputs rgH; row r attends to the next ``keys.lengths_r[r]`` keys.
-
-    q must be divided by √H already.
-    """
-    lengths_r = keys.lengths_r
+    """Return the head outputs rgH; row r attends to the next ``keys.lengths_r[r]`` keys."""
     if packs(q_rgH):
         return _attend_packed(q_rgH, k_cH, v_cH, keys)
+    lengths_r = keys.lengths_r
     offsets_L = torch.arange(keys.longest, device=q_rgH.device)
     visible_rL = offsets_L < lengths_r[:, None]
     begins_r1 = (lengths_r.cumsum(0) - lengths_r)[:, None]
