@@ -15,9 +15,9 @@ from torch import Tensor
 from gpt2.attention.triton import TileLaunch, TileSpec
 from gpt2.memory.tracker import StorageTracker
 from gpt2.nsa.branches import FusedKernels
+from gpt2.nsa.lists import ListChunk, queries_by_block, query_chunks
 from gpt2.nsa.options import selected_pairs
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import ListChunk, queries_by_block, query_chunks
 
 # Queries and keys of a tile, which is computed or skipped as a whole.
 _SIDE = 64

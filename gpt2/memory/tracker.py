@@ -28,7 +28,7 @@ from torch import Generator, Tensor
 from torch.fx.experimental import _config as config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.nsa import ops as nsa_ops  # noqa: F401 (registers kablate's operations with torch)
+from gpt2.nsa import block_major  # noqa: F401 (registers kablate's operations with torch)
 from gpt2.nsa.options import selected_pairs
 
 _aten = torch.ops.aten

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gpt2.nsa import ops
+from gpt2.nsa import block_major
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.gather import RowPacking, attend_gathered, packs_rows
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
@@ -164,7 +164,7 @@ def attend_selected(
     block and sees this block up to its own token.
     """
     qkv = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
-    context_BKgTH, _ = ops.selected(*qkv, blocks_BKTn, size)
+    context_BKgTH, _ = block_major.selected(*qkv, blocks_BKTn, size)
     return context_BKgTH.transpose(2, 3)
 
 

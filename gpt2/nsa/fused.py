@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt2.nsa.kernels import KERNELS, tile_constants
+from gpt2.nsa.lists import SEGMENT, ListChunk, queries_by_block, query_chunks
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import SEGMENT, ListChunk, queries_by_block, query_chunks
 
 # Keys of a tile of a band.
 _KEYS = 64

@@ -17,7 +17,7 @@ from gpt2.attention.positions import Rope
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import ScoreChunks
 from gpt2.model import GPT
-from gpt2.nsa import ops, query_major, select
+from gpt2.nsa import branches, query_major, select
 from tests.mutants.mutant import (
     MECHANISMS,
     Expected,
@@ -111,8 +111,8 @@ def _whole_pieces(right: Any) -> Any:
     return values
 
 
-def _shorter_if_long(out: Any, q: Tensor, k: Tensor, size: int) -> Any:
-    return dataclasses.replace(out, window=size - (k.shape[2] > 512))
+def _shorter_if_long(right: Any) -> Any:
+    return lambda q, k, v, window: right(q, k, v, window - (k.shape[2] > 512))
 
 
 def _slope_of_a_chunk(out: Tensor, weights: Tensor, scores: Tensor, chunk: RowChunk) -> Tensor:
@@ -182,7 +182,7 @@ MUTANTS = (
         "one token less in sequences of more than 512",
         "off by one",
         "nsa",
-        then(ops, "_sight", _shorter_if_long),
+        replaced(branches, "attend_window", _shorter_if_long),
         defconfig=_NSA,
     ),
     _long(

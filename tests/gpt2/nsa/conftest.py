@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from gpt2.nsa import branches, gather, ops, query_major
+from gpt2.nsa import block_major, branches, gather, query_major
 from tests.gpt2.attention.conftest import build, gate, one_thread, thin_chunks
 from tests.gpt2.nsa.sizes import BACKENDS, options
 
@@ -29,6 +29,6 @@ def thin_rows(monkeypatch):
     """Use chunks of eight rows in every branch, and a few rows in the selected branch's kernels."""
     monkeypatch.setattr(query_major, "CHUNK_ELEMENTS", 0)
     monkeypatch.setattr(query_major, "MIN_CHUNK_ROWS", 8)
-    monkeypatch.setattr(ops, "QUERIES_PER_TILE", 16)
-    monkeypatch.setattr(ops, "QUERIES_PER_VISIT", 5)
+    monkeypatch.setattr(block_major, "QUERIES_PER_TILE", 16)
+    monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 5)
     monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)

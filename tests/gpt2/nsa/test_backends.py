@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.nsa import gather, ops
+from gpt2.nsa import block_major, gather
 from gpt2.nsa.branches import attend_selected, attend_window
 from gpt2.nsa.gather import (
     GatheredKeys,
@@ -71,8 +71,8 @@ class TestSelected:
     @pytest.mark.parametrize("touching", [True, False])
     @pytest.mark.parametrize("backend", ["blocks", "lists", "merged"])
     def test_equals_the_formula(self, monkeypatch, shape, touching, backend):
-        monkeypatch.setattr(ops, "QUERIES_PER_TILE", 15)
-        monkeypatch.setattr(ops, "QUERIES_PER_VISIT", 7)
+        monkeypatch.setattr(block_major, "QUERIES_PER_TILE", 15)
+        monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 7)
         monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)
         queries, length, size, count = shape
         q, k, v = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.nsa import branches, gather, ops, query_major
+from gpt2.nsa import block_major, branches, gather, query_major
 from gpt2.nsa.module import compress_blocks
 from tests.gpt2.nsa.sizes import PAIR, PAPER, SIZES, options
 
@@ -86,7 +86,7 @@ class Operations(TorchDispatchMode):
         self.count += 1
         if function.namespace != "kablate":
             return function(*given, **(named or {}))
-        own = vars(ops)[function.overloadpacket.__name__]
+        own = vars(block_major)[function.overloadpacket.__name__]
         with self:
             return own._init_fn(*given, **(named or {}))
 
@@ -105,7 +105,7 @@ class TestOperations:
         for scale in (1, 4):
             monkeypatch.setattr(query_major, "CHUNK_ELEMENTS", 0)
             monkeypatch.setattr(query_major, "MIN_CHUNK_ROWS", 8 * scale)
-            monkeypatch.setattr(ops, "QUERIES_PER_VISIT", 12 * scale)
+            monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 12 * scale)
             # Keys of four blocks of so many tokens, for 12 queries each time.
             monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 12 * scale * 8 * 6 * scale * 4)
             named = ("compress", "stride", "select", "window")

@@ -23,12 +23,12 @@ INTERPRET = """
 import json
 import sys
 import torch
-from gpt2.nsa import fused, select
+from gpt2.nsa import fused, lists
 from tests.gpt2.nsa.test_backends import by_formula, selection
 
 # Several segments for the blocks that many queries select, several chunks of queries, and of tiles.
-fused.SEGMENT = select.SEGMENT = 8
-select.PARTIAL_BYTES, select.TILE_QUERIES = 1 << 16, 5
+fused.SEGMENT = lists.SEGMENT = 8
+lists.PARTIAL_BYTES, lists.TILE_QUERIES = 1 << 16, 5
 dtype = getattr(torch, sys.argv[1])
 queries, tokens, group, width, size, count = map(int, sys.argv[2:])
 generator = torch.Generator().manual_seed(0)

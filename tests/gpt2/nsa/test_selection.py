@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gpt2.nsa import select
+from gpt2.nsa import lists
 from gpt2.nsa.reference import selected_blocks
 from gpt2.nsa.select import score_blocks, select_blocks
 from tests.gpt2.nsa.sizes import PAPER, drawn, options
@@ -77,11 +77,11 @@ class TestSelection:
 
 @pytest.mark.parametrize("rows", [5, 7, 40])
 def test_lists_have_the_queries_of_each_block_by_tiles(monkeypatch, rows):
-    monkeypatch.setattr(select, "SEGMENT", 4)
+    monkeypatch.setattr(lists, "SEGMENT", 4)
     blocks = selection(33, 40, 6, 4, touching=False)
     total = 7
-    lists = select.queries_by_block(blocks, total, rows)
-    entries, starts, segments, owners = (x.tolist() for x in lists)
+    by_block = lists.queries_by_block(blocks, total, rows)
+    entries, starts, segments, owners = (x.tolist() for x in by_block)
     found, segment_owners = {}, []
     for owner, (begin, end) in enumerate(pairwise(starts)):
         for entry in entries[begin:end]:
@@ -98,11 +98,11 @@ def test_lists_have_the_queries_of_each_block_by_tiles(monkeypatch, rows):
 
 @pytest.mark.parametrize("limit", [1, 6000, 1 << 30])
 def test_chunks_are_whole_tiles_within_the_limit(monkeypatch, limit):
-    monkeypatch.setattr(select, "TILE_QUERIES", 3)
-    monkeypatch.setattr(select, "SEGMENT", 1)
-    monkeypatch.setattr(select, "PARTIAL_BYTES", limit)
+    monkeypatch.setattr(lists, "TILE_QUERIES", 3)
+    monkeypatch.setattr(lists, "SEGMENT", 1)
+    monkeypatch.setattr(lists, "PARTIAL_BYTES", limit)
     q, blocks = torch.empty(2, 33, 2, 3, 4), torch.zeros(2, 2, 33, 4, dtype=torch.long)
-    chunks, rows = select.query_chunks(q, blocks, 7)
+    chunks, rows = lists.query_chunks(q, blocks, 7)
     assert [c.start for c in chunks] == [
         sum(c.length for c in chunks[:i]) for i in range(len(chunks))
     ]
