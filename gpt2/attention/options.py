@@ -19,10 +19,12 @@ from lib.config.small_form import SmallForm, scale_tokens, scale_width
 MAX_TILE_TOPK = 32
 
 
-class AttentionPartOptions:
-    """Options of a component of attention."""
+class PartOptions:
+    """Options of a component of attention or of the MLP."""
 
     name: ClassVar[str]
+    # Values of symbols with which the built component has no effect; empty: it always has one.
+    off: ClassVar[Mapping[str, SymbolValue]] = {}
 
     def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
         """Return the initial values of vectors by the parameter's name in the component.
@@ -32,14 +34,14 @@ class AttentionPartOptions:
         return {}
 
 
-class PositionOptions(AttentionPartOptions):
+class PositionOptions(PartOptions):
     """Options of a position encoding."""
 
     # True if queries and keys are rotated instead of adding position embeddings to x.
     rotates: ClassVar[bool] = False
 
 
-class ProjectionOptions(AttentionPartOptions):
+class ProjectionOptions(PartOptions):
     """Options of the query, key and value projection, by default of columns in the order q, k, v."""
 
     def kv_heads(self, shape: ModelShape) -> int:
@@ -77,7 +79,7 @@ class ConfigNote:
         return "WARN" if self.warns else "NOTE"
 
 
-class PatternOptions(AttentionPartOptions, ABC):
+class PatternOptions(PartOptions, ABC):
     """Options of a pattern: which earlier tokens a token sees. By default the last ``width``."""
 
     # True if the module is an ``CustomAttention``: a kernel that replaces SDPA and the row engine.
@@ -128,24 +130,16 @@ class PatternOptions(AttentionPartOptions, ABC):
         return 0
 
 
-class TransformOptions(AttentionPartOptions, ABC):
-    """Options of a transformation of queries and keys per head, before positions are applied.
-
-    Values of symbols in ``off`` leave queries and keys unchanged.
-    """
-
-    off: ClassVar[Mapping[str, SymbolValue]] = {}
+class TransformOptions(PartOptions, ABC):
+    """Options of a transformation of queries and keys per head, before positions are applied."""
 
     @abstractmethod
     def cost(self, shape: ModelShape, numbers: int) -> Cost:
         """Return the cost for ``numbers`` elements of q and k per token."""
 
 
-class ScoreOptions(AttentionPartOptions, ABC):
+class ScoreOptions(PartOptions, ABC):
     """Options of a score term or gate."""
-
-    # Values of symbols with which the built component has no effect.
-    off: ClassVar[Mapping[str, SymbolValue]] = {}
 
     @property
     def lacks_triton(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpt2 import reference
 from gpt2.attention import reference as attention_reference
-from gpt2.attention.options import AttentionPartOptions, ScoreOptions, TransformOptions
+from gpt2.attention.options import PartOptions
 from gpt2.attention.projections import ZeroInitLinear
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates, undecided
@@ -24,7 +24,6 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, name_and_shape
 from gpt2.config import Config
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
-from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from lib.config.field import SymbolValue
@@ -552,15 +551,13 @@ def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
     return findings
 
 
-def _components(
-    config: ModelConfig,
-) -> list[TransformOptions | ScoreOptions | MlpMechanismOptions]:
+def _components(config: ModelConfig) -> list[PartOptions]:
     """Return the options of the components that a model may have or not."""
     attention = config.attention
     return [*attention.transforms, *attention.terms, *attention.gates, *config.mlp.mechanisms]
 
 
-def _modules(config: ModelConfig) -> dict[str, AttentionPartOptions | MlpMechanismOptions]:
+def _modules(config: ModelConfig) -> dict[str, PartOptions]:
     """Return the options of every component, by the name of its module in a block."""
     attention = config.attention
     fixed = {"c_attn": attention.projection, "pattern": attention.pattern}

@@ -9,12 +9,12 @@ parameters and from the share β of the sized mechanisms, so a study applies to 
 ``sizing = params``, r follows from the parameters of the whole model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import AttentionWeightsOptions, LatentOptions
+from gpt2.attention.options import AttentionWeightsOptions, LatentOptions, PartOptions
 from gpt2.shape import Cost, ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
@@ -70,18 +70,15 @@ class GeluExactOptions(ActivationOptions):
     hf_names: ClassVar[tuple[str, ...]] = ("gelu",)
 
 
-class MlpMechanismOptions:
+class MlpMechanismOptions(PartOptions):
     """Options of a mechanism on the hidden layer of M units.
 
     ``width`` is the free dimension of the mechanism; 0 if it has none. A mechanism with a free
-    width has ``weights`` in proportion to it.
+    width has ``weights`` of its cost in proportion to it.
     """
 
-    name: ClassVar[str]
     # True if the mechanism has a free width that can be sized by a share of the parameters.
     sized: ClassVar[bool] = False
-    # Values of symbols with which the built mechanism has no effect.
-    off: ClassVar[Mapping[str, SymbolValue]]
     # The configured width, which sizing by ratio or parameters replaces.
     dim: int = 0
 
@@ -101,10 +98,6 @@ class MlpMechanismOptions:
     def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the cached elements for ``length`` tokens."""
         return 0
-
-    def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
-        """Return the initial values of vectors, as ``starts`` of the options of attention does."""
-        return {}
 
     def check(self, hidden: int, site: LayerSpec) -> None:
         """Raise ConfigError if the mechanism does not fit a block with ``hidden`` units."""
