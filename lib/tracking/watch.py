@@ -206,7 +206,8 @@ def _values(beats: Sequence[HeartbeatRow], name: str) -> list[float]:
 
 
 SCHEMA_VERSION = 1
-_CURVE_WIDTH = 24
+# Characters of the loss curve, and those that a narrow terminal has at least.
+_CURVE_WIDTH, _MIN_CURVE_WIDTH = 24, 8
 # One in this many values, the largest ones, is clipped to the top of the scale.
 _CLIP_EVERY = 8
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -215,7 +216,7 @@ _REFRESH_SECONDS = 2.0
 _COLUMNS = ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB", "health")
 _LEFT = ("run", "state", "", "health")
 # Columns dropped on a narrow terminal, in this order; "run" and "health" always stay.
-_DROP_ORDER = ("", "MiB", "val loss", "tok/s", "state", "eta")
+_DROP_ORDER = ("MiB", "val loss", "tok/s", "eta", "state", "")
 _HEALTH_WIDTH = 20
 
 
@@ -302,12 +303,18 @@ def lines_to_table(lines: Sequence[RunLine], width: int, height: int) -> Any:
         if line.state != "running":
             row["health"] = ", ".join(line.alarms) or "ok"
     widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _COLUMNS}
-    # Health texts may wrap.
+    # Health texts may wrap, and a curve may have fewer characters.
     widths["health"] = min(widths["health"], _HEALTH_WIDTH)
+    widths[""] = min(widths[""], _MIN_CURVE_WIDTH)
     names = list(_COLUMNS)
     for name in _DROP_ORDER:
         if sum(widths[column] + 2 for column in names) - 2 > width:
             names.remove(name)
+    widths[""] += min(
+        _CURVE_WIDTH - _MIN_CURVE_WIDTH, max(0, width + 2 - sum(widths[n] + 2 for n in names))
+    )
+    for line, row in zip(lines, rows, strict=True):
+        row[""] = _curve(line.curve, widths[""])
     health_width = max(width - sum(widths[name] + 2 for name in names[:-1]), _HEALTH_WIDTH)
     for row in rows:
         row["health"] = _wrapped(row["health"], health_width)
@@ -340,7 +347,7 @@ def _cells(line: RunLine) -> dict[str, str]:
         "state": line.state,
         "iteration": f"{line.iteration:,}{total}",
         "loss": _number(line.loss, ".4f"),
-        "": sparkline(line.curve, ASCII_BLOCKS if is_ascii_only() else BLOCKS),
+        "": _curve(line.curve, _CURVE_WIDTH),
         "val loss": _number(line.val_loss, ".4f"),
         "tok/s": _number(line.tokens_per_second, ",.0f"),
         "eta": "-" if line.eta_seconds is None else format_duration(line.eta_seconds),
@@ -402,9 +409,13 @@ def _line(facts: WatchedRecords, status: RunStatus, options: WatchOptions) -> Ru
     )
 
 
-def _downsampled(values: Sequence[float]) -> list[float]:
+def _curve(values: Sequence[float], width: int) -> str:
+    return sparkline(_downsampled(values, width), ASCII_BLOCKS if is_ascii_only() else BLOCKS)
+
+
+def _downsampled(values: Sequence[float], width: int = _CURVE_WIDTH) -> list[float]:
     """Return means over equal parts of the values, one per character of the curve."""
-    size = math.ceil(len(values) / _CURVE_WIDTH) if values else 1
+    size = math.ceil(len(values) / width) if values else 1
     parts = [values[at : at + size] for at in range(0, len(values), size)]
     return [sum(part) / len(part) for part in parts]
 

@@ -17,6 +17,7 @@ from lib.tracking.options import WatchOptions
 from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import (
     ALARM_RULES,
+    BLOCKS,
     RunLine,
     WatchedRecords,
     WatchedRuns,
@@ -210,7 +211,7 @@ def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path)
     assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(200, []), (80, ["MiB"]), (60, ["MiB", "tok/s"])])
+@pytest.mark.parametrize(("width", "left_out"), [(200, []), (98, ["MiB"]), (80, ["MiB", "tok/s"])])
 def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
     width: int, left_out: list[str]
 ) -> None:
@@ -224,6 +225,20 @@ def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
     headings, row = captured.get().splitlines()
     assert [name for name in ("MiB", "tok/s") if name not in headings] == left_out
     assert row.startswith(f"{line.run} ") and "200/10,400" in row and "stall: x" in row
+    # The curve has at least 8 characters.
+    assert BLOCKS[0] * 8 in row and max(map(len, (headings, row))) <= width
+
+
+def test_a_curve_uses_the_columns_that_there_are() -> None:
+    losses = [float(n) for n in range(24, 0, -1)]
+    line = RunLine("ratio/07-ra s1", "running", 200, 400, 2.5, None, None, None, None, losses, {})
+    found = {}
+    for width in (120, 80, 60, 40):
+        console = Console(width=width, color_system=None)
+        with console.capture() as captured:
+            console.print(lines_to_table([line], width, 24))
+        found[width] = sum(character in BLOCKS for character in captured.get())
+    assert found == {120: 24, 80: 12, 60: 8, 40: 0}
 
 
 @pytest.mark.parametrize("median", [1, 1_500, 13_332])
