@@ -130,8 +130,13 @@ def identity_symbols() -> frozenset[str]:
     """Return the symbols that the identity of a run contains."""
     classes: list[type] = [Config, *(r.options(name) for r in REGISTRIES for name in r)]
     bound = [symbol for cls in classes for symbol in _identity_symbols(cls)]
-    selecting = [symbol for registry in REGISTRIES for symbol in registry.symbols()]
-    return frozenset((*bound, *selecting))
+    return frozenset((*bound, *selecting_symbols()))
+
+
+@cache
+def selecting_symbols() -> frozenset[str]:
+    """Return the symbols that select a component, such as ``RECIPROCAL``: they act at any value."""
+    return frozenset(symbol for registry in REGISTRIES for symbol in registry.symbols())
 
 
 def _identity_symbols(cls: type) -> Iterator[str]:

@@ -12,15 +12,18 @@ import shutil
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt2.records.files import identity_symbols
+from gpt2.config import Config
+from gpt2.records.compare import symbol_names
+from gpt2.records.files import identity_symbols, selecting_symbols
 from gpt2.study.plan import Plan
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, visible
+from lib.files import canonical_json
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
 from lib.runs.code import TreeDigests, run_drift
@@ -99,11 +102,21 @@ class RunList:
 
     @property
     def differing(self) -> dict[str, list[str]]:
-        """Return {symbol: its values} of the symbols that can change a result and differ."""
-        readable = [run["symbols"] for run in self.runs if run["symbols"]]
-        names = sorted({name for symbols in readable for name in symbols} & _comparable())
-        values = {name: {_shown(symbols.get(name)) for symbols in readable} for name in names}
-        return {name: sorted(found, key=_order) for name, found in values.items() if len(found) > 1}
+        """Return {symbol: its values} of the symbols that differ between runs in which they act.
+
+        A symbol acts if it can change the result of the run: the value of ``RECIPROCAL_ALPHA`` does
+        not without ``RECIPROCAL``.
+        """
+        values: dict[str, set[str]] = {}
+        known: dict[str, Set[str]] = {}
+        for symbols in (run["symbols"] for run in self.runs if run["symbols"]):
+            key = canonical_json({name: symbols[name] for name in symbols.keys() & _comparable()})
+            if key not in known:
+                known[key] = _acting(symbols)
+            for name in known[key]:
+                values.setdefault(name, set()).add(_shown(symbols.get(name)))
+        found = {name: sorted(values[name], key=_order) for name in sorted(values)}
+        return {name: shown for name, shown in found.items() if len(shown) > 1}
 
 
 def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
@@ -212,6 +225,15 @@ def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[s
         fields |= {n: vars(final)[n] for n in ("val_loss", "parameters", "tokens")}
         fields["train_seconds"] = record.timing.train_seconds
     return fields
+
+
+def _acting(symbols: Mapping[str, Any]) -> Set[str]:
+    """Return the symbols that can change the result of a run; all of them in a damaged record."""
+    try:
+        names = {*symbol_names(Config.from_values(symbols)).values(), *selecting_symbols()}
+    except (ConfigError, KeyError, TypeError, ValueError):
+        names = {*symbols}
+    return names & _comparable()
 
 
 def _comparable() -> frozenset[str]:

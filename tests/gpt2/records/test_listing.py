@@ -1,18 +1,24 @@
 """The list of all runs below the results folder, and its conditions."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gpt2.records.listing import RunList, list_runs, read_runs, select, to_json, to_text
+from gpt2.study.plan import config_layers, make_plan
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
 from lib.files import write_json
+from lib.project import ROOT
 from lib.runs.code import installed_torch
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
+from tests.integration.conftest import SMALL
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, seal, write_run
 
+PAGE = ROOT / "docs" / "results.md"
 CURRENT = changed(
     MANIFEST,
     origin={"torch": installed_torch(), "device": cpu_model(), "sources": {}},
@@ -36,7 +42,7 @@ def add(folder, name, manifest=CURRENT, loss=2.0, **symbols):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Two studies with a run in every state, and a replaced one."""
-    folder = tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("listed") / "results"
     add(folder, "ratio/base-s1-aaaaaaaa", N_LAYER=4, DROPOUT="0.1", COMPILE=False, JOBS=1)
     add(folder, "ratio/base-s2-aaaaaaab", loss=1.5, N_LAYER=4, DROPOUT="0.10", COMPILE=True, JOBS=2)
     add(
@@ -117,6 +123,25 @@ def test_the_settings_of_equal_value_or_without_effect_are_not_listed(listed):
         "DROPOUT": ["0.1", "0.10", "0.2"],
         "N_LAYER": ["4", "6"],
     }
+
+
+def test_a_setting_that_does_not_act_in_its_run_is_not_listed(tmp_path):
+    write_build(tmp_path, SMALL)
+    values = make_plan(config_layers(tmp_path), tmp_path).base.values
+    off = {**values, "RECIPROCAL_ALPHA": "0.1"}
+    other = {**off, "RECIPROCAL_ALPHA": "0.2", "DROPOUT": "0.2"}
+    on = {**off, "RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.3"}
+    again = {**on, "RECIPROCAL_ALPHA": "0.4"}
+
+    def differing(*symbols):
+        return list(RunList(Path(), [{"symbols": each} for each in symbols]).differing)
+
+    assert off["RECIPROCAL"] is False
+    assert differing(off, other) == ["DROPOUT"]
+    assert differing(off, on) == ["RECIPROCAL"]
+    assert differing(off, on, again) == ["RECIPROCAL", "RECIPROCAL_ALPHA"]
+    # What acts in a record that this version cannot read is unknown.
+    assert differing({"RECIPROCAL_ALPHA": "0.1"}, again) == ["RECIPROCAL_ALPHA"]
 
 
 @pytest.mark.parametrize(
@@ -200,3 +225,14 @@ def test_an_absent_folder_has_no_runs(tmp_path):
     with pytest.raises(ConfigError) as caught:
         select(listed, "val_los<2")
     assert caught.value.codes == ["usage.unknown-field"]
+
+
+def test_the_documented_lines_load_a_results_folder_into_a_table(results, monkeypatch, capsys):
+    pytest.importorskip("pandas")
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(results.parent)
+    names = {}
+    exec(code, names)
+    done = names["done"]
+    assert list(done["val_loss"]) == [2.0, 1.5] and list(done["seed"]) == [1, 2]
+    assert "N_LAYER" in capsys.readouterr().out
