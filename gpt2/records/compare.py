@@ -19,7 +19,7 @@ from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from lib.report.compare import Comparison, check_fields, compare_runs
+from lib.report.compare import NOT_COMPARABLE, Comparison, check_fields, compare_runs
 from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.record import RunRecord
 from lib.runs.run import RunVariant
@@ -67,7 +67,19 @@ def compare(
             names |= symbol_names(run.config) if run.path.resolve() in paths else {}
         declared = set().union(*declared_axes(study, [left, right], "").values())
         declared &= facts[0].symbols.keys()
-    return compare_runs(*facts, names, [*words(axis), *sorted(declared)], words(label_by))
+    result = compare_runs(*facts, names, [*words(axis), *sorted(declared)], words(label_by))
+    folder = left.path.resolve().parent
+    if (
+        study is None
+        and result["verdict"] == NOT_COMPARABLE
+        and folder in right.path.resolve().parents
+    ):
+        log(
+            "NOTE",
+            f"{folder.name} is not the study of .config, whose steps declare what may differ: load its "
+            "configuration (make defconfig-NAME), or name the differences (AXIS=SYMBOL,..)",
+        )
+    return result
 
 
 def _study_of(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> Plan | None:

@@ -97,7 +97,7 @@ def study(tmp_path):
     return tmp_path
 
 
-def test_steps_of_a_study_may_differ_in_what_they_set(study):
+def test_steps_of_a_study_may_differ_in_what_they_set(study, capsys):
     compared = compare("ra", "baseline", study, lookup=RunLookup(seeds="2"))
     assert compared["verdict"] == "COMPARED"
     assert {axis.partition(":")[0] for axis in compared["axis"]} >= {"RECIPROCAL"}
@@ -114,8 +114,10 @@ def test_steps_of_a_study_may_differ_in_what_they_set(study):
         json.dump(record, stream)
     reseal(RunDir(Path(runs[0])))
     assert compare(runs[0], runs[2], study)["verdict"] == "COMPARED"
+    assert "NOTE" not in capsys.readouterr().err
     # Without the configuration of the study, nothing is declared.
     assert compare(runs[0], runs[2], study / "elsewhere")["verdict"] == "NOT COMPARABLE"
+    assert "NOTE    ratio is not the study of .config" in capsys.readouterr().err
 
 
 def test_settings_on_top_select_other_runs(study):
