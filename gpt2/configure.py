@@ -4,6 +4,7 @@ written.
 Exit code 2: usage or configuration; nothing was written. KCONFIG_CONFIG is another name of .config.
 """
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpt2.random_config import randconfig
 from gpt2.study import resolve
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
+from lib.console import terminal_columns
 from lib.errors import EXIT_DONE
 from lib.project import ROOT
 
@@ -89,7 +91,9 @@ def diffconfig(options: Namespace) -> str:
 
 def list_defconfigs(options: Namespace) -> str:
     """List the configurations and fragments of the tree."""
-    return _lines(commands.format_defconfigs(_place(options), options.json))
+    return _lines(
+        commands.format_defconfigs(_place(options), options.json, terminal_columns(sys.stdout))
+    )
 
 
 def _lines(text: str) -> str:

@@ -272,7 +272,7 @@ class StopCondition:
     def reason(self) -> str:
         """Return the reason of the stop; "" if the run need not stop."""
         limit = f"RUN_TIME_LIMIT_SECONDS={self._limit_seconds} reached"
-        return {0: "", EXIT_INTERRUPTED: "interrupted", EXIT_TIME_LIMIT: limit}[self.exit_code]
+        return {0: "", EXIT_INTERRUPTED: "stop requested", EXIT_TIME_LIMIT: limit}[self.exit_code]
 
     def _local_exit_code(self) -> int:
         """Return the exit code with which this process would stop; 0 to continue."""

@@ -44,7 +44,7 @@ from lib.config.layers import (
     to_kconfig_text,
 )
 from lib.config.tree import FIND_SYMBOL, KconfigTree, describe_symbol, typed_value
-from lib.console import confirm, log
+from lib.console import confirm, folded, log
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.make_variables import require_value
@@ -400,8 +400,8 @@ def diff_config_files(place: ConfigWorkspace, a: str, b: str, json: bool) -> str
     return _document(asdict(result)) if json else format_diff(result)
 
 
-def format_defconfigs(place: ConfigWorkspace, json: bool) -> str:
-    """List the defconfigs and fragments, each with its first comment line."""
+def format_defconfigs(place: ConfigWorkspace, json: bool, columns: int | None = None) -> str:
+    """List the defconfigs and fragments, each with its first comment line, within ``columns``."""
     bases, fragments = list_defconfigs(place.root)
     if json:
         fields = {"defconfigs": bases, "fragments": fragments}
@@ -411,7 +411,7 @@ def format_defconfigs(place: ConfigWorkspace, json: bool) -> str:
     lines += [f"  {d.name:{width}}{d.summary}" for d in bases]
     lines += ["", "make defconfig-NAME+FRAGMENT+…"]
     lines += [f"  {d.name:{width}}{d.summary}{_bases_note(d)}" for d in fragments]
-    return "\n".join(lines)
+    return folded("\n".join(lines), columns, " " * (width + 2))
 
 
 def _bases_note(fragment: Defconfig) -> str:

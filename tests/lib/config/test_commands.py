@@ -191,6 +191,8 @@ def test_list_defconfigs(place: ConfigWorkspace) -> None:
     text = commands.format_defconfigs(place, json=False)
     assert "  base   A study with latent attention\n" in text
     assert "  quick  Small and short [base, plain]" in text and "GPU [any]\n" in text
+    narrow = commands.format_defconfigs(place, json=False, columns=28)
+    assert "  base   A study with latent\n         attention\n" in narrow
     document = json.loads(commands.format_defconfigs(place, json=True))
     assert document["schema_version"] == 1
     assert document["fragments"][0] == {
