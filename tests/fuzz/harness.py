@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "data-verify": ("data", "--verify"),
     "data": ("data",),
     "why": ("why", "N_LAYER"),
-    "olddefconfig": ("olddefconfig"),
+    "olddefconfig": ("olddefconfig",),
     "claims": ("claims", *_STUDY),
     "why-run": ("why", "DROPOUT", "--run", "A"),
     # Plan a run from the files of another, and stop before they train.

@@ -58,7 +58,7 @@ CASES: dict[str, Case] = {
     "export": Case(_EXPORT, "*.export.*", 2),
     "read-only export": Case(_EXPORT, "*export*", 1, errno.EROFS),
     ".config": Case(_CONFIGURE, "*/.config*"),
-    "config.py": Case(("constants"), "*/.config.py*"),
+    "config.py": Case(("constants",), "*/.config.py*"),
     "read-only .config": Case(_CONFIGURE, "*/.config*", 1, errno.EROFS),
 }
 
