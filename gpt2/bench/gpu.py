@@ -19,7 +19,7 @@ from gpt2.bench.nsa import BLOCKS_OF_64, Heads, nsa_options, prefill_cases
 from gpt2.bench.step import nanogpt_step, trainer_step
 from gpt2.bench.timing import Build, Case, Step
 from gpt2.loss import fused_loss, linear_cross_entropy, masked_cross_entropy
-from gpt2.running.launch import Gpt2Backend, new_executor
+from gpt2.running.backend import Gpt2Backend, new_executor
 from gpt2.running.preflight import check_data
 from gpt2.study.plan import config_layers, make_plan
 from gpt2.train import train_run

@@ -9,7 +9,7 @@ from gpt2.records.audit import audit, to_json, to_text
 from gpt2.records.files import find_started
 from gpt2.records.removal import clean
 from gpt2.records.verify import tracker, verify
-from gpt2.running import launch
+from gpt2.running import results
 from gpt2.study.arguments import asked_lookup, asked_plan, asked_tables, selects_runs
 from gpt2.study.document import SELECTION_FOLDER, draw_figures, study_document_of
 from gpt2.study.plan import table_plan
@@ -74,7 +74,7 @@ def report(options: Namespace) -> str:
     """
     plan, whole, selected = asked_tables(options)
     labels = compare.words(options.label_by)
-    return launch.report(plan, whole, selected=selected, json=options.json, label_by=labels)
+    return results.report(plan, whole, selected=selected, json=options.json, label_by=labels)
 
 
 def verdicts(options: Namespace) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def verdicts(options: Namespace) -> tuple[int, str]:
     """
     plan, whole, selected = asked_tables(options)
     form = {"json": options.json, "strict": options.strict}
-    return launch.verdicts(plan, whole, selected=selected, **form)
+    return results.verdicts(plan, whole, selected=selected, **form)
 
 
 def figures(options: Namespace) -> str:
@@ -106,7 +106,7 @@ def figures(options: Namespace) -> str:
     shown = (plan if selected else whole).only(options.runs)
     # A selection does not replace the figures of all runs.
     folder = SELECTION_FOLDER if selected or options.runs else FIGURES_FOLDER
-    table = launch.result_table(whole).of_runs({run.path for run in shown.runs})
+    table = results.result_table(whole).of_runs({run.path for run in shown.runs})
     paths = draw_figures(shown, table, folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     return json_document(1, {"files": [str(path) for path in paths]}) if options.json else ""
@@ -127,7 +127,7 @@ def check_claims(options: Namespace) -> tuple[int, str]:
         options.seeds = options.seeds or content.get("seeds", "")
     plan = asked_plan(options)
     shown = {run.path for run in plan.runs}
-    table = launch.result_table(table_plan(plan)).of_runs(shown)
+    table = results.result_table(table_plan(plan)).of_runs(shown)
     checked = claims.check_claims(content, study_document_of(plan, table))
     if any(claim["problems"] for claim in checked):
         log("SKIP", f"{' and '.join(_CLAIM_FILES)}: not every claim holds")
@@ -202,7 +202,7 @@ def verify_results(options: Namespace) -> int:
     axes = compare.declared_axes(study, runs, options.axis)
     paths = {run.path.resolve() for run in runs}
     names = {run.path.name for run in table.runs if run.path.resolve() in paths}
-    document = study_document_of(table, launch.result_table(table))
+    document = study_document_of(table, results.result_table(table))
     words = word_rows(document, names, plan.folder) if names else ()
     min_seeds = plan.base.repro.finalist_min_seeds
     checklist = verify(runs, axes, ask, options.source, min_seeds, words)

@@ -17,12 +17,8 @@ from gpt2.config import Config
 from gpt2.data.dataset import read_manifest
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.files import allowed_symbols, find_finished, own_values, recorded_config
-from gpt2.running.launch import (
-    Gpt2Backend,
-    new_executor,
-    scratch_plan,
-    train_scratch,
-)
+from gpt2.running.backend import Gpt2Backend, new_executor
+from gpt2.running.launch import scratch_plan, train_scratch
 from gpt2.running.recorded_inputs import require_recorded_inputs
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers

@@ -1,6 +1,6 @@
 """The command of the user that is started once, when a study ends, fails or stops."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lib.runs.run_dir import RunDir
 
 @contextmanager
 def command_at_end(
-    words: Sequence[str], folder: Path, document: Callable[[], dict[str, Any]]
+    words: Sequence[str], folder: Path, document: Callable[[], Mapping[str, Any]]
 ) -> Iterator[None]:
     """Start a command with the study's document after the body, also if the body raises an error.
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.running import launch, preflight
-from gpt2.running.launch import Gpt2Backend
+from gpt2.running.backend import Gpt2Backend
 from gpt2.running.preflight import (
     TrainingPlace,
     bytes_needed,
@@ -245,6 +245,7 @@ def test_every_way_to_train_is_checked(
 ) -> None:
     for beyond in (
         "gpt2.running.preflight.check_data",
+        "gpt2.running.backend.check_data",
         "gpt2.running.launch.check_data",
         "gpt2.train.train_run",
     ):

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from gpt2.records.files import write_resolved_config
-from gpt2.running import launch
+from gpt2.running import results
 from gpt2.study.arguments import asked_tables
 from gpt2.study.plan import config_layers, make_plan
 from tests.build_folder import write_build
@@ -37,7 +37,7 @@ def asked(build, **given):
 def report(build, **options):
     """Write the report; return the printed table and the files."""
     plan, whole, selected = asked(build, **options)
-    text = launch.report(plan, whole, selected=selected)
+    text = results.report(plan, whole, selected=selected)
     return text, {name: (whole.folder / name).read_text() for name in ("table.md", "table.csv")}
 
 

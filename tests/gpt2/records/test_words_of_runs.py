@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.running import launch
+from gpt2.running import results
 from gpt2.study.document import study_document_of
 from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from lib.config.dotconfig import defconfig_layers
@@ -49,7 +49,7 @@ def train(plan: Plan, offset: float, *, started_at: float = 1.5) -> None:
 
 def judged(plan: Plan) -> tuple[int, str]:
     """Return exit code and text of ``make verdicts``, which writes table and report."""
-    return launch.verdicts(plan, table_plan(plan), selected=False)
+    return results.verdicts(plan, table_plan(plan), selected=False)
 
 
 def words(plan: Plan) -> dict[str, str | None]:
@@ -72,11 +72,11 @@ def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(plann
     )
     assert "BETTER" not in shown and "-0.3" not in shown
     assert set(words(long).values()) <= {None}
-    table = launch.result_table(long)
+    table = results.result_table(long)
     assert all(verdict["verdict"] is None for verdict in table.verdicts.verdicts)
     claim = {"name": "it", "text": "it helps", "verdict": "BETTER"}
     for plan, holds in ((short, True), (long, False)):
-        document = study_document_of(plan, launch.result_table(plan))
+        document = study_document_of(plan, results.result_table(plan))
         contrast = document["verdicts"][0]["name"]
         (checked,) = check_claims(
             {"claims": [{**claim, "contrast": contrast}], "path": tmp_path / "claims.toml"},
@@ -106,7 +106,7 @@ def test_a_selection_shows_the_words_of_the_whole_study(planned):
     judged(whole)
     for part in (planned(seeds="1"), planned(steps="0,1")):
         shown = table_plan(part)
-        _, text = launch.verdicts(part, shown, selected=True)
+        _, text = results.verdicts(part, shown, selected=True)
         assert "BETTER" in text and "n=3" in text
     # The word of a step that is not selected is not shown.
     assert text.count("BETTER") == 1
@@ -135,6 +135,6 @@ def test_runs_of_other_configurations_are_listed_for_the_whole_study_only(planne
     train(first, -0.3)
     one = planned(steps="0,1")
     whole = table_plan(one)
-    document = json.loads(launch.report(one, whole, selected=True, json=True))
+    document = json.loads(results.report(one, whole, selected=True, json=True))
     assert "Other configurations" not in [section["title"] for section in document["sections"]]
     assert "## Other configurations" in (first.folder / "table.md").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpt2.records.files import write_resolved_config
-from gpt2.running.launch import report
+from gpt2.running.results import report
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import ConfigWorkspace, explicit_settings
 from lib.project import ROOT

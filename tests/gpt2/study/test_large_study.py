@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.config import identity_digest
 from gpt2.records.listing import list_runs
-from gpt2.running.launch import result_table
+from gpt2.running.results import result_table
 from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.study.view import look
 from lib import json_files

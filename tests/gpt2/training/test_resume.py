@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from gpt2.running.launch import train_in_worker
+from gpt2.running.backend import train_in_worker
 from lib.errors import RunError
 from lib.files import sha256_file
 from lib.project import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.running.launch import result_table
+from gpt2.running.results import result_table
 from gpt2.study.document import sections
 from gpt2.study.plan import Plan, Sweep
 from lib.files import canonical_json

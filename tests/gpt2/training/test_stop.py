@@ -16,7 +16,7 @@ import pytest
 import torch._dynamo  # noqa: F401
 
 from gpt2.config import Config
-from gpt2.running.launch import train_in_worker
+from gpt2.running.backend import train_in_worker
 from lib.runner.worker import ParentConnection, train_worker
 from lib.runs.lease import Lease
 from lib.runs.run_dir import RunDir, State

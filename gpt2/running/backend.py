@@ -1,0 +1,163 @@
+"""The training backend: everything that the generic runner needs to train GPT-2 runs."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.records.files import write_resolved_config
+from gpt2.running import PRELOADED_MODULES
+from gpt2.running.preflight import (
+    TrainingPlace,
+    check_data,
+    check_machine,
+    check_weights,
+    gpu_name,
+)
+from gpt2.study.plan import Plan
+from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
+from lib.env.gpu import cpu_model
+from lib.env.machine import worker_environment
+from lib.env.snapshot import copy_snapshot
+from lib.files import size_bytes
+from lib.project import ROOT
+from lib.runner.job import DeviceSlot, Executor, Job
+from lib.runner.local import LocalExecutor
+from lib.runner.worker import train_worker
+from lib.runs.code import TreeDigests, run_drift
+from lib.runs.record import RunRecord
+from lib.runs.run import Run, training_order
+from lib.runs.run_dir import RunDir, State, read_status
+
+
+class Gpt2Backend:
+    """Implementation of ``lib.runner.runner.TrainingBackend`` for the GPT-2 trainer."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        executor: LocalExecutor,
+        *,
+        allow_stale: bool = False,
+        dirty: bool = False,
+        settings: Mapping[str, ExplicitSetting] | None = None,
+        before_first: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Create the backend of the runs of ``plan``.
+
+        ``allow_stale`` allows resuming from checkpoints written by other code, ``dirty`` uncommitted
+        code. ``settings`` are the recorded sources of the settings, by default those of ``.config``.
+        ``before_first`` is called before the first run starts.
+        """
+        self._before_first = cache(before_first)
+        self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
+        self._machine = plan.base.machine
+        self._executor = executor
+        self._settings = settings
+        self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
+        self._plan = plan
+        self._tree = TreeDigests()
+
+    def preflight(self, runs: Sequence[Run[Config]], jobs: int) -> Sequence[DeviceSlot]:
+        """Check the machine in a worker, then weights and data; return the slots for runs.
+
+        The machine is checked first, so that nothing is downloaded to an unsuitable machine.
+        """
+        configs = [run.config for run in runs]
+        written = sum(self._written_bytes(RunDir(run.path)) for run in runs)
+        place = replace(self._place, written_bytes=written)
+        slots = self._executor.call(check_machine, configs, place, jobs)
+        check_weights(configs, self._place.build_dir)
+        check_data(configs, self._place.build_dir)
+        return slots
+
+    def _written_bytes(self, run: RunDir) -> int:
+        """Return the size of the files of a run that will be resumed, else 0."""
+        status = read_status(run)
+        resumed = status is not None and status.state in (State.RUNNING, State.INTERRUPTED)
+        if not resumed or self.drift(run):
+            return 0
+        return size_bytes(run.path)
+
+    def drift(self, run: RunDir) -> Sequence[str]:
+        """Return the source files, torch version and device model changed since ``run``."""
+        return run_drift(RunRecord(run), self._device, self._tree)
+
+    def is_stale(self, record: RunRecord) -> bool:
+        """Return whether other code, torch or device made a result."""
+        return bool(run_drift(record, self._device, self._tree))
+
+    @cached_property
+    def _positions(self) -> Mapping[Path, Mapping[str, float]]:
+        return _positions(self._plan)
+
+    def submit(self, run: Run[Config], slot: DeviceSlot, executor: Executor, token: int) -> Job:
+        """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
+        self._before_first()
+        self.write_inputs(run)
+        order = {**self._positions[run.path], "submitted_at": time.time()}
+        return executor.submit(
+            train_worker,
+            partial(self._train, order=order),
+            run.path,
+            token,
+            world_size=run.config.train.gpus,
+            # Read by the worker's libraries at import.
+            environment={**worker_environment(run.config.machine), **slot},
+        )
+
+    def write_inputs(self, run: Run[Config]) -> None:
+        """Write resolved_config.yaml, the worker's input, and the environment snapshot.
+
+        The request that stopped an earlier process is deleted; a later one stops the run, also while
+        it starts.
+        """
+        RunDir(run.path).stop_request.unlink(missing_ok=True)
+        settings = self._settings
+        if settings is None:
+            place = ConfigWorkspace(ROOT, self._place.build_dir)
+            settings = explicit_settings(place.config, run.config.values, run.label)
+        write_resolved_config(RunDir(run.path), run.config, settings)
+        if run.config.environment.snapshot:
+            copy_snapshot(self._place.build_dir, RunDir(run.path))
+
+    @cached_property
+    def _device(self) -> str:
+        if self._machine.device == "cpu":
+            return cpu_model()
+        return self._executor.call(gpu_name)
+
+
+def train_in_worker(
+    run_dir: Path,
+    report: Callable[[Mapping[str, Any]], None],
+    stop: Callable[[], bool],
+    guard: Callable[[], None],
+    *,
+    build_dir: Path,
+    allow_stale: bool,
+    order: Mapping[str, float],
+) -> None:
+    """Train the run of a directory in a worker; the parent process imports no torch."""
+    from gpt2.train import train_run
+
+    train_run(run_dir, build_dir, report, stop, guard, allow_stale=allow_stale, order=order)
+
+
+def _positions(plan: Plan) -> dict[Path, dict[str, float]]:
+    """Return the place of each run in the training order: its block (seed), and which one in it."""
+    positions: dict[Path, dict[str, float]] = {}
+    last = Counter[int]()
+    for run in training_order(plan.runs):
+        last[run.seed] += 1
+        positions[run.path] = {"block": run.seed, "position": last[run.seed]}
+    return positions
+
+
+def new_executor(plan: Plan) -> LocalExecutor:
+    """Return the executor of the runs of ``plan``."""
+    return LocalExecutor(PRELOADED_MODULES, worker_environment(plan.base.machine))

@@ -1,0 +1,145 @@
+"""The results of a plan's runs: what reports and verdicts write beside the runs, and print."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from gpt2.records.listing import other_configurations
+from gpt2.running.backend import Gpt2Backend, new_executor
+from gpt2.running.studies_index import write_index
+from gpt2.study.document import study_document_of
+from gpt2.study.plan import Plan, declared_verdicts
+from lib.console import is_verbose, log, terminal_columns
+from lib.errors import ConfigError, Problem
+from lib.report.columns import to_json, to_markdown, write_tables
+from lib.report.page import write_report
+from lib.report.series import study_series
+from lib.report.table import ResultTable, build_table
+from lib.report.terminal import to_terminal, training_text
+from lib.report.text import (
+    Document,
+    verdict_lines,
+    verdict_table,
+    verdicts_exit_code,
+)
+from lib.runs.run_dir import RunDir
+from lib.tracking.verdict_run import send_verdicts
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """The table of a plan's runs, and the document that is made from it."""
+
+    plan: Plan
+    table: ResultTable
+
+    @cached_property
+    def document(self) -> Document:
+        return study_document_of(self.plan, self.table)
+
+    def part(self, plan: Plan) -> "StudyResults":
+        """Return the rows of ``plan`` in the table of its whole study."""
+        return StudyResults(plan, self.table.of_runs({run.path for run in plan.runs}))
+
+    def publish(self) -> Path:
+        """Write report and index, and send the verdicts to the trackers. Return the report's path."""
+        plan, document = self.plan, self.document
+        path = write_report(document, study_series(self.table), plan.folder)
+        log("INDEX", str(write_index(plan, document, result_table)))
+        if not document["exploratory"]:
+            shown, base = verdict_table(document), plan.base
+            send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))
+        return path
+
+    def text(self, report: Path, *, json: bool) -> str:
+        """Return the document as JSON, for the columns of a terminal, or else as Markdown.
+
+        The text names the ``report`` below the table.
+        """
+        plan, document = self.plan, self.document
+        if json:
+            log("REPORT", str(report))
+            return to_json(document)
+        files = f"Report: {report}\n"
+        sample = RunDir(plan.runs[0].path).sample
+        if len(plan.runs) == 1 and sample.exists():
+            files += f"Sample: {sample}\n"
+        columns = terminal_columns(sys.stdout)
+        if columns is None or is_verbose():
+            return f"{to_markdown(document)}\n{files}"
+        text = to_terminal(document, columns)
+        if len(plan.runs) == 1:
+            text += "".join(training_text(series, columns) for series in study_series(self.table))
+        return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
+
+
+def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> StudyResults:
+    """Return the results of all runs of the study; write document and tables.
+
+    Runs of other configurations are listed below the rows.
+    """
+    results = StudyResults(plan, result_table(plan, label_by, looks=looks))
+    if others := other_configurations(plan):
+        results.document["sections"].append(asdict(others))
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    for path in write_tables(results.document, plan.folder):
+        log("TABLE", str(path))
+    return results
+
+
+def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
+    """Return the result table of the plan's runs.
+
+    Without ``looks``, nothing is written, and the verdicts are those at the looks declared so far.
+    """
+    backend = Gpt2Backend(plan, new_executor(plan))
+    skipped = [str(problem) for problem in plan.left_out]
+    declared = replace(declared_verdicts(plan), exploratory=not looks)
+    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
+    return replace(table, plan_note=plan.note)
+
+
+def report(
+    plan: Plan,
+    whole: Plan,
+    *,
+    selected: bool,
+    json: bool = False,
+    label_by: Sequence[str] = (),
+) -> str:
+    """Write table and report of the runs of ``whole``. Return the table as text.
+
+    If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
+    field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
+    """
+    results = write_results(whole, label_by, looks=_declares(plan, whole) and not label_by)
+    path = results.publish()
+    return (results.part(plan) if selected else results).text(path, json=json)
+
+
+def verdicts(
+    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, strict: bool = False
+) -> tuple[int, str]:
+    """Write result table and report of ``whole``. Return the exit code and the text of the verdicts.
+
+    If ``selected``, these are the verdicts on ``plan``, a part of ``whole``. Raises ConfigError if
+    none of its runs has a result; the files are written, so that no word of other runs is left.
+    """
+    results = write_results(whole, looks=_declares(plan, whole))
+    log("REPORT", str(results.publish()))
+    document = (results.part(plan) if selected else results).document
+    if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
+        advice = "type: make, to train the runs, or make status, to see their states"
+        raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
+    # Such as a damaged run, whose seed then has no result.
+    for note in document["notes"]:
+        log("NOTE", note)
+    text = to_json(document) if json else verdict_lines(document)
+    return verdicts_exit_code(document, strict=strict), text
+
+
+def _declares(plan: Plan, whole: Plan) -> bool:
+    """Return whether the seeds of ``plan`` are a look: seeds in a folder are no declaration."""
+    return {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
