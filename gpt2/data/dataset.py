@@ -9,7 +9,7 @@ configuration selects.
 import hashlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -161,32 +161,27 @@ def open_dataset(
     damaged, prepared with another tokenizer, or needs a larger vocabulary.
     """
     folder = dataset_folder(config, build_dir)
-    manifest = read_manifest(folder, config)
     tokens = tokenizer_vocab_size(config.tokenizer)
     if vocab_size is not None and vocab_size < tokens:
-        raise DataError(
-            Problem(
-                f"the model's vocabulary is too small for the tokenizer {config.tokenizer} "
-                f"(expected at least {tokens} tokens, got {vocab_size})",
-                next="type: make menuconfig, and choose the model's tokenizer",
-                code="data.vocabulary-too-large",
-            )
+        what = (
+            f"the model's vocabulary is too small for the tokenizer {config.tokenizer} "
+            f"(expected at least {tokens} tokens, got {vocab_size})"
         )
-    check_dataset(folder, manifest)
-    require_text(manifest)
-    return PreparedDataset(
-        _split(folder, manifest, "train"), _split(folder, manifest, "val"), manifest
-    )
+        advice = "type: make menuconfig, and choose the model's tokenizer"
+        raise DataError(Problem(what, next=advice, code="data.vocabulary-too-large"))
+    manifest = checked_manifest(folder, config)
+    train, val = (_split(folder, manifest, name) for name in ("train", "val"))
+    return PreparedDataset(train, val, manifest)
 
 
-def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
-    """Read the manifest of ``folder`` and check its schema, seal and tokenizer.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of ``folder`` and check its schema and seal.
 
-    Raises DataError if the manifest is missing, damaged, or of another tokenizer.
+    Raises DataError if the manifest is missing or damaged.
     """
     path = folder / MANIFEST
     if not path.exists():
-        what = f"no prepared data for {config.dataset} with the {config.tokenizer} tokenizer"
+        what = f"no prepared data set {folder.name}"
         raise DataError(Problem(what, str(folder), "type: make data", code="data.missing"))
     try:
         manifest = read_json_object(path)
@@ -202,6 +197,18 @@ def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
     if not intact:
         what = "damaged: seal mismatch"
         raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged"))
+    return manifest
+
+
+def checked_manifest(
+    folder: Path, config: DataOptions, *, sizes_only: bool = False
+) -> dict[str, Any]:
+    """Return the manifest of ``folder`` after checking its tokenizer and its files.
+
+    Compared are size and SHA-256 of each file, or only the size; other files are not allowed. The
+    DataError lists all problems.
+    """
+    manifest = read_manifest(folder)
     recorded = manifest["tokenizer"]
     expected = {"name": config.tokenizer, "digest": tokenizer_digest(config.tokenizer)}
     if {key: recorded[key] for key in expected} != expected:
@@ -209,7 +216,21 @@ def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
             f"wrong tokenizer (expected {config.tokenizer} {expected['digest'][:8]}, "
             f"got {recorded['name']} {recorded['digest'][:8]})"
         )
-        raise _rebuild_error(folder, Problem(what, str(path), code="data.tokenizer-mismatch"))
+        where = str(folder / MANIFEST)
+        raise _rebuild_error(folder, Problem(what, where, code="data.tokenizer-mismatch"))
+    problems = [
+        Problem(
+            f"file is not part of the data set (SHA-256 {sha256_file(path)})",
+            str(path),
+            code="data.unexpected-file",
+        )
+        for path in sorted(folder.iterdir())
+        if path.name not in (*manifest["files"], *_UNLISTED) and not path.name.startswith(".")
+    ]
+    problems += _file_problems(folder, manifest["files"], sizes_only)
+    if problems:
+        raise _rebuild_error(folder, *problems)
+    require_text(manifest)
     return manifest
 
 
@@ -222,25 +243,6 @@ def require_text(manifest: dict[str, Any]) -> None:
             raise DataError(Problem(what, "VAL_FRACTION", advice, code="data.empty-split"))
 
 
-def check_dataset(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
-    """Compare all files with their recorded size and SHA-256, and check for unlisted files.
-
-    The DataError lists all problems.
-    """
-    problems = [
-        Problem(
-            f"file is not part of the data set (SHA-256 {sha256_file(path)})",
-            str(path),
-            code="data.unexpected-file",
-        )
-        for path in sorted(folder.iterdir())
-        if path.name not in (*manifest["files"], *_UNLISTED) and not path.name.startswith(".")
-    ]
-    problems += _file_problems(folder, manifest, sizes_only)
-    if problems:
-        raise _rebuild_error(folder, *problems)
-
-
 def open_split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
     """Open one split after verifying every byte of it.
 
@@ -249,14 +251,16 @@ def open_split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
     split = manifest["splits"][name]
     names = [*split["shards"], *filter(None, [split["index"]])]
     files = {file: manifest["files"][file] for file in names}
-    if problems := _file_problems(folder, {"files": files}, sizes_only=False):
+    if problems := _file_problems(folder, files, sizes_only=False):
         raise _rebuild_error(folder, *problems)
     return _split(folder, manifest, name)
 
 
-def _file_problems(folder: Path, manifest: dict[str, Any], sizes_only: bool) -> list[Problem]:
+def _file_problems(
+    folder: Path, files: Mapping[str, dict[str, Any]], sizes_only: bool
+) -> list[Problem]:
     problems = []
-    for name, expected in manifest["files"].items():
+    for name, expected in files.items():
         path = folder / name
         if not path.exists():
             problems.append(Problem("missing", str(path), code="data.missing"))

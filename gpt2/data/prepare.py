@@ -75,9 +75,7 @@ def prepare_dataset(config: DataOptions, build_dir: Path) -> Path:
                 # Another process may have prepared it while this one waited.
                 if not is_ready():
                     _write_and_rename(corpus, config, folder)
-    manifest = dataset.read_manifest(folder, config)
-    dataset.check_dataset(folder, manifest, sizes_only=True)
-    dataset.require_text(manifest)
+    dataset.checked_manifest(folder, config, sizes_only=True)
     return folder
 
 

@@ -146,7 +146,7 @@ def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
     """
     data_dir = dataset.data_folder(config.data, build_dir)
     for path in sorted(data_dir.glob(f"*/{dataset.MANIFEST}")):
-        manifest = dataset.read_manifest(path.parent, config.data)
+        manifest = dataset.read_manifest(path.parent)
         if manifest["digest"] == digest:
             return dataset.open_split(path.parent, manifest, "val")
     what = f"data set {digest[:12]} not found below {data_dir}"

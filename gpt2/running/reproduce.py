@@ -166,7 +166,7 @@ def _changed_files(original: RunFacts) -> list[str]:
 def _data_differences(config: Config, build_dir: Path, original: RunFacts) -> list[str]:
     """Prepare the data if missing, and compare its digest with that of the original run."""
     folder = prepare_dataset(config.data, build_dir)
-    digest = read_manifest(folder, config.data)["digest"]
+    digest = read_manifest(folder)["digest"]
     if digest == original.observed["data"]:
         return []
     return [f"data (was {original.observed['data'][:12]}, is {digest[:12]})"]

@@ -36,7 +36,7 @@ def made(tree, tmp_path, monkeypatch):
     def make(manifest=None, **settings):
         given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
         config = resolve_config(tree, [ConfigLayer.of("test", "test", given)])
-        data = read_manifest(prepare_dataset(config.data, tmp_path), config.data)
+        data = read_manifest(prepare_dataset(config.data, tmp_path))
         file = "gpt2/model.py"
         origin = {
             "torch": installed_torch(),

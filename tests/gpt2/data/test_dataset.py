@@ -6,14 +6,22 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gpt2.data import shards
-from gpt2.data.dataset import data_folder, dataset_folder, open_dataset
+from gpt2.data.dataset import (
+    content_digest,
+    data_folder,
+    dataset_folder,
+    manifest_digest,
+    open_dataset,
+)
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
+from gpt2.records.audit import _held_out
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]
@@ -181,3 +189,31 @@ def test_a_pickled_split_contains_paths_only(
     sent = pickle.dumps(split)
     assert len(sent) < 1000 < 2 * split.n_tokens
     assert np.array_equal(pickle.loads(sent).window(0, split.n_tokens), tokens)
+
+
+def test_a_data_set_is_found_beside_one_of_another_tokenizer(
+    folder: Path, config: Settings, tmp_path: Path
+) -> None:
+    """An audit looks for the data of a run by its digest."""
+    other = json.loads((folder / "dataset.json").read_text())
+    other["tokenizer"] = {"name": "gpt2", "digest": "0" * 64, "vocab_size": 50257}
+    other["digest"] = content_digest(other)
+    other["seal"] = manifest_digest(other)
+    shutil.copytree(folder, folder.with_name("a-first"))
+    (folder.with_name("a-first") / "dataset.json").write_text(json.dumps(other))
+    digest = json.loads((folder / "dataset.json").read_text())["digest"]
+    run = SimpleNamespace(data=config())
+    assert _held_out(digest, run, tmp_path).n_tokens > 0
+
+
+def test_a_data_set_of_an_earlier_version_that_predicts_nothing(
+    folder: Path, config: Settings, tmp_path: Path
+) -> None:
+    manifest = json.loads((folder / "dataset.json").read_text())
+    manifest["splits"]["val"]["documents"] = manifest["splits"]["val"]["tokens"]
+    manifest["seal"] = manifest_digest(manifest)
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+    for opened in (open_dataset, prepare_dataset):
+        with pytest.raises(DataError) as caught:
+            opened(config(), tmp_path)
+        assert caught.value.codes == ["data.empty-split"]
