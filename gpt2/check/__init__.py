@@ -70,7 +70,6 @@ CHECKS = {
         Check("budgeted", slow=True),
         Check("paired", slow=True),
         Check("bound", slow=True),
-        Check("named", slow=True),
         Check("parallel", slow=True),
         Check("data"),
         Check("device", by_name=True),

@@ -16,12 +16,12 @@ from torch import nn
 
 from gpt2.check.cases import CheckFinding
 from gpt2.check.fields import REGISTRIES, fields_by_symbol
-from gpt2.check.naming_checks import model_facts
 from gpt2.check.short_run import ShortRun
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.model import Block
+from gpt2.shape import ModelShape
 from gpt2.training.budget import run_budget
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.errors import ConfigError
@@ -201,7 +201,6 @@ def _others(leaf: _Leaf) -> Iterator[SymbolValue]:
 def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
     """Check sizes of the model at full size against the symbols."""
     model, values = subject.full_model, subject.config.values
-    facts = model_facts(subject)
     block = model.blocks[0]
     rows = model.wte.num_embeddings
     built: dict[str, Any] = {
@@ -209,11 +208,14 @@ def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
         "N_EMBD": model.wte.embedding_dim,
         "VOCAB_MULTIPLE": math.gcd(rows, int(values["VOCAB_MULTIPLE"])),
         "BIAS": block.attn.c_proj.bias is not None,
-        "SLIDING_WINDOW": facts["window"],
-        "N_KV_HEAD": facts["key/value heads"],
+        "N_KV_HEAD": _key_value_heads(block, model.config.shape),
         "RECIPROCAL_WINDOW": _of_term(block, "reach"),
         "RECIPROCAL_ALPHA": _of_term(block, "constant"),
     }
+    if values["ATTENTION_PATTERN"] == "sliding":
+        # The widest row of a sequence that is longer than any window.
+        pattern: Any = block.attn.pattern
+        built["SLIDING_WINDOW"] = pattern.longest_row(2**30)
     if model.wpe is not None:
         built["BLOCK_SIZE"] = model.wpe.num_embeddings
     backend = block.attn.backend
@@ -248,6 +250,12 @@ def _derived_sizes(subject: StepUnderTest) -> list[CheckFinding]:
         for name, built, expected in sizes
         if built != expected
     ]
+
+
+def _key_value_heads(block: Block, shape: ModelShape) -> int:
+    """Return the heads of keys and values of a projection whose columns are q, k and v."""
+    columns = vars(block.attn.c_attn).get("out_features", 0) - shape.n_embd
+    return columns // (2 * shape.head_dim)
 
 
 def _of_term(block: Block, name: str) -> Any:

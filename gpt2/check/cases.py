@@ -56,8 +56,6 @@ class CheckCase:
     params: tuple[float, float] | None = None
     # The change in words; "" if the case is not a step of a study.
     title: str = ""
-    # Whether the step is one of a user's own study.
-    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,6 @@ def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number
         delta=step.set,
         params=step.params if step.parent else None,
         title=resolved.title if resolved else step.title,
-        is_own=study.is_own,
     )
 
 

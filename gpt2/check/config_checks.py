@@ -18,12 +18,15 @@ from lib.config.field import kconfig_fields
 from lib.errors import RunError
 from lib.units import GIB, first_of, format_size
 
+# Widths are rounded.
+_SHARE_TOLERANCE = 0.01
+
 
 def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     """Build the step at its full size on the meta device and check it."""
     model = subject.full_model
     findings = _count(subject.config, model) + _ratio(subject.config, model)
-    findings += _flops(subject.config, model)
+    findings += _shares(subject.config, model) + _flops(subject.config, model)
     return findings + _bound(subject, model) + _delta(subject)
 
 
@@ -64,6 +67,19 @@ def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
         if abs(ratio / expected - 1) > RATIO_TOLERANCE:
             what = f"MLP / attention of {expected} within 1 %"
             findings.append(CheckFinding("mlp-ratio", what, f"{ratio:.4f} in block {i}"))
+    return findings[:1]
+
+
+def _shares(config: Config, model: GPT) -> list[CheckFinding]:
+    """Check the share of each mechanism in the parameters of the MLP, in every block that has it."""
+    mlp, findings = config.model.mlp, []
+    sized = [mechanism.name for mechanism in mlp.mechanisms if mechanism.sized]
+    for i, block in enumerate(model.blocks if mlp.sizing != "hidden" else ()):
+        for name, part in block.mlp.mechanisms.items():
+            share = matrix_elements(part) / matrix_elements(block.mlp)
+            if name in sized and abs(share - mlp.share / len(sized)) > _SHARE_TOLERANCE:
+                what = f"MLP_SHARE={mlp.share:g} of the MLP for {len(sized)} mechanisms"
+                findings.append(CheckFinding("mlp-share", what, f"{name} {share:.3f} in block {i}"))
     return findings[:1]
 
 

@@ -200,8 +200,6 @@ class CheckContext:
         self.full_models: dict[ModelConfig, GPT] = {}
         # Digests of initial matrices of small steps by slug, each by name and shape.
         self.initial_digests: dict[str, Mapping[InitialMatrix, str]] = {}
-        # Facts of full-size models by slug, for comparison with their steps' names.
-        self.model_facts: dict[str, Mapping[str, Any]] = {}
         # Findings about code that all steps share, by check and configuration.
         self.shared_findings: dict[str, Sequence[CheckFinding]] = {}
         # Results of driven runs by their settings, which the steps of a study share.

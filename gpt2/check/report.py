@@ -15,7 +15,6 @@ from gpt2.study.notes import note_lines
 from lib.console import folded, painted
 from lib.errors import printable
 from lib.report.render import fitting_rows, text_lines
-from lib.units import first_of
 
 SCHEMA_VERSION = 1
 # Findings shown for one check of one step; a wrong logit makes every gradient wrong.
@@ -141,7 +140,7 @@ def to_text(
     unit = "seconds of each check"
     if columns is not None and len(table[0]) > columns:
         table, unit = _counts(cases, reports), f"V=1 shows the {unit}"
-    notes = [*_notes(cases), *_titles(cases, reports), *_failures(cases, reports, command)]
+    notes = [*_notes(cases), *_failures(cases, reports, command)]
     passed, failed = totals(reports)
     notes += [f"{unit}; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
     table += _full_size(cases, reports, width, columns)
@@ -181,16 +180,6 @@ def _full_size(
     lines = fitting_rows(table, heading, columns)
     width = width if columns is None else 0
     return ["", *text_lines(lines, right=range(1, len(lines[0])), min_width=width), ""]
-
-
-def _titles(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:
-    """Return a note for each title that could not be compared with facts of its step."""
-    named = [report.results.get("named") for report in reports]
-    return [
-        f"NOTE    {case.label}: its title is not compared with {first_of(facts)}"
-        for case, result in zip(cases.chosen, named, strict=True)
-        if result and (facts := result.facts.get("uncompared"))
-    ]
 
 
 def _notes(cases: CheckPlan) -> list[str]:

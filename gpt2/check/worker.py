@@ -26,7 +26,6 @@ from gpt2.check.model_checks import (
     check_isolated,
     check_reference,
 )
-from gpt2.check.naming_checks import check_named
 from gpt2.check.pairing_checks import check_paired
 from gpt2.check.precision_checks import check_precise
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
@@ -60,7 +59,6 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "budgeted": check_budgeted,
     "paired": check_paired,
     "bound": check_bound,
-    "named": check_named,
     "parallel": check_parallel,
     "data": check_data,
     "device": check_device,

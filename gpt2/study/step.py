@@ -50,14 +50,12 @@ class Study:
     """An ordered list of steps; a step's index in the list is its number.
 
     A parent precedes its children, and the first step is the baseline. ``seeds`` are trained unless
-    the configuration or the command line has others. ``is_own`` distinguishes the study of a user's
-    file. A study that is not to be judged has no verdicts.
+    the configuration or the command line has others. A study that is not to be judged has no verdicts.
     """
 
     name: str
     steps: Sequence[Step]
     seeds: tuple[int, ...] = ()
-    is_own: bool = False
     judge: bool = True
     # Of losses and differences; "" for VERDICT_UNIT.
     unit: str = ""

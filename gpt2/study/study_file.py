@@ -65,7 +65,7 @@ def read_study(path: Path, *, is_own: bool = True) -> Study:
     content = reader.content
     seeds = parse_seeds(content.get("seeds", ""))
     judge, unit = content.get("judge", True), content.get("unit", "").replace("-", "_")
-    return Study(content["name"], steps, seeds, is_own, judge, unit)
+    return Study(content["name"], steps, seeds, judge, unit)
 
 
 class _Reader(TomlEntries):

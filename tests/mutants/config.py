@@ -200,21 +200,4 @@ MUTANTS = (
             "m.cost(size.widths[m.name], size.hidden, site)",
         ),
     ),
-    Mutant(
-        "a step also trains without dropout",
-        "the effect of the latent projection is confounded",
-        "added",
-        "mla",
-        {"named": ("unstated-change", "^DROPOUT")},
-        step_sets(
-            "ratio",
-            "mla",
-            {
-                "ATTENTION_PROJECTION_LATENT": True,
-                "LATENT_DIM": 0,
-                "MLP_SIZING_HIDDEN": True,
-                "DROPOUT": "0.0",
-            },
-        ),
-    ),
 )

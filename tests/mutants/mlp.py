@@ -385,7 +385,7 @@ MUTANTS = (
         "the last block, which has no gate, has twice the share for the token mix",
         "added",
         "golden-gate-cross",
-        {"named": ("stated-fact", "^equal shares in every block")},
+        {"declared": ("mlp-share", "^MLP_SHARE=0.2 of the MLP for 2 .*; mlp_cross_token 0.2")},
         edited(MlpConfig, "size", "m in self.mechanisms))", "m in built))"),
     ),
     Mutant(

@@ -150,11 +150,6 @@ def step_also_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) ->
     return step_sets(study, slug, {**step.set, **changes})
 
 
-def step_titled(study: str, slug: str, title: str) -> Plant:
-    """Return a plant that replaces the title of a step."""
-    return _step_with(study, slug, title=title)
-
-
 def step_inherits(study: str, slug: str, parent: str) -> Plant:
     """Return a plant that replaces the parent of a step."""
     return _step_with(study, slug, parent=parent)

@@ -3,9 +3,7 @@
 from gpt2.check import CHECKS
 from gpt2.check.cases import CheckFinding, plan_cases
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
-from gpt2.check.worker import run_in_process
 from lib.config.dotconfig import defconfig_layers
-from lib.config.layers import ConfigLayer
 from lib.project import ROOT
 
 
@@ -19,15 +17,6 @@ def test_notes_describe_the_configured_sizes_and_are_not_repeated() -> None:
     line = f"WARN  {taken[0]}{others}: selection takes every block: {sizes}"
     assert said.count("selection takes every block") == 1 and f"\n{line}\n" in said
     assert line in to_json(cases, [], reports, "make check", 0.0)["notes"]
-
-
-def test_a_setting_of_the_baseline_that_a_step_cannot_have_is_noted_and_no_failure() -> None:
-    rotary = ConfigLayer.of("SET", "a test", {"POSITIONS_ROPE": True})
-    cases = plan_cases([*defconfig_layers(ROOT, "gpt2-ratio-ablation"), rotary])
-    others = {case.slug: case for case in cases.every if case.slug in ("baseline", "mla")}
-    for case in others.values():
-        result = run_in_process(case, [CHECKS["named"]], others)["named"]
-        assert result.state == "passed" and result.facts["uncompared"] == ["positions"]
 
 
 def test_a_table_wider_than_the_terminal_counts_the_checks_of_a_step() -> None:

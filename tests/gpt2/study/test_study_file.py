@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.check.cases import CheckCase, CheckPlan, plan_cases
-from gpt2.check.naming_checks import _stated_by_user
-from gpt2.check.report import CaseReport, CheckResult, to_text
+from gpt2.check.cases import plan_cases
 from gpt2.study.plan import make_plan, table_plan
 from gpt2.study.study_file import STUDIES, read_study
 from lib.config.dotconfig import defconfig_layers
@@ -65,7 +63,7 @@ def layers(**settings):
 
 def test_a_file_is_a_study(study_file):
     study = read_study(study_file(GOOD))
-    assert (study.name, study.seeds, study.is_own) == ("heads", (1, 2, 3), True)
+    assert (study.name, study.seeds) == ("heads", (1, 2, 3))
     _, two, ra, both = study.steps
     assert (two.parent, two.params) == ("baseline", (-0.17, 0.0))
     # The digits of the file: 0.3 and 0.30 are one value, but a report shows what was written.
@@ -242,36 +240,7 @@ def test_a_change_without_effect_names_its_line(study_file, tmp_path, old, new, 
     assert problem.where.startswith(f"{path}:{line}: step heads/" if line else str(path))
 
 
-def case(title, **delta):
-    return CheckCase("heads/01-a", "1", "a", None, delta=delta, title=title, is_own=True)
-
-
-@pytest.mark.parametrize(
-    ("title", "findings"),
-    [
-        ("my own idea", 0),
-        ("a narrower band of 16", 0),
-        ("alpha 0.3, band 16", 0),
-        ("alpha 30 %", 0),
-        ("a band of 17", 1),
-        # A phrase that is measured on the model.
-        ("MLP at 2.5 times attention", 0),
-    ],
-)
-def test_numbers_of_a_title_are_those_of_the_step(title, findings):
-    step = case(title, RECIPROCAL_WINDOW=16, RECIPROCAL_ALPHA="0.30")
-    assert len(_stated_by_user(step)[1]) == findings
-
-
 def test_the_built_in_studies_are_files_of_the_same_form():
     for name, study in STUDIES.items():
         path = ROOT / "gpt2" / "study" / "studies" / f"{name}.toml"
         assert [s.slug for s in read_study(path).steps] == [s.slug for s in study.steps]
-        assert not study.is_own
-
-
-def test_a_title_that_says_nothing_measurable_is_noted_and_no_failure():
-    plan = CheckPlan("heads", [], [case("my own idea")])
-    result = CheckResult([], 0.0, {"uncompared": ["positions"]})
-    text = to_text(plan, [], [CaseReport("a", {"named": result})], "make check", 0.0)
-    assert "heads/01-a" in text and "positions" in text and text.endswith("1 passed, 0 failed\n")
