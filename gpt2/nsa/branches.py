@@ -19,7 +19,7 @@ from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.gather import RowPacking, attend_gathered, packs_rows
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from gpt2.nsa.query_major import MaskSpec, attend_chunks
-from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
+from gpt2.nsa.select import attend_compressed, chosen_blocks
 from lib.errors import PreflightError, Problem
 
 
@@ -62,27 +62,22 @@ def attend_branches(
     choices of the device.
     """
     outputs: list[Tensor] = []
+    blocks_BKTn: Tensor | None = None
     backend = "triton" if fused else _backend(options, q_BNTH)
     with torch.autocast(q_BNTH.device.type, enabled=False):
         kernels = fused or (gpu_kernels() if backend == "triton" else None)
         if kernels:
             return attend_fused(q_BNTH, keys, options, first, block, kernels)
         q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
-        blocks_BKTn = None
         if options.branch_compressed:
             assert keys.compressed_BKMH
             k_BKMH, v_BKMH = keys.compressed_BKMH
             compressed, blocks_BKTn = attend_compressed(q_BKgTH, k_BKMH, v_BKMH, options, first)
             outputs.append(compressed.flatten(1, 2))
-        elif options.ranks:
-            assert keys.compressed_BKMH
-            blocks_BKTn = rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, first)
         if keys.selected_BKSH:
-            if not options.ranks:
-                batch, heads, _, length = q_BKgTH.shape[:4]
-                drawn = random_blocks(options, block, heads, first, length, q_BNTH.device)
-                blocks_BKTn = drawn.expand(batch, -1, -1, -1)
-            assert blocks_BKTn is not None
+            if blocks_BKTn is None:
+                ranking = q_BKgTH, keys.compressed_BKMH
+                blocks_BKTn = chosen_blocks(*ranking, options, first, block)
             by_token = q_BKgTH.transpose(2, 3)
             inputs = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
             if backend == "blocks":
@@ -127,10 +122,8 @@ def attend_fused(
             sizes = options.select, options.count
             blocks_BKTn = kernels.ranked(q_BTKgH, k_BMKH, logsums_BTKg, sight, scale, *sizes)
     if keys.selected_BKSH:
-        if not options.ranks:
-            drawn = random_blocks(options, block, keys.heads, first, length, q_BNTH.device)
-            blocks_BKTn = drawn.expand(len(q_BNTH), -1, -1, -1)
-        assert blocks_BKTn is not None
+        if blocks_BKTn is None:
+            blocks_BKTn = chosen_blocks(q_BTKgH.permute(0, 2, 3, 1, 4), None, options, first, block)
         k_BSKH, v_BSKH = (x.transpose(1, 2) for x in keys.selected_BKSH)
         sizes = options.select, scale
         contexts.append(kernels.selected(q_BTKgH, k_BSKH, v_BSKH, blocks_BKTn, *sizes))

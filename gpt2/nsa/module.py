@@ -23,7 +23,7 @@ from gpt2.nsa.branches import FusedKernels, attend_branches
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
 from gpt2.nsa.gather import RowPacking, packs_rows
 from gpt2.nsa.options import NsaOptions, resolve_backend
-from gpt2.nsa.select import random_blocks, rank_compressed
+from gpt2.nsa.select import chosen_blocks
 from gpt2.shape import ModelShape
 from lib.pruning.layers import NeverPruned
 
@@ -69,14 +69,9 @@ def selected_blocks(
     """
     if not options.branch_selected:
         return None
-    batch, _, length, width = q_BNTH.shape
-    if not options.ranks:
-        drawn = random_blocks(options, block, keys.heads, 0, length, q_BNTH.device)
-        return drawn.expand(batch, -1, -1, -1)
-    assert keys.compressed_BKMH
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        q_BKgTH = (q_BNTH * width**-0.5).unflatten(1, (keys.heads, -1))
-        return rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options)
+        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
+        return chosen_blocks(q_BKgTH, keys.compressed_BKMH, options, 0, block)
 
 
 def selection_statistics(blocks_BKTn: Tensor, options: NsaOptions) -> dict[str, Tensor]:

@@ -119,7 +119,7 @@ def _hash(x: Tensor) -> Tensor:
 
 def attend_compressed(
     q_BKgTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, options: NsaOptions, first: int = 0
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Return the head outputs BKgTH and the selected blocks BKTn.
 
     q must be divided by √H already. Query t belongs to token ``first`` + t and sees the blocks that
@@ -137,7 +137,7 @@ def attend_compressed(
     ranked = choose if options.ranks else None
     context_BKgTH = attend_chunks(q_BKgTH, k_BKMH, v_BKMH, sight, ranked)
     if not options.ranks:
-        return context_BKgTH, q_BKgTH.new_empty(0).long()
+        return context_BKgTH, None
     return context_BKgTH, torch.cat(chosen_rn).view(*k_BKMH.shape[:2], -1, options.count)
 
 
@@ -146,4 +146,24 @@ def rank_compressed(q_BKgTH: Tensor, k_BKMH: Tensor, options: NsaOptions, first:
     """Return the selected blocks BKTn of ``attend_compressed``, without the head outputs."""
     # Values of width 0, so that the product with the weights costs nothing.
     _, chosen_BKTn = attend_compressed(q_BKgTH, k_BKMH, k_BKMH[..., :0], options, first)
+    assert chosen_BKTn is not None
     return chosen_BKTn
+
+
+def chosen_blocks(
+    q_BKgTH: Tensor,
+    compressed_BKMH: tuple[Tensor, ...] | None,
+    options: NsaOptions,
+    first: int,
+    layer: int,
+) -> Tensor:
+    """Return the blocks BKTn that compressed keys rank, or that are drawn if ``options`` rank none.
+
+    q must be divided by √H already; the first query is token ``first``.
+    """
+    if options.ranks:
+        assert compressed_BKMH
+        return rank_compressed(q_BKgTH, compressed_BKMH[0], options, first)
+    batch, heads, _, length = q_BKgTH.shape[:4]
+    drawn = random_blocks(options, layer, heads, first, length, q_BKgTH.device)
+    return drawn.expand(batch, -1, -1, -1)

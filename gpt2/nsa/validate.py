@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     kablate validate-machine --device cpu
 
     For every backend of the selected branch: values and gradients against the float64 reference,
-    causality, decoding against the full forward pass, bfloat16 and float16, and a long context. Reports
-    PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no failure, 1
-    a failure, 2 usage.
+    bfloat16 and float16, and decoding after a long context against the full forward pass. Reports
+    PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no failure,
+    1 a failure, 2 usage.
     """
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     log("CHECK", f"{device_name(device)}, torch {torch.__version__}")
