@@ -87,11 +87,6 @@ class AttentionConfig:
             transforms=TRANSFORMS.bind(values),
         )
 
-    @property
-    def reach(self) -> int:
-        """Return the number of queries to cache for decoding."""
-        return max((term.reach for term in self.terms), default=0)
-
     def cached_numbers(self, shape: ModelShape, length: int) -> int:
         """Return the cached elements for ``length`` tokens in the attention of one block."""
         tokens = self.pattern.cached_tokens(length)
@@ -99,7 +94,8 @@ class AttentionConfig:
         if self.transforms:
             # They act on every head, so that decoding expands keys.
             query, pair = shape.n_embd, self.projection.expanded_numbers(shape)
-        queries = min(tokens, self.reach) * query
+        reach = max((term.reach for term in self.terms), default=0)
+        queries = min(tokens, reach) * query
         extra = self.pattern.cached_numbers(shape, self.projection, length)
         if self.positions.rotates:
             extra += self.pattern.unrotated_tokens(length) * pair // 2
