@@ -8,18 +8,19 @@ Imports no torch: the checks of the device do, in a worker.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
 from gpt2.data.dataset import open_dataset
 from gpt2.data.prepare import prepare_dataset
+from gpt2.model_config import ModelConfig
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import log
-from lib.env.gpu import gpu_groups, selected_gpus, usable_cores
+from lib.env.gpu import gpu_groups, has_driver, selected_gpus, usable_cores
 from lib.env.packages import current_interpreter
 from lib.env.preflight import (
     Condition,
@@ -180,6 +181,9 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     Writes the environment snapshot; does not train or download anything. On a login node without a
     GPU, the conditions of the GPU are not tested.
     """
+    if len(configs) > 1 and has_driver():
+        # Its server imports torch while this process does.
+        _kernel_executor().warm_up()
     import torch
 
     from lib.env.hardware import describe_hardware
@@ -312,17 +316,31 @@ def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     from gpt2.running.kernel_checks import check_attention, check_loss
 
-    # The kernels depend on attention, its shape, and whether an MLP reads its weights.
-    different = {
-        (c.model.attention, c.model.shape, c.model.reads_weights, c.machine): c for c in configs
-    }
+    different = {(*_compared(c.model), c.machine): c for c in configs}
+    processes = usable_cores() if len(different) > 1 else 1
     checks = [(check_attention, c.model, c.machine) for c in different.values()]
+    if processes > 1:
+        # At the same time, so that Triton's cache has the kernels without dropout.
+        checks += [
+            (check_attention, replace(model, shape=replace(model.shape, dropout=0.0)), machine)
+            for model, machine in ((c.model, c.machine) for c in different.values())
+            if machine.device == "cuda"
+            and model.shape.dropout
+            and "triton" in model.backends("gpu")
+        ]
     # The kernel of the loss depends on the vocabulary alone.
     losses = {(c.model.shape.vocab_size, c.model.loss_backend, c.machine): c for c in configs}
     checks += [(check_loss, c.model, c.machine) for c in losses.values()]
     if all(config.machine.device == "cpu" for config in configs):
         return [p for check in checks for p in problems_of(*check)]
-    return compare_kernels(checks, usable_cores() if len(different) > 1 else 1)
+    return compare_kernels(checks, processes)
+
+
+def _compared(model: ModelConfig) -> tuple[Hashable, ...]:
+    """Return what the comparison of attention depends on; of the projection, these are the heads."""
+    attention = model.attention
+    parts = attention.pattern, attention.terms, attention.gates, attention.backend
+    return *parts, attention.projection.kv_heads(model.shape), model.shape, model.reads_weights
 
 
 def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Problem]:
@@ -337,7 +355,7 @@ def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Probl
     if processes == 1:
         results = run_checks(numbered)
     else:
-        executor = LocalExecutor(["gpt2.running.kernel_checks"], {})
+        executor = _kernel_executor()
         results = executor.call_many(
             run_checks, [(numbered[i::processes],) for i in range(processes)]
         )
@@ -353,6 +371,10 @@ def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Probl
         if any(problem.code == "gpu.unsupported" for problem in problems):
             found[number] = problems_of(*checks[number])
     return [problem for number in sorted(found) for problem in found[number]]
+
+
+def _kernel_executor() -> LocalExecutor:
+    return LocalExecutor(["gpt2.running.kernel_checks"], {})
 
 
 def run_checks(

@@ -132,12 +132,17 @@ def gpu_with_memory(memory_gib: float) -> Gpu:
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
+def has_driver() -> bool:
+    """Return whether this machine has the driver of a GPU; imports no torch."""
+    return any(os.path.exists(path) for path in _DRIVERS)
+
+
 def local_gpu() -> Gpu | None:
     """Return the first GPU of this machine, or None if there is no GPU.
 
     Imports torch and queries the driver, if there is one.
     """
-    if not any(os.path.exists(path) for path in _DRIVERS):
+    if not has_driver():
         return None
     import torch
 

@@ -196,6 +196,25 @@ def test_kernels_are_compared_once_for_each_attention_with_progress(
     ]
 
 
+def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[Any] = []
+    monkeypatch.setattr(preflight, "usable_cores", lambda: 8)
+    monkeypatch.setattr(
+        preflight, "compare_kernels", lambda checks, processes: compared.extend(checks) or []
+    )
+    term: dict[str, SymbolValue] = {"DEVICE_CUDA": True, "RECIPROCAL": True, "DROPOUT": "0.1"}
+    term |= {"RUN_PROFILE_MAXOUT_SPEED": True}
+    changes = ({}, {"ATTENTION_PROJECTION_LATENT": True}, {"RECIPROCAL": False})
+    assert preflight._kernel_problems([configured(**{**term, **c}) for c in changes]) == []
+    models = [model for check, model, _ in compared if check.__name__ == "check_attention"]
+    assert [(len(m.attention.terms), m.shape.dropout) for m in models] == [
+        *((1, 0.1), (0, 0.1)),
+        (1, 0.0),
+    ]
+
+
 def compile_slowly(what: str, folder: Path) -> None:
     """Wait for the other compilation, as only processes side by side can, or crash."""
     if what == "crash":
