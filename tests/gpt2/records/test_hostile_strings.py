@@ -186,7 +186,7 @@ def test_a_text_of_one_run_has_no_line_of_its_own(
 
 TITLES = {
     "markup": "<script>alert(1)</script> & <b>bold</b>",
-    "latex": r"\input{/etc/passwd} $x_1$ 5% {a} #1 ~ ^",
+    "latex": r"\input{{/etc/passwd}} $x_1$ 5% {{a}} #1 ~ ^",
     "formula": '=HYPERLINK("http://x","click")',
     "link": "[click](http://x) | `code` **bold**",
 }
