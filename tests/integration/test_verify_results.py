@@ -100,7 +100,7 @@ def publish(server: CommandServer, folder: Path) -> None:
     prepare_dataset(plan.base.data, build)
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}
     environment |= {"PYTHONPATH": str(tree), "STEPS": STEPS}
-    command = [str(tree / "all"), "-O", str(build)]
+    command = ["-m", "lib.kablate", "all", "-O", str(build)]
     untracked = " ".join(f"{symbol}=n" for symbol in TRACKERS if "MODE" not in symbol)
     for variables in ({"SEEDS": "1"}, {"SEEDS": SEEDS, "SET": untracked}):
         code, _, said = server.run(command, environment | variables, folder, tree)
