@@ -1,1 +1,1 @@
-"""Speed benchmarks: the trainer against a plain loop, mechanisms against GPT-2, settings, NSA."""
+"""Speed benchmarks: a training step, sparse attention, and the tables of a GPU."""
