@@ -128,7 +128,9 @@ def _band_forward(  # type: ignore[no-untyped-def]
     sum_R = tl.zeros([QUERIES * G], tl.float32)
     for at in range(low, high, C):
         index_C = at + tl.arange(0, C)
-        _, at_CP, mask_CP = _vectors(tl.program_id(1), index_C, 0, index_C < high, M, K, 1, H, P)
+        _row_C, at_CP, mask_CP = _vectors(
+            tl.program_id(1), index_C, 0, index_C < high, M, K, 1, H, P
+        )
         k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
         v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
         scores_RC = _dot(q_RP, tl.trans(k_CP)) * scale
@@ -177,7 +179,9 @@ def _band_query_gradients(  # type: ignore[no-untyped-def]
     dq_RP = tl.zeros([QUERIES * G, P], tl.float32)
     for at in range(low, high, C):
         index_C = at + tl.arange(0, C)
-        _, at_CP, mask_CP = _vectors(tl.program_id(1), index_C, 0, index_C < high, M, K, 1, H, P)
+        _row_C, at_CP, mask_CP = _vectors(
+            tl.program_id(1), index_C, 0, index_C < high, M, K, 1, H, P
+        )
         k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
         v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
         seen_RC = _seen(index_C, end_R, window)
@@ -222,7 +226,7 @@ def _key_gradients(  # type: ignore[no-untyped-def]
     lines, columns = tl.arange(0, QUERIES * G), tl.arange(0, C)
     index_C, lane_R = tile * keys + columns, lines % G
     held_C = (columns < keys) & (index_C < M)
-    _, at_CP, mask_CP = _vectors(pair, index_C, 0, held_C, M, K, 1, H, P)
+    _row_C, at_CP, mask_CP = _vectors(pair, index_C, 0, held_C, M, K, 1, H, P)
     k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
     v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
     dk_CP, dv_CP = tl.zeros([C, P], tl.float32), tl.zeros([C, P], tl.float32)
@@ -264,7 +268,9 @@ def _reduce(  # type: ignore[no-untyped-def]
     block, pair, columns = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
     J, BK = tl.num_programs(0), tl.num_programs(1)
     token_C = block * size + columns
-    _, to_CP, mask_CP = _vectors(pair, token_C, 0, (columns < size) & (token_C < S), S, K, 1, H, P)
+    _row_C, to_CP, mask_CP = _vectors(
+        pair, token_C, 0, (columns < size) & (token_C < S), S, K, 1, H, P
+    )
     dk_CP, dv_CP = tl.zeros([C, P], tl.float32), tl.zeros([C, P], tl.float32)
     before = tl.load(segments + first_owner)
     for owner in range(first_owner + pair * J + block, stop_owner, BK * J):
@@ -295,7 +301,7 @@ def _block_forward(  # type: ignore[no-untyped-def]
     lane_R = lines % G
     token_C = owner % J * size + columns
     held_C = (columns < size) & (token_C < S)
-    _, at_CP, mask_CP = _vectors(pair, token_C, 0, held_C, S, K, 1, H, P)
+    _row_C, at_CP, mask_CP = _vectors(pair, token_C, 0, held_C, S, K, 1, H, P)
     k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
     v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
     for index in range(begin, stop, QUERIES):
@@ -303,7 +309,7 @@ def _block_forward(  # type: ignore[no-untyped-def]
         mask_R = (at_R < stop) & (lane_R < g)
         entry_R = tl.load(entries + at_R, mask=at_R < stop, other=0)
         t_R = entry_R // n % T
-        _, at_RP, mask_RP = _vectors(pair, t_R, lane_R, mask_R, T, K, g, H, P)
+        _row_R, at_RP, mask_RP = _vectors(pair, t_R, lane_R, mask_R, T, K, g, H, P)
         q_RP = tl.load(q + at_RP, mask=mask_RP, other=0.0)
         scores_RC = _dot(q_RP, tl.trans(k_CP)) * scale
         seen_RC = held_C[None, :] & (token_C[None, :] <= (t_R + S - T)[:, None])
@@ -383,7 +389,7 @@ def _rank(  # type: ignore[no-untyped-def]
         for shift in range(1 - compress // stride, size // stride):
             m_L = block_L * (size // stride) + shift
             held_L = (m_L >= 0) & (m_L < M)
-            _, at_LP, mask_LP = _vectors(pair, m_L, 0, held_L, M, K, 1, H, P)
+            _row_L, at_LP, mask_LP = _vectors(pair, m_L, 0, held_L, M, K, 1, H, P)
             k_LP = tl.load(k + at_LP, mask=mask_LP, other=0.0)
             weights_RL = tl.exp2(_dot(q_RP, tl.trans(k_LP)) * scale - logsum_R[:, None])
             seen_RL = mask_R[:, None] & (m_L[None, :] >= 0) & (m_L[None, :] < end_R[:, None])

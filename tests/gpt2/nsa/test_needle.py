@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gpt2.model import GPT
-from gpt2.nsa import branches, needle
+from gpt2.nsa import needle, select
 
 TOLD = 16
 
@@ -67,8 +67,8 @@ def test_luck_is_counted_from_the_blocks_that_the_model_draws(monkeypatch):
         drawn.append(module_draws(*arguments))
         return drawn[-1]
 
-    module_draws = branches.random_blocks
-    monkeypatch.setattr(branches, "random_blocks", recorded)
+    module_draws = select.random_blocks
+    monkeypatch.setattr(select, "random_blocks", recorded)
     GPT(needle.model_config("random blocks")).hidden(sequences.idx_BT[:1])
     (lists,) = [blocks[0, 0].tolist() for blocks in drawn]
     hits = [
