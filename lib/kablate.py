@@ -9,7 +9,6 @@ stdout, the exit code, or both.
 """
 
 import argparse
-import inspect
 import os
 import signal
 import sys
@@ -108,7 +107,11 @@ def call(name: str, words: Sequence[str]) -> int:
     resume = resume_command()
     require_read(command)
     if {"-h", "--help"} & {*words}:
-        parser_of(command, inspect.getdoc(_function(command)) or "").parse_args(words)
+        # Takes as long as all other imports of this module.
+        from inspect import cleandoc
+
+        text = cleandoc(_function(command).__doc__ or "")
+        parser_of(command, text).parse_args(words)
     # Before the imports, which take longer.
     options = checked(parser_of(command).parse_args(words))
     # The command that resumes an interrupted make.

@@ -5,11 +5,11 @@ environment. A variable that is set and has no effect would be a wrong experimen
 """
 
 import os
+import re
 from collections.abc import Collection
 from shlex import quote
 
 from lib.commands import COMMON, VARIABLES, Command, Variable, readers
-from lib.config.field import WHOLE_NUMBER
 from lib.console import log
 from lib.errors import ConfigError, Problem, nearest
 
@@ -19,6 +19,7 @@ GIVEN = "KABLATE_GIVEN"
 EXPORTED = "KABLATE_EXPORTED"
 # Commands that are also part of other targets, whose variables are not for them.
 _PARTS = ("constants", "defconfig")
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def resume_command() -> str:
@@ -77,8 +78,8 @@ def variable_value(variable: Variable, text: str) -> str | int | float | bool | 
         except ValueError:
             raise _invalid(variable, "expected a number", text, "usage.invalid-number") from None
     least = 1 if variable.kind == "positive" else 0
-    if not WHOLE_NUMBER.fullmatch(text) or int(text) < least:
-        code = "usage.out-of-range" if WHOLE_NUMBER.fullmatch(text) else "usage.invalid-number"
+    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
+        code = "usage.out-of-range" if _WHOLE_NUMBER.fullmatch(text) else "usage.invalid-number"
         raise _invalid(variable, f"expected an integer of at least {least}", text, code)
     return int(text)
 

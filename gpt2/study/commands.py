@@ -5,7 +5,6 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from gpt2.data.prepare import try_preparation
 from gpt2.study import view
 from gpt2.study.arguments import asked_plan
 from lib import console
@@ -15,7 +14,6 @@ from lib.kablate import option_words
 from lib.project import ROOT
 from lib.runner import runner
 from lib.runner import slurm as cluster
-from lib.tracking import watch as monitor
 
 
 def plan(options: Namespace) -> str:
@@ -35,9 +33,13 @@ def plan(options: Namespace) -> str:
         advice = "type: make plan PROBE=1, on the machine with the GPU"
         raise ConfigError(Problem(what, "PROBE", advice, code="usage.conflict"))
     runs = asked_plan(options)
-    texts = {(run.config.data, run.config.model.shape.block_size): None for run in runs.runs}
-    for data, block_size in texts:
-        try_preparation(data, runs.build_dir, block_size)
+    configs = [run.config for run in runs.runs if run.config.data.dataset == "custom"]
+    if configs:
+        # Imports numpy, which no other plan needs.
+        from gpt2.data.prepare import try_preparation
+
+        for data, block_size in {(c.data, c.model.shape.block_size): None for c in configs}:
+            try_preparation(data, runs.build_dir, block_size)
     views = view.look(runs, options.gpu, options.probe)
     if options.json:
         return view.to_json(runs, views)
@@ -75,6 +77,8 @@ def watch(options: Namespace) -> int:
     On a terminal, the view is refreshed until no run is running (Ctrl-C exits earlier). Without a
     terminal, or with --json, the view is printed once, with exit code 1 if there is an alarm.
     """
+    from lib.tracking import watch as monitor
+
     runs = asked_plan(options)
     watched = monitor.WatchedRuns(runs.runs, runs.base.watch)
     if sys.stdout.isatty() and not options.json:

@@ -31,7 +31,7 @@ def build_editable(
         f"{project['name']}.pth": os.fsencode(root) + b"\n",
         f"{stem}.dist-info/METADATA": _metadata(project).encode(),
         f"{stem}.dist-info/WHEEL": f"{generator}Tag: {_TAG}\n".encode(),
-        f"{stem}.dist-info/entry_points.txt": _entry_points(project["scripts"]).encode(),
+        f"{stem}.dist-info/entry_points.txt": _entry_points(project.get("scripts", {})).encode(),
     }
     record = f"{stem}.dist-info/RECORD"
     rows = [f"{name},{_hash(data)},{len(data)}" for name, data in files.items()]

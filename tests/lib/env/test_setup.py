@@ -29,6 +29,8 @@ version = "0.1.0"
 description = "A tree that needs little"
 requires-python = ">=3.11"
 dependencies = ["packaging>=1.0"]
+[project.scripts]
+kablate = "lib.project:main"
 [project.optional-dependencies]
 nothing = []
 more = []
@@ -94,6 +96,7 @@ def test_it_is_made_used_repaired_and_not_made_again(tree):
         check=True,
     )
     assert imported.stdout.strip() == str(tree / "lib" / "__init__.py")
+    assert "from lib.project import main" in (tree / ".venv/bin/kablate").read_text()
     assert not [path for path in tree.iterdir() if path.name.endswith(("egg-info", "build"))]
     assert stamp_lines(tree) == [f"{tree} .venv", "nothing"]
     assert set_up(tree).stderr == ""
@@ -133,6 +136,8 @@ def made(tmp_path):
     python.write_text('#!/bin/sh\necho "$*" >> called\n')
     python.chmod(0o755)
     shutil.copy(ROOT / "Makefile", root)
+    (root / "lib").mkdir()
+    shutil.copy(ROOT / "lib/commands.py", root / "lib")
     for name in ("pyproject.toml", "requirements.txt", "constraints.txt"):
         (root / name).touch()
         os.utime(root / name, (0, 0))
