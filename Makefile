@@ -76,8 +76,8 @@ INTO := -O $(call quote,$(BUILD))
 # make -jN becomes JOBS=N of one command; make knows -j only while a recipe runs.
 jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
 HELP = $(boot) -m lib.make_help
-# For targets without a command that refuses variables.
-reads = $(if $(KABLATE_GIVEN)$(FAST),@$(HELP) --reads $(1))
+# For targets without a command that refuses variables; the second word is one that needs no check.
+reads = $(if $(filter-out $(2),$(KABLATE_GIVEN))$(FAST),@$(HELP) --reads $(1))
 
 # Targets that need a configuration, those that use one if there is one, and those that need none.
 CONFIGURED := all data plan status watch stop slurm rerun prolong preflight report verdicts figures \
@@ -144,7 +144,7 @@ style:
 		$(PY) $$tool || failed=1; done; exit $$failed
 
 setup:
-	$(if $(filter setup,$(MAKECMDGOALS)),$(call reads,setup))
+	$(if $(filter setup,$(MAKECMDGOALS)),$(call reads,setup,EXTRAS))
 	@$(call with,$$EXTRAS)
 
 help:
