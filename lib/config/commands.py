@@ -102,7 +102,7 @@ def _edit(tree: KconfigTree, path: Path) -> None:
     menuconfig(tree.kconf)
 
 
-# Commands of ``configure.py`` that write files; each logs one line per event to stderr.
+# Commands that write files; each logs one line per event to stderr.
 
 
 def defconfig(place: ConfigWorkspace, spec: str, settings: str) -> None:
@@ -358,7 +358,7 @@ def _try(tree: KconfigTree, resolution: ResolvedConfig, layer: ConfigLayer) -> d
     return {"assignment": assignment, "problems": []}
 
 
-# Read-only ``configure.py`` commands; each returns text or JSON for stdout.
+# Read-only commands; each returns text or JSON for stdout.
 
 
 def explain_symbol(

@@ -272,7 +272,8 @@ def load_mains() -> dict[str, Callable[[], int]]:
     names = [command[0] for command in COMMANDS.values()]
     for name in filter(kablate.COMMANDS.__contains__, names):
         importlib.import_module(kablate.COMMANDS[name].run.partition(":")[0])
-    return {name: _command if name in kablate.COMMANDS else _main(name) for name in names}
+    scripts = {name: _main(name) for name in names if name not in kablate.COMMANDS}
+    return {**dict.fromkeys(kablate.COMMANDS, _command), **scripts}
 
 
 def _command() -> int:
