@@ -84,7 +84,7 @@ CONFIGURED := all data plan status watch stop slurm rerun prolong preflight repo
 	claims verify-results export bench
 OPTIONAL := check reproduce ls clean-runs audit compare evaluate generate
 PLAIN := menuconfig list-defconfigs savedefconfig olddefconfig randconfig listnewconfig diffconfig \
-	why mutation-test bench-nsa needle-test validate-machine
+	why bench-nsa needle-test validate-machine
 ALONE := test style setup help completion clean mrproper
 TARGETS := $(CONFIGURED) $(OPTIONAL) $(PLAIN) $(ALONE)
 # A goal that is no target is refused, also if it is a folder or a file; the generated files, in whose
@@ -161,7 +161,6 @@ completion:
 clean:
 	$(call reads,clean)
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
-	$(Q)for part in baseline test; do rm -f $(call quote,$(BUILD))/mutation-$$part.json; done
 	$(Q)! test -w . || rm -rf .pytest_cache \
 		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
 

@@ -37,7 +37,7 @@ CHECK_GPU_MEMORY_GB  n              text       Memory of a GPU that is not known
 SUBMIT               y              flag       Submit the batch script
 ITERS                n              positive   Iterations, added ones of prolong; of bench, rounds
 FROM                 n              count      Iteration of a kept checkpoint; default: the last one
-COUNT                n              positive   Number of forks, or of faults
+COUNT                n              positive   Number of forks
 CHECKS               causal,data    text       Only these checks
 FAST                 1              flag       Skip what is slow
 JUNIT                FILE           text       Also write the results as JUnit XML
@@ -61,7 +61,6 @@ TOKENS               n              positive   Tokens to generate; of bench-nsa,
 TEMPERATURE          x              number     Divides the logits; 0 is greedy decoding
 TOP_K                n              count      Sample from the k most likely tokens; 0: all
 TOP_P                x              number     Sample from the fewest tokens of this probability
-AREA                 pruning        text       Areas, files, or FILE.py:LINE
 FULL                 1              flag       The long context at full length
 EXTRAS               "liger .."     text       Optional packages of pyproject.toml
 JSON                 1              flag       Print one JSON document
@@ -115,7 +114,6 @@ prolong          gpt2.running.commands:prolong   <RUN> ITERS SEEDS COUNT=1 FROM 
 Check
 preflight        gpt2.running.commands:preflight  @plan ALLOW_DIRTY JSON  Check machine and environment for .config's runs
 check            gpt2.check.command:run          SET GPUS STEPS CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB JUNIT JSON  Verify every step on this CPU before it costs GPU hours
-mutation-test    gpt2.mutation.command:run       COUNT=60 SEED=1 AREA JSON  Plant COUNT= faults, and count those that check catches
 reproduce        gpt2.running.commands:reproduce  RUN DATA FORCE YES TWICE DEFCONFIG STEPS JSON  Train RUN= again from its directory, compare every byte
 test             -                               FAST                  Run the tests (FAST=1: a fast part); needs the extras
 style            -                               -                     Check formatting, lint, types, whitespace, rules

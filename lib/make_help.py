@@ -24,7 +24,7 @@ _NO_CONFIG = "No .config yet: make uses gpt2-quickstart; make list-defconfigs li
 # The variables of the short help, and the targets that it lists by name only.
 _FIRST = ("STEPS", "SEEDS", "SET", "SWEEP", "RUNS", "JOBS", "O")
 _BY_NAME = (
-    *("savedefconfig", "olddefconfig", "listnewconfig", "diffconfig", "mutation-test"),
+    *("savedefconfig", "olddefconfig", "listnewconfig", "diffconfig"),
     *("bench-nsa", "needle-test", "validate-machine"),
 )
 

@@ -34,7 +34,7 @@ ENVIRONMENT = {
 WRITTEN = {
     # In the build folder.
     *(".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results", "check.json"),
-    *("mutation-test.json", "mutation-baseline.json", "reproduced", "determinism"),
+    *("reproduced", "determinism"),
     # Beside the runs.
     *(
         "claims.tex",

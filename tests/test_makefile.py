@@ -62,7 +62,7 @@ def unconfigured(tmp_path):
         *("menuconfig", "list-defconfigs", "savedefconfig", "olddefconfig", "randconfig"),
         *("listnewconfig", "diffconfig", "why"),
         *("all", "data", "plan", "status", "watch", "stop", "slurm", "rerun", "prolong"),
-        *("preflight", "check", "mutation-test", "reproduce"),
+        *("preflight", "check", "reproduce"),
         *("ls", "clean-runs", "report", "verdicts", "figures", "claims", "audit", "compare"),
         *("verify-results", "evaluate", "generate", "export", "bench", "bench-nsa"),
         *("needle-test", "validate-machine"),

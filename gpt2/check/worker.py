@@ -75,26 +75,18 @@ def run_in_process(
     build_dir: Path = Path(),
 ) -> dict[str, CheckResult]:
     """Run those of ``checks`` that apply to a case in this process, with its current code."""
-    return dict(iterate_results(case, checks, others, build_dir))
-
-
-def iterate_results(
-    case: CheckCase,
-    checks: Sequence[Check],
-    others: Mapping[str, CheckCase],
-    build_dir: Path,
-) -> Iterator[tuple[str, CheckResult]]:
-    """Yield name and result of every check that applies to a case, when the next one is due."""
+    results = {}
     for check in checks:
         if check.name == "resolve":
-            yield check.name, CheckResult(check_resolve(case), 0.0)
+            results[check.name] = CheckResult(check_resolve(case), 0.0)
     if case.config is None:
-        return
+        return results
     with CheckContext(build_dir) as context:
         subject = StepUnderTest(case, context, others)
         for check in checks:
             if check.name != "resolve" and check.applies_to(case.config):
-                yield check.name, _run_check(check, subject)
+                results[check.name] = _run_check(check, subject)
+    return results
 
 
 def run_jobs(
