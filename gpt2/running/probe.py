@@ -2,8 +2,8 @@
 
     python -m gpt2.running.probe BUILD_DIR < VALUES.json
 
-runs in each rank of the configuration (symbol values), on drawn tokens, and prints the fields of
-``gpt2.study.cost.ProbedStep`` as JSON, or a problem.
+runs in each rank of the configuration (symbol values), on drawn tokens, and prints the times as JSON,
+or a problem.
 
 B micro-batch, T tokens.
 """
@@ -25,7 +25,6 @@ from gpt2.config import Config
 from gpt2.data.dataset import TokenSplit, open_dataset
 from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import Evaluator
-from gpt2.study.cost import ProbedStep
 from gpt2.training.minimal import MinimalTraining
 from gpt2.training.step import cpu_memory_errors
 from lib.console import show
@@ -124,10 +123,11 @@ def evaluation_seconds(training: MinimalTraining, build_dir: Path, clock: Clock)
     return statistics.median(repeated(timed, clock)) * batches / training.group.size
 
 
-def probe(config: Config, build_dir: Path, group: ProcessGroup) -> ProbedStep:
+def probe(config: Config, build_dir: Path, group: ProcessGroup) -> dict[str, Any]:
     """Time steps and an evaluation of ``config``. Must be called on every rank.
 
-    Raises PreflightError without the configured device.
+    ``step_seconds`` is the median of ``timed_steps``, extrapolated if ``timed_micro_batches`` are fewer
+    than those of a step. Raises PreflightError without the configured device.
     """
     require_machine(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
@@ -149,7 +149,13 @@ def probe(config: Config, build_dir: Path, group: ProcessGroup) -> ProbedStep:
             lambda count: training.step(count * [tokens_BT]), config.train.grad_accumulation, clock
         )
         evaluation = evaluation_seconds(training, build_dir, clock)
-    return ProbedStep(device_name(device), seconds, steps, timed, evaluation)
+    return {
+        "device": device_name(device),
+        "step_seconds": seconds,
+        "timed_steps": steps,
+        "timed_micro_batches": timed,
+        "evaluation_seconds": evaluation,
+    }
 
 
 def main() -> int:
@@ -157,7 +163,7 @@ def main() -> int:
     config, build_dir = Config.from_values(json.load(sys.stdin)), Path(sys.argv[1])
     try:
         with ProcessGroup.join(current_process()) as group:
-            document: dict[str, Any] = asdict(probe(config, build_dir, group))
+            document = probe(config, build_dir, group)
     except KablateError as error:
         document, code = {"problem": asdict(error.problems[0])}, error.exit_code
     except torch.OutOfMemoryError as error:

@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,43 +30,10 @@ GPU_SHARE = 0.25
 _PROBE_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class ProbedStep:
-    """Times of a configuration, measured on this machine with no other run beside it.
-
-    ``step_seconds`` is the median of ``timed_steps``, extrapolated if ``timed_micro_batches`` are
-    fewer than those of a step; ``evaluation_seconds`` is the time of one evaluation.
-    """
-
-    device: str
-    step_seconds: float
-    timed_steps: int
-    timed_micro_batches: int
-    evaluation_seconds: float
-
-    def run_seconds(self, config: Config) -> float:
-        """Return the time of all steps and evaluations of a run with a budget in iterations."""
-        steps = run_budget(config).iterations * self.step_seconds
-        return steps + evaluations(config) * self.evaluation_seconds
-
-
-@dataclass(frozen=True)
-class RunEstimate:
-    """Expected speed and memory of a run.
-
-    ``source`` of the speed: runs (done runs of the plan), machine (matrix product of this CPU), gpu
-    (a share of the peak of ``gpu``), probe, or unknown.
-    """
-
-    source: str = "unknown"
-    # Model FLOPs per second of the run.
-    flops_per_second: float | None = None
-    # The GPU that the plan was asked for, and the tensors of a step on it at their peak.
-    gpu: str = ""
-    peak_bytes: int | None = None
-    probe: ProbedStep | None = None
-    # Why the run could not be probed.
-    unmeasured: str = ""
+# An estimate is a part of a row of the plan. Its ``seconds_from`` is runs (the done runs of the plan),
+# machine (a matrix product of this CPU), gpu (a share of its peak), probe, or unknown;
+# ``flops_per_second`` are model FLOPs of the run.
+Estimate = dict[str, Any]
 
 
 def evaluations(config: Config) -> int:
@@ -76,15 +42,16 @@ def evaluations(config: Config) -> int:
     return 1 + (max(0, iterations - 1) // interval if interval else 0)
 
 
-def estimates_from_runs(base: Config, speeds: Sequence[float], count: int) -> list[RunEstimate]:
-    """Return one estimate for ``count`` runs, from the FLOP/s of done runs or of this CPU."""
+def estimated_speed(base: Config, speeds: Sequence[float]) -> Estimate:
+    """Return the estimate of every run, from the FLOP/s of done runs or of this CPU."""
     if speeds:
-        return [RunEstimate("runs", statistics.median(speeds))] * count
+        return {"seconds_from": "runs", "flops_per_second": statistics.median(speeds)}
     guess = speed.flops_per_second(base.machine)
-    return [RunEstimate("unknown" if guess is None else "machine", guess)] * count
+    source = "unknown" if guess is None else "machine"
+    return {"seconds_from": source, "flops_per_second": guess}
 
 
-def estimates_on_gpu(configs: Sequence[Config], gpu: str) -> list[RunEstimate]:
+def estimated_on_gpu(configs: Sequence[Config], gpu: str) -> list[Estimate]:
     """Predict the memory of each run on ``gpu``, and its speed as a share of the peak.
 
     Raises ConfigError if the GPU or its peak is unknown, or cannot run a configured backend, and
@@ -96,14 +63,16 @@ def estimates_on_gpu(configs: Sequence[Config], gpu: str) -> list[RunEstimate]:
     values = {key: dict(config.values) for key, config in zip(keys, configs, strict=True)}
     done = run_predict(name, list(values.values()))
     if done.returncode:
-        raise RunError(
-            Problem(
-                "the memory of a step could not be predicted", f"GPU={gpu}", code="process.failed"
-            )
-        )
+        what = "the memory of a step could not be predicted"
+        raise RunError(Problem(what, f"GPU={gpu}", code="process.failed"))
     peaks = dict(zip(values, json.loads(done.stdout), strict=True))
     return [
-        RunEstimate("gpu" if flops else "unknown", flops, name, peaks[key])
+        {
+            "seconds_from": "gpu" if flops else "unknown",
+            "flops_per_second": flops,
+            "gpu": name,
+            "peak_bytes": peaks[key],
+        }
         for flops, key in zip(speeds, keys, strict=True)
     ]
 
@@ -122,24 +91,24 @@ def _share_of_peak(config: Config, gpu: str) -> float | None:
     return GPU_SHARE * peak * 1e12 * config.train.gpus
 
 
-def estimates_by_probe(runs: Sequence[tuple[str, Config]], build_dir: Path) -> list[RunEstimate]:
-    """Time each distinct model of the labelled runs on this machine, one after the other.
+def probed(labels: Sequence[str], configs: Sequence[Config], build_dir: Path) -> list[Estimate]:
+    """Time each distinct model on this machine, one after the other, with no other run beside it.
 
     Raises PreflightError if this machine lacks the device of the configuration.
     """
-    keys = [_probe_key(config) for _, config in runs]
-    distinct: dict[str, tuple[str, Config]] = {}
-    for key, run in zip(keys, runs, strict=True):
-        distinct.setdefault(key, run)
-    log("PROBE", f"{len(distinct)} models, each for some seconds after it is built")
-    started, measured = time.monotonic(), dict[str, RunEstimate]()
-    for count, (key, (label, config)) in enumerate(distinct.items(), 1):
+    keys = [_probe_key(config) for config in configs]
+    started, measured, models = time.monotonic(), dict[str, Estimate](), len(set(keys))
+    log("PROBE", f"{models} models, each for some seconds after it is built")
+    for key, label, config in zip(keys, labels, configs, strict=True):
+        if key in measured:
+            continue
         measured[key] = estimate = _probe(config, build_dir)
-        left = (time.monotonic() - started) / count * (len(distinct) - count)
-        text = estimate.unmeasured
-        if estimate.probe:
-            text = f"{1000 * estimate.probe.step_seconds:,.1f} ms a step"
-        log("PROBE", f"{count}/{len(distinct)}   {label}: {text}   eta {format_duration(left)}")
+        text = estimate.get("unmeasured", "")
+        if not text:
+            text = f"{1000 * estimate['probe']['step_seconds']:,.1f} ms a step"
+        count = len(measured)
+        left = format_duration((time.monotonic() - started) / count * (models - count))
+        log("PROBE", f"{count}/{models}   {label}: {text}   eta {left}")
     return [measured[key] for key in keys]
 
 
@@ -150,7 +119,7 @@ def _probe_key(config: Config) -> str:
     return repr((parts, config.data, batch))
 
 
-def _probe(config: Config, build_dir: Path) -> RunEstimate:
+def _probe(config: Config, build_dir: Path) -> Estimate:
     """Time a configuration in a process of its own, or one for each of its ranks."""
     command = python_module_command("gpt2.running.probe", str(build_dir))
     variables = {**os.environ, **worker_environment(config.machine)}
@@ -158,11 +127,15 @@ def _probe(config: Config, build_dir: Path) -> RunEstimate:
     try:
         code, output = run_ranks(command, variables, config.train.gpus, values, _PROBE_SECONDS)
     except subprocess.TimeoutExpired:
-        return RunEstimate(unmeasured=f"not measured within {_PROBE_SECONDS:.0f} s")
+        return _unmeasured(f"not measured within {_PROBE_SECONDS:.0f} s")
     document: dict[str, Any] = json.loads(output or "{}")
     if code == EXIT_PREFLIGHT and "problem" in document:
         raise PreflightError(Problem(**document["problem"]))
     if code:
         problem = document.get("problem", {"what": f"the process failed with exit code {code}"})
-        return RunEstimate(unmeasured=f"not measured: {problem['what']}")
-    return RunEstimate("probe", probe=ProbedStep(**document))
+        return _unmeasured(f"not measured: {problem['what']}")
+    return {"seconds_from": "probe", "probe": document}
+
+
+def _unmeasured(reason: str) -> Estimate:
+    return {"seconds_from": "unknown", "unmeasured": reason}

@@ -11,33 +11,22 @@ from lib.env import speed
 
 def notes(config: Config) -> list[ConfigNote]:
     """Return the notes of one run."""
-    return [*_model_notes(config), *_schedule_notes(config)]
-
-
-def _model_notes(config: Config) -> list[ConfigNote]:
-    model = config.model
-    found = list(model.attention.pattern.notes(model.shape))
-    if config.machine.device == "cuda":
-        found += gpu_notes(model.attention, model.shape, model.backends("gpu"))
-        if model.loss_backend == "auto" and not config.machine.compile:
-            compared = "it is compared with torch's on the GPU before training"
-            found.append(
-                ConfigNote(
-                    f"loss by liger-kernel, if it is installed and supports the GPU; {compared}"
-                )
-            )
-    elif speed.emulates_bf16(config.machine):
-        found.append(ConfigNote(speed.EMULATED, warns=True))
-    return found
-
-
-def _schedule_notes(config: Config) -> list[ConfigNote]:
-    """Return a warning if the learning rate never reaches its peak."""
+    model, machine = config.model, config.machine
+    lines = list(model.attention.pattern.notes(model.shape))
+    if machine.device == "cuda":
+        lines += gpu_notes(model.attention, model.shape, model.backends("gpu"))
+        if model.loss_backend == "auto" and not machine.compile:
+            text = "loss by liger-kernel, if it is installed and supports the GPU; it is compared "
+            lines.append(ConfigNote(f"{text}with torch's on the GPU before training"))
+    elif speed.emulates_bf16(machine):
+        lines.append(ConfigNote(speed.EMULATED, warns=True))
     warm_up, iterations = config.schedule.warmup_steps, run_budget(config).iterations
-    if not 0 < iterations <= warm_up:
-        return []
-    text = f"WARMUP_STEPS={warm_up}: the run ends in its warm-up, after {iterations:,} iterations"
-    return [ConfigNote(text, warns=True)]
+    if 0 < iterations <= warm_up:
+        text = (
+            f"WARMUP_STEPS={warm_up}: the run ends in its warm-up, after {iterations:,} iterations"
+        )
+        lines.append(ConfigNote(text, warns=True))
+    return lines
 
 
 def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
@@ -46,13 +35,13 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
     ``+7`` counts the other runs with the same note.
     """
     labels_by_note: dict[ConfigNote, list[str]] = {}
-    # The runs of a variant share one model and machine for all seeds.
-    known: dict[tuple[int, int], list[ConfigNote]] = {}
+    # The seeds of a variant share one model.
+    by_variant: dict[tuple[int, int], list[ConfigNote]] = {}
     for label, config in runs:
-        key = id(config.model), id(config.machine)
-        if key not in known:
-            known[key] = _model_notes(config)
-        for note in (*known[key], *_schedule_notes(config)):
+        key = id(config.model), id(config.schedule)
+        if key not in by_variant:
+            by_variant[key] = notes(config)
+        for note in by_variant[key]:
             labels_by_note.setdefault(note, []).append(label)
     return [
         f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpt2.running import probe
-from gpt2.study.cost import estimates_by_probe
+from gpt2.study.cost import probed
 from gpt2.study.plan import config_layers, make_plan
 from gpt2.training.minimal import MinimalTraining
 from lib.config.field import SymbolValue
@@ -104,11 +104,12 @@ def test_a_configuration_is_timed_in_processes_of_its_own(
 ) -> None:
     folder = write_build(tmp_path, {**SMALL, **settings})
     config = make_plan(config_layers(folder), folder).base
-    (estimate,) = estimates_by_probe([("a run", config)], folder)
-    step = estimate.probe
-    assert step is not None, (estimate.unmeasured, capfd.readouterr().err)
-    assert 0 < step.step_seconds < 60 and 0 < step.evaluation_seconds < 60
-    assert step.timed_steps > 0 and step.timed_micro_batches == config.train.grad_accumulation
+    (estimate,) = probed(["a run"], [config], folder)
+    step = estimate.get("probe")
+    assert step, (estimate, capfd.readouterr().err)
+    assert 0 < step["step_seconds"] < 60 and 0 < step["evaluation_seconds"] < 60
+    assert step["timed_steps"] > 0
+    assert step["timed_micro_batches"] == config.train.grad_accumulation
 
 
 def test_a_missing_device_is_an_error_and_no_traceback(
@@ -117,5 +118,5 @@ def test_a_missing_device_is_an_error_and_no_traceback(
     folder = write_build(tmp_path, {**SMALL, "DEVICE_CPU": False, "DEVICE_CUDA": True})
     config = make_plan(config_layers(folder), folder).base
     with pytest.raises(PreflightError) as caught:
-        estimates_by_probe([("a run", config)], folder)
+        probed(["a run"], [config], folder)
     assert caught.value.codes[0].startswith("gpu.") and "Traceback" not in capfd.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.study import cost
 from gpt2.study import view as planning_view
-from gpt2.study.cost import GPU_SHARE, ProbedStep, evaluations
+from gpt2.study.cost import GPU_SHARE, evaluations
 from gpt2.study.plan import Plan
 from lib.env.gpu import GPUS
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREFLIGHT, ConfigError, PreflightError
@@ -18,33 +18,39 @@ Planned = Callable[..., Plan]
 BF16 = {"PRECISION_BF16": True, "PRECISION_WHY": "a test", "ATTENTION_BACKEND_TRITON": True}
 ON_GPU = {"DEVICE_CUDA": True, "DEVICE_CPU": None, **BF16}
 TWO_GPUS = ON_GPU | {"GPUS": 2, "GRAD_ACCUMULATION": 4}
-STEP = ProbedStep("a CPU", 0.5, 10, 1, 2.0)
+STEP = {
+    "device": "a CPU",
+    "step_seconds": 0.5,
+    "timed_steps": 10,
+    "timed_micro_batches": 1,
+    "evaluation_seconds": 2.0,
+}
 
 
 def test_a_gpu_that_is_elsewhere_reaches_a_stated_share_of_its_peak(
     planned: Planned, forked_modules
 ) -> None:
     plan = planned(steps="0,5", seeds="1,2", RA_MLA_ABLATION_MODE=True, **TWO_GPUS)
-    assert planning_view.look(plan)[0].seconds is None
+    assert planning_view.look(plan)[0]["seconds"] is None
     views = planning_view.look(plan, "H100 80GB")
     speed = GPU_SHARE * GPUS["h100"].tflops["bf16"] * 1e12 * 2
     for view in views:
-        assert view.seconds_from == "gpu" and view.gpu == "h100"
-        assert view.seconds == pytest.approx(view.tokens * view.flops_per_token / speed)
+        assert view["seconds_from"] == "gpu" and view["gpu"] == "h100"
+        assert view["seconds"] == pytest.approx(view["tokens"] * view["flops_per_token"] / speed)
     # Seeds share a prediction of the memory.
-    assert views[0].peak_bytes == views[2].peak_bytes > 4 * 4 * views[0].parameters
+    assert views[0]["peak_bytes"] == views[2]["peak_bytes"] > 4 * 4 * views[0]["parameters"]
     text = planning_view.plan_text(plan, views)
     assert " ~" in text and "at 25 % of the peak of h100, within a factor of two" in text
     assert "memory" in text.splitlines()[0] and "PROBE=1" in text
     document = json.loads(planning_view.to_json(plan, views))["runs"][0]
-    assert document["peak_bytes"] == views[0].peak_bytes and document["probe"] is None
+    assert document["peak_bytes"] == views[0]["peak_bytes"] and document["probe"] is None
 
 
 def test_attention_that_reaches_less_gets_no_time(planned: Planned, forked_modules) -> None:
     by_rows = ON_GPU | {"ATTENTION_BACKEND_TRITON": None, "ATTENTION_BACKEND_ROWS": True}
     plan = planned(**by_rows)
     (view,) = planning_view.look(plan, "h100")
-    assert (view.seconds, view.seconds_from) == (None, "unknown") and view.peak_bytes
+    assert (view["seconds"], view["seconds_from"]) == (None, "unknown") and view["peak_bytes"]
     assert "reaches less" in planning_view.plan_text(plan, [view])
 
 
@@ -111,16 +117,16 @@ def probed(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> FakeRanks:
 
 
 def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd) -> None:
-    fast, slow = STEP, ProbedStep("a CPU", 1.0, 10, 1, 2.0)
-    ranks = probed(monkeypatch, *((EXIT_DONE, vars(step)) for step in (fast, slow)))
+    fast, slow = STEP, {**STEP, "step_seconds": 1.0}
+    ranks = probed(monkeypatch, *((EXIT_DONE, step) for step in (fast, slow)))
     plan = planned(
         steps="0,5", seeds="1-3", RA_MLA_ABLATION_MODE=True, VERDICT_AA=False, EVAL_INTERVAL=25
     )
     views = planning_view.look(plan, probe=True)
     assert [values["SEED"] for values in ranks.values] == [1, 1] and len(views) == 6
     # 100 steps, and evaluations after 25, 50, 75 and 100 of them.
-    assert [view.seconds for view in views] == [58.0, 108.0] * 3
-    assert {view.seconds_from for view in views} == {"probe"} and views[0].evaluations == 4
+    assert [view["seconds"] for view in views] == [58.0, 108.0] * 3
+    assert {view["seconds_from"] for view in views} == {"probe"} and views[0]["evaluations"] == 4
     progress = [line for line in capfd.readouterr().err.splitlines() if "PROBE" in line]
     assert len(progress) == 3 and "1/2" in progress[1] and "eta" in progress[1]
     text = planning_view.plan_text(plan, views)
@@ -129,7 +135,7 @@ def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd)
     # 64 sequences of 128 tokens.
     assert "step ms" in text.splitlines()[0] and " 500.0 " in text and " 16.4k " in text
     document = json.loads(planning_view.to_json(plan, views))["runs"][1]
-    assert document["probe"] == vars(slow) and document["seconds"] == 108.0
+    assert document["probe"] == slow and document["seconds"] == 108.0
 
 
 def test_only_what_changes_the_time_of_a_step_is_timed_again(planned: Planned, monkeypatch) -> None:
@@ -153,18 +159,18 @@ def test_a_missing_device_is_one_error(planned: Planned, monkeypatch) -> None:
 def test_a_model_that_cannot_be_timed_is_named(planned: Planned, monkeypatch) -> None:
     memory = {"what": "out of memory", "where": "", "next": "", "code": "run.out-of-memory"}
     late = subprocess.TimeoutExpired("probe", 1.0)
-    probed(monkeypatch, (EXIT_FAILED, {"problem": memory}), late, (EXIT_DONE, vars(STEP)))
+    probed(monkeypatch, (EXIT_FAILED, {"problem": memory}), late, (EXIT_DONE, STEP))
     plan = planned(steps="0,2,5", RA_MLA_ABLATION_MODE=True)
     first, second, third = views = planning_view.look(plan, probe=True)
-    assert first.seconds is second.seconds is None and third.seconds == 52.0
+    assert first["seconds"] is second["seconds"] is None and third["seconds"] == 52.0
     text = planning_view.plan_text(plan, views)
-    assert f"{first.label}: not measured: out of memory" in text
-    assert f"{second.label}: not measured within 300 s" in text and "for 1 runs" in text
+    assert f"{first['label']}: not measured: out of memory" in text
+    assert f"{second['label']}: not measured within 300 s" in text and "for 1 runs" in text
 
 
 def test_an_extrapolated_step_is_marked(planned: Planned, monkeypatch) -> None:
-    parts = ProbedStep("a CPU", 0.5, 3, 2, 2.0)
-    probed(monkeypatch, (EXIT_DONE, vars(parts)))
+    parts = {**STEP, "timed_steps": 3, "timed_micro_batches": 2}
+    probed(monkeypatch, (EXIT_DONE, parts))
     plan = planned(GLOBAL_BATCH=64, BATCH_SIZE=8, GRAD_ACCUMULATION=8)
     text = planning_view.plan_text(plan, planning_view.look(plan, probe=True))
     assert "medians of 3 steps, extrapolated from two micro-batches" in text

@@ -247,21 +247,21 @@ def test_costs_are_those_of_the_configuration(planned):
     plan = planned(RA_MLA_ABLATION_MODE=True)
     views = planning_view.look(plan)
     baseline, gate = views[0], views[3]
-    assert baseline.parameters == plan.runs[0].config.model.num_params()
-    assert baseline.tokens == 100 * 64 * 128
-    assert (baseline.ratio, baseline.widths) == ("2.000", "M 512")
-    assert gate.widths == "M 544/640 attn_gate 45/-"
-    assert gate.delta == "golden + MLP_ATTN_GATE MLP_SHARE=0.15"
-    assert baseline.state == "new"
+    assert baseline["parameters"] == plan.runs[0].config.model.num_params()
+    assert baseline["tokens"] == 100 * 64 * 128
+    assert (baseline["ratio"], baseline["widths"]) == ("2.000", "M 512")
+    assert gate["widths"] == "M 544/640 attn_gate 45/-"
+    assert gate["delta"] == "golden + MLP_ATTN_GATE MLP_SHARE=0.15"
+    assert baseline["state"] == "new"
 
 
 def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
     plan = planned(steps="0,golden", RA_MLA_ABLATION_MODE=True)
     finish(plan.runs[0], tokens_per_second=1000.0, train_seconds=7.0)
     done, other = planning_view.look(plan)
-    assert (done.seconds, done.seconds_left, done.state) == (7.0, 0.0, "done")
-    cost = other.flops_per_token / done.flops_per_token
-    assert other.seconds == pytest.approx(other.tokens / 1000.0 * cost)
+    assert (done["seconds"], done["seconds_left"], done["state"]) == (7.0, 0.0, "done")
+    cost = other["flops_per_token"] / done["flops_per_token"]
+    assert other["seconds"] == pytest.approx(other["tokens"] / 1000.0 * cost)
     assert "2 runs, 1 done, about" in planning_view.summary_line(plan, [done, other])
 
 
@@ -270,9 +270,9 @@ def test_before_a_first_run_time_is_a_guess_and_says_so(planned, monkeypatch):
     settings = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "CPU_THREADS": 2}
     plan = planned(steps="0-1", **settings)
     baseline, _ = views = planning_view.look(plan)
-    assert baseline.seconds_from == "machine"
-    flops = baseline.tokens * baseline.flops_per_token
-    assert baseline.seconds == pytest.approx(flops / (0.65 * 2e10))
+    assert baseline["seconds_from"] == "machine"
+    flops = baseline["tokens"] * baseline["flops_per_token"]
+    assert baseline["seconds"] == pytest.approx(flops / (0.65 * 2e10))
     lines = planning_view.plan_text(plan, views).splitlines()
     assert sum(" ~" in line for line in lines) == 2 and any(line[0:2] == "~ " for line in lines)
 
@@ -280,7 +280,7 @@ def test_before_a_first_run_time_is_a_guess_and_says_so(planned, monkeypatch):
 def test_the_speed_of_a_gpu_is_not_guessed(planned):
     plan = planned(steps="0-1", RA_MLA_ABLATION_MODE=True, DEVICE_CPU=None)
     baseline, _ = views = planning_view.look(plan)
-    assert (baseline.seconds, baseline.seconds_from) == (None, "unknown")
+    assert (baseline["seconds"], baseline["seconds_from"]) == (None, "unknown")
     text = planning_view.plan_text(plan, views)
     assert "~" not in text and any(line.startswith("- ") for line in text.splitlines())
 
@@ -291,7 +291,7 @@ def test_a_matrix_product_is_timed_on_as_many_threads_as_a_run_has():
 
 def test_a_time_budget_is_its_own_estimate(planned):
     (view,) = planning_view.look(planned(MAX_ITERS=None, BUDGET_TIME=True, GPT2_MAX_TIME=60))
-    assert (view.tokens, view.seconds) == (None, 60.0)
+    assert (view["tokens"], view["seconds"]) == (None, 60.0)
 
 
 def test_a_running_state_requires_a_live_process(planned):
@@ -305,9 +305,9 @@ def test_a_running_state_requires_a_live_process(planned):
     running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
     with take_lease(running, 60):
         views = planning_view.look(plan)
-    assert [view.state for view in views] == ["running", "interrupted", "failed"]
-    assert [view.iteration for view in views] == [52, 50, 50]
-    assert views[0].seconds_left is not None and 1800 < views[0].seconds_left < 2000
+    assert [view["state"] for view in views] == ["running", "interrupted", "failed"]
+    assert [view["iteration"] for view in views] == [52, 50, 50]
+    assert views[0]["seconds_left"] is not None and 1800 < views[0]["seconds_left"] < 2000
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -322,7 +322,7 @@ def test_emulated_bf16_is_a_warning_and_its_time_unknown(planned, monkeypatch, n
         assert [note.warns for note in notes(run.config)] == [True] * emulated
         assert len(note_lines([("a", run.config)])) == emulated
         (view,) = planning_view.look(plan)
-        assert view.seconds_from == ("unknown" if emulated else "machine")
+        assert view["seconds_from"] == ("unknown" if emulated else "machine")
 
 
 @pytest.mark.parametrize(("iterations", "warned"), [(100, True), (101, False)])
@@ -363,7 +363,11 @@ def test_pairs_and_reads_are_listed_where_runs_differ_in_them(planned):
     """Of full attention T/2 and T, of a window w less what the first tokens lack, and w."""
     plan = planned(RA_MLA_ABLATION_MODE=True, ABLATION_STUDY_MECHANISMS=True, steps="0,3,4")
     views = planning_view.look(plan)
-    assert [(v.pairs_per_token, v.reads) for v in views] == [(64.5, 128), (48.25, 64), (64.5, 128)]
+    assert [(v["pairs_per_token"], v["reads"]) for v in views] == [
+        (64.5, 128),
+        (48.25, 64),
+        (64.5, 128),
+    ]
     lines = [line.split("  ") for line in planning_view.plan_text(plan, views).splitlines()]
     assert [word for word in lines[0] if word][5:7] == ["pairs", "reads"]
     assert "pairs" not in planning_view.plan_text(planned(), planning_view.look(planned()))

@@ -26,8 +26,8 @@ def test_stale_runs_are_named_once_with_what_changed(planned, device: str) -> No
     for run, sources in zip(plan.runs, ({}, {"gpt2/model.py": "0" * 64}), strict=True):
         write_run(run.path, manifest={**MANIFEST, "origin": {**origin, "sources": sources}})
     done, stale = planning_view.look(plan)
-    assert (done.state, stale.state) == ("done", "stale")
-    assert stale.changes == ["gpt2/model.py"] and stale.seconds_left == 0
+    assert (done["state"], stale["state"]) == ("done", "stale")
+    assert stale["changes"] == ["gpt2/model.py"] and stale["seconds_left"] == 0
     for text in (planning_view.plan_text, planning_view.status_text):
         shown = text(plan, [done, stale])
         assert shown.count("gpt2/model.py") == 1 and "1 done, 1 stale" in shown
@@ -78,8 +78,8 @@ def test_after_a_resume_the_time_left_is_not_that_of_the_last_line(planned) -> N
         directory.timing.write_text(f"{line}\n")
         write_status(directory, RunStatus(State.RUNNING, iteration=50, iterations=100))
         (view,) = planning_view.look(planned())
-        assert view.state == "running" and view.seconds_left == pytest.approx(300.0, abs=20)
+        assert view["state"] == "running" and view["seconds_left"] == pytest.approx(300.0, abs=20)
         status = json.loads(directory.status.read_text())
         write_json(directory.status, {**status, "written_at": stopped})
         (view,) = planning_view.look(planned())
-        assert view.seconds_left == 0.0
+        assert view["seconds_left"] == 0.0

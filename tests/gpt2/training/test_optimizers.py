@@ -209,7 +209,7 @@ def test_a_plan_lists_longer_runs(tmp_path) -> None:
     del symbols["SINGLE_TRAINING"]
     plan = make_plan([ConfigLayer.of("test", "test", symbols)], tmp_path)
     views = planning_view.look(plan)
-    assert [view.stretch for view in views] == [1.0, 1.3, 1.0]
+    assert [view["stretch"] for view in views] == [1.0, 1.3, 1.0]
     rows = planning_view.plan_text(plan, views).splitlines()
     assert "1k (x 1.3)" in rows[2] and "(x" not in rows[1] + rows[3]
     assert json.loads(planning_view.to_json(plan, views))["runs"][1]["stretch"] == 1.3
