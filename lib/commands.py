@@ -114,7 +114,7 @@ prolong          gpt2.running.commands:prolong   <RUN> ITERS SEEDS COUNT=1 FROM 
 Check
 preflight        gpt2.running.commands:preflight  @plan ALLOW_DIRTY JSON  Check machine and environment for .config's runs
 check            gpt2.check.command:run          SET GPUS STEPS CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB JUNIT JSON  Verify every step on this CPU before it costs GPU hours
-reproduce        gpt2.running.commands:reproduce  RUN DATA FORCE YES TWICE DEFCONFIG STEPS JSON  Train RUN= again from its directory, compare every byte
+reproduce        gpt2.running.commands:reproduce  RUN DATA FORCE TWICE DEFCONFIG STEPS JSON  Train RUN= again from its directory, compare every byte
 test             -                               FAST                  Run the tests (FAST=1: a fast part); needs the extras
 style            -                               -                     Check formatting, lint, types, whitespace, rules
 

@@ -114,10 +114,10 @@ def reproduce(options: Namespace) -> tuple[int, str]:
 
     Does not require or modify .config. New runs are created in the folder "reproduced" (with --twice
     "determinism") of the build folder. Prints BITWISE, DIVERGED with the first differing field, or NOT
-    COMPARABLE with every reason: different torch, device, data set or code. A run made with uncommitted
-    edits is trained in a checkout of its commit with the recorded edits, after a question (--yes
-    answers it), because these edits are code from the run directory. Exit codes: 0 the same bytes, 1
-    diverged or failed, 2 configuration or no such run, 3 machine or data, 4 not comparable.
+    COMPARABLE with every reason: different torch, device, data set or code. If the code differs, the
+    commands are printed that restore commit and uncommitted edits of the run in another folder. Exit
+    codes: 0 the same bytes, 1 diverged or failed, 2 configuration or no such run, 3 machine or data, 4
+    not comparable.
     """
     o = options
     if o.twice:
@@ -126,9 +126,8 @@ def reproduce(options: Namespace) -> tuple[int, str]:
         what, where = "requires TWICE=1", "DEFCONFIG, STEPS"
         raise ConfigError(Problem(what, where, code="usage.missing-argument"))
     else:
-        form = {"force": o.force, "yes": o.yes, "json": o.json}
-        request = reproduction.Request(o.run, o.build_dir, o.data, **form)
-        code, text = reproduction.reproduce(request)
+        form = {"force": o.force, "json": o.json}
+        code, text = reproduction.reproduce(o.run, o.build_dir, o.data, **form)
     columns = None if o.json else console.terminal_columns(sys.stdout)
     return code, console.folded(text, columns, CONTINUATION)
 

@@ -4,13 +4,8 @@ The run directory records configuration, code, torch version, device and data. I
 differs here, equal results are not expected, and nothing is trained unless forced.
 """
 
-import os
 import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config import Config
@@ -23,8 +18,8 @@ from gpt2.running.recorded_inputs import require_recorded_inputs
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
-from lib.console import confirm, log
-from lib.errors import ConfigError, PreflightError, Problem
+from lib.console import log
+from lib.errors import ConfigError, Problem
 from lib.project import ROOT
 from lib.report.compare import (
     DIVERGED,
@@ -37,7 +32,7 @@ from lib.report.compare import (
     new_comparison,
 )
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
-from lib.runs.code import checkout_commit, describe_patch, has_commit, mismatched_files
+from lib.runs.code import has_commit
 from lib.runs.record import CodeRecord, RunRecord
 from lib.runs.run_dir import RunDir
 from lib.tracking.options import TRACKERS
@@ -46,56 +41,39 @@ FOLDER = "reproduced"
 TWICE = "determinism"
 
 
-@dataclass(frozen=True)
-class Request:
-    """Options of ``make reproduce``."""
+def reproduce(
+    named: str, build_dir: Path, data: str = "", *, force: bool = False, json: bool = False
+) -> tuple[int, str]:
+    """Train a finished run again below the build folder and compare. Return the exit code and text.
 
-    run: str
-    build_dir: Path
-    # A data folder; "" for that of the build folder.
-    data: str = ""
-    force: bool = False
-    # Consent to run the code of the run's code.diff, without a question.
-    yes: bool = False
-    json: bool = False
-
-
-def reproduce(request: Request) -> tuple[int, str]:
-    """Train the run again below the build folder and compare. Return the exit code and text.
-
-    Exit code 0 means the same bytes, 1 diverged, 4 not comparable; an interrupted training returns
-    its own exit code. Raises ConfigError if the run is not finished, DataError if its data is not
-    available.
+    ``data`` is a data folder, "" that of the build folder. An interrupted training returns its own exit
+    code. Raises ConfigError if the run is not finished, DataError if its data is not available.
     """
-    run = RunDir(find_finished(request.run, request.build_dir).path.absolute())
+    run = RunDir(find_finished(named, build_dir).path.absolute())
     original = read_run_facts(run)
-    commit = original.record.code
-    config, reasons = _configuration(original.record, request.build_dir)
+    config, reasons = _configuration(original.record, build_dir)
     if config is None:
-        return _not_comparable(run, reasons, request.json)
-    folder = request.build_dir / FOLDER
-    build_dir = request.build_dir
-    config = with_data(config, request.data, build_dir)
-    plan = scratch_plan(config, [run.path.name], folder, build_dir)
-    edits = run.code_diff
-    code = [] if request.force else _changed_files(original)
-    if code and edits.exists() and has_commit(str(commit.git_sha)):
-        return _in_original_tree(request, run, original)
+        return _not_comparable(run, reasons, json)
+    config = with_data(config, data, build_dir)
+    plan = scratch_plan(config, [run.path.name], build_dir / FOLDER, build_dir)
     reasons += _environment_differences(plan, original)
-    if request.force or not reasons:
+    if force or not reasons:
         require_recorded_inputs(config, original.record, build_dir)
-        reasons += _data_differences(config, build_dir, original)
-    if reasons and not request.force:
-        advice = _recovery_advice(run, request.data, commit) if code else []
-        return _not_comparable(run, [*reasons, *advice], request.json)
+        digest = read_manifest(prepare_dataset(config.data, build_dir))["digest"]
+        if digest != original.observed["data"]:
+            reasons.append(f"data (was {original.observed['data'][:12]}, is {digest[:12]})")
+    if reasons and not force:
+        if any(reason.startswith("code: ") for reason in reasons):
+            reasons.append(_recovery_advice(run, data, original.record.code))
+        return _not_comparable(run, reasons, json)
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
     settings = original.record.settings
     settings = {name: settings[name] for name in settings.keys() & allowed_symbols()}
-    if exit_code := train_scratch(plan, settings, anew=request.force):
+    if exit_code := train_scratch(plan, settings, anew=force):
         return exit_code, ""
     repeated = read_run_facts(RunDir(plan.runs[0].path))
-    return _formatted(_verdict(original, repeated, reasons), request.json)
+    return _formatted(_verdict(original, repeated, reasons), json)
 
 
 def train_twice(
@@ -145,31 +123,14 @@ def _configuration(record: RunRecord, build_dir: Path) -> tuple[Config | None, l
 
 def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
     """Return the differences of machine and code, and reasons why the run is not repeatable."""
-    backend = Gpt2Backend(plan, new_executor(plan))
-    reasons = [_as_reason(difference) for difference in backend.drift(original.run)]
+    drift = Gpt2Backend(plan, new_executor(plan)).drift(original.run)
+    # Torch and device with their old values; the others are files.
+    reasons = [each if " (was " in each else f"code: {each} differs" for each in drift]
     if fallbacks := original.observed["oom_fallbacks"]:
         reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
     if plan.base.train.budget == "time":
         reasons.append("budget: a time budget is not reproducible")
     return reasons
-
-
-def _as_reason(difference: str) -> str:
-    """Format a difference; torch and device include the old value, the rest are file names."""
-    return difference if " (was " in difference else f"code: {difference} differs"
-
-
-def _changed_files(original: RunFacts) -> list[str]:
-    return mismatched_files(ROOT, original.sources)
-
-
-def _data_differences(config: Config, build_dir: Path, original: RunFacts) -> list[str]:
-    """Prepare the data if missing, and compare its digest with that of the original run."""
-    folder = prepare_dataset(config.data, build_dir)
-    digest = read_manifest(folder)["digest"]
-    if digest == original.observed["data"]:
-        return []
-    return [f"data (was {original.observed['data'][:12]}, is {digest[:12]})"]
 
 
 def _verdict(original: RunFacts, repeated: RunFacts, reasons: list[str]) -> Comparison:
@@ -193,77 +154,26 @@ def _nondeterminism(facts: RunFacts) -> list[str]:
     return []
 
 
-def _not_comparable(run: RunDir, reasons: list[str], json: bool) -> tuple[int, str]:
-    return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
-
-
-def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> list[str]:
-    """Explain how to restore the run's code; ``code`` is the code section of its manifest."""
+def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> str:
+    """Return the commands that restore the code of the run, with its uncommitted edits."""
     sha = str(code.git_sha)
     if not has_commit(sha):
-        return [f"commit {sha} of the run is not in this repository"]
+        return f"commit {sha} of the run is not in this repository"
+    tree, warning = f"../kablate-{sha[:8]}", ""
+    commands = [["git", "worktree", "add", tree, sha]]
     if code.dirty_tree is not False:
-        return ["the run was made with uncommitted edits, and code.diff is missing"]
-    tree = f"../kablate-{sha[:8]}"
-    command = ["make", "-C", tree, "reproduce", f"RUN={run.path}"]
-    command += [f"DATA={Path(data).absolute()}"] if data else []
-    return [f"to restore the code, type: git worktree add {tree} {sha} && {shlex.join(command)}"]
+        if not run.code_diff.exists():
+            return "the run was made with uncommitted edits, and code.diff is missing"
+        # Its author wrote the recorded digest, too.
+        warning = f"read {run.code_diff}, which is code from the folder of the run; "
+        commands.append(["git", "-C", tree, "apply", str(run.code_diff)])
+    commands.append(["make", "-C", tree, "reproduce", f"RUN={run.path}"])
+    commands[-1] += [f"DATA={Path(data).absolute()}"] if data else []
+    return f"to restore the code, {warning}type: {' && '.join(map(shlex.join, commands))}"
 
 
-def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tuple[int, str]:
-    """Reproduce the run in a checkout of its commit with the captured edits applied."""
-    sha, edits = str(original.record.code.git_sha), run.code_diff
-    _require_consent(sha, edits, request.yes)
-    folder = request.build_dir.absolute() / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as parent:
-        tree = Path(parent) / "tree"
-        if reasons := _restore_tree(tree, sha, edits, original):
-            return _not_comparable(run, reasons, request.json)
-        log("SOURCE", f"commit {sha[:12]} with the edits of {edits}")
-        # An older commit has a script.
-        script = tree / "scripts" / "reproduce.py"
-        started = [str(script)] if script.exists() else ["-m", "lib.kablate", "reproduce"]
-        command = [sys.executable, *started]
-        command += ["-O", str(request.build_dir.absolute()), "--run", str(run.path)]
-        command += ["--data", str(Path(request.data).absolute())] if request.data else []
-        command += ["--json"] if request.json else []
-        # DIRTY is the older name of ALLOW_DIRTY, which an older commit reads.
-        variables = {**os.environ, "PYTHONPATH": str(tree), "ALLOW_DIRTY": "y", "DIRTY": "y"}
-        variables |= {"RUN": "", "DATA": ""}
-        process = subprocess.run(
-            command,
-            cwd=tree,
-            env=variables,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-    return process.returncode, process.stdout
-
-
-def _require_consent(sha: str, edits: Path, yes: bool) -> None:
-    """List the files that the run's edits change, and require consent to run the edited code.
-
-    The author of the run directory also wrote its digests, so they protect against damage but not
-    from a stranger. Raises ConfigError without consent.
-    """
-    log("SOURCE", f"the run was trained by commit {sha[:12]} and the edits of {edits}:")
-    for line in describe_patch(edits).splitlines():
-        log("SOURCE", line)
-    question = f"{edits} is code from the run directory: apply and run it?"
-    confirm(question, yes)
-
-
-def _restore_tree(tree: Path, sha: str, edits: Path, original: RunFacts) -> list[str]:
-    """Check out the run's code into ``tree``; return its differences from the recorded files."""
-    try:
-        checkout_commit(sha, edits, tree)
-    except PreflightError as error:
-        return [f"code: {problem}" for problem in error.problems]
-    changed = mismatched_files(tree, original.sources)
-    return [f"code: {name} differs from commit and code.diff" for name in changed]
+def _not_comparable(run: RunDir, reasons: list[str], json: bool) -> tuple[int, str]:
+    return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
 
 
 def _formatted(comparison: Comparison, json: bool) -> tuple[int, str]:

@@ -1,9 +1,7 @@
-"""Code of a run: digests of loaded files, commit, uncommitted changes, drift, reconstruction.
+"""Code of a run: digests of the loaded files, the commit, and the patch of uncommitted changes.
 
-``git status`` is clean if an ignored file is imported, and a commit does not record edits, so the
-files themselves are digested. Uncommitted code is refused under the profile paper_repro, and
-otherwise stored as a patch. The tree is the one that contains this package, independent of the
-working directory. Does not import torch.
+``git status`` is clean if an ignored file is imported, so the files themselves are digested. The tree
+is the one that contains this package. Imports no torch.
 """
 
 import functools
@@ -19,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lib.errors import PreflightError, Problem, RunError
+from lib.errors import Problem, RunError
 from lib.files import sha256_file, write_atomic
-from lib.json_files import DamagedRecord, MissingRecord, read_record
+from lib.json_files import DamagedRecord, MissingRecord
 from lib.project import ROOT
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir
@@ -49,8 +47,6 @@ _LOADED_NS = time.time_ns()
 # Placeholder for a digest that can no longer be computed; equals no digest, so the run is stale.
 EDITED = "edited after it was loaded"
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
-# A larger file is not an edit of this tree, and would fill the memory.
-_MAX_PATCH_BYTES = 1 << 28
 
 
 def loaded_source() -> dict[str, str]:
@@ -66,9 +62,7 @@ def loaded_source() -> dict[str, str]:
 
 
 class TreeDigests(dict[str, str]):
-    """Digests of the files of the tree for one command, each computed once: many runs record the same
-    files.
-    """
+    """Digests of the files of the tree for one command: many runs record the same files."""
 
     def __missing__(self, name: str) -> str:
         self[name] = digest = _digest(name)
@@ -97,38 +91,26 @@ class GitCommit(NamedTuple):
 
 
 def head_commit() -> GitCommit | None:
-    """Return the commit of this tree and its uncommitted files.
-
-    Returns None if git fails, which is different from a clean tree.
-    """
-    status_args = ("--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames", "-z")
-    status_output = run_git("status", *status_args)
-    untracked_output = run_git("ls-files", "--others", "-z", "--", *_PACKAGES)
-    if status_output is None or untracked_output is None:
+    """Return the commit of this tree and its uncommitted files; None if git fails."""
+    head = run_git("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    status = run_git("status", "--porcelain", "--untracked-files=no", "--no-renames", "-z")
+    others = run_git("ls-files", "--others", "-z", "--", *_PACKAGES)
+    if head is None or status is None or others is None:
         return None
-    lines = _entries(status_output)
-    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
-    if heads["branch.oid"] == "(initial)":
-        return None
-    # Number of fields before the path, for a change and for a conflict.
-    fields = {"1": 8, "u": 10}
-    tracked = [line.split(" ", fields[line[0]])[-1] for line in lines if line[0] in fields]
+    sha, branch = os.fsdecode(head).split()
     untracked = [
         name
-        for name in sorted(_entries(untracked_output))
+        for name in sorted(_entries(others))
         if Path(name).match("*.py") or Path(name).match("Kconfig*")
         if (ROOT / name).is_file()
     ]
-    uncommitted = [*sorted(tracked), *untracked]
-    return GitCommit(heads["branch.oid"], heads["branch.head"], untracked, uncommitted)
+    # Two letters and a space precede each name.
+    tracked = sorted(entry[3:] for entry in _entries(status))
+    return GitCommit(sha, branch, untracked, [*tracked, *untracked])
 
 
 def git_state() -> dict[str, str | bool | None]:
-    """Return ``git_sha``, ``branch`` and ``dirty_tree`` of this tree.
-
-    Outside a repository, or if git is not installed, sha and branch are None and ``dirty_tree`` is
-    "unknown".
-    """
+    """Return ``git_sha``, ``branch`` and ``dirty_tree`` of this tree; "unknown" is not clean."""
     head = head_commit()
     if head is None:
         return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
@@ -136,11 +118,7 @@ def git_state() -> dict[str, str | bool | None]:
 
 
 def run_git(*args: str) -> bytes | None:
-    """Run git in the repository of this tree and return its output.
-
-    Returns None if git fails or the tree is not a repository root: an enclosing repository is
-    ignored, and so are variables that select another repository (git sets them for hooks).
-    """
+    """Return the output of git in the repository of this tree; None if git fails or is missing."""
     try:
         process = _git(args)
     except OSError:
@@ -149,6 +127,7 @@ def run_git(*args: str) -> bytes | None:
 
 
 def _git(args: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    # An enclosing repository is ignored, and so are variables that select another one, for hooks.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     command = ["git", "--no-optional-locks", "-C", str(ROOT), *args]
@@ -174,24 +153,15 @@ def _digest(name: str, *, loaded: bool = False) -> str:
 
     Workers are forked long after the import.
     """
-    path = os.path.join(str(ROOT), name)
+    path = ROOT / name
     try:
-        info = os.stat(path)
+        modified_ns = path.stat().st_mtime_ns
     except OSError:
         return EDITED if loaded else "absent"
     # A time in the future indicates a wrong clock and is ignored.
-    if loaded and _LOADED_NS < info.st_mtime_ns <= time.time_ns():
+    if loaded and _LOADED_NS < modified_ns <= time.time_ns():
         return EDITED
-    return _digest_of(path, info.st_mtime_ns, info.st_size)
-
-
-@functools.cache
-def _digest_of(path: str, modified_ns: int, size: int) -> str:
-    """Compute SHA-256; cached by modification time and size, since one process checks many runs.
-
-    ``path`` is a string because creating Path objects takes longer than the cache lookup.
-    """
-    return sha256_file(Path(path))
+    return sha256_file(path)
 
 
 def run_drift(record: RunRecord, device: str | None, tree: TreeDigests | None = None) -> list[str]:
@@ -201,16 +171,14 @@ def run_drift(record: RunRecord, device: str | None, tree: TreeDigests | None = 
     run that never started.
     """
     try:
-        recorded = {
-            name: record.manifest.value(str, "origin", name) for name in ("torch", "device")
-        }
-        origin = {**recorded, "sources": record.sources}
+        torch, was = (record.manifest.value(str, "origin", name) for name in ("torch", "device"))
+        recorded = {"torch": torch, "device": was, "sources": record.sources}
     except MissingRecord:
         return []
     except DamagedRecord:
         return [f"{record.run.manifest.name}, unreadable"]
-    now = {"torch": installed_torch(), "device": recorded["device"] if device is None else device}
-    return drift(origin, now, tree)
+    now = {"torch": installed_torch(), "device": was if device is None else device}
+    return drift(recorded, now, tree)
 
 
 def drift(
@@ -249,16 +217,14 @@ _PATCH = (
 def describe_tree() -> str:
     """Return one line listing uncommitted files; "" if all code is committed."""
     head = head_commit()
-    if head is None and not shutil.which("git"):
+    if head is not None:
+        return f"not committed: {first_of(head.uncommitted)}" if head.uncommitted else ""
+    if not shutil.which("git"):
         return "git is not installed, so the commit of this code is unknown"
-    if head is None:
-        # One of them fails, and its message is the reason.
-        commands = ("status", "--porcelain"), ("log", "-1")
-        reasons = (_reason(done) for c in commands if (done := _git(c)).returncode)
-        return f"no commit found for this code: {next(reasons, '')}"
-    if not head.uncommitted:
-        return ""
-    return f"not committed: {first_of(head.uncommitted)}"
+    # One of them fails, and its message is the reason.
+    commands = ("status", "--porcelain"), ("log", "-1")
+    reasons = (_reason(done) for c in commands if (done := _git(c)).returncode)
+    return f"no commit found for this code: {next(reasons, '')}"
 
 
 def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
@@ -266,8 +232,7 @@ def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
     if allowed or profile != "paper_repro" or not (what := describe_tree()):
         return []
     if not shutil.which("git"):
-        remedy = "install git, or type: make ALLOW_DIRTY=y"
-        return [Problem(f"{what}; {remedy}", code="code.no-git")]
+        return [Problem(f"{what}; install git, or type: make ALLOW_DIRTY=y", code="code.no-git")]
     remedy = "commit it, or type: make ALLOW_DIRTY=y to store the difference with each run"
     return [Problem(f"{what}; {remedy}", code="code.uncommitted")]
 
@@ -275,9 +240,8 @@ def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
 def write_code_patch(run_dir: Path) -> dict[str, str] | None:
     """Write the patch from the commit to the current code to ``code.diff``.
 
-    Returns file name and SHA-256, or None if all code is committed or there is no commit. The patch
-    contains changes to tracked files, and untracked files that Python can import or Kconfig can
-    read. Raises RunError if git diff fails.
+    Returns file name and SHA-256, or None if all code is committed or there is no commit. Raises
+    RunError if git diff fails.
     """
     target = RunDir(run_dir).code_diff
     target.unlink(missing_ok=True)
@@ -305,45 +269,6 @@ def has_commit(sha: str) -> bool:
     return run_git("cat-file", "-e", f"{sha}^{{commit}}") is not None
 
 
-def checkout_commit(sha: str, diff: Path | None, folder: Path) -> None:
-    """Write the tree of ``sha`` with ``diff`` applied into ``folder``, which must not exist.
-
-    The tree is a clone that shares the objects of this repository; this repository does not change.
-    Raises PreflightError with git's message if a git command fails.
-    """
-    subject = str(diff or sha)
-    clone = ("clone", "-q", "--shared", "--no-checkout", str(ROOT), str(folder))
-    _require_git(ROOT, subject, *clone)
-    _require_git(folder, subject, "checkout", "-q", "--detach", sha)
-    if diff is not None:
-        _apply(folder, diff, "--binary", "--whitespace=nowarn")
-
-
-def describe_patch(diff: Path) -> str:
-    """Return the files that a patch changes, with the number of added and removed lines.
-
-    Nothing is applied. Raises PreflightError if git cannot read the patch, ConfigError if it is not a
-    regular file of a patch's size.
-    """
-    return _apply(ROOT, diff, "--stat", "--summary").rstrip()
-
-
-def _apply(directory: Path, diff: Path, *options: str) -> str:
-    """Return the output of git apply, which would wait for a pipe in place of ``diff``."""
-    patch = read_record(diff, "a patch", _MAX_PATCH_BYTES)
-    return _require_git(directory, str(diff), "apply", *options, "-", text=patch)
-
-
-def _require_git(directory: Path, subject: str, *args: str, text: bytes = b"") -> str:
-    """Return the output of git. Raises PreflightError on ``subject`` with git's message."""
-    command = ["git", "--no-optional-locks", "-C", str(directory), *args]
-    done = subprocess.run(command, input=text, capture_output=True, check=False)
-    if done.returncode:
-        what = f"git {args[0]} failed: {done.stderr.decode(errors='replace').strip()}"
-        raise PreflightError(Problem(what, subject, code="git.failed"))
-    return done.stdout.decode(errors="replace")
-
-
 def files_not_committed(recorded: Mapping[str, str], commit: str) -> list[str]:
     """Return the files of ``recorded`` that ``commit`` does not hold with this digest.
 
@@ -364,16 +289,3 @@ def _committed_digest(root: str, commit: str, name: str) -> str:
     """Return the digest of a file in ``commit`` of the tree ``root``; "" if it has no such file."""
     content = run_git("show", f"{commit}:{name}")
     return "" if content is None else hashlib.sha256(content).hexdigest()
-
-
-def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
-    """Return the files of ``recorded`` that are missing from ``folder`` or have another digest.
-
-    Absolute paths are skipped because they are not part of the tree.
-    """
-    return [
-        name
-        for name, digest in recorded.items()
-        if not Path(name).is_absolute()
-        and (not (folder / name).is_file() or sha256_file(folder / name) != digest)
-    ]

@@ -8,7 +8,7 @@ import gpt2.running.reproduce
 from gpt2.data.dataset import read_manifest
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.files import write_resolved_config
-from gpt2.running.reproduce import Request, reproduce
+from gpt2.running.reproduce import reproduce
 from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -65,8 +65,7 @@ def again(tmp_path, monkeypatch):
             return 0
 
         monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", train)
-        request = Request(str(run.path), tmp_path, force=force, json=True)
-        code, told = reproduce(request)
+        code, told = reproduce(str(run.path), tmp_path, force=force, json=True)
         return code, json.loads(told)
 
     return reproduced
@@ -125,7 +124,7 @@ def test_missing_edits_are_reported(made, again, monkeypatch):
     monkeypatch.setattr(gpt2.running.reproduce, "has_commit", lambda sha: True)
     facts = {"origin__sources": {"gpt2/model.py": "0" * 64}}
     code, found = again(made({**facts, "code__dirty_tree": True}))
-    assert code == 4 and "code.diff" in found["reasons"][-1]
+    assert code == 4 and "code.diff is missing" in found["reasons"][-1]
 
 
 def test_a_configuration_of_other_code(made, again):
@@ -156,5 +155,5 @@ def test_what_is_no_finished_run_is_the_users_error(made, tmp_path):
     run = made()
     run.status.unlink()
     with pytest.raises(ConfigError) as caught:
-        reproduce(Request(str(run.path), tmp_path))
+        reproduce(str(run.path), tmp_path)
     assert caught.value.codes == ["run.damaged"]

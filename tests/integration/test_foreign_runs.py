@@ -19,14 +19,14 @@ from gpt2.config import Config
 from gpt2.records.audit import audit
 from gpt2.records.files import allowed_symbols
 from gpt2.running.prolong import plan_prolonged
-from gpt2.running.reproduce import Request, reproduce, train_twice
+from gpt2.running.reproduce import reproduce, train_twice
 from gpt2.running.trained_models import evaluate
 from gpt2.study.plan import Plan
 from gpt2.weights.trained import open_trained
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, DataError, KablateError, PreflightError
+from lib.errors import DataError, KablateError, PreflightError
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
@@ -106,7 +106,7 @@ def configurations(run: RunDir, place: Path, patch: pytest.MonkeyPatch) -> dict[
     name = str(run.path)
     arguments = argparse.Namespace(run=name, seeds="", quant="none", json=False, build_dir=place)
     commands: dict[str, Callable[[], Any]] = {
-        "reproduce": lambda: reproduce(Request(name, place)),
+        "reproduce": lambda: reproduce(name, place),
         "reproduce TWICE=1": lambda: train_twice(place, name),
         "prolong": lambda: stop_at(plan_prolonged(name, place, 5, []).base),
         "evaluate": lambda: evaluate(arguments),
@@ -163,7 +163,7 @@ def test_own_text_is_read_only_if_it_is_the_recorded_one(place, tmp_path):
         rewrite(run, CUSTOM_PATH=recorded)
         before = sorted((place / "my data").iterdir())
         for start in (
-            lambda: reproduce(Request(str(run.path), place, force=True)),
+            lambda: reproduce(str(run.path), place, force=True),
             lambda: train_twice(place, str(run.path)),
             lambda: plan_prolonged(str(run.path), place, 5, []),
         ):
@@ -206,7 +206,7 @@ def test_a_run_of_a_former_version_is_audited_and_reproduced(place, monkeypatch)
         manifest = json.loads(run.manifest.read_text())
         seal(run, {key: manifest[key] for key in manifest.keys() - {"manifest_digest"}})
         assert audit(run, place).valid is valid
-        code, text = reproduce(Request(str(run.path), place))
+        code, text = reproduce(str(run.path), place)
         assert (code, "COMPILE_BLOCKS: recorded value y" in text) == ((7, False), (4, True))[blocks]
 
 
@@ -223,7 +223,7 @@ def limit():
     signal.alarm(0)
 
 
-FILES = ("code.diff", "model.safetensors", "logs.txt", "per_query.csv", "metrics.jsonl")
+FILES = ("model.safetensors", "logs.txt", "per_query.csv", "metrics.jsonl")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -231,28 +231,7 @@ def test_a_pipe_in_place_of_a_file_is_refused(place, limit, name):
     run = only_run(place)
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)
-    manifest = json.loads(run.manifest.read_text())
-    if name == "code.diff":
-        file = "gpt2/model.py"
-        manifest["origin"]["sources"][file] = "0" * 64
-        run.manifest.write_text(json.dumps(manifest))
-        with pytest.raises(KablateError) as caught:
-            reproduce(Request(str(run.path), place, yes=True))
-        assert "not a regular file" in str(caught.value)
-    else:
-        assert not audit(run, place).valid
+    assert not audit(run, place).valid
     if name == "model.safetensors":
         with pytest.raises(KablateError):
             open_trained(run, place)
-
-
-def test_an_edit_too_large_to_be_one_is_refused(place):
-    run = only_run(place)
-    with open(run.code_diff, "wb") as stream:
-        stream.truncate(1 << 40)
-    manifest = json.loads(run.manifest.read_text())
-    manifest["origin"]["sources"]["gpt2/model.py"] = "0" * 64
-    run.manifest.write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError) as caught:
-        reproduce(Request(str(run.path), place, yes=True))
-    assert caught.value.codes == ["run.damaged"] and "bytes" in str(caught.value)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -174,19 +175,16 @@ def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
     run = trained(edited, build)
     # In the format written by the trainer.
     (run / "code.diff").write_text(git(edited.path, "diff", "--binary", "HEAD"))
-    # The edits are code from the run directory: without consent, nothing of it is run.
-    code, told, said = reproduce(clone, run, build / "data")
-    assert code == 2 and "[usage.no-terminal]" in said and "YES=1" in said
-    assert re.search(r"^SOURCE +gpt2/train.py \| +2 \+-", said, re.MULTILINE)
-    assert not (clone.path / "reproduced" / run.name).exists()
-    code, told, said = reproduce(clone, run, build / "data", "--yes")
+    code, told, _ = reproduce(clone, run, build / "data", "--json")
+    advice = json.loads(told)["reasons"][-1]
+    assert code == 4 and f"read {run / 'code.diff'}, which is code" in advice
+    add, apply, make = map(shlex.split, advice.partition("type: ")[2].split(" && "))
+    assert make == ["make", "-C", add[3], "reproduce", f"RUN={run}", f"DATA={build / 'data'}"]
+    for command in (add, apply):
+        subprocess.run(command, cwd=clone.path, check=True, capture_output=True)
+    tree = clone.path / add[3]
+    code, told, said = reproduce(replace(clone, path=tree), run, build / "data")
     assert code == 0, told + said
-    assert told.startswith("BITWISE\n") and "SOURCE  commit" in said
-    ranks = json.loads((clone.path / "reproduced" / run.name / "manifest.json").read_text())
+    assert told.startswith("BITWISE\n")
+    ranks = json.loads((tree / "reproduced" / run.name / "manifest.json").read_text())
     assert ranks["processes"]["world_size"] == 2
-    assert list((clone.path / "reproduced").glob("source-*")) == []
-    # Edits that differ from the recorded files.
-    diff = (run / "code.diff").read_text()
-    (run / "code.diff").write_text(diff.replace("lr * 1.01", "lr * 1.02"))
-    code, told, _ = reproduce(clone, run, build / "data", "--yes")
-    assert code == 4 and "code: gpt2/train.py " in told
