@@ -1,17 +1,12 @@
-"""Power: the smallest effect that a study notices, the band that it can fill, and its cost, before it
-is trained.
+"""How many seeds a study needs to see an effect, before it is trained: ``make plan``.
 
-Effects are in units of sd_d, the standard deviation of the difference of one seed. One comparison, and
-the rules ``own`` and ``factorial``, use the exact power of the t-test, from the noncentral t
-distribution. ``shared`` uses the quantiles of its t distribution times a factor from simulations of
-the whole rule with 18 comparisons (docs/verdicts.md). Imports no torch.
+The noise is that of finished runs, or the configured one. Imports no torch.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks
@@ -21,7 +16,6 @@ from lib.report.contrasts import EFFECT, Contrast, scale_of
 from lib.report.options import MIN_SEEDS, UNITS, short_unit
 from lib.report.run_results import evaluated_loss
 from lib.report.statistics import (
-    INTERVAL_ERROR,
     VerdictRule,
     deviation_of,
     factorial_degrees,
@@ -33,52 +27,54 @@ from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 MAX_SEEDS = 60
-# Seeds → smallest effect of the simulated rule / closed form.
-_SIMULATED = {3: 1.17, 4: 1.14, 5: 1.12, 6: 1.10, 8: 1.09, 10: 1.08}
-_BEYOND = 1.05
-_STEPS = 400
-_PRECISION = 1e-6
-# A verdict with a smaller probability is not worth a study.
-_SELDOM = 0.05
+# From this number of seeds on → smallest effect of the rule ``shared`` / its closed form, from
+# simulations of the whole rule with 18 comparisons (docs/verdicts.md).
+_SIMULATED = {3: 1.17, 4: 1.14, 5: 1.12, 6: 1.10, 8: 1.09, 10: 1.08, 11: 1.05}
 _UNKNOWN = "noise unknown; for the smallest effect, "
 _PILOT = "type: make SEEDS=1-5 STEPS=0 (a pilot),\nor "
 _DECLARE = "set VERDICT_NOISE (standard deviation of a run over seeds)\n"
 
 
-def study_power(plan: Plan) -> dict[str, Any] | None:
-    """Return the effects that the study of ``plan`` can detect; None if it has no verdicts.
+def study_power(plan: Plan, seconds: Sequence[float | None] = ()) -> dict[str, Any] | None:
+    """Return what the study of ``plan`` can detect, and its cost; None if it has no verdicts.
 
-    They are in the unit of its losses, and null if the noise is unknown: ``noise`` is the standard
-    deviation of a paired difference and its source, ``alpha`` that of the look at ``seeds``, ``band``
-    the smallest one that a step without effect fills, ``band_seeds`` the seeds that the declared band
-    needs, and ``band_probability`` how often such a step is EQUIVALENT in it. ``of_design``: the comparisons are the effects
-    of a factorial design. Raises ConfigError if the declarations cannot be read.
+    ``effect`` is the smallest one that ``seeds`` notice, ``needs`` maps VERDICT_EFFECT and
+    VERDICT_BAND to the seeds that they need (null: more than 60), all in the unit of the losses;
+    null without ``noise``, the standard deviation of a paired difference and its source.
+    ``device_hours`` is null unless all runs have a time in ``seconds``. Raises ConfigError if the
+    declarations cannot be read.
     """
-    options, looks = plan.base.verdicts, planned_looks(plan)
-    planned = len({run.seed for run in plan.runs})
-    declared = declared_verdicts(plan)
-    family = declared.contrasts
-    n = looks.seeds[-1] if plan.auto is not None else planned
+    options, looks, declared = plan.base.verdicts, planned_looks(plan), declared_verdicts(plan)
+    n = looks.seeds[-1] if plan.auto is not None else len({run.seed for run in plan.runs})
+    family, rule = declared.contrasts, declared.rule
     if not family or n < MIN_SEEDS:
         return None
     alpha = options.alpha * looks.shares[-1]
     effects = [c for c in family.values() if c.role == EFFECT]
-    rule = declared.rule
     if rule.variance == "factorial" and not effects:
         rule = replace(rule, variance="shared")
     m = StudyVerdicts([], declared).planned
     live = len(effects) if rule.variance == "factorial" else m
     # Of a design with missing cells, the effect with the largest variance.
-    scale = max(scale_of(c.weights) for c in effects or family.values())
-    noise = _noise(plan, family.values(), scale)
-    fills = partial(fillable_band, m=m, rule=rule, alpha=alpha, variances=live)
-    effect = smallest = needed = fits = None
+    noise = _noise(
+        plan, family.values(), max(scale_of(c.weights) for c in effects or family.values())
+    )
+    wanted = {"VERDICT_EFFECT": options.effect, "VERDICT_BAND": options.band}
+    effect: float | None = None
+    needs: dict[str, int | None] = {}
     if noise:
-        sd = noise["sd"]
-        effect, smallest = sd * detectable_effect(n, m, rule, alpha, live), sd * fills(n)
-        if band := options.band / sd:
-            needed = seeds_for(band, fills)
-            fits = band_probability(band, n, m, rule, alpha, live)
+        effect = noise["sd"] * detectable(n, m, rule, alpha, live)
+        for name, size in wanted.items():
+            enough = (
+                k
+                for k in range(MIN_SEEDS, MAX_SEEDS + 1)
+                if noise["sd"] * detectable(k, m, rule, alpha, live, name == "VERDICT_BAND") <= size
+            )
+            needs |= {name: next(enough, None)} if size else {}
+    hours = None
+    if seconds and None not in seconds:
+        gpus = (run.config.train.gpus for run in plan.runs)
+        hours = math.fsum(g * (s or 0.0) for g, s in zip(gpus, seconds, strict=True)) / 3600
     return {
         "seeds": n,
         "comparisons": m,
@@ -86,87 +82,56 @@ def study_power(plan: Plan) -> dict[str, Any] | None:
         "power": options.power,
         "noise": noise,
         "effect": effect,
-        "band": smallest,
-        "band_seeds": needed,
-        "band_probability": fits,
-        "wanted_effect": options.effect,
-        "wanted_band": options.band,
+        "needs": needs,
+        "wanted": wanted,
         "of_design": bool(effects),
         "unit": short_unit(UNITS[plan.unit]),
         "has_steps": plan.ablation is not None,
+        "runs": len(plan.runs),
+        "device_hours": hours,
     }
 
 
-def study_cost(plan: Plan, seconds: Sequence[float | None]) -> dict[str, Any]:
-    """Return the cost of all runs of ``plan``, which train for ``seconds``, finished ones included.
-
-    ``gpu_hours`` is null if a time is unknown.
-    """
-    hours = None
-    if seconds and None not in seconds:
-        gpus = [run.config.train.gpus for run in plan.runs]
-        hours = math.fsum(g * (s or 0.0) for g, s in zip(gpus, seconds, strict=True)) / 3600
-    return {"runs": len(plan.runs), "gpu_hours": hours}
-
-
-def power_text(power: Mapping[str, Any] | None, cost: Mapping[str, Any]) -> str:
-    """Format the detectable effects and the cost of a study; "" without verdicts."""
+def power_text(power: Mapping[str, Any] | None) -> str:
+    """Format the detectable effect and the cost of a study; "" without verdicts."""
     if power is None:
         return ""
     text, unit = f"{power['seeds']} seeds, {power['comparisons']} comparisons", power["unit"]
-    if power["noise"] is None:
-        advice = _UNKNOWN + _PILOT * power["has_steps"] + _DECLARE
-        return f"{text}\n{advice}{_cost_text(cost)}"
-    effect, noise, wanted = power["effect"], power["noise"], power["wanted_effect"]
-    what = "an effect" if power["of_design"] else "a difference"
-    text += (
-        f": notices {effect:.4f} {unit} (probability {power['power']:g})\n"
-        f"noise of {what} {noise['sd']:.4f} {unit}, {noise['source']}\n"
-    )
-    if 0 < wanted < effect:
-        text += f"VERDICT_EFFECT={wanted:g} is smaller: more seeds are needed\n"
-    if power["wanted_band"]:
-        needed = power["band_seeds"] or f"more than {MAX_SEEDS}"
-        text += f"VERDICT_BAND={power['wanted_band']:g} needs {needed} seeds for EQUIVALENT\n"
+    if noise := power["noise"]:
+        what = "an effect" if power["of_design"] else "a difference"
+        text += (
+            f": notices {power['effect']:.4f} {unit} (probability {power['power']:g})\n"
+            f"noise of {what} {noise['sd']:.4f} {unit}, {noise['source']}\n"
+        )
+        text += "".join(f"{each}\n" for each in _needs(power).values())
     else:
-        least = f"{power['band']:.4f} {unit}"
-        text += f"a band (VERDICT_BAND) for EQUIVALENT would be at least {least}\n"
-    return text + _cost_text(cost)
+        text += f"\n{_UNKNOWN}{_PILOT * power['has_steps']}{_DECLARE}"
+    if power["device_hours"] is None:
+        return f"{text}{power['runs']} runs; cost unknown until a run has been timed\n"
+    return f"{text}{power['runs']} runs, {power['device_hours']:,.1f} device hours\n"
 
 
-def _cost_text(cost: Mapping[str, Any]) -> str:
-    if cost["gpu_hours"] is None:
-        return f"{cost['runs']} runs; cost unknown until a run has been timed\n"
-    return f"{cost['runs']} runs, {cost['gpu_hours']:,.1f} device hours\n"
+def _needs(power: Mapping[str, Any]) -> dict[str, str]:
+    """Return a sentence for each declared size: the seeds that it needs."""
+    return {
+        name: f"{name}={power['wanted'][name]:g} needs {seeds or f'more than {MAX_SEEDS}'} seeds"
+        for name, seeds in power["needs"].items()
+    }
 
 
 def confirm_power(plan: Plan, yes: bool) -> None:
-    """Require a confirmation to train a study that misses VERDICT_EFFECT or VERDICT_BAND.
+    """Require a confirmation to train a study whose seeds are too few for VERDICT_EFFECT.
 
     Raises ConfigError if the answer is not yes.
     """
-    options = plan.base.verdicts
-    power = study_power(plan) if options.effect or options.band else None
-    misses = _misses(power) if power else []
-    if misses and not all(RunRecord(RunDir(run.path)).is_done for run in plan.runs):
-        confirm(f"{'; '.join(misses)}; train anyway?", yes)
-
-
-def _misses(power: Mapping[str, Any]) -> list[str]:
-    """Return the declarations that the study probably cannot fulfil."""
-    misses = []
-    effect, wanted, seeds = power["effect"], power["wanted_effect"], power["seeds"]
-    if effect is not None and 0 < wanted < effect:
-        misses.append(
-            f"VERDICT_EFFECT={wanted:g} is smaller than the {effect:.4f} {power['unit']} that "
-            f"{seeds} seeds notice"
-        )
-    if power["band_probability"] is not None and power["band_probability"] < _SELDOM:
-        misses.append(
-            f"VERDICT_BAND={power['wanted_band']:g} is so narrow that {seeds} seeds hardly ever "
-            "give EQUIVALENT"
-        )
-    return misses
+    power = study_power(plan) if plan.base.verdicts.effect else None
+    if power is None or power["noise"] is None:
+        return
+    needed = power["needs"]["VERDICT_EFFECT"] or math.inf
+    if needed > power["seeds"] and not all(
+        RunRecord(RunDir(run.path)).is_done for run in plan.runs
+    ):
+        confirm(f"{_needs(power)['VERDICT_EFFECT']}, {power['seeds']} planned; train anyway?", yes)
 
 
 def _noise(plan: Plan, family: Collection[Contrast], scale: float) -> dict[str, Any] | None:
@@ -193,11 +158,8 @@ def _noise(plan: Plan, family: Collection[Contrast], scale: float) -> dict[str, 
         sd = statistics.stdev(pilot) * root * pilot_factor(len(pilot))
         source = f"from {len(pilot)} baseline seeds (upper 80 % limit, without pairing)"
         return {"sd": sd, "source": source}
-    if plan.base.verdicts.noise:
-        return {
-            "sd": plan.base.verdicts.noise * root,
-            "source": "from VERDICT_NOISE, without pairing",
-        }
+    if sd := plan.base.verdicts.noise * root:
+        return {"sd": sd, "source": "from VERDICT_NOISE, without pairing"}
     return None
 
 
@@ -221,146 +183,35 @@ def _finished_losses(plan: Plan) -> dict[str, dict[int, float]]:
     return losses
 
 
-# The power of a rule.
-#
-# ``n`` ≥ 2 is a number of seeds, ``m`` the number of comparisons of the family, and ``variances`` how many
-# of them have a variance that counts in the mean; by default all.
-
-
-def detectable_effect(
-    n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
+def detectable(
+    n: int, m: int, rule: VerdictRule, alpha: float, variances: int, is_band: bool = False
 ) -> float:
-    """Return the smallest effect that gets BETTER or WORSE with the probability ``rule.power``.
+    """Return the smallest effect that gets BETTER or WORSE with the probability ``rule.power``, or
+    the smallest band in which a step without an effect is EQUIVALENT.
 
-    In units of sd_d; ``alpha`` is that of the look, by default that of the rule.
+    In standard deviations of a difference, after ``n`` seeds at a look with ``alpha``, among ``m``
+    comparisons of which ``variances`` count in a mean variance. From the quantile of the noncentral t
+    distribution (Johnson and Welch 1940): 2 % too large with 3 seeds, under 1 % from 5 on.
     """
-    error, degrees = (alpha or rule.alpha) / (2 * m), _degrees(n, m, rule, variances)
-    limit, root = t_isf(error, degrees), math.sqrt(n)
-    if _is_shared(m, rule):
-        return _simulated(n, limit + t_isf(1 - rule.power, degrees))
-
-    def power(effect: float) -> float:
-        return _mean_over_sd(lambda s: _normal(effect * root - limit * s), degrees)
-
-    return _smallest(power, rule.power)
-
-
-def fillable_band(
-    n: int, m: int, rule: VerdictRule, alpha: float | None = None, variances: int | None = None
-) -> float:
-    """Return the smallest band in which a step without effect is EQUIVALENT with ``rule.power``."""
-    error, degrees = (alpha or rule.alpha) / m, _degrees(n, m, rule, variances)
-    limit, root = t_isf(error, degrees), math.sqrt(n)
-    if _is_shared(m, rule):
-        return _simulated(n, limit + t_isf((1 - rule.power) / 2, degrees))
-
-    def power(band: float) -> float:
-        return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), degrees)
-
-    return _smallest(power, rule.power)
-
-
-def band_probability(
-    band: float, n: int, m: int, rule: VerdictRule, alpha: float, variances: int | None = None
-) -> float:
-    """Return the probability that a step without an effect is EQUIVALENT after ``n`` seeds.
-
-    ``band`` is in units of sd_d; ``alpha`` is that of the look.
-    """
-    shares, root = _is_shared(m, rule), math.sqrt(n)
-    degrees = _degrees(n, m, rule, variances)
-    limit, gate = t_isf(alpha / m, degrees), t_isf(INTERVAL_ERROR, n - 1)
-
-    def given(s: float) -> float:
-        # The mean variance of the study is near 1; the own sample has the standard deviation s.
-        reach = max(limit * max(s, 1.0), gate * s) if shares else limit * s
-        return max(0.0, 2 * _normal(band * root - reach) - 1)
-
-    return _mean_over_sd(given, n - 1 if shares else degrees)
-
-
-def seeds_for(size: float, needed: Callable[[int], float]) -> int | None:
-    """Return the smallest number of seeds with ``needed(n)`` ≤ ``size``; None if more than 60."""
-    low, high = MIN_SEEDS, MAX_SEEDS
-    if needed(high) > size:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if needed(middle) <= size else (middle + 1, high)
-    return low
+    sides = 1 if is_band else 2
+    missed = (1 - rule.power) * sides / 2
+    if m > 1 and rule.variance == "shared":
+        degrees = shared_degrees(n, variances)
+        factor = next(f for seeds, f in reversed(_SIMULATED.items()) if seeds <= n)
+        return (
+            factor * (t_isf(alpha / (sides * m), degrees) + t_isf(missed, degrees)) / math.sqrt(n)
+        )
+    degrees = factorial_degrees(n, variances) if rule.variance == "factorial" else n - 1
+    limit, z = t_isf(alpha / (sides * m), degrees), statistics.NormalDist().inv_cdf(1 - missed)
+    noncentrality = limit * (1 - 1 / (4 * degrees)) + z * math.sqrt(1 + limit**2 / (2 * degrees))
+    return noncentrality / math.sqrt(n)
 
 
 def pilot_factor(k: int) -> float:
     """Return the factor from the standard deviation of ``k`` runs to its upper 80 % limit.
 
-    A study planned with the estimate itself is too small half of the time (Browne 1995).
+    A study planned with the estimate itself is too small half of the time (Browne 1995). The
+    quantile of chi-square is that of Wilson and Hilferty (1931).
     """
-    degrees, low, high = k - 1, 0.0, float(k)
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _chi_square_cdf(middle, degrees) < 0.2 else (low, middle)
-    return math.sqrt(degrees / high)
-
-
-def _is_shared(m: int, rule: VerdictRule) -> bool:
-    return m > 1 and rule.variance == "shared"
-
-
-def _degrees(n: int, m: int, rule: VerdictRule, variances: int | None) -> float:
-    """Return the degrees of freedom of the variance that the rule uses."""
-    count = m if variances is None else variances
-    if rule.variance == "factorial":
-        return factorial_degrees(n, count)
-    return shared_degrees(n, count) if _is_shared(m, rule) else n - 1
-
-
-def _simulated(n: int, quantiles: float) -> float:
-    known = sorted(_SIMULATED)
-    if n > known[-1]:
-        factor = _BEYOND
-    else:
-        below = max((k for k in known if k <= n), default=known[0])
-        above = min(k for k in known if k >= n)
-        share = (n - below) / (above - below) if above > below else 0.0
-        factor = _SIMULATED[below] + share * (_SIMULATED[above] - _SIMULATED[below])
-    return factor * quantiles / math.sqrt(n)
-
-
-def _smallest(power: Callable[[float], float], wanted: float) -> float:
-    low, high = 0.0, 1.0
-    while power(high) < wanted:
-        low, high = high, 2 * high
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle) < wanted else (low, middle)
-    return high
-
-
-def _normal(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
-
-
-def _mean_over_sd(function: Callable[[float], float], degrees: float) -> float:
-    """Return the mean of ``function`` of a sample standard deviation, by Simpson's rule."""
-    log_scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
-    width = (3 + 12 / math.sqrt(2 * degrees)) / _STEPS
-    total = 0.0
-    for i in range(1, _STEPS):
-        s = i * width
-        density = math.exp(log_scale + (degrees - 1) * math.log(s) - degrees * s * s / 2)
-        total += (4 if i % 2 else 2) * function(s) * density
-    return total * width / 3
-
-
-def _chi_square_cdf(x: float, degrees: int) -> float:
-    """Return the series of the incomplete gamma function (Abramowitz and Stegun 1964, 6.5.29)."""
-    if x <= 0:
-        return 0.0
-    a, half = degrees / 2, x / 2
-    term = total = 1.0
-    k = 0
-    while term > 1e-16 * total:
-        k += 1
-        term *= half / (a + k)
-        total += term
-    return total * math.exp(a * math.log(half) - half - math.lgamma(a + 1))
+    spread = 2 / (9 * (k - 1))
+    return (1 - spread + statistics.NormalDist().inv_cdf(0.2) * math.sqrt(spread)) ** -1.5

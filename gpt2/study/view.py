@@ -14,7 +14,7 @@ from gpt2.model_config import ModelConfig
 from gpt2.study.cost import GPU_SHARE, estimated_on_gpu, estimated_speed, evaluations, probed
 from gpt2.study.notes import note_lines
 from gpt2.study.plan import Plan
-from gpt2.study.power import power_text, study_cost, study_power
+from gpt2.study.power import power_text, study_power
 from gpt2.training.budget import run_budget
 from lib.console import folded
 from lib.env.gpu import cpu_model, find_gpu, usable_cores
@@ -196,7 +196,7 @@ def plan_text(plan: Plan, rows: Sequence[Row], width: int | None = None) -> str:
         *_time_notes(plan, rows),
         _look_note(plan),
         str(plan.micro_batch or ""),
-        power_text(study_power(plan), _cost(plan, rows)).rstrip("\n"),
+        power_text(study_power(plan, [row["seconds"] for row in rows])).rstrip("\n"),
         summary_line(plan, rows),
     ]
     return _text(lines, notes, width)
@@ -369,8 +369,7 @@ def to_json(plan: Plan, rows: Sequence[Row]) -> str:
         "notes": _model_notes(plan),
         "left_out": [str(problem) for problem in plan.left_out],
         "micro_batch": asdict(plan.micro_batch) if plan.micro_batch else None,
-        "power": study_power(plan),
-        "cost": _cost(plan, rows),
+        "power": study_power(plan, [row["seconds"] for row in rows]),
         "looks": auto
         and {
             "next": auto.number,
@@ -381,7 +380,3 @@ def to_json(plan: Plan, rows: Sequence[Row]) -> str:
         "runs": rows,
     }
     return json_document(SCHEMA_VERSION, document)
-
-
-def _cost(plan: Plan, rows: Sequence[Row]) -> Mapping[str, Any]:
-    return study_cost(plan, [row["seconds"] for row in rows])
