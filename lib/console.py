@@ -140,7 +140,8 @@ class CommandLine(argparse.ArgumentParser):
             for word in typed
             if (answer := gone("option", word))
         ]
-        near = nearest(typed[0], self._option_string_actions) if typed else ""
+        known = self._option_string_actions
+        near = nearest(typed[0], known) if typed and typed[0] not in known else ""
         invalid = Problem(f"{message}{near}", next=advice, code="usage.invalid-argument")
         raise ConfigError(*problems or [invalid])
 

@@ -59,7 +59,7 @@ def is_without_effect(symbol: str, value: str) -> bool:
 def gone(kind: str, name: str) -> str:
     """Return ``is gone: use …`` for a name of the table, or the first pattern that matches; else "".
 
-    The option of a variable has the variable's row.
+    The option of a variable has the variable's row, and a variable that was a symbol the symbol's.
     """
     rows = removed_names()
     patterns = [row for row in rows.values() if row.kind == kind and "*" in row.name]
@@ -67,6 +67,9 @@ def gone(kind: str, name: str) -> str:
     row = rows.get((kind, name)) or next(matching, None)
     if row is None and kind == "option":
         return gone("variable", name.strip("-").replace("-", "_").upper())
+    # Not by a pattern: a symbol of today may match it.
+    if row is None and kind == "variable":
+        row = rows.get(("symbol", name))
     if row is None:
         return ""
     use = ": use " + row.use.replace("`", "").replace("\\|", "|") if row.use else ""

@@ -74,12 +74,16 @@ def test_an_answer_names_what_to_use(table):
     assert gone.gone("symbol", "OLD_SIZE") == "is gone (docs/former-system.md)"
     assert gone.gone("symbol", "AREA_OLD_ONE").startswith("is gone: use NEW_* (")
     assert gone.gone("symbol", "AREA_ONE").startswith("is gone: use the name without AREA_ (")
-    assert (
-        gone.gone("variable", "AREA_ONE")
-        == gone.gone("variable", "OLD_FLAG")
-        == gone.gone("symbol", "NOT_THIS")
-        == ""
-    )
+    assert gone.gone("variable", "OLD_FLAG") == gone.gone("symbol", "OLD_FLAG") != ""
+    assert gone.gone("variable", "AREA_ONE") == gone.gone("symbol", "NOT_THIS") == ""
+
+
+def test_a_missing_argument_has_no_nearest_name():
+    command = console.CommandLine()
+    command.add_argument("--run-name", required=True)
+    with pytest.raises(ConfigError) as caught:
+        command.parse_args([])
+    assert "nearest" not in caught.value.problems[0].what
 
 
 @pytest.mark.parametrize(
