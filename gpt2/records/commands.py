@@ -22,8 +22,12 @@ from lib.files import pretty_json, write_atomic
 from lib.make_variables import require_value
 from lib.project import ROOT
 from lib.report import claims
-from lib.report.checklist import checklist_to_json, checklist_to_markdown, log_failing
-from lib.report.checklist_rows import word_rows
+from lib.report.checklist import (
+    checklist_to_json,
+    checklist_to_markdown,
+    log_failing,
+    word_rows,
+)
 from lib.report.compare import CONTINUATION, EXIT_CODES, comparison_to_json, comparison_to_text
 from lib.report.figures import FIGURES_FOLDER
 from lib.report.render import json_document

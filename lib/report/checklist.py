@@ -1,43 +1,36 @@
-"""Verification that finished runs can be published as a comparison, as a checklist.
+"""The checklist of ``make verify-results``: its rows and renderings, and the rows about a study's words.
 
-The evidence of a run is its own files and its configuration in the tracker. Each row of the
-checklist has a verdict; a fact that was not recorded is UNKNOWN and does not pass.
+A fact that was not recorded is UNKNOWN, which does not pass.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lib.console import log
-from lib.files import sha256_file
-from lib.json_files import RecordError
+from lib.json_files import RecordError, read_json_object
 from lib.report.render import json_document, markdown_table
-from lib.report.run_facts import RunFacts, read_run_facts
-from lib.runs.record import UNKNOWN
-from lib.runs.run_dir import RunDir
-from lib.tracking.sources import RunDirSource, RunRef, RunSource
-from lib.tracking.tracker import TrackerMetadata as TrackerFacts
+from lib.report.study import SCHEMA_VERSION
+from lib.report.study_verdicts import VERDICTS_FILE
 from lib.units import first_of
 
-SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 1
 _MAX_REASONS_SHOWN = 8
 _MAX_VALUE_CHARS = 48
+PASS, FAIL, UNDECIDED = "PASS", "FAIL", "UNKNOWN"
 
-
-class CheckVerdict(StrEnum):
-    """Verdict of a row. UNKNOWN, a fact that was not recorded, does not count as PASS."""
-
-    PASS = "PASS"
-    FAIL = "FAIL"
-    UNKNOWN = "UNKNOWN"
+Values = Mapping[str, Any]
+# Keys: ``source`` (the tracker), ``runs``, ``rows``, ``publish`` (name → text to publish; None if a
+# row does not pass) and ``exit_code``.
+Checklist = Mapping[str, Any]
 
 
 class CheckRow(NamedTuple):
-    """One check: verdict, explanation, affected runs and a command to run."""
+    """One check: its word, explanation, affected runs and a command to run."""
 
     check: str
-    verdict: CheckVerdict
+    verdict: str
     what: str
     runs: Sequence[str] = ()
     next: str = ""
@@ -46,7 +39,7 @@ class CheckRow(NamedTuple):
 class CheckRemark(NamedTuple):
     """A reason why a check does not pass, FAIL or UNKNOWN, and the run that causes it."""
 
-    verdict: CheckVerdict
+    verdict: str
     what: str
     run: str = ""
 
@@ -55,13 +48,13 @@ def check_row(check: str, said: str, remarks: Iterable[CheckRemark], next: str =
     """Return a row: FAIL if any remark is FAIL, else UNKNOWN if any is, else PASS with ``said``."""
     causes = list(remarks)
     if not causes:
-        return CheckRow(check, CheckVerdict.PASS, said)
+        return CheckRow(check, PASS, said)
     reasons = list(dict.fromkeys(remark.what for remark in causes))
     more = len(reasons) - _MAX_REASONS_SHOWN
     what = "; ".join(reasons[:_MAX_REASONS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
     runs = [run for run in dict.fromkeys(remark.run for remark in causes) if run]
-    failed = any(remark.verdict is CheckVerdict.FAIL for remark in causes)
-    return CheckRow(check, CheckVerdict.FAIL if failed else CheckVerdict.UNKNOWN, what, runs, next)
+    failed = any(remark.verdict == FAIL for remark in causes)
+    return CheckRow(check, FAIL if failed else UNDECIDED, what, runs, next)
 
 
 def values_by_run_text(values: Iterable[tuple[str, Any]]) -> str:
@@ -82,119 +75,8 @@ def value_text(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
 
 
-# A run's configuration from the tracker, or the reason that there is none.
-TrackerConfig = Mapping[str, Any] | str
-TrackerQuery = Callable[[RunDir], TrackerConfig]
-
-
-@dataclass(frozen=True)
-class RunEvidence:
-    """Records of a finished run."""
-
-    facts: RunFacts
-    tracker_config: TrackerConfig
-    # Symbols in which the run was declared to differ from the other runs.
-    axis: Set[str]
-
-    @property
-    def run(self) -> RunDir:
-        """Return the paths of the run."""
-        return self.facts.run
-
-    @property
-    def name(self) -> str:
-        """Return the name of the run directory."""
-        return self.run.path.name
-
-    def of(self, *place: str) -> Any:
-        """Return the manifest value at the key path ``place``, or UNKNOWN."""
-        return self.facts.record.manifest.find(*place)
-
-    def figure(self, *place: str) -> Any:
-        """Return the summary value at the key path ``place``, or UNKNOWN."""
-        return self.facts.record.summary.find(*place)
-
-    def setting(self, path: str) -> Any:
-        """Return a setting of the identity, or UNKNOWN."""
-        return self.facts.settings.get(path, UNKNOWN)
-
-    def tracked(self, key: str) -> Any:
-        """Return the tracker's value of ``key``, or UNKNOWN."""
-        config = self.tracker_config
-        return UNKNOWN if isinstance(config, str) else config.get(key, UNKNOWN)
-
-    def fails(self, what: str) -> CheckRemark:
-        """Return the reason why this run fails a check."""
-        return CheckRemark(CheckVerdict.FAIL, what, self.name)
-
-    def lacks(self, what: str) -> CheckRemark:
-        """Return what is not known about this run."""
-        return CheckRemark(CheckVerdict.UNKNOWN, what, self.name)
-
-    def against_tracker(self, key: str, own: Any, differs: str) -> Iterator[CheckRemark]:
-        """Yield a remark if the tracker's value of ``key`` or ``own`` is missing, or they differ."""
-        config, tracked = self.tracker_config, self.tracked(key)
-        if tracked == UNKNOWN:
-            what = f"the tracker has no {key} for {self.name}"
-            yield self.lacks(config if isinstance(config, str) else what)
-        if own == UNKNOWN:
-            yield self.lacks(f"the manifest of {self.name} has no {key}")
-        elif tracked not in (UNKNOWN, own):
-            yield self.fails(differs)
-
-
-def read_evidence(run: RunDir, ask: TrackerQuery, axis: Set[str]) -> RunEvidence:
-    """Read a run's records and query the tracker. Raises ConfigError if a record is unreadable."""
-    facts = read_run_facts(run)
-    # Read here, so that a damaged file is reported before the tracker is queried.
-    _ = facts.record.summary
-    return RunEvidence(facts, ask(run), axis)
-
-
-def query_run_directory(run: RunDir) -> TrackerConfig:
-    """Return the configuration sent to trackers, read from the run directory."""
-    if not run.tracker_facts.exists():
-        return f"{run.tracker_facts} does not exist"
-    return RunDirSource(run.path.parent).config(RunRef("", run.path.name, "", run))
-
-
-def tracker_query(source: RunSource) -> TrackerQuery:
-    """Return a function that queries ``source`` for the configuration of a run.
-
-    A run is identified by project and name, and by id if several runs share them. For trackers with
-    ids of their own, the digest of the manifest identifies the run.
-    """
-    names: dict[str, list[RunRef]] = {}
-
-    def query(run: RunDir) -> TrackerConfig:
-        try:
-            facts = TrackerFacts.read(run.tracker_facts)
-        except RecordError as error:
-            return f"{run.tracker_facts} cannot be read: {error.problems[0].what}"
-        if facts.project not in names:
-            names[facts.project] = list(source.names(facts.project))
-        matches = [match for match in names[facts.project] if match.name == facts.name]
-        matches = [match for match in matches if match.id == facts.id] or matches
-        configs = [source.config(match) for match in matches]
-        if len(configs) > 1:
-            digest = sha256_file(run.manifest)
-            configs = [config for config in configs if config.get("manifest_sha256") == digest]
-        if len(configs) == 1:
-            return configs[0]
-        count = len(matches) or "no"
-        return f"{count} runs of {facts.project} in {source.place} are named {facts.name}"
-
-    return query
-
-
-# Keys: ``source`` (the tracker), ``runs``, ``rows``, ``publish`` (name → text to publish; None if a
-# row does not pass) and ``exit_code``.
-Checklist = Mapping[str, Any]
-
-
 def failing_rows(rows: Iterable[CheckRow]) -> list[CheckRow]:
-    """Return the rows that do not pass."""
-    return [row for row in rows if row.verdict is not CheckVerdict.PASS]
+    return [row for row in rows if row.verdict != PASS]
 
 
 def checklist_to_markdown(checklist: Checklist) -> str:
@@ -211,18 +93,139 @@ def checklist_to_markdown(checklist: Checklist) -> str:
 
 
 def checklist_to_json(checklist: Checklist) -> str:
-    """Return the checklist as one JSON document."""
     rows = [row._asdict() for row in checklist["rows"]]
-    return json_document(SCHEMA_VERSION, {**checklist, "rows": rows})
+    return json_document(_SCHEMA_VERSION, {**checklist, "rows": rows})
 
 
 def log_failing(rows: Iterable[CheckRow]) -> None:
     """Log the reason of each row that does not pass, once, with the rows and a command to run."""
-    by_reason: dict[tuple[CheckVerdict, str], list[CheckRow]] = {}
+    by_reason: dict[tuple[str, str], list[CheckRow]] = {}
     for row in failing_rows(rows):
         by_reason.setdefault((row.verdict, row.what), []).append(row)
     for (verdict, what), same_reason in by_reason.items():
         names = ", ".join(row.check for row in same_reason)
         advice = next((row.next for row in same_reason if row.next), "")
         advice = advice and f"\n        {advice}"
-        log("REFUSE" if verdict is CheckVerdict.FAIL else "UNKNOWN", f"{names}: {what}{advice}")
+        log("REFUSE" if verdict == FAIL else verdict, f"{names}: {what}{advice}")
+
+
+# Rows from the study's document: what its table says about the runs to publish.
+
+
+def word_rows(document: Values, names: Collection[str], folder: Path) -> list[CheckRow]:
+    """Return the rows about the runs in directories ``names`` of the study in ``folder``."""
+    runs = [run for run in document["runs"] if run["folder"] in names]
+    arms = {run["variant"] for run in runs}
+    verdicts = [v for v in document["verdicts"] if arms >= v["values"].keys()]
+    words = Counter(verdict["verdict"] for verdict in verdicts)
+    counts = ", ".join(f"{count} {word}" for word, count in words.items())
+    unstable, diverged = (
+        [CheckRemark(FAIL, f"{r['label']} {said}", r["folder"]) for r in runs if r[field]]
+        for field, said in (("unstable", "is unstable"), ("diverged", "diverged"))
+    )
+    return [
+        check_row(
+            "stability",
+            "no jump of loss or gradient",
+            unstable,
+            "type: make report, and see UNSTABLE; a longer warm-up or a smaller LEARNING_RATE helps",
+        ),
+        check_row("divergence", "no seed diverged", diverged, "type: make report"),
+        check_row(
+            "verdicts",
+            counts or "no comparison",
+            _open(verdicts, document["rule"]["min_seeds"]),
+            "type: make verdicts, which names the seeds that give a word; to publish without a step, "
+            "name the others: RUNS=",
+        ),
+        _aa_row(document, arms),
+        check_row(
+            "document",
+            f"{VERDICTS_FILE} is about these runs",
+            _outdated(document, runs, verdicts, folder / VERDICTS_FILE),
+            "type: make report",
+        ),
+    ]
+
+
+def _open(verdicts: list[Values], least: int) -> Iterator[CheckRemark]:
+    """Yield a remark for each comparison without a word, and for each that is not fair."""
+    for verdict in verdicts:
+        name, reason = verdict["name"], verdict["reason"]
+        if verdict["verdict"] is None:
+            seeds = f"{verdict['n']} of at least {least} seeds"
+            why = seeds if verdict["n"] < least else reason or "the look is not taken"
+            yield CheckRemark(UNDECIDED, f"{name}: no word, {why}")
+        elif verdict["verdict"] == "INCONCLUSIVE":
+            more = verdict["more_seeds"]
+            needed = f", about {more} more seeds give a word" if more else ""
+            yield CheckRemark(UNDECIDED, f"{name}: INCONCLUSIVE{needed}")
+        elif verdict["verdict"] == "UNFAIR":
+            yield CheckRemark(FAIL, f"{name}: UNFAIR, {reason}")
+
+
+def _aa_row(document: Values, arms: Collection[str]) -> CheckRow:
+    """Return the row of the A/A steps, which have no effect by construction."""
+    steps = [step for step in document["aa_steps"] if step["step"] in arms]
+    words = [(step["name"], step["verdict"]) for step in steps]
+    remarks = [
+        CheckRemark(FAIL, f"{name}: {word}") for name, word in words if word in ("BETTER", "WORSE")
+    ]
+    if document["aa_failed"] and not remarks:
+        remarks = [CheckRemark(FAIL, "an A/A step failed at an earlier look")]
+    remarks += [CheckRemark(UNDECIDED, f"{name}: no word") for name, word in words if not word]
+    seeds = sorted({run["seed"] for run in document["runs"]})
+    more = f"{seeds[-1] + 1}-{seeds[-1] + len(seeds)}" if seeds else "1-3"
+    advice = (
+        "one of 20 studies has this by chance: search for what differs between its runs, then train the "
+        f"study with other seeds (make SEEDS={more}), and publish both"
+    )
+    passed = "no effect where there is none" if steps else "no run of one"
+    return check_row("A/A step", passed, remarks, advice)
+
+
+def _outdated(
+    document: Values, runs: list[Values], verdicts: list[Values], file: Path
+) -> Iterator[CheckRemark]:
+    """Yield how the written document differs from ``document``, computed from the runs of today.
+
+    The written one is compared only: no word or figure is taken from it.
+    """
+    now = _results(document)
+    try:
+        written = read_json_object(file)
+        then, is_readable = _results(written), written["schema_version"] == SCHEMA_VERSION
+    except RecordError as error:
+        yield CheckRemark(UNDECIDED, f"{file}: {error.problems[0].what}")
+        return
+    except (KeyError, TypeError):
+        is_readable = False
+    if not is_readable:
+        yield CheckRemark(UNDECIDED, f"{file} is of another version, or damaged")
+        return
+    for key, label, run in (
+        *((run["folder"], run["label"], run["folder"]) for run in runs),
+        *((verdict["name"], verdict["name"], "") for verdict in verdicts),
+    ):
+        if then.get(key) != now[key]:
+            yield CheckRemark(FAIL, f"{label}: another result in {VERDICTS_FILE}", run)
+    variants = {run["variant"] for run in runs}
+    for run in written["runs"]:
+        gone = run["folder"] not in now or now[run["folder"]][1] is None
+        if gone and run["variant"] in variants and run.get("run_id"):
+            what = f"{VERDICTS_FILE} rests on {run['folder']}, which has no result"
+            yield CheckRemark(FAIL, what, run["folder"])
+
+
+def _results(document: Values) -> dict[str, list[Any]]:
+    """Return what a second training changes of each run, and the result of each comparison.
+
+    Raises KeyError or TypeError if the document is damaged or of another version.
+    """
+    runs = [{**run} for run in document["runs"]]
+    results = {
+        run["folder"]: [run.get(k) for k in ("configuration", "run_id", "commit", "weights")]
+        for run in runs
+    }
+    verdicts = {v["name"]: [v["verdict"], v["difference"], v["n"]] for v in document["verdicts"]}
+    return {**results, **verdicts}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lib.files import write_json
-from lib.report.checklist_rows import word_rows
+from lib.report.checklist import word_rows
 from lib.report.columns import write_tables
 from lib.report.table import build_table
 from lib.runs.run import Run
