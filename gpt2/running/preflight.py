@@ -1,7 +1,5 @@
-"""Preflight of GPT-2 runs: the machine, trackers, attention kernels, disk, weights and data.
+"""Preflight of GPT-2 runs: the conditions for starting the first one, and their report.
 
-``lib.env.preflight`` checks the machine; this module adds the conditions that depend on the model,
-extra conditions of long runs, where a mistake costs hours, and the report of ``make preflight``.
 Imports no torch: the checks of the device do, in a worker.
 """
 
@@ -10,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,25 @@ from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import log
 from lib.env.gpu import gpu_groups, has_driver, selected_gpus, usable_cores
-from lib.env.packages import current_interpreter
+from lib.env.options import EnvironmentConfig
+from lib.env.packages import Interpreter, current_interpreter
 from lib.env.preflight import (
-    Condition,
-    MachineRequirements,
-    check_machine_requirements,
+    disk_problems,
+    environment_problems,
+    foreign_problems,
+    lock_problems,
+    machine_problems,
     output_problems,
+    package_problems,
+    pinned_gpu_problems,
     problems_of,
+    python_problems,
 )
-from lib.env.snapshot import FOLDER
+from lib.env.snapshot import FOLDER, refresh_snapshot
 from lib.errors import ConfigError, KablateError, PreflightError, Problem, RunError
 from lib.make_variables import variables_without_effect
 from lib.runner.local import LocalExecutor
-from lib.runs.code import describe_tree, git_state
+from lib.runs.code import describe_tree, git_state, uncommitted_problems
 from lib.units import format_duration, format_si
 
 # fp32 weights; a checkpoint adds Adam's two moments of the same size.
@@ -54,10 +59,7 @@ def is_long(config: Config) -> bool:
 
 
 def long_run_problems(config: Config) -> list[Problem]:
-    """Return the problems that block a long run: no checkpoint, or accidental fp32 on a GPU.
-
-    Strict profiles such as paper_repro use fp32 deliberately and are exempt.
-    """
+    """Return the problems that block a long run: no checkpoint, or accidental fp32 on a GPU."""
     if not is_long(config):
         return []
     problems, interval = [], config.train.checkpoint_interval
@@ -81,7 +83,7 @@ def length(config: Config) -> str:
 
 
 def intended(config: Config) -> str:
-    """Summarize the planned training in one line, to be reviewed before a long run starts."""
+    """Summarize the planned training in one line."""
     shape, train, machine = config.model.shape, config.train, config.machine
     attention = config.model.attention
     interval = train.checkpoint_interval
@@ -120,17 +122,16 @@ class TrainingPlace:
 def check_machine(
     configs: Sequence[Config], place: TrainingPlace, jobs: int = 0
 ) -> list[dict[str, str]]:
-    """Check the machine and the environment of ``configs``, and write the environment snapshot.
+    """Check all conditions of ``configs``, in a worker because it imports torch.
 
-    Called in a worker because it imports torch. ``jobs`` is the requested number of concurrent runs,
-    0 for as many as fit. Returns the environment variables of each slot, one slot per run that fits
-    at a time. Raises PreflightError with all problems.
+    ``jobs`` is the requested number of concurrent runs, 0 for as many as fit. Returns the environment
+    variables of each slot, one slot per run that fits at a time. Raises PreflightError with all
+    problems.
     """
     # Before this process uses a GPU itself.
     busy = _busy_gpus(configs)
     checked = conditions(configs, place, jobs, busy)
-    problems = [p for condition in checked for p in condition.problems]
-    if problems:
+    if problems := [p for problems in checked.values() for p in problems]:
         raise PreflightError(*dict.fromkeys(problems))
     if ignored := _variables_without_effect(configs):
         log("ENV", f"without effect: {', '.join(ignored)}; symbols are set by SET=NAME=VALUE")
@@ -142,44 +143,72 @@ def check_machine(
 
 
 def conditions(
-    configs: Sequence[Config],
-    place: TrainingPlace,
-    jobs: int = 0,
-    busy: Mapping[int, str] | None = None,
-) -> list[Condition]:
-    """Check every condition separately, so that no problem hides another.
+    configs: Sequence[Config], place: TrainingPlace, jobs: int = 0, busy: Mapping[int, str] = {}
+) -> dict[str, list[Problem]]:
+    """Return condition → its problems; each is checked, so that no problem hides another.
 
-    ``busy`` are the GPUs that other programs use, by their index, with a description.
+    ``busy`` are the GPUs that other programs use, by their index, with a description. Writes the
+    environment snapshot if the environment is the right one.
     """
-    requirements = [
-        MachineRequirements(c.environment, c.machine, c.train.gpus, c.repro.profile)
-        for c in configs
-    ]
-    checked = check_machine_requirements(
-        requirements, place.build_dir, place.results, dirty=place.dirty
-    )
-    trackers = [p for c in configs for p in c.tracking.missing_packages()]
-    long = [p for c in configs for p in long_run_problems(c)]
-    device_works = not any(c.problems for c in checked if c.name == "device")
-    checked.append(Condition("trackers", trackers))
-    checked.append(Condition("long runs", list(dict.fromkeys(long))))
+    here = current_interpreter()
+    checks: dict[str, Callable[[EnvironmentConfig], list[Problem]]] = {
+        "environment": partial(environment_problems, interpreter=here),
+        "python": partial(python_problems, interpreter=here),
+        "packages": lambda environment: package_problems(),
+        "foreign tools": foreign_problems,
+        "lock file": lock_problems,
+        "disk": partial(disk_problems, folder=place.results),
+    }
+    environments = list(dict.fromkeys(c.environment for c in configs))
+    checked = {name: [p for e in environments for p in check(e)] for name, check in checks.items()}
+    profiles = dict.fromkeys(c.repro.profile for c in configs)
+    checked["committed"] = [p for each in profiles for p in uncommitted_problems(each, place.dirty)]
+    checked["device"] = _device_problems(configs)
+    # The snapshot runs programs of the environment.
+    if not checked["environment"]:
+        checked["snapshot"] = _snapshot_problems(configs, place.build_dir / FOLDER, here)
+    checked["trackers"] = [p for c in configs for p in c.tracking.missing_packages()]
+    checked["long runs"] = list(dict.fromkeys(p for c in configs for p in long_run_problems(c)))
+    slots: Sequence[Mapping[str, str]] = [{}]
     # Kernels are launched on the device.
-    if device_works:
-        checked.append(Condition("kernels", _kernel_problems(configs)))
-    slots = _slots(configs, busy or {}) if device_works else [{}]
-    checked.append(Condition("free GPUs", [] if slots else [_no_free_gpu(configs, busy or {})]))
-    jobs = jobs or max(1, len(slots))
-    needed = max(0, bytes_needed(configs, jobs) - place.written_bytes)
-    output = output_problems(place.results, needed)
-    checked.append(Condition("output folder", output))
+    if not checked["device"]:
+        checked["kernels"] = _kernel_problems(configs)
+        slots = _slots(configs, busy)
+    checked["free GPUs"] = [] if slots else [_no_free_gpu(configs, busy)]
+    needed = bytes_needed(configs, jobs or max(1, len(slots))) - place.written_bytes
+    checked["output folder"] = output_problems(place.results, max(0, needed))
     return checked
+
+
+def _device_problems(configs: Sequence[Config]) -> list[Problem]:
+    """Return unsupported device settings, and GPUs that a run would leave unused."""
+    machines = dict.fromkeys((c.machine, c.train.gpus) for c in configs)
+    if problems := [p for machine, n in machines for p in machine_problems(machine, n)]:
+        return problems
+    pinned = dict.fromkeys((c.environment.gpu_pinned, c.train.gpus) for c in configs)
+    return [p for is_pinned, n in pinned for p in pinned_gpu_problems(is_pinned, n)]
+
+
+def _snapshot_problems(configs: Sequence[Config], folder: Path, here: Interpreter) -> list[Problem]:
+    """Write the environment and hardware snapshots; return the problems of doing so."""
+    import torch
+
+    from lib.env.hardware import probe_hardware
+
+    recorded = [c for c in configs if c.environment.snapshot]
+    problems: list[Problem] = []
+    for environment in dict.fromkeys(c.environment for c in recorded):
+        problems += problems_of(refresh_snapshot, folder, environment, here)
+    if recorded:
+        on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in recorded)
+        problems += problems_of(probe_hardware, folder, torch.device("cuda" if on_gpu else "cpu"))
+    return problems
 
 
 def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     """Return the report of ``make preflight``: facts about this machine, and every condition.
 
-    Writes the environment snapshot; does not train or download anything. On a login node without a
-    GPU, the conditions of the GPU are not tested.
+    On a login node without a GPU, the conditions of the GPU are not tested.
     """
     if len(configs) > 1 and has_driver():
         # Its server imports torch while this process does.
@@ -192,9 +221,12 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     here, code = current_interpreter(), git_state()
     on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in configs)
     hardware = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
-    checked = conditions(configs, place, busy=busy)
-    if _is_login_node():
-        checked = _without_gpu(checked)
+    checked, untested = conditions(configs, place, busy=busy), ""
+    missing = [p for problems in checked.values() for p in problems if p.code == "gpu.missing"]
+    if missing and _is_login_node():
+        untested = _UNTESTED
+        of_gpu = {name: checked.pop(name, []) for name in _OF_GPU}
+        checked |= {name: [p for p in each if p not in missing] for name, each in of_gpu.items()}
     return {
         "schema_version": SCHEMA_VERSION,
         "runs": list(dict.fromkeys(intended(c) for c in configs)),
@@ -213,13 +245,13 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
         },
         "conditions": [
             {
-                "name": c.name,
-                "problems": [dataclasses.asdict(p) for p in c.problems],
-                "untested": c.untested,
+                "name": name,
+                "problems": [dataclasses.asdict(p) for p in problems],
+                "untested": untested if name in _OF_GPU else "",
             }
-            for c in checked
+            for name, problems in checked.items()
         ],
-        "passed": not any(c.problems for c in checked),
+        "passed": not any(checked.values()),
     }
 
 
@@ -237,15 +269,6 @@ def _is_login_node() -> bool:
     return configured and "SLURM_JOB_ID" not in os.environ
 
 
-def _without_gpu(checked: Sequence[Condition]) -> list[Condition]:
-    """Return the conditions as of a login node: those of a missing GPU are not tested."""
-    problems = {c.name: [p for p in c.problems if p.code != "gpu.missing"] for c in checked}
-    if all(len(problems[c.name]) == len(c.problems) for c in checked):
-        return list(checked)
-    of_gpu = [Condition(name, problems.get(name, []), _UNTESTED) for name in _OF_GPU]
-    return [*(c for c in checked if c.name not in _OF_GPU), *of_gpu]
-
-
 def describe_text(report: Mapping[str, Any]) -> str:
     """Format the report of ``describe``: one line per run, fact, problem, and met condition."""
     lines = [f"RUN     {text}" for text in report["runs"]]
@@ -261,7 +284,7 @@ def describe_text(report: Mapping[str, Any]) -> str:
 
 
 def check_weights(configs: Sequence[Config], build_dir: Path) -> None:
-    """Fetch the weights that ``INIT_FROM`` names if missing, and compare them with the models.
+    """Fetch missing weights of ``INIT_FROM``, and compare them with the models.
 
     Raises ConfigError with all mismatches, PreflightError if the weights are not available.
     """
@@ -274,10 +297,7 @@ def check_weights(configs: Sequence[Config], build_dir: Path) -> None:
 
 
 def check_data(configs: Sequence[Config], build_dir: Path) -> None:
-    """Prepare missing data sets of ``configs``, and verify every byte of each data set once.
-
-    Raises PreflightError with all problems.
-    """
+    """Prepare missing data sets, and verify every byte of each. Raises PreflightError."""
     problems: list[Problem] = []
     for data, vocab_size in {(c.data, c.model.shape.vocab_size): None for c in configs}:
         try:
@@ -290,7 +310,7 @@ def check_data(configs: Sequence[Config], build_dir: Path) -> None:
 
 
 def gpu_name() -> str:
-    """Return the model name of the first visible GPU. Raises PreflightError if there is none."""
+    """Return the model of the first visible GPU. Raises PreflightError if there is none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -401,9 +421,9 @@ _BUSY_MIB = 2048
 
 
 def _busy_gpus(configs: Sequence[Config]) -> dict[int, str]:
-    """Return the GPUs that other programs use: index → index and memory.
+    """Return the GPUs that other programs use, unless the user or a batch system selected GPUs.
 
-    GPUs that the user or a batch system has selected are not looked at.
+    The key is the index, the value a description with index and memory.
     """
     if all(config.machine.device == "cpu" for config in configs):
         return {}
@@ -419,14 +439,8 @@ def _busy_gpus(configs: Sequence[Config]) -> dict[int, str]:
     except OSError as error:
         log("WARN", f"unknown whether other programs use the GPUs: {error}")
         return {}
-    return {r.index: busy for r in readings if (busy := _use_by_others(r.memory_used_mib, r.index))}
-
-
-def _use_by_others(used_mib: float | None, index: int) -> str:
-    """Return a description of a GPU that is in use; "" if it is free or unknown."""
-    if used_mib is None or used_mib <= _BUSY_MIB:
-        return ""
-    return f"GPU {index} ({used_mib / 1024:.1f} GiB)"
+    used = {r.index: r.memory_used_mib or 0 for r in readings}
+    return {n: f"GPU {n} ({mib / 1024:.1f} GiB)" for n, mib in used.items() if mib > _BUSY_MIB}
 
 
 def _no_free_gpu(configs: Sequence[Config], busy: Mapping[int, str]) -> Problem:

@@ -1,7 +1,7 @@
-"""Preflight: checks of machine, GPU, Python environment, disk and source tree before a run starts.
+"""Checks of machine, GPU, Python environment and disk before a run starts.
 
-Each check is a function that returns problems; ``check_machine_requirements`` calls all of them, so
-that the user sees every problem at once. torch is imported by the checks of the device only.
+Each check returns its problems, so that the user sees all at once. torch is imported by the checks of
+the device only.
 """
 
 import importlib.util
@@ -9,24 +9,19 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from lib.env.options import EnvironmentConfig, MachineConfig
 from lib.env.packages import (
     Interpreter,
-    current_interpreter,
     install_command,
     installed_packages,
     lock_differences,
     missing_packages,
 )
-from lib.env.snapshot import FOLDER, refresh_snapshot
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.project import ROOT
-from lib.runs.code import uncommitted_problems
 from lib.units import GIB, format_size
 
 # Files of other package managers, refused by ENV_FORBID_FOREIGN.
@@ -41,7 +36,8 @@ def environment_problems(
     if config.policy == "any":
         return []
     if interpreter.kind != config.policy:
-        environment = _describe_kind(interpreter)
+        named = "no" if interpreter.kind == "system" else f"a {interpreter.kind}"
+        environment = f"{named} environment ({interpreter.prefix})"
         what = f"ENV_POLICY={config.policy}: {interpreter.program} belongs to {environment}"
         return [Problem(what, next=_ADVICE, code="env.wrong-kind")]
     problems = []
@@ -59,7 +55,6 @@ def environment_problems(
 
 
 def python_problems(config: EnvironmentConfig, interpreter: Interpreter) -> list[Problem]:
-    """Check the Python version against ``ENV_PYTHON``."""
     if not config.python or f"{interpreter.python}.".startswith(f"{config.python}."):
         return []
     what = f"ENV_PYTHON={config.python}: {interpreter.program} is Python {interpreter.python}"
@@ -67,7 +62,6 @@ def python_problems(config: EnvironmentConfig, interpreter: Interpreter) -> list
 
 
 def package_problems() -> list[Problem]:
-    """Check that all required packages are installed."""
     missing = missing_packages()
     if not missing:
         return []
@@ -77,7 +71,6 @@ def package_problems() -> list[Problem]:
 
 
 def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
-    """Check that the tree contains no files of package managers other than conda."""
     if not config.forbid_foreign:
         return []
     remedies = {".venv": "type: make mrproper (removes a .venv created by make)"}
@@ -94,7 +87,6 @@ def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Probl
 
 
 def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
-    """Check that the lock file is readable and matches the installed packages."""
     if not config.lock_file:
         return []
     path = root / config.lock_file
@@ -115,9 +107,7 @@ def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]
 
 def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
     """Check that the file system of ``folder`` has ``MIN_DISK_GIB`` of free space."""
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    existing = _existing(folder)
     free = shutil.disk_usage(existing).free
     if free >= config.min_disk_gib * GIB:
         return []
@@ -127,13 +117,8 @@ def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
 
 
 def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
-    """Return the reasons why ``bytes_needed`` bytes of results cannot be written to ``folder``.
-
-    ``folder`` may be missing; the nearest existing parent is checked.
-    """
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    """Return the reasons why ``bytes_needed`` bytes of results cannot be written to ``folder``."""
+    existing = _existing(folder)
     if not existing.is_dir():
         advice = "type: SET='OUTPUT_DIR=\"…\"'"
         return [Problem("not a folder", str(existing), advice, code="output.not-a-folder")]
@@ -148,22 +133,19 @@ def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
     return []
 
 
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest of its parents that exists."""
+    absolute = folder.absolute()
+    return next(path for path in (absolute, *absolute.parents) if path.exists())
+
+
 def machine_problems(machine: MachineConfig, processes: int = 1) -> list[Problem]:
     """Check that this machine supports the settings; writes and starts nothing.
 
     Imports torch and queries the GPU driver, so call it in a process that may use the GPU.
     """
-    import torch
-
-    if machine.device == "cpu":
-        problems = []
-    elif not torch.cuda.is_available():
-        problems = [_no_gpu(torch)]
-    else:
-        problems = _gpu_problems(torch, machine, processes)
-    if machine.compile:
-        problems += compiler_problems(machine.device)
-    return problems
+    problems = _gpu_problems(machine, processes) if machine.device == "cuda" else []
+    return problems + (compiler_problems(machine.device) if machine.compile else [])
 
 
 def require_machine(machine: MachineConfig, processes: int = 1) -> None:
@@ -185,61 +167,6 @@ def pinned_gpu_problems(pinned: bool, processes: int) -> list[Problem]:
     return [Problem(what, next=f"type: {variable}={names} make", code="gpu.not-pinned")]
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A requirement for starting the first run, and the problems that violate it.
-
-    ``untested`` is the reason why this machine cannot test it; "" if it did.
-    """
-
-    name: str
-    problems: Sequence[Problem]
-    untested: str = ""
-
-
-@dataclass(frozen=True)
-class MachineRequirements:
-    """Options of a run that this machine must satisfy."""
-
-    environment: EnvironmentConfig
-    machine: MachineConfig
-    # Processes of the run, one GPU each.
-    processes: int
-    profile: str
-
-
-def check_machine_requirements(
-    requirements: Sequence[MachineRequirements], build_dir: Path, results: Path, *, dirty: bool
-) -> list[Condition]:
-    """Check every condition separately, so that no problem hides another.
-
-    ``results`` is the output folder, which may be missing; ``dirty`` allows uncommitted code. Writes
-    the environment snapshot below ``build_dir`` if the environment is the right one.
-    """
-    here = current_interpreter()
-    environments = list(dict.fromkeys(r.environment for r in requirements))
-    conditions = [
-        Condition(name, [p for environment in environments for p in check(environment)])
-        for name, check in (
-            ("environment", lambda e: environment_problems(e, here)),
-            ("python", lambda e: python_problems(e, here)),
-            ("packages", lambda e: package_problems()),
-            ("foreign tools", foreign_problems),
-            ("lock file", lock_problems),
-            ("disk", lambda e: disk_problems(e, results)),
-        )
-    ]
-    profiles = dict.fromkeys(r.profile for r in requirements)
-    committed = [p for profile in profiles for p in uncommitted_problems(profile, dirty)]
-    conditions.append(Condition("committed", committed))
-    conditions.append(Condition("device", _device_problems(requirements)))
-    # The snapshot runs programs of the environment.
-    if not conditions[0].problems:
-        problems = _snapshot_problems(requirements, build_dir / FOLDER, here)
-        conditions.append(Condition("snapshot", problems))
-    return conditions
-
-
 def problems_of(check: Callable[..., object], *arguments: object) -> list[Problem]:
     """Return the problems of the error that ``check`` raises."""
     try:
@@ -249,54 +176,16 @@ def problems_of(check: Callable[..., object], *arguments: object) -> list[Proble
     return []
 
 
-def _device_problems(requirements: Sequence[MachineRequirements]) -> list[Problem]:
-    """Return unsupported device settings, and GPUs that a run would leave unused."""
-    machines = dict.fromkeys((r.machine, r.processes) for r in requirements)
-    if problems := [p for machine, n in machines for p in machine_problems(machine, n)]:
-        return problems
-    pinned = dict.fromkeys((r.environment.gpu_pinned, r.processes) for r in requirements)
-    return [p for is_pinned, n in pinned for p in pinned_gpu_problems(is_pinned, n)]
-
-
-def _snapshot_problems(
-    requirements: Sequence[MachineRequirements], folder: Path, here: Interpreter
-) -> list[Problem]:
-    """Write the environment and hardware snapshots; return the problems of doing so."""
+def _gpu_problems(machine: MachineConfig, processes: int) -> list[Problem]:
     import torch
 
-    from lib.env.hardware import probe_hardware
-
-    recorded = [r for r in requirements if r.environment.snapshot]
-    problems: list[Problem] = []
-    for environment in dict.fromkeys(r.environment for r in recorded):
-        problems += problems_of(refresh_snapshot, folder, environment, here)
-    if recorded:
-        on_gpu = torch.cuda.is_available() and any(r.machine.device == "cuda" for r in recorded)
-        problems += problems_of(probe_hardware, folder, torch.device("cuda" if on_gpu else "cpu"))
-    return problems
-
-
-def _describe_kind(interpreter: Interpreter) -> str:
-    if interpreter.kind == "system":
-        return f"no environment ({interpreter.prefix})"
-    return f"a {interpreter.kind} environment ({interpreter.prefix})"
-
-
-def _no_gpu(torch: Any) -> Problem:
-    gpu_build = torch.version.cuda or torch.version.hip
-    reason = (
-        "no GPU reported by the driver"
-        if gpu_build
-        else f"torch {torch.__version__} is built for the CPU"
-    )
-    return Problem(
-        f"DEVICE=cuda: no GPU available ({reason})",
-        next="type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)",
-        code="gpu.missing",
-    )
-
-
-def _gpu_problems(torch: Any, machine: MachineConfig, processes: int) -> list[Problem]:
+    if not torch.cuda.is_available():
+        reason = "no GPU reported by the driver"
+        if not (torch.version.cuda or torch.version.hip):
+            reason = f"torch {torch.__version__} is built for the CPU"
+        what = f"DEVICE=cuda: no GPU available ({reason})"
+        advice = "type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)"
+        return [Problem(what, next=advice, code="gpu.missing")]
     problems = []
     if torch.cuda.device_count() < processes:
         what = f"GPUS={processes}: not enough GPUs ({torch.cuda.device_count()} visible)"

@@ -144,6 +144,11 @@ def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
         ),
         ({"SEED": -1}, "SEED=-1: ", "config.out-of-range"),
         ({"SEED_LIST": "1,-2"}, "SEED_LIST: ", "config.wrong-type"),
+        # A number has one spelling.
+        *(
+            ({"LEARNING_RATE": rate}, "LEARNING_RATE: ", "config.wrong-type")
+            for rate in ("１e-3", "1_0", "01e-3", " 1", "1 ")
+        ),
         ({"QUANTIZATION": "int8"}, "QUANTIZATION=int8: ", "config.unknown-symbol"),
     ],
 )
