@@ -84,7 +84,7 @@ CONFIGURED := all data plan status watch stop slurm rerun prolong preflight repo
 	claims verify-results export bench
 OPTIONAL := check reproduce ls clean-runs audit compare evaluate generate
 PLAIN := menuconfig list-defconfigs savedefconfig olddefconfig randconfig listnewconfig diffconfig \
-	why bench-nsa needle-test validate-machine
+	why bench-nsa validate-machine
 ALONE := test style setup help completion clean mrproper
 TARGETS := $(CONFIGURED) $(OPTIONAL) $(PLAIN) $(ALONE)
 # A goal that is no target is refused, also if it is a folder or a file; the generated files, in whose

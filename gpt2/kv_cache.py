@@ -3,7 +3,6 @@
 B batch, T tokens.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -65,8 +64,6 @@ class BlockKVCache:
         self.position = 0
         self.kept: dict[str, Tensor] = {}
         self.runs: dict[str, TokenBuffer] = {}
-        # Keys read by single-token decoding steps per key/value head, by name.
-        self.reads: Counter[str] = Counter()
 
     def extend(
         self, name: str, new: Tensor, dim: int, reach: int | None = None, unit: int = 1
@@ -99,7 +96,3 @@ class KVCache:
         self.position += tokens
         for block in self.blocks:
             block.position = self.position
-
-    def reads(self) -> Counter[str]:
-        """Return the number of keys read, summed over all blocks."""
-        return sum((block.reads for block in self.blocks), Counter())

@@ -66,11 +66,6 @@ class ModelConfig:
         embeddings = (shape.padded_vocab_size + positions) * shape.n_embd
         return embeddings + shape.n_layer * (self.attention.cost(shape).params + 2 * norm) + norm
 
-    def cached_numbers(self, length: int) -> int:
-        """Return the KV cache size of a sequence of ``length`` tokens, in elements."""
-        attention = self.attention.cached_numbers(self.shape, length)
-        return sum(attention + self.mlp.cached_numbers(site, length) for site in self.sites())
-
     def pairs_per_token(self) -> float:
         """Return the mean number of query-key pairs per token and head at full context."""
         return self.attention.pattern.mean_keys(self.shape.block_size)

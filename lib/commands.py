@@ -77,7 +77,6 @@ worker               y              flag       Train runs until none is free, wi
 one-line             y              flag       Only the summary
 folder               DIR            text       Folder of the offline or trackio runs
 entity               NAME           text       W&B user or team
-arms                 nsa,random     text       Only these arms
 rounds               n              positive   Rounds of measurement
 device               cpu            cpu/cuda   Default: a GPU if there is one
 """
@@ -133,7 +132,6 @@ generate         gpt2.running.trained_models:generate  RUN SEEDS PROMPT TOKENS=1
 export           gpt2.running.trained_models:export    <RUN> @find OUT       Export RUN= to a folder that transformers can load
 bench            gpt2.bench.commands:bench_step  @plan ITERS GPU JSON   Time a step beside plain GPT-2 loops; GPU=1: all tables
 bench-nsa        gpt2.bench.commands:bench_nsa   TOKENS=16384 JSON rounds=5  Time sparse against full attention
-needle-test      gpt2.nsa.needle:run             ITERS=400 SEED=0 JSON arms  Train small models on long-range retrieval
 validate-machine  gpt2.nsa.validate:run          FULL JSON device      Validate NSA on this device (FULL=1: long contexts)
 
 Operate

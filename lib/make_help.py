@@ -25,7 +25,7 @@ _NO_CONFIG = "No .config yet: make uses gpt2-quickstart; make list-defconfigs li
 _FIRST = ("STEPS", "SEEDS", "SET", "SWEEP", "RUNS", "JOBS", "O")
 _BY_NAME = (
     *("savedefconfig", "olddefconfig", "listnewconfig", "diffconfig"),
-    *("bench-nsa", "needle-test", "validate-machine"),
+    *("bench-nsa", "validate-machine"),
 )
 
 

@@ -87,20 +87,6 @@ class AttentionConfig:
             transforms=TRANSFORMS.bind(values),
         )
 
-    def cached_numbers(self, shape: ModelShape, length: int) -> int:
-        """Return the cached elements for ``length`` tokens in the attention of one block."""
-        tokens = self.pattern.cached_tokens(length)
-        query, pair = self.projection.query_numbers(shape), self.projection.cached_numbers(shape)
-        if self.transforms:
-            # They act on every head, so that decoding expands keys.
-            query, pair = shape.n_embd, self.projection.expanded_numbers(shape)
-        reach = max((term.reach for term in self.terms), default=0)
-        queries = min(tokens, reach) * query
-        extra = self.pattern.cached_numbers(shape, self.projection, length)
-        if self.positions.rotates:
-            extra += self.pattern.unrotated_tokens(length) * pair // 2
-        return tokens * pair + queries + extra
-
     def cost(self, shape: ModelShape) -> Cost:
         """Return the cost of one block, with scores, aggregation and the output projection.
 

@@ -53,14 +53,6 @@ class ProjectionOptions(PartOptions):
         columns = shape.n_embd + self.expanded_numbers(shape)
         return Cost(shape.n_embd * columns, columns * shape.bias)
 
-    def cached_numbers(self, shape: ModelShape) -> int:
-        """Return the cached key and value elements per token and block."""
-        return self.expanded_numbers(shape)
-
-    def query_numbers(self, shape: ModelShape) -> int:
-        """Return the query elements per token as used in decoding."""
-        return shape.n_embd
-
     def expanded_numbers(self, shape: ModelShape) -> int:
         """Return the key and value elements per token and block, by head: 2·K·H."""
         return 2 * self.kv_heads(shape) * shape.head_dim
@@ -99,17 +91,6 @@ class PatternOptions(PartOptions, ABC):
         width = min(self.width or length, length)
         return (width * (width + 1) / 2 + (length - width) * width) / length
 
-    def cached_tokens(self, length: int) -> int:
-        """Return the number of tokens, out of ``length``, with cached keys and values.
-
-        The next token fills the last place of a window.
-        """
-        return length if self.width is None else min(length, self.width - 1)
-
-    def unrotated_tokens(self, length: int) -> int:
-        """Return the number of tokens with an additional cached copy of unrotated keys."""
-        return 0
-
     def check(self, shape: ModelShape) -> None:
         """Raise ConfigError if the pattern does not fit the shape."""
 
@@ -124,10 +105,6 @@ class PatternOptions(PartOptions, ABC):
     def cost(self, shape: ModelShape, projection: ProjectionOptions) -> Cost:
         """Return the cost beyond the attention products of ``mean_keys``."""
         return Cost()
-
-    def cached_numbers(self, shape: ModelShape, projection: ProjectionOptions, length: int) -> int:
-        """Return cached elements for ``length`` tokens besides the projection's keys and values."""
-        return 0
 
 
 class TransformOptions(PartOptions, ABC):
@@ -153,11 +130,6 @@ class ScoreOptions(PartOptions, ABC):
 
 class TermOptions(ScoreOptions):
     """Options of a score term."""
-
-    @property
-    def reach(self) -> int:
-        """Return the number of earlier tokens with queries that affect the scores of a row."""
-        return 0
 
 
 class GateOptions(ScoreOptions):
@@ -278,14 +250,6 @@ class LatentOptions(ProjectionOptions):
         expanded = shape.head_dim if self.shared_expansion else shape.n_embd
         return Cost(shape.n_embd**2 + 2 * self.width(shape) * (shape.n_embd + expanded))
 
-    def cached_numbers(self, shape: ModelShape) -> int:
-        """Return 2R: c_k and c_v, shared by the heads."""
-        return 2 * self.width(shape)
-
-    def query_numbers(self, shape: ModelShape) -> int:
-        """Return N·R: the absorbed queries q_h K_hᵀ have width R."""
-        return shape.n_head * self.width(shape)
-
 
 @dataclass(frozen=True)
 class FullOptions(PatternOptions):
@@ -350,11 +314,6 @@ class ReciprocalOptions(TermOptions):
         """Return the learnable α, and one more dot product of width C per key of the band."""
         alphas = shape.n_head if self.learnable else 0
         return Cost(vectors=alphas, other_flops=2 * shape.n_embd * min(self.window + 1, keys))
-
-    @property
-    def reach(self) -> int:
-        """Return W."""
-        return self.window
 
 
 @dataclass(frozen=True)

@@ -435,8 +435,6 @@ def attend_cached(
     q_BNTH = qkv.q_BNTH * scale
     k_BKSH = cache.extend("k", qkv.k_BKTH, dim=2)
     v_BKSH = cache.extend("v", qkv.v_BKTH, dim=2)
-    if last - first == 1:
-        cache.reads["keys"] += k_BKSH.shape[2]
     reach = max((term.reach for term in plan.terms), default=0)
     queries = cache.extend("q", q_BNTH, dim=2, reach=reach) if reach else q_BNTH
     chunk = RowChunk(first, last, cache.left(first), origin=last - queries.shape[2])

@@ -95,10 +95,6 @@ class MlpMechanismOptions(PartOptions):
         """Return the cost; its weights count towards the ratio."""
         raise NotImplementedError
 
-    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
-        """Return the cached elements for ``length`` tokens."""
-        return 0
-
     def check(self, hidden: int, site: LayerSpec) -> None:
         """Raise ConfigError if the mechanism does not fit a block with ``hidden`` units."""
 
@@ -138,10 +134,6 @@ class MlpCrossTokenOptions(MlpMechanismOptions):
         """Return A and B, the mean over heads, and the mix in the bottleneck."""
         keys = site.attention.pattern.mean_keys(site.shape.block_size)
         return Cost(2 * hidden * width, other_flops=(site.shape.n_head + 2 * width) * keys)
-
-    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
-        """Return the elements of h A for every token visible to the next one."""
-        return width * site.attention.pattern.cached_tokens(length)
 
 
 @dataclass(frozen=True)
@@ -220,10 +212,6 @@ class MlpAttnGateOptions(MlpMechanismOptions):
     def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
         """Return G (M + N) weights and N biases."""
         return Cost(width * (hidden + site.shape.n_head), site.shape.n_head)
-
-    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
-        """Return G if pooled (the running sum of W₁ h), else 0."""
-        return width if self.pooled and length else 0
 
 
 ACTIVATIONS: Registry[ActivationOptions] = Registry(
@@ -330,11 +318,6 @@ class MlpConfig:
         dense = Cost(self._weights_per_unit(site) * size.hidden, biases * shape.bias)
         parts = (m.cost(size.hidden, size.widths[m.name], site) for m in self.built(site))
         return Cost.of((dense, *parts))
-
-    def cached_numbers(self, site: LayerSpec, length: int) -> int:
-        """Return the cached elements for ``length`` tokens in a block's MLP."""
-        widths = self.size(site).widths
-        return sum(m.cached_numbers(widths[m.name], length, site) for m in self.built(site))
 
     def _weights_per_unit(self, site: LayerSpec) -> int:
         """Return the weights of c_fc and c_proj for each hidden unit."""

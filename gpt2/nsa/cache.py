@@ -4,7 +4,7 @@ B batch, T new tokens, S tokens, N heads, K key/value heads, g query heads per k
 H head dim, M compressed blocks, n selected blocks; c the keys that are read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,8 @@ from gpt2.nsa.select import random_blocks, score_blocks, select_blocks
 
 # Keys and values of a branch.
 KeyValue = tuple[Tensor, Tensor]
-# Suffix of the cache entries of a branch with separate keys and values.
-_SUFFIXES = {"compressed": "_raw", "window": "_window"}
-# Function from the tokens of each branch to the complete compressed keys and values, or keys alone.
-CompressFn = Callable[[dict[str, KeyValue]], tuple[Tensor, ...] | None]
+# Function from the tokens of a branch to the complete compressed keys and values, or keys alone.
+CompressFn = Callable[[dict[str, KeyValue]], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -41,44 +39,12 @@ class BranchKeyValues:
         return next(k for k in vars(self).values() if k)[0].shape[1]
 
 
-class RingBuffer:
-    """Ring buffer of the last ``size`` tokens; token t is stored at index t mod ``size``."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.room_BKSH: Tensor | None = None
-
-    def write(self, new_BKTH: Tensor, position: int) -> Tensor:
-        """Store the tokens from ``position`` on and return all stored tokens, in no token order."""
-        if self.room_BKSH is None:
-            batch, heads, _, width = new_BKTH.shape
-            self.room_BKSH = new_BKTH.new_empty(batch, heads, self.size, width)
-        last = position + new_BKTH.shape[2]
-        indices = self._places(max(position, last - self.size), last)
-        self.room_BKSH.index_copy_(2, indices, new_BKTH[:, :, -len(indices) :].detach())
-        return self.room_BKSH[:, :, : min(last, self.size)]
-
-    def with_new(self, new_BKTH: Tensor, position: int, start: int) -> Tensor:
-        """Return the stored tokens [start, position) followed by the new tokens, in token order."""
-        if start >= position:
-            return new_BKTH
-        assert self.room_BKSH is not None
-        earlier = self.room_BKSH.index_select(2, self._places(start, position))
-        return torch.cat([earlier, new_BKTH], 2)
-
-    def _places(self, start: int, stop: int) -> Tensor:
-        device = None if self.room_BKSH is None else self.room_BKSH.device
-        return torch.arange(start, stop, device=device) % self.size
-
-
 class NsaCache(BlockKVCache):
     """KV cache of one NSA layer.
 
-    The cache stores the keys and values of all tokens if blocks can be selected, the compressed
-    blocks, and ring buffers. A branch with separate keys and values has its own ring buffer, of one
-    compressed block or of the window. Branches with shared keys and values read the entry of the
-    branch with the longest memory. With rotary positions the stored keys are rotated; if attended
-    keys are compressed too, the last block is also stored unrotated.
+    The cache stores the keys and values of all tokens if blocks can be selected, those of the window,
+    the compressed blocks, and the tokens of the next one, unrotated. If branches share keys and
+    values, the window is a part of the selected branch's tokens. Other stored keys are rotated.
     """
 
     def __init__(
@@ -89,117 +55,64 @@ class NsaCache(BlockKVCache):
         ``positions`` rotates the keys; None if keys are not rotated.
         """
         super().__init__(lambda row: 0)
-        self.options, self.block, self.positions = options, block, positions
-        self.rings: dict[str, RingBuffer] = {}
+        self.options, self.block = options, block
+        self.positions = positions or PositionEncoding()
 
     def add(self, raw: dict[str, KeyValue], compressed: CompressFn) -> BranchKeyValues:
         """Store keys and values of new tokens and return the keys and values that the tokens see.
 
         ``raw`` maps branches to new keys and values; ``compressed`` computes the complete
-        compressed blocks. For a single new token the window's keys are in no token order.
+        compressed blocks.
         """
         options, first = self.options, self.position
-        last = first + raw[options.owner][0].shape[2]
-        starts = {"selected": 0, "window": max(0, first + 1 - options.window)}
-        due = options.compressed(last) > options.compressed(first)
-        if due:
-            starts["compressed"] = options.compressed(first) * options.stride
-        others = () if options.shared_kv else options.branches
-        visible: dict[str, list[Tensor]] = {}
-        for source in dict.fromkeys((options.owner, *others)):
-            served = options.branches if options.shared_kv else (source,)
-            served_starts = {name: start for name, start in starts.items() if name in served}
-            k_BKTH, v_BKTH = raw[source]
-            for by_branch in (
-                self._keys(source, k_BKTH, served, served_starts),
-                self._tokens("v", source, v_BKTH, served, served_starts),
-            ):
-                for name, tokens in by_branch.items():
-                    visible.setdefault(name, []).append(tokens)
-        if due:
-            self._compress(visible, starts["compressed"], compressed)
-        pairs = {name: (kv[0], kv[1]) for name, kv in visible.items() if name != "compressed"}
-        return BranchKeyValues(self._blocks(raw), pairs.get("selected"), pairs.get("window"))
-
-    def _keys(
-        self, source: str, k_BKTH: Tensor, served: Sequence[str], starts: dict[str, int]
-    ) -> dict[str, Tensor]:
-        """Return ``_tokens`` of the keys, rotated unless the keys are only compressed."""
-        if self.positions is None or list(served) == ["compressed"]:
-            return self._tokens("k", source, k_BKTH, served, starts)
-        options, first = self.options, self.position
-        attended = {name: start for name, start in starts.items() if name != "compressed"}
-        tokens = self._tokens("k", source, self.positions(k_BKTH, first), served, attended)
-        if options.compresses_attended and source == options.owner:
-            ring = self.rings.setdefault("k_raw", RingBuffer(options.compress))
-            complete, last = options.compressed(first), first + k_BKTH.shape[2]
-            if options.compressed(last) > complete:
-                tokens["compressed"] = ring.with_new(k_BKTH, first, complete * options.stride)
-            self.kept["k_raw"] = ring.write(k_BKTH, first)
-        return tokens
-
-    def _tokens(
-        self, x: str, source: str, new_BKTH: Tensor, served: Sequence[str], starts: dict[str, int]
-    ) -> dict[str, Tensor]:
-        """Store the new tokens and return, for each branch, the tokens from its start on."""
-        options, first = self.options, self.position
-        if "selected" in served:
-            whole = self.extend(x, new_BKTH, dim=2, unit=options.select)
-            return {name: whole[:, :, start:] for name, start in starts.items()}
-        name = x if source == options.owner else f"{x}{_SUFFIXES[source]}"
-        sizes = {"compressed": options.compress, "window": options.window}
-        size = max(sizes[branch] for branch in served)
-        ring = self.rings.setdefault(name, RingBuffer(size))
-        tokens = {}
-        # If the window is the whole ring and the last token is the only query, order is irrelevant.
-        whole_ring = size == options.window and new_BKTH.shape[2] == 1
-        for branch, start in starts.items():
-            if not (branch == "window" and whole_ring):
-                tokens[branch] = ring.with_new(new_BKTH, first, start)
-        self.kept[name] = ring.write(new_BKTH, first)
-        if "window" in starts and whole_ring:
-            tokens["window"] = self.kept[name]
-        return tokens
-
-    def _compress(
-        self, visible: dict[str, list[Tensor]], start: int, compressed: CompressFn
-    ) -> None:
-        """Store the newly complete compressed blocks, which begin at token ``start`` or later."""
-        if self.options.branch_compressed:
-            k_BKSH, v_BKSH = visible["compressed"]
-            new = compressed({"compressed": (k_BKSH, v_BKSH)})
-        else:
-            if self.positions:
-                k_BKSH = visible["compressed"][0]
+        blocks = self._compress(raw, compressed) if options.compresses else None
+        pairs: dict[str, KeyValue] = {}
+        for name, reach in (("selected", None), ("window", options.window - 1)):
+            if name not in raw:
+                continue
+            if options.shared_kv and pairs:
+                start = max(0, first + 1 - options.window)
+                k, v = (x[:, :, start:] for x in pairs["selected"])
             else:
-                k_BKSH = visible["selected"][0][:, :, start:]
-            # Only keys are compressed; the values are ignored.
-            new = compressed({"selected": (k_BKSH, k_BKSH)})
-        # Keys alone, if values are not compressed.
-        for x, blocks_BKMH in zip("kv", new or (), strict=False):
-            if x == "k" and self.positions:
-                blocks_BKMH = self.positions(blocks_BKMH, start, self.options.stride)
-            self.extend(f"{x}_compressed", blocks_BKMH, dim=2)
+                k, v = (
+                    self.extend(f"{x}_{name}", new, dim=2, reach=reach, unit=options.select or 1)
+                    for x, new in (("k", self.positions(raw[name][0], first)), ("v", raw[name][1]))
+                )
+            pairs[name] = k, v
+        return BranchKeyValues(blocks, pairs.get("selected"), pairs.get("window"))
 
-    def _blocks(self, raw: dict[str, KeyValue]) -> tuple[Tensor, ...] | None:
-        """Return all compressed blocks, or only their keys if they are used for ranking alone."""
-        if not self.options.compresses:
-            return None
-        empty = raw[self.options.owner][0][:, :, :0]
-        names = "kv" if self.options.branch_compressed else "k"
-        return tuple(self.kept.get(f"{x}_compressed", empty) for x in names)
+    def _compress(self, raw: dict[str, KeyValue], compressed: CompressFn) -> tuple[Tensor, ...]:
+        """Store the newly complete compressed blocks; return all of them, or the keys that rank."""
+        options, first = self.options, self.position
+        source = "compressed" if options.branch_compressed else "selected"
+        k_BKTH, v_BKTH = raw[source]
+        last, complete = first + k_BKTH.shape[2], options.compressed(first)
+        names = "kv" if options.branch_compressed else "k"
+        tokens = [
+            self.extend(f"{x}_raw", new, dim=2, reach=options.compress - 1)
+            for x, new in zip(names, (k_BKTH, v_BKTH), strict=False)
+        ]
+        if options.compressed(last) > complete:
+            begin = complete * options.stride
+            k_BKSH, *values = (x[:, :, begin - last + x.shape[2] :] for x in tokens)
+            # Ranking needs no values.
+            k_BKMH, *rest = compressed({source: (k_BKSH, values[0] if values else k_BKSH)})
+            blocks = self.positions(k_BKMH, begin, options.stride), *rest
+            for x, blocks_BKMH in zip(names, blocks, strict=True):
+                self.extend(f"{x}_compressed", blocks_BKMH, dim=2)
+        return tuple(self.kept.get(f"{x}_compressed", k_BKTH[:, :, :0]) for x in names)
 
     def attend(self, q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
         """Return the head outputs BNTH of every built branch, for T = 1.
 
         ``keys`` is the result of ``add`` for the token. No mask is needed: only visible keys are
-        read, and the number of keys read is added to ``reads``.
+        read.
         """
         q_BKgH = (q_BNTH[:, :, 0] * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
         outputs, weights_BKgM = [], None
         with torch.autocast(q_BNTH.device.type, enabled=False):
             if keys.compressed_BKMH:
-                weights_BKgM = self._weigh("compressed", q_BKgH, keys.compressed_BKMH[0])
+                weights_BKgM = self._weigh(q_BKgH, keys.compressed_BKMH[0])
             if self.options.branch_compressed:
                 assert keys.compressed_BKMH and weights_BKgM is not None
                 v_BKMH = keys.compressed_BKMH[1]
@@ -207,9 +120,9 @@ class NsaCache(BlockKVCache):
             if keys.selected_BKSH:
                 blocks_BKn = self._select(weights_BKgM, keys.heads, q_BNTH.device)
                 chosen = (self._chosen(x, blocks_BKn) for x in "kv")
-                outputs.append(self._read("selected", q_BKgH, *chosen))
+                outputs.append(self._read(q_BKgH, *chosen))
             if keys.window_BKSH:
-                outputs.append(self._read("window", q_BKgH, *keys.window_BKSH))
+                outputs.append(self._read(q_BKgH, *keys.window_BKSH))
         return [context_BKgH.flatten(1, 2)[:, :, None] for context_BKgH in outputs]
 
     def _select(self, weights_BKgM: Tensor | None, heads: int, device: torch.device) -> Tensor:
@@ -228,7 +141,7 @@ class NsaCache(BlockKVCache):
         The block of the current token comes last.
         """
         size, token = self.options.select, self.position
-        room = self.runs[x].room
+        room = self.runs[f"{x}_selected"].room
         assert room is not None
         batch, heads, tokens, width = room.shape
         own = token // size
@@ -238,12 +151,11 @@ class NsaCache(BlockKVCache):
         chosen = room.view(-1, size, width).index_select(0, blocks)
         return chosen.view(batch, heads, -1, width)[:, :, : token + 1 - (own + 1 - count) * size]
 
-    def _weigh(self, branch: str, q_BKgH: Tensor, k_BKcH: Tensor) -> Tensor:
-        """Return the softmax weights over all keys, BKgc in fp32 or wider, and count the reads."""
-        self.reads[branch] += k_BKcH.shape[2]
+    def _weigh(self, q_BKgH: Tensor, k_BKcH: Tensor) -> Tensor:
+        """Return the softmax weights over all keys, BKgc in fp32 or wider."""
         wide = torch.promote_types(q_BKgH.dtype, torch.float32)
         return (q_BKgH @ k_BKcH.mT).to(wide).softmax(-1)
 
-    def _read(self, branch: str, q_BKgH: Tensor, k_BKcH: Tensor, v_BKcH: Tensor) -> Tensor:
+    def _read(self, q_BKgH: Tensor, k_BKcH: Tensor, v_BKcH: Tensor) -> Tensor:
         """Return attention over all keys, BKgH; 0 if there are no keys."""
-        return self._weigh(branch, q_BKgH, k_BKcH).to(v_BKcH.dtype) @ v_BKcH
+        return self._weigh(q_BKgH, k_BKcH).to(v_BKcH.dtype) @ v_BKcH

@@ -60,20 +60,6 @@ def gate_statistics(gates_cBNT: Tensor, branches: tuple[str, ...]) -> dict[str, 
     }
 
 
-def selected_blocks(
-    q_BNTH: Tensor, keys: BranchKeyValues, options: NsaOptions, block: int
-) -> Tensor | None:
-    """Return the blocks BKTn that a whole sequence selects in layer ``block``, −1 for none.
-
-    Returns None if the selected branch is not built.
-    """
-    if not options.branch_selected:
-        return None
-    with torch.autocast(q_BNTH.device.type, enabled=False):
-        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
-        return chosen_blocks(q_BKgTH, keys.compressed_BKMH, options, 0, block)
-
-
 def selection_statistics(blocks_BKTn: Tensor, options: NsaOptions) -> dict[str, Tensor]:
     """Return statistics of the selected blocks.
 
@@ -226,14 +212,14 @@ class Nsa(CustomAttention):
         """Return statistics of the gates and of the selected blocks."""
         branches = self.options.branches
         values = {} if self.gates is None else gate_statistics(self.gates(x_BTC), branches)
-        keys = self._keys(self._raw(x_BTC, heads))
-        q_BNTH = self.positions(heads.q_BNTH)
-        blocks_BKTn = selected_blocks(q_BNTH, keys, self.options, self.block)
-        return (
-            values
-            if blocks_BKTn is None
-            else values | selection_statistics(blocks_BKTn, self.options)
-        )
+        if not self.options.branch_selected:
+            return values
+        keys, q_BNTH = self._keys(self._raw(x_BTC, heads)), self.positions(heads.q_BNTH)
+        with torch.autocast(q_BNTH.device.type, enabled=False):
+            q_BKgTH = (q_BNTH * self.head_dim**-0.5).unflatten(1, (keys.heads, -1))
+            ranking = q_BKgTH, keys.compressed_BKMH
+            blocks_BKTn = chosen_blocks(*ranking, self.options, 0, self.block)
+        return values | selection_statistics(blocks_BKTn, self.options)
 
     def _attend(self, q_BNTH: Tensor, keys: BranchKeyValues, first: int) -> list[Tensor]:
         return attend_branches(
@@ -242,9 +228,7 @@ class Nsa(CustomAttention):
 
     def new_cache(self) -> NsaCache:
         """Return an empty cache for the layer."""
-        return NsaCache(
-            self.options, self.block, self.positions if self.positions.rotates else None
-        )
+        return NsaCache(self.options, self.block, self.positions)
 
     def _raw(self, x_BTC: Tensor, heads: QKV) -> dict[str, KeyValue]:
         """Return the unrotated keys and values of the new tokens, by branch."""
@@ -257,29 +241,27 @@ class Nsa(CustomAttention):
 
     def _keys(self, raw: dict[str, KeyValue]) -> BranchKeyValues:
         """Return the keys and values of a whole sequence, with positions applied to the keys."""
-        blocks = self._compressed(raw)
-        if blocks:
-            blocks = (self.positions(blocks[0], 0, self.options.stride), *blocks[1:])
+        blocks: tuple[Tensor, ...] | None = None
+        if self.options.compresses:
+            k_BKMH, *rest = self._compressed(raw)
+            blocks = self.positions(k_BKMH, 0, self.options.stride), *rest
         attended = {name: raw[name] for name in ("selected", "window") if name in raw}
         # Branches with shared keys rotate the keys once.
         rotated = {id(k): self.positions(k) for k, _ in attended.values()}
         pairs = {name: (rotated[id(k)], v) for name, (k, v) in attended.items()}
         return BranchKeyValues(blocks, pairs.get("selected"), pairs.get("window"))
 
-    def _compressed(self, raw: dict[str, KeyValue]) -> tuple[Tensor, ...] | None:
+    def _compressed(self, raw: dict[str, KeyValue]) -> tuple[Tensor, ...]:
         """Return the complete compressed keys and values.
 
-        Without the compressed branch, returns only the block means of the selected branch's keys,
-        which rank blocks; None if blocks are not ranked.
+        Without the compressed branch, only the block means of the selected branch's keys, which rank
+        blocks.
         """
-        if "compressed" in raw:
-            k, v = raw["compressed"]
-            return compress_blocks(k, self.options, self.phi_k), compress_blocks(
-                v, self.options, self.phi_v
-            )
-        if not self.options.ranks:
-            return None
-        return (compress_blocks(raw["selected"][0].detach(), self.options, None),)
+        if "compressed" not in raw:
+            return (compress_blocks(raw["selected"][0].detach(), self.options, None),)
+        k, v = raw["compressed"]
+        pairs = (k, self.phi_k), (v, self.phi_v)
+        return tuple(compress_blocks(x, self.options, phi) for x, phi in pairs)
 
 
 def combine_branches(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:

@@ -174,27 +174,6 @@ class NsaOptions(PatternOptions):
         """Return the mean number of keys per query, summed over the branches."""
         return sum(self.pairs(length)) / length
 
-    def kept(self, branch: str, length: int) -> int:
-        """Return how many of ``length`` tokens a branch caches keys and values for."""
-        # Any block may be selected later. The other branches cache one block or one window.
-        limits = {"selected": length, "compressed": self.compress, "window": self.window}
-        return min(length, limits[branch])
-
-    def cached_tokens(self, length: int) -> int:
-        """Return the cached tokens of the projection's keys and values.
-
-        This is the longest memory among the branches that use them.
-        """
-        sharing = self.branches if self.shared_kv else (self.owner,)
-        return max(self.kept(branch, length) for branch in sharing)
-
-    def unrotated_tokens(self, length: int) -> int:
-        """Return the tokens whose keys are cached unrotated in addition to the rotated keys.
-
-        These are the tokens of the next block to be compressed.
-        """
-        return self.kept("compressed", length) if self.compresses_attended else 0
-
     def notes(self, shape: ModelShape) -> list[ConfigNote]:
         """Return notes on the cost relative to full attention and on ineffective selection."""
         length, notes = shape.block_size, list[ConfigNote]()
@@ -255,18 +234,6 @@ class NsaOptions(PatternOptions):
             separate * shape.bias + positions + gates,
             flops - 2 * shape.n_embd * ranked / shape.block_size,
         )
-
-    def cached_numbers(self, shape: ModelShape, projection: ProjectionOptions, length: int) -> int:
-        """Return the KV cache elements per layer beyond the projection's after ``length`` tokens.
-
-        These are the compressed blocks and the tokens of branches with separate keys and values.
-        """
-        per_token = projection.cached_numbers(shape)
-        blocks = self.compressed(length) * per_token
-        others = [] if self.shared_kv else [name for name in self.branches if name != self.owner]
-        separate = sum(self.kept(name, length) for name in others) * per_token
-        # Blocks that are used for ranking alone have keys but no values.
-        return separate + (blocks if self.branch_compressed else blocks // 2)
 
     @property
     def fuses(self) -> bool:

@@ -1,7 +1,8 @@
-"""Block scores and top-k block selection (Yuan et al. 2025, equations 9 to 12), without gradients.
+"""Block selection by score (Yuan et al. 2025, equations 9 to 12) or at random, without gradients;
+and attention to compressed blocks, whose weights rank the blocks of each chunk.
 
-B batch, T queries, K key/value heads, g query heads per key/value head, M compressed blocks,
-J selection blocks, n selected blocks. The last query belongs to the last token.
+B batch, T queries, K key/value heads, g query heads per key/value head, H head dim, M compressed
+blocks, J selection blocks, n selected blocks; r the rows of a chunk, c the blocks that they see.
 """
 
 import math
@@ -66,11 +67,6 @@ def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tenso
     return F.pad(chosen_BKTn, (0, options.count - chosen_BKTn.shape[-1]), value=-1)
 
 
-# Random block selection, the baseline for score-based selection.
-#
-# B batch, T queries, K key/value heads, J selection blocks, n selected blocks.
-
-
 # Elements of the scores of a chunk of rows.
 CHUNK_ELEMENTS = 1 << 20
 _MASK = 0xFFFFFFFF
@@ -109,14 +105,6 @@ def _hash(x: Tensor) -> Tensor:
     return (x >> 16) ^ x
 
 
-# Attention to compressed blocks, and the block selection derived from its weights.
-#
-# B batch, T queries, K key/value heads, g query heads per key/value head, H head dim, M compressed
-# blocks, n selected blocks; r the rows of a chunk, c the blocks that any row of the chunk sees.
-#
-# The weights of a chunk are used twice: to weight the values and to rank selection blocks.
-
-
 def attend_compressed(
     q_BKgTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, options: NsaOptions, first: int = 0
 ) -> tuple[Tensor, Tensor | None]:
@@ -142,14 +130,6 @@ def attend_compressed(
 
 
 @torch.no_grad()
-def rank_compressed(q_BKgTH: Tensor, k_BKMH: Tensor, options: NsaOptions, first: int = 0) -> Tensor:
-    """Return the selected blocks BKTn of ``attend_compressed``, without the head outputs."""
-    # Values of width 0, so that the product with the weights costs nothing.
-    _, chosen_BKTn = attend_compressed(q_BKgTH, k_BKMH, k_BKMH[..., :0], options, first)
-    assert chosen_BKTn is not None
-    return chosen_BKTn
-
-
 def chosen_blocks(
     q_BKgTH: Tensor,
     compressed_BKMH: tuple[Tensor, ...] | None,
@@ -163,7 +143,11 @@ def chosen_blocks(
     """
     if options.ranks:
         assert compressed_BKMH
-        return rank_compressed(q_BKgTH, compressed_BKMH[0], options, first)
+        k_BKMH = compressed_BKMH[0]
+        # Values of width 0, so that the product with the weights costs nothing.
+        _, chosen_BKTn = attend_compressed(q_BKgTH, k_BKMH, k_BKMH[..., :0], options, first)
+        assert chosen_BKTn is not None
+        return chosen_BKTn
     batch, heads, _, length = q_BKgTH.shape[:4]
     drawn = random_blocks(options, layer, heads, first, length, q_BKgTH.device)
     return drawn.expand(batch, -1, -1, -1)

@@ -4,10 +4,10 @@ B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
 """
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -60,17 +60,6 @@ _HALF_TOLERANCE = 2e-2
 _LONG_CONTEXT, _FULL_CONTEXT_CPU, _FULL_CONTEXT_GPU = 1024, 8192, 65536
 
 
-@dataclass(frozen=True)
-class ValidationRow:
-    """Result of one check of one backend: PASS, FAIL, or ABSENT if the device cannot run it."""
-
-    check: str
-    backend: str
-    state: str
-    seconds: float
-    detail: str
-
-
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Validate native sparse attention on this device before training with it.
 
@@ -86,72 +75,55 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     log("CHECK", f"{device_name(device)}, torch {torch.__version__}")
     rows = validate_device(device, options.full)
-    code = EXIT_FAILED if any(row.state == "FAIL" for row in rows) else EXIT_DONE
-    if not options.json:
-        return code, to_markdown(rows)
-    records = [dataclasses.asdict(row) for row in rows]
-    return code, json_document(1, {"device": device_name(device), "rows": records})
+    code = EXIT_FAILED if any(row["state"] == "FAIL" for row in rows) else EXIT_DONE
+    if options.json:
+        return code, json_document(1, {"device": device_name(device), "rows": rows})
+    cells = [[str(value) for value in row.values()] for row in rows]
+    return code, markdown_table(
+        ("check", "backend", "", "seconds", "detail"), cells, left=(0, 1, 2, 4)
+    )
 
 
-def validate_device(device: torch.device, full: bool) -> list[ValidationRow]:
-    """Run all checks of both backends on ``device``; ``full`` uses the full long context."""
-    checks: dict[str, Callable[[Config, torch.device], str]] = {
-        "float64 reference": _parity,
-        "bfloat16": lambda config, device: _half_precision(config, device, torch.bfloat16),
-        "float16": lambda config, device: _half_precision(config, device, torch.float16),
-    }
+def validate_device(device: torch.device, full: bool) -> list[dict[str, str | float]]:
+    """Return check, backend, state, seconds and detail of every check of every backend."""
     length = _LONG_CONTEXT
     if full:
         length = _FULL_CONTEXT_CPU if device.type == "cpu" else _FULL_CONTEXT_GPU
-    checks[f"{length} tokens"] = lambda config, device: _long_context(config, device, length)
-    return [
-        _row(name, check, backend, device) for backend in BACKENDS for name, check in checks.items()
-    ]
-
-
-def to_markdown(rows: list[ValidationRow]) -> str:
-    """Return the results as a Markdown table, one line per row, and the reasons below it."""
-    cells = ((r.check, r.backend, r.state, f"{r.seconds:.1f}") for r in rows)
-    table = markdown_table(("check", "backend", "", "seconds"), cells, left=(0, 1, 2))
-    # A backend that cannot run has the same reason in every row.
-    reasons = dict.fromkeys((r.state, " ".join(r.detail.split())) for r in rows if r.detail)
-    return table + "".join(f"\n{state}: {reason}\n" for state, reason in reasons)
-
-
-def _row(
-    name: str, check: Callable[[Config, torch.device], str], backend: str, device: torch.device
-) -> ValidationRow:
-    settings = _SMALL | {f"NSA_BACKEND_{backend.upper()}": True}
-    config = resolve_config(
-        KconfigTree(), [ConfigLayer.of("validation", "make validate-machine", settings)]
-    )
-    started = time.perf_counter()
-    try:
-        resolve_backend(_options(config), device.type)
-        failure = check(config, device)
-    except (PreflightError, NotImplementedError) as error:
-        return ValidationRow(name, backend, "ABSENT", time.perf_counter() - started, str(error))
-    state = "FAIL" if failure else "PASS"
-    return ValidationRow(name, backend, state, time.perf_counter() - started, failure)
+    checks: dict[str, Callable[[Config, torch.device], str]] = {
+        "float64 reference": _parity,
+        "bfloat16": partial(_half_precision, dtype=torch.bfloat16),
+        "float16": partial(_half_precision, dtype=torch.float16),
+        f"{length} tokens": partial(_long_context, length=length),
+    }
+    rows: list[dict[str, str | float]] = []
+    for backend in BACKENDS:
+        settings = _SMALL | {f"NSA_BACKEND_{backend.upper()}": True}
+        layer = ConfigLayer.of("validation", "make validate-machine", settings)
+        config = resolve_config(KconfigTree(), [layer])
+        for name, check in checks.items():
+            started = time.perf_counter()
+            try:
+                resolve_backend(_options(config), device.type)
+                detail = check(config, device)
+                state = "FAIL" if detail else "PASS"
+            except (PreflightError, NotImplementedError) as error:
+                state, detail = "ABSENT", " ".join(str(error).split())
+            seconds = round(time.perf_counter() - started, 1)
+            row: dict[str, str | float] = {"check": name, "backend": backend, "state": state}
+            rows.append(row | {"seconds": seconds, "detail": detail})
+    return rows
 
 
 def _options(config: Config) -> NsaOptions:
-    options = config.model.attention.pattern
-    assert isinstance(options, NsaOptions)
-    return options
+    return cast(NsaOptions, config.model.attention.pattern)
 
 
 def _model(config: Config, device: torch.device, dtype: torch.dtype = torch.float64) -> GPT:
-    """Build a model in which no parameter is zero."""
+    # No parameter is zero.
     model = GPT(config.model)
     model.init_weights(config.seed)
     fill_parameters(model.double())
     return model.to(device, dtype).eval()
-
-
-def _tokens(device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(256, (2, _LENGTH), generator=generator).to(device)
 
 
 def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
@@ -163,7 +135,8 @@ def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
 
 def _parity(config: Config, device: torch.device) -> str:
     """Compare logits and the gradient of every parameter with the reference."""
-    model, idx_BT = _model(config, device), _tokens(device)[:1, :_REFERENCE_LENGTH]
+    model = _model(config, device)
+    idx_BT = torch.arange(_REFERENCE_LENGTH, device=device)[None] * 37 % 256
     parameters = {n: p.detach().cpu().requires_grad_() for n, p in model.named_parameters()}
     expected = reference.reference_gpt(idx_BT.cpu(), parameters, config.model)
     actual = model(idx_BT)
@@ -183,7 +156,8 @@ def _parity(config: Config, device: torch.device) -> str:
 @torch.no_grad()
 def _half_precision(config: Config, device: torch.device, dtype: torch.dtype) -> str:
     """Compare autocast to ``dtype`` with fp32."""
-    model, idx_BT = _model(config, device, torch.float32), _tokens(device)
+    model = _model(config, device, torch.float32)
+    idx_BT = torch.arange(2 * _LENGTH, device=device).view(2, _LENGTH) * 37 % 256
     expected = model(idx_BT)
     with torch.autocast(device.type, dtype=dtype):
         actual = model(idx_BT).float()

@@ -27,7 +27,7 @@ raise ImportError("torch goes on")
 @pytest.mark.parametrize("ignored", [False, True])
 def test_an_interrupted_import_exits_with_one_line(tmp_path, ignored: bool) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
-    script = python_module_command("lib.kablate", "needle-test")
+    script = python_module_command("lib.kablate", "validate-machine")
     # Like a background job of a shell.
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *script]
     done = subprocess.run(

@@ -47,8 +47,6 @@ def test_equals_its_reference_and_decodes_the_same(given):
         cache = model.new_cache()
         parts = [model.decode(part, cache) for part in idx_BT.split([5, 1, 1, 5], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), fast.detach(), atol=1e-9, rtol=1e-9)
-    kept = sum(x.numel() for block in cache.blocks for x in block.kept.values())
-    assert kept == len(idx_BT) * model.config.cached_numbers(12)
 
 
 def test_heads_have_a_root_mean_square_of_one_before_positions():

@@ -47,6 +47,11 @@ def options(**given):
     return NsaOptions(**{**SIZES, **FORM, **given})
 
 
+def pattern_of(branches, kind, shared, **given):
+    built = {f"branch_{name}": name in branches for name in NAMES}
+    return options(**built, select_by=kind, shared_kv=shared, **given)
+
+
 def drawn(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -7,26 +7,27 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.nsa.cache import NsaCache, RingBuffer
+from gpt2.attention.options import LearnedOptions, RopeOptions
+from gpt2.nsa.cache import NsaCache
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES
 from gpt2.nsa.reference import selected_blocks
-from tests.gpt2.nsa.sizes import PAIR, drawn, options, seen
+from tests.gpt2.nsa.sizes import PAIR, drawn, every_form, options, pattern_of, seen
 
 LENGTH = 34
 # Around l = 4, l + d = 6 = l', l' + 1, w = 5 and w + 1; the last ends in the middle of a block.
 PROMPTS = (1, 3, 4, 5, 6, 7, 12, 13, 20)
+POSITIONS = [LearnedOptions(), RopeOptions(base=50.0)]
+each_position = pytest.mark.parametrize("positions", POSITIONS, ids=["learned", "rope"])
 
 
 def decoded(case, calls):
-    """Return the outputs of all calls, the cache, and the keys read per call and branch."""
-    cache, found, reads = case.module.new_cache(), [], []
+    """Return the outputs of all calls and the cache."""
+    cache, found = case.module.new_cache(), []
     for part_BTC in case.x_BTC.detach().split(list(calls), 1):
-        before = cache.reads.copy()
         found.append(case.module(part_BTC, case.state, cache)[0])
         cache.position += part_BTC.shape[1]
-        reads.append([cache.reads[name] - before[name] for name in BRANCHES])
-    return torch.cat(found, 1), cache, reads
+    return torch.cat(found, 1), cache
 
 
 def token(t):
@@ -42,14 +43,10 @@ def query(t):
 
 
 def fed(cache, length):
-    """Feed random tokens one at a time and return the keys read per token and branch."""
-    reads = []
+    """Feed random tokens one at a time."""
     for t in range(length):
-        before = cache.reads.copy()
         cache.attend(query(t), cache.add(token(t), means(cache.options)))
-        reads.append([cache.reads[name] - before[name] for name in BRANCHES])
         cache.position += 1
-    return reads
 
 
 def means(given):
@@ -57,75 +54,86 @@ def means(given):
     return lambda raw: tuple(compress_blocks(x, given, None) for x in raw["compressed"])
 
 
+@pytest.fixture
+def reads(monkeypatch):
+    """Return the list of the keys that single tokens read, branch by branch."""
+    counts, right = [], NsaCache._weigh
+
+    def weigh(self, q, k):
+        counts.append(k.shape[2])
+        return right(self, q, k)
+
+    monkeypatch.setattr(NsaCache, "_weigh", weigh)
+    return counts
+
+
 class TestDecoding:
     """Decoding token by token, after a prompt of any length."""
 
+    @each_position
     @pytest.mark.parametrize("shared", [True, False])
     @pytest.mark.parametrize("prompt", PROMPTS)
-    def test_equals_the_forward_pass(self, build, nsa, shared, prompt):
+    def test_equals_the_forward_pass(self, build, nsa, shared, prompt, positions):
         """Decode a prompt, then single tokens, then two tokens at once."""
-        case = build(LENGTH, projection=PAIR, pattern=nsa(shared_kv=shared), n_head=6, n_embd=24)
-        found, *_ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
+        sizes = {"n_head": 6, "n_embd": 24}
+        pattern = nsa(shared_kv=shared)
+        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions, **sizes)
+        found, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
         torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
 
+    @each_position
+    @every_form
+    def test_of_every_form(self, build, branches, kind, shared, positions):
+        """Four of up to six blocks are selected, so that ranking matters."""
+        pattern = pattern_of(branches, kind, shared)
+        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
+        found, _ = decoded(case, [7] + [1] * (LENGTH - 9) + [2])
+        torch.testing.assert_close(found, case()[0], atol=1e-11, rtol=1e-11)
+
+    @each_position
     @pytest.mark.parametrize("shared", [True, False])
-    def test_what_is_kept_does_not_depend_on_the_calls(self, build, shared):
-        """Check that the cache is identical after any prompt length."""
+    def test_what_is_kept_does_not_depend_on_the_calls(self, build, shared, positions):
         pattern = options(shared_kv=shared)
-        case = build(LENGTH, projection=PAIR, pattern=pattern)
-        _, stepwise, _ = decoded(case, [1] * LENGTH)
+        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
+        _, stepwise = decoded(case, [1] * LENGTH)
         for prompt in (*PROMPTS, LENGTH):
-            _, other, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
+            _, other = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
             assert other.kept.keys() == stepwise.kept.keys()
             for name, kept in stepwise.kept.items():
                 torch.testing.assert_close(other.kept[name], kept, atol=1e-12, rtol=1e-12)
 
     @pytest.mark.parametrize("shared", [True, False])
     def test_what_is_kept(self, build, shared):
-        pattern = options(shared_kv=shared)
-        case = build(20, projection=PAIR, pattern=pattern)
-        _, cache, _ = decoded(case, [20])
-        own = {} if shared else {"_raw": 4, "_window": 5}
-        lengths = {"": 20, "_compressed": 9, **own}
+        case = build(20, projection=PAIR, pattern=options(shared_kv=shared))
+        _, cache = decoded(case, [20])
+        lengths = {"selected": 20, "compressed": 9, "raw": 3} | ({} if shared else {"window": 4})
         assert {name: x.shape[2] for name, x in cache.kept.items()} == {
-            f"{x}{name}": length for x in "kv" for name, length in lengths.items()
+            f"{x}_{name}": length for x in "kv" for name, length in lengths.items()
         }
-        numbers = sum(x.nbytes for x in cache.kept.values()) / (2 * 8)
-        assert numbers == case.options.cached_numbers(case.shape, 20)
-
-
-def test_a_ring_holds_the_last_tokens():
-    ring, tokens = RingBuffer(5), torch.arange(23.0).view(1, 1, 23, 1)
-    for first, last in ((0, 3), (3, 4), (4, 11), (11, 12), (12, 23)):
-        new = tokens[:, :, first:last]
-        start = max(0, first - 4)
-        assert torch.equal(ring.with_new(new, first, start), tokens[:, :, start:last])
-        kept = ring.write(new, first).flatten().tolist()
-        assert sorted(kept) == list(range(max(0, last - 5), last))
-        assert all(kept[int(token) % 5] == token for token in kept)
 
 
 class TestReads:
     """Keys read per branch, counted in the matrix products."""
 
     @pytest.mark.parametrize("sizes", [{}, {"count": 3, "window": 12}, {"compress": 6}])
-    def test_a_token_reads_what_it_sees(self, sizes):
+    def test_a_token_reads_what_it_sees(self, reads, sizes):
         given = options(**sizes, phi="mean")
         length = 3 * given.window + 20
-        assert fed(NsaCache(given, 0), length) == [seen(given, t) for t in range(length)]
+        fed(NsaCache(given, 0), length)
+        assert reads == [count for t in range(length) for count in seen(given, t)]
 
+    @each_position
     @pytest.mark.parametrize("prompt", PROMPTS)
-    def test_after_a_prompt(self, build, prompt):
+    def test_after_a_prompt(self, build, reads, prompt, positions):
         pattern = options()
-        case = build(LENGTH, projection=PAIR, pattern=pattern)
-        reads = decoded(case, [prompt, *[1] * (LENGTH - prompt)])[2]
-        assert reads[1:] == [seen(pattern, t) for t in range(prompt, LENGTH)]
-        # Reads are counted for single tokens only.
-        assert reads[0] == (seen(pattern, 0) if prompt == 1 else [0, 0, 0])
+        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
+        decoded(case, [prompt, *[1] * (LENGTH - prompt)])
+        first = 0 if prompt == 1 else prompt
+        assert reads == [count for t in range(first, LENGTH) for count in seen(pattern, t)]
 
-    def test_the_papers_table(self):
+    def test_the_papers_table(self, reads):
         """Check the paper's read counts for l=32, d=16, l'=64, n=16, w=512."""
-        reads = []
+        found = []
         for length in (1, 31, 32, 64, 1024, 2048):
             given = options(compress=32, stride=16, select=64, count=16, window=512, phi="mean")
             cache = NsaCache(given, 0)
@@ -134,9 +142,10 @@ class TestReads:
                 keys = cache.add(new, means(given))
                 cache.position += count
             cache.position -= 1
+            reads.clear()
             cache.attend(torch.ones(1, 1, 1, 2), keys)
-            reads.append(sum(cache.reads.values()))
-        assert reads == [2, 62, 65, 131, 1599, 1663]
+            found.append(sum(reads))
+        assert found == [2, 62, 65, 131, 1599, 1663]
 
 
 class Step:
@@ -145,7 +154,6 @@ class Step:
     def __init__(self, shared, length):
         self.cache = NsaCache(options(phi="mean", shared_kv=shared), 0)
         fed(self.cache, length)
-        self.cache.reads.clear()
         self.t, self.shared = length, shared
         self.keys = self.cache.add(token(length), means(self.cache.options))
 
@@ -154,18 +162,17 @@ class Step:
 
     def rooms(self, x):
         """Return the cache tensors of keys or values, by use."""
-        cache = self.cache
-        found = {"compressed": cache.runs[f"{x}_compressed"].room, "tokens": cache.runs[x].room}
-        if not self.shared:
-            found |= {name: cache.rings[f"{x}_{name}"].room_BKSH for name in ("raw", "window")}
-        return found
+        names = ("compressed", "selected", "raw") + (() if self.shared else ("window",))
+        return {name: self.cache.runs[f"{x}_{name}"].room for name in names}
 
     def places(self, room, b, k):
         """Return the slots of a cache tensor that each branch must read, by definition."""
         given, t = self.cache.options, self.t
         window = range(t - given.window + 1, t + 1)
         if room == "window":
-            return {"window": set(range(given.window))}
+            run = self.cache.runs["v_window"]
+            # One more than is kept for the next token.
+            return {"window": set(range(run.start - 1, run.stop))}
         keys_MH = self.cache.kept["k_compressed"][b, k]
         if room == "compressed":
             return {"compressed": set(range(len(keys_MH)))}
@@ -187,8 +194,6 @@ class TestPoison:
 
     def test_in_one_place(self, shared, length):
         step = Step(shared, length)
-        step()
-        assert [step.cache.reads[name] for name in BRANCHES] == seen(step.cache.options, length)
         for (b, k), (name, room) in itertools.product(self.rows, step.rooms("v").items()):
             read = step.places(name, b, k)
             for branch, places in read.items():

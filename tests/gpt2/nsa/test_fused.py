@@ -10,7 +10,7 @@ from gpt2.nsa.branches import FusedKernels, attend_branches, attend_fused
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import rank_compressed
+from gpt2.nsa.select import chosen_blocks
 from gpt2.running import kernel_checks
 from gpt2.running.kernel_checks import check_attention
 from lib.errors import PreflightError
@@ -51,7 +51,7 @@ def ranked(q_BTKgH, k_BMKH, logsums, sight, scale, size, count):
     """Return the blocks that the CPU selects, which computes the log-sums anew."""
     options = replace(OPTIONS, compress=sight.size, stride=sight.stride, select=size, count=count)
     q_BKgTH = (q_BTKgH * scale).permute(0, 2, 3, 1, 4)
-    return rank_compressed(q_BKgTH, k_BMKH.transpose(1, 2), options, sight.first)
+    return chosen_blocks(q_BKgTH, (k_BMKH.transpose(1, 2),), options, sight.first, 0)
 
 
 def selected(q_BTKgH, k_BSKH, v_BSKH, blocks_BKTn, size, scale):

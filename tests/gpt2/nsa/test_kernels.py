@@ -91,7 +91,7 @@ from dataclasses import replace
 import torch
 from gpt2.nsa import fused
 from gpt2.nsa.query_major import MaskSpec
-from gpt2.nsa.select import rank_compressed
+from gpt2.nsa.select import chosen_blocks
 from tests.gpt2.nsa.test_fused import OPTIONS, all_pairs
 
 dtype = getattr(torch, sys.argv[1])
@@ -112,7 +112,8 @@ q_BTKgH = q.transpose(1, 2).unflatten(2, (3, group))
 lse = all_pairs(q.double(), k.double(), k.double(), sight, 0.3)[1]
 logsums = (lse / math.log(2)).float().transpose(1, 2).unflatten(2, (3, group)).contiguous()
 found = fused.rank_blocks(q_BTKgH, k.transpose(1, 2), logsums, sight, 0.3, size, count)
-right = rank_compressed((q.double() * 0.3).unflatten(1, (3, group)), k.double(), options, first)
+ranking = (q.double() * 0.3).unflatten(1, (3, group)), (k.double(),)
+right = chosen_blocks(*ranking, options, first, 0)
 assert torch.equal(found, right), (found - right).nonzero()
 """
 # First token, queries, query heads of a key head, width, l, d, l', n.

@@ -8,7 +8,8 @@ import torch
 from gpt2.mechanism_statistics import HasStatistics, collect_statistics
 from gpt2.model import GPT
 from gpt2.nsa import reference
-from gpt2.nsa.module import gate_statistics, selected_blocks, selection_statistics
+from gpt2.nsa.module import gate_statistics, selection_statistics
+from gpt2.nsa.select import chosen_blocks
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_mechanism_statistics import T, built, given_to, tokens
 
@@ -69,8 +70,8 @@ def test_selected_blocks() -> None:
     with torch.no_grad():
         made = nsa._keys(nsa._raw(x_BTC, heads))
         keys = made.compressed_BKMH
-        chosen = selected_blocks(heads.q_BNTH, made, nsa.options, nsa.block)
         q_BKgTH = heads.q_BNTH.unflatten(1, (2, 2)) / math.sqrt(heads.q_BNTH.shape[-1])
+        chosen = chosen_blocks(q_BKgTH, keys, nsa.options, 0, nsa.block)
     sets: dict[tuple[int, int, int], set[int]] = {}
     for b in range(2):
         for k in range(2):
@@ -117,9 +118,8 @@ def test_drawn_blocks_and_branches_that_are_not_built() -> None:
     drawn = built(projection="grouped", pattern="nsa", parts={"nsa": {"select_by": "random"}})
     values = collect_statistics(drawn, tokens(drawn))
     own = drawn.h[1].attn.pattern
-    x_BTC, heads = given_to(drawn, own)[:2]
-    with torch.no_grad():
-        blocks = selected_blocks(heads.q_BNTH, own._keys(own._raw(x_BTC, heads)), own.options, 1)
+    queries = torch.zeros(2, 2, 2, T, 8)
+    blocks = chosen_blocks(queries, None, own.options, 0, 1)
     assert values["nsa/blocks"][1] == pytest.approx((blocks >= 0).sum(-1).float().mean().item())
     # Layers draw blocks of their own, of the same number.
     assert values["nsa/blocks"][0] == values["nsa/blocks"][1]

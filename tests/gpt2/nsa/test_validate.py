@@ -1,7 +1,5 @@
 """Machine validation: passes without faults, fails on faults, absent if a backend cannot run."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -15,15 +13,16 @@ CPU = torch.device("cpu")
 def states(monkeypatch, *names):
     """Return the rows of the named checks, on the blocks backend."""
     monkeypatch.setattr(validate, "BACKENDS", ("blocks",))
-    return {row.check: row for row in validate.validate_device(CPU, False) if row.check in names}
+    rows = validate.validate_device(CPU, False)
+    return {row["check"]: row for row in rows if row["check"] in names}
 
 
 @pytest.mark.slow
 def test_passes_without_a_fault():
     rows = validate.validate_device(CPU, False)
-    found = {(row.backend, row.state) for row in rows}
+    found = {(row["backend"], row["state"]) for row in rows}
     expected = {("blocks", "PASS"), ("gather", "PASS"), ("triton", "ABSENT")}
-    assert found == expected, validate.to_markdown(rows)
+    assert found == expected, rows
     assert len(rows) == 12
 
 
@@ -34,12 +33,12 @@ def test_a_leak_and_a_wrong_decoding_step_fail(monkeypatch):
         branches, "attend_window", lambda q, k, v, w: right(q, k.roll(-1, 2), v.roll(-1, 2), w)
     )
     found = states(monkeypatch, "float64 reference", "1024 tokens")
-    assert [row.state for row in found.values()] == ["FAIL"] * 2
-    assert found["1024 tokens"].detail.startswith("window: ")
+    assert [row["state"] for row in found.values()] == ["FAIL"] * 2
+    assert found["1024 tokens"]["detail"].startswith("window: ")
     monkeypatch.undo()
     read = NsaCache._read
-    monkeypatch.setattr(NsaCache, "_read", lambda self, b, q, k, v: 1.01 * read(self, b, q, k, v))
-    assert states(monkeypatch, "1024 tokens")["1024 tokens"].state == "FAIL"
+    monkeypatch.setattr(NsaCache, "_read", lambda self, *given: 1.01 * read(self, *given))
+    assert states(monkeypatch, "1024 tokens")["1024 tokens"]["state"] == "FAIL"
 
 
 @pytest.mark.slow
@@ -50,8 +49,8 @@ def test_a_wrong_gradient_and_wrong_half_precision_fail(monkeypatch):
 
     monkeypatch.setattr(module.BranchGates, "forward", frozen)
     found = states(monkeypatch, "float64 reference", "1024 tokens")
-    assert found["1024 tokens"].state == "PASS"
-    detail = found["float64 reference"].detail
+    assert found["1024 tokens"]["state"] == "PASS"
+    detail = found["float64 reference"]["detail"]
     assert "h.0.attn.pattern.gates.bias: " in detail and " 1.0e+00 " in detail
     monkeypatch.undo()
 
@@ -63,7 +62,7 @@ def test_a_wrong_gradient_and_wrong_half_precision_fail(monkeypatch):
 
     monkeypatch.setattr(module, "combine_branches", off)
     found = states(monkeypatch, "float64 reference", "bfloat16", "float16")
-    assert [row.state for row in found.values()] == ["PASS", "FAIL", "FAIL"]
+    assert [row["state"] for row in found.values()] == ["PASS", "FAIL", "FAIL"]
 
 
 def test_an_unsupported_backend_is_absent(monkeypatch):
@@ -75,7 +74,6 @@ def test_an_unsupported_backend_is_absent(monkeypatch):
     monkeypatch.setattr(validate, "resolve_backend", refuse)
     rows = validate.validate_device(CPU, True)
     detail = "gather cannot run here [attention.backend-unsupported]"
-    assert {(row.state, row.detail) for row in rows} == {("ABSENT", detail)}
-    lines = [line.split("|") for line in validate.to_markdown(rows).splitlines()]
-    assert ["8192 tokens", "blocks", "ABSENT"] in [[c.strip() for c in line[1:4]] for line in lines]
-    assert dataclasses.asdict(rows[0]).keys() == {"check", "backend", "state", "seconds", "detail"}
+    assert {(row["state"], row["detail"]) for row in rows} == {("ABSENT", detail)}
+    assert "8192 tokens" in {row["check"] for row in rows}
+    assert rows[0].keys() == {"check", "backend", "state", "seconds", "detail"}

@@ -2,14 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpt2.config import Config
-from gpt2.kv_cache import KVCache
-from gpt2.nsa.options import BRANCHES
 from gpt2.records.files import find_finished
 from gpt2.running.trained_models import GeneratedText, generate, generate_texts
 from gpt2.study.arguments import RunLookup
@@ -18,8 +14,7 @@ from lib.config.field import SymbolValue
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.gpt2.nsa.sizes import seen
-from tests.gpt2.training.conftest import BASE, SPARSE, Trained, Trainer
+from tests.gpt2.training.conftest import BASE, Trained
 from tests.options import options
 
 QUICK: dict[str, SymbolValue] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
@@ -58,32 +53,6 @@ def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> No
     assert two == one + "an é" + texts[1].text + "\n" and one != other
     assert texts[0].text != texts[1].text and texts[0].seed != texts[1].seed
     assert {text.tokens for text in texts} == {20} and texts[0].end == "length"
-
-
-def test_each_token_reads_its_visible_keys(
-    train: Trainer,
-    configure: Callable[..., Config],
-    build_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Count the keys read by each branch in each of two layers."""
-    config = configure(**QUICK, **SPARSE)
-    run, told, advance = train(config).files, [], KVCache.advance
-
-    def noted(cache: KVCache, tokens: int) -> None:
-        advance(cache, tokens)
-        told.append([cache.position, *(cache.reads()[name] for name in BRANCHES)])
-
-    monkeypatch.setattr(KVCache, "advance", noted)
-    written(run, build_dir, "--prompt", "a b c", "--tokens", "40")
-    # No token is generated after the last one.
-    assert [position for position, *_ in told] == list(range(5, 45))
-    expected = [0, 0, 0]
-    for position, *reads in told:
-        if position > 5:
-            keys = seen(config.model.attention.pattern, position - 1)
-            expected = [before + 2 * count for before, count in zip(expected, keys)]
-        assert reads == expected
 
 
 def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None:
