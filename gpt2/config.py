@@ -183,6 +183,16 @@ def _size_problems(model: ModelConfig) -> Iterator[Problem]:
             break
 
 
+# Paths, in the identity, of the settings that divide a step's sequences among processes, their
+# threads and micro-batches. A checkpoint fits any division.
+DIVISION = frozenset(
+    {
+        *("train.gpus", "train.batch_size", "train.grad_accumulation"),
+        *("machine.data_parallel", "machine.cpu_threads"),
+    }
+)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Options of the training loop: budget, batch size and intervals."""

@@ -20,11 +20,13 @@ import _start
 from gpt2.check.cases import plan_cases
 from gpt2.check.command import CheckRequest, check_and_report
 from gpt2.running import launch
+from gpt2.running.continued import continue_half_trained
 from gpt2.study.arguments import run_options
 from gpt2.study.plan import config_layers, make_plan, step_layers, table_plan
 from lib import console
 from lib.commands import variables_of
 from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.env.ranks import current_process
 from lib.kablate import add_options, checked
 
 _CHOICES = ("optimizer", "dataset", "tokenizer", "pruning", "device", "precision")
@@ -44,7 +46,7 @@ def main() -> int:
     parser.add_argument("--seed", default="", metavar="N", help="the seed to train")
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
     parser.add_argument("--dry-run", action="store_true", help="check the step, as make check does")
-    add_options(parser, variables_of("@run"))
+    add_options(parser, variables_of("@run CONTINUE"))
     args = checked(parser.parse_args())
     args.command_line = "make"
     steps, build = args.ra_mla_ablation_step, args.build_dir
@@ -62,6 +64,9 @@ def main() -> int:
         console.show(text)
         return code
     options = run_options(args, plan.base.study)
+    # The other processes of torchrun wait for the first.
+    if vars(args)["continue"] and current_process().is_main:
+        continue_half_trained(plan.runs, plan.folder)
     if args.in_process:
         return launch.train_here(plan, options)
     code, text = launch.train_plan(plan, options, table_plan(plan))

@@ -24,6 +24,7 @@ SWEEP                "A=1,2 B=.."   text       All combinations of these, or of 
 SAMPLES              n              positive   Random combinations of a sweep; texts of generate
 RUNS                 PATTERN        text       Runs: patterns over the names of make plan, or paths
 RUN                  NAME           text       One run: its name in make plan, or its directory
+CONTINUE             y              flag       Go on with runs half-trained on another number of GPUs
 GPUS                 n              text       GPUs of each run
 JOBS                 n              count      Concurrent runs, as -jN; 0: as many as fit
 KEEP_GOING           y|n            switch     Whether to start more runs after a failure
@@ -100,13 +101,13 @@ diffconfig       gpt2.configure:diffconfig       <A> <B> JSON tree     List the 
 why              gpt2.configure:why              <SYM> SET STEPS JSON tree  Show the source of SYM='s value, and its dependencies
 
 Run
-all              gpt2.running.commands:train     @plan @run RUNS DRY_RUN STRICT JSON worker  Train the runs of .config, print the table (the default)
+all              gpt2.running.commands:train     @plan @run RUNS CONTINUE DRY_RUN STRICT JSON worker  Train the runs of .config, print the table (the default)
 data             gpt2.running.commands:data      SET GPUS VERIFY JSON  Prepare the data set; VERIFY=1: check every byte
 plan             gpt2.study.commands:plan     @plan GPU PROBE JSON  List the runs and their cost; trains nothing
 status           gpt2.study.commands:status   @plan JSON one-line   Show which runs are done, running and missing
 watch            gpt2.study.commands:watch    @plan JSON            Monitor the runs: curves, time left, alarms
 stop             gpt2.study.commands:stop     @plan RUNS            Stop the running runs (RUNS=) and save checkpoints
-slurm            gpt2.study.commands:slurm    @plan @run RUNS SUBMIT  Print a batch script of workers; SUBMIT=y submits it
+slurm            gpt2.study.commands:slurm    @plan @run RUNS CONTINUE SUBMIT  Print a batch script of workers; SUBMIT=y submits it
 rerun            gpt2.running.commands:rerun     <RUNS> @plan @run JSON  Train the finished runs that match RUNS= again
 prolong          gpt2.running.commands:prolong   <RUN> ITERS SEEDS COUNT=1 FROM SET GPUS @run JSON  Train ITERS= more from the weights of a finished RUN=
 

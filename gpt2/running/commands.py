@@ -12,6 +12,7 @@ from gpt2.data.prepare import prepare_dataset
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.running import launch
 from gpt2.running import reproduce as reproduction
+from gpt2.running.continued import continue_half_trained
 from gpt2.running.prolong import plan_prolonged, with_other_forks
 from gpt2.study.arguments import asked_layers, asked_plan, run_options, settings_layers
 from gpt2.study.plan import config_layers, table_plan
@@ -34,6 +35,7 @@ def train(options: Namespace) -> int | tuple[int, str]:
     kablate all --steps 0-3,ra     only these steps
     kablate all --seeds 1-3        every step with three seeds
     kablate all --seeds auto       more seeds until every comparison has a word
+    kablate all --gpus 2 --continue   go on with runs that are half-trained on another number of GPUs
     kablate all --dry-run          check the runs, as make check does
     kablate all --worker           train what nobody trains, without question and table (slurm)
 
@@ -43,6 +45,8 @@ def train(options: Namespace) -> int | tuple[int, str]:
     """
     plan = asked_plan(options)
     plan = plan.only(options.runs)
+    if vars(options)["continue"]:
+        continue_half_trained(plan.runs, plan.folder)
     settings = run_options(options, plan.base.study)
     if options.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]

@@ -128,6 +128,8 @@ def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
     reasons = [each if " (was " in each else f"code: {each} differs" for each in drift]
     if fallbacks := original.observed["oom_fallbacks"]:
         reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
+    if divisions := original.observed["earlier_divisions"]:
+        reasons.append(f"earlier_divisions: the number of processes was changed, {divisions}")
     if plan.base.train.budget == "time":
         reasons.append("budget: a time budget is not reproducible")
     return reasons

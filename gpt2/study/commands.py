@@ -113,12 +113,17 @@ def slurm(options: Namespace) -> str | int:
     runs = asked_plan(options)
     runs = runs.only(options.runs)
     base = runs.base
+    goes_on = vars(options).pop("continue")
     command = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "--worker"]
     command += ["-O", str(options.build_dir.absolute()), *option_words("all", options)]
     gpus = 0 if base.machine.device == "cpu" else base.train.gpus
     script = cluster.batch_script(runs.folder, base.slurm, gpus, command)
     if not options.submit:
         return script
+    if goes_on:
+        from gpt2.running.continued import continue_half_trained
+
+        continue_half_trained(runs.runs, runs.folder)
     if base.slurm.options:
         log("SLURM", f"sbatch gets SLURM_OPTIONS: {base.slurm.options}")
     if base.slurm.setup:

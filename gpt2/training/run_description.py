@@ -308,6 +308,7 @@ def initial_manifest_entries(
         "optimizer_state_digest": None,
         "data": session.dataset.manifest,
         "oom_fallbacks": session.state.oom_fallbacks,
+        "earlier_divisions": session.state.earlier_divisions,
         "nondeterministic_ops_warned": None if session.state.nondeterministic_ops is None else [],
     }
 

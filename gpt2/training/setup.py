@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gpt2.config import Config
+from gpt2.config import DIVISION, Config
 from gpt2.data import tokenizer
 from gpt2.data.dataset import data_folder, open_dataset
 from gpt2.evaluate import Evaluator
@@ -48,13 +48,6 @@ from lib.runs.code import drift, loaded_source
 from lib.runs.rng import seed_all
 from lib.units import first_of
 
-# Division of a step's sequences among ranks and micro-batches. A run can resume with another
-# division, but its results then differ in the last bits.
-_DIVISION = {
-    *("train.gpus", "train.batch_size", "train.grad_accumulation"),
-    "machine.data_parallel",
-}
-
 
 def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
     """Return the fingerprint stored in a checkpoint: configured identity and data digest."""
@@ -63,26 +56,20 @@ def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
     return {"config": configured.identity(), "data": session.dataset.digest}
 
 
-def require_match(
-    session: TrainingSession, step: int, recorded: Mapping[str, Any], allow_stale: bool
-) -> None:
-    """Raise RunError unless ``recorded``, from the checkpoint of ``step``, equals ``made_for`` now.
+def require_match(session: TrainingSession, step: int, recorded: Mapping[str, Any]) -> bool:
+    """Return whether the checkpoint of ``step``, for ``recorded``, has another division of a batch.
 
-    With ``allow_stale``, a different division of the batch is only logged.
+    Raises RunError if it was made for anything else than this run.
     """
     saved, current = dict(_leaves(recorded)), dict(_leaves(run_fingerprint(session)))
     names = [n for n in sorted(saved | current) if saved.get(n) != current.get(n)]
-    if not names:
-        return
     listed = ", ".join(f"{name} (was {saved.get(name)}, is {current.get(name)})" for name in names)
+    if DIVISION.issuperset(name.removeprefix("config.") for name in names):
+        if names:
+            session.records.line("WARN", f"another division from step {step} on: {listed}")
+        return bool(names)
     what = f"the checkpoint of step {step} belongs to another run: {listed}"
-    divided = {f"config.{name}" for name in _DIVISION}
-    if allow_stale and divided.issuperset(names):
-        session.records.line("WARN", f"{what}; resumed anyway")
-        return
     remedy = f"to start the run again, type: make rerun RUNS={session.label}"
-    if divided.issuperset(names):
-        remedy = f"to resume anyway, type: make ON_STALE=keep; {remedy}"
     raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.mismatch"))
 
 
@@ -277,12 +264,29 @@ def _records_mismatch(session: TrainingSession, loaded: Checkpoint) -> Problem |
 
 def _restore(session: TrainingSession, loaded: Checkpoint, allow_stale: bool) -> None:
     """Load a checkpoint into the session, unless it was made for something else."""
-    require_match(session, loaded.step, loaded.state["made_for"], allow_stale)
+    state = loaded.state["session"]
+    if require_match(session, loaded.step, loaded.state["made_for"]):
+        state = _divided_anew(loaded)
     if changes := drift(loaded.state["origin"], session.origin):
         _refuse(session, loaded.step, changes, allow_stale)
     session.records.rewind(loaded.state["records"])
     session.state.load_weights(loaded.weights)
-    session.load_state_dict(loaded.state["session"])
+    session.load_state_dict(state)
+
+
+def _divided_anew(loaded: Checkpoint) -> dict[str, Any]:
+    """Return the state of a session, with the division of the checkpoint as an earlier one.
+
+    The fallbacks after running out of memory are those of that division.
+    """
+    state, config = loaded.state["session"], loaded.state["made_for"]["config"]
+    earlier: dict[str, Any] = {"iterations": loaded.step, "oom_fallbacks": state["oom_fallbacks"]}
+    for area, name in (path.split(".") for path in sorted(DIVISION)):
+        # A setting at its off-value is not part of the identity.
+        if name in config[area]:
+            earlier[name] = config[area][name]
+    divisions = [*state.get("earlier_divisions", []), earlier]
+    return {**state, "oom_fallbacks": [], "earlier_divisions": divisions}
 
 
 def _not_restored(session: TrainingSession, step: int, error: Exception) -> RunError:

@@ -124,6 +124,8 @@ class TrainState:
     saved_at: int = 0
     # Out-of-memory fallbacks in order: the manifest's ``oom_fallbacks``.
     oom_fallbacks: list[dict[str, Any]] = field(default_factory=list)
+    # Divisions of a batch with which the first iterations were trained, if not as configured.
+    earlier_divisions: list[dict[str, Any]] = field(default_factory=list)
     # Remaining steps whose memory is probed before a step of several ranks; not saved.
     steps_to_probe: int = STEPS_TO_PROBE
 
@@ -171,6 +173,7 @@ class TrainState:
             "data_order": self.order.state_dict(),
             "rng": self.generators.state_dict(),
             "oom_fallbacks": self.oom_fallbacks,
+            "earlier_divisions": self.earlier_divisions,
             "warned": self.nondeterministic_ops.names if self.nondeterministic_ops else [],
         }
 
@@ -189,6 +192,7 @@ class TrainState:
         self.pruner.load_state_dict(state["pruner"])
         self.order.load_state_dict(state["data_order"])
         self.generators.load_state_dict(state["rng"])
+        self.earlier_divisions = state.get("earlier_divisions", [])
         if self.nondeterministic_ops:
             self.nondeterministic_ops.add(state["warned"])
 

@@ -117,6 +117,7 @@ def recorded_facts(record: RunRecord) -> RunFacts:
         [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
     )
     observed["oom_fallbacks"] = _fallbacks(manifest)
+    observed["earlier_divisions"] = manifest.find("earlier_divisions", default=[])
     knobs = manifest.find("knobs")
     by_name: Mapping[str, Any] = knobs if isinstance(knobs, Mapping) else {}
     for name, knob in by_name.items():

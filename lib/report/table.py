@@ -337,8 +337,10 @@ def _remarks(record: RunRecord) -> list[str]:
     """Return remarks on the run that hold even if every run of the table shares them."""
     observed, (_, damage) = recorded_facts(record).observed, run_utilisation(record)
     edited, fallbacks = observed["changed_during_run"], observed["oom_fallbacks"]
+    divisions = observed["earlier_divisions"]
     notes = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
     notes += [f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else []
+    notes += [f"begun with another division of the batch: {divisions}"] if divisions else []
     return notes + [f"{damage}; figures of the machine are missing"] * bool(damage)
 
 

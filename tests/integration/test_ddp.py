@@ -134,3 +134,46 @@ def test_a_tracker_of_two_ranks_receives_each_row_once(build: Callable) -> None:
     found = EventAccumulator(str(events.parent)).Reload().Scalars("train_loss")
     rows = map(json.loads, run.metrics.read_text().splitlines())
     assert [e.step for e in found] == [r["iteration"] for r in rows if r["kind"] == "train"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_half_trained_run_goes_on_with_another_number_of_processes(
+    build: Callable, before: int, after: int
+) -> None:
+    divided = {size: {"GPUS": size, "GRAD_ACCUMULATION": 2 // size} for size in (1, 2)}
+    folder = build(
+        **{**BOTH, **divided[before], "DROPOUT": "0", "MAX_ITERS": 60, "LOG_INTERVAL": 1}
+    )
+    other = " ".join(f"{name}={value}" for name, value in divided[after].items())
+    run = single(folder)
+    code, _, said = folder.command(RUNNER, "--set", other, "--continue")
+    assert code == 2 and "[run.none-to-continue]" in said, said
+    begun = folder.start(RUNNER)
+    wait_for_rows(run, 10)
+    os.killpg(begun.pid, signal.SIGINT)
+    assert begun.wait(_PATIENCE_SECONDS) == 130, begun.stderr
+    status, first = read_status(run), run.metrics.read_bytes()
+    assert status and 0 < status.iteration < 60
+
+    code, _, said = folder.command(RUNNER, "--set", other, "--continue")
+    assert code == 0, said
+    assert f"goes on from iteration {status.iteration} of {run.path.name}" in said
+    (moved,) = (RunDir(path) for path in run.path.parent.glob("run-*") if path != run.path)
+    assert moved.metrics.read_bytes().startswith(first)
+    manifest = json.loads(moved.manifest.read_text())
+    (earlier,) = manifest["earlier_divisions"]
+    assert (earlier["iterations"], earlier["gpus"]) == (status.iteration, before)
+    assert manifest["processes"]["world_size"] == after
+    # The old directory is as it was, and the new run differs from one in one piece by rounding.
+    assert read_status(run) == status
+    code, text, said = folder.command("reproduce", "--run", str(moved.path))
+    assert code == 4 and "earlier_divisions" in text, said
+    assert folder.command(RUNNER)[0] == 0
+    tables = [[row["loss"] for row in rows(each)] for each in (moved, run)]
+    assert tables[0] == pytest.approx(tables[1], rel=2e-6) and len(tables[0]) == 60
+
+
+def rows(run: RunDir) -> list[dict[str, Any]]:
+    records = map(json.loads, run.metrics.read_text().splitlines())
+    return [record for record in records if record["kind"] == "train"]

@@ -1,5 +1,6 @@
 """A checkpoint resumes only the run that it was made for."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpt2.data.prepare import prepare_dataset
 from gpt2.training.setup import run_fingerprint
 from lib.errors import RunError
 from lib.files import canonical_json
+from lib.runs.checkpoint import read_checkpoint, save_checkpoint
 from lib.runs.run_dir import RunDir
 
 Configure = Callable[..., Config]
@@ -79,18 +81,30 @@ def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) ->
     assert refusal.value.codes == ["checkpoint.mismatch"]
 
 
-def test_another_division_of_the_batch_resumes_with_allow_stale(
+def test_another_division_of_the_batch_resumes_and_is_recorded(
     configure: Configure, train: Callable, stopped_at: Callable
 ) -> None:
-    brought_elsewhere(stopped_at(5).files)
+    begun = stopped_at(5).files
+    fallback = {
+        "action": "micro-batch",
+        "iteration": 2,
+        "to": {"micro_batch": 1, "accumulation": 4},
+    }
+    saved = read_checkpoint(begun.checkpoint(5))
+    saved.state["session"]["oom_fallbacks"] = [fallback]
+    save_checkpoint(begun.checkpoints, 5, saved.weights, saved.state, keep=1)
+    brought_elsewhere(begun)
     whole = configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1)
-    with pytest.raises(RunError) as refusal:
-        train(whole, "elsewhere")
-    assert refusal.value.codes == ["checkpoint.mismatch"]
-    assert "make ON_STALE=keep" in refusal.value.problems[0].next
-    done = train(whole, "elsewhere", allow_stale=True)
-    assert "WARN the checkpoint of step 5 " in done.lines()
+    moved = train(whole, "elsewhere", stop_at=8)
+    assert "WARN another division from step 5 on: " in moved.lines()
+    done = train(whole, "elsewhere")
     assert done.status.iteration == 12
+    manifest = json.loads(done.files.manifest.read_text())
+    (earlier,) = manifest["earlier_divisions"]
+    assert (earlier["iterations"], earlier["batch_size"]) == (5, 2)
+    # The micro-batch of the first division does not fit the second.
+    assert earlier["oom_fallbacks"] == [fallback] and manifest["oom_fallbacks"] == []
+    assert manifest["batch"]["micro_batch"] == 4
 
 
 def test_the_fingerprint_is_plain_json_of_the_configuration(

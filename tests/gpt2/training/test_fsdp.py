@@ -225,11 +225,11 @@ def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(
         tensors = [list(iter_tensors(state[part])) for state in states]
         torch.testing.assert_close(*tensors, rtol=1e-3, atol=1e-4)
     # 2 -> 4 -> 1 processes, the last one without FSDP.
-    four, _ = together(split(4, True), moved(fsdp, "four"), stop_at=4, allow_stale=True)
-    one, ended = together(split(1, False), moved(four, "one"), allow_stale=True)
+    four, _ = together(split(4, True), moved(fsdp, "four"), stop_at=4)
+    one, ended = together(split(1, False), moved(four, "one"))
     assert ended == [["SUCCESS", ITERATIONS, ""]]
     # From DDP to FSDP.
-    sharded, ended = together(split(2, True), moved(ddp, "sharded"), allow_stale=True)
+    sharded, ended = together(split(2, True), moved(ddp, "sharded"))
     assert ended == [["SUCCESS", ITERATIONS, ""]] * 2
     for trained in (one, sharded):
         tables = [losses(run, ITERATIONS) for run in (trained, whole)]

@@ -302,9 +302,7 @@ def test_a_checkpoint_resumes_with_fewer_and_more_processes(
         shutil.copy(begun.files.metrics, moved)
         shutil.copy(begun.files.timing, moved)
         moved_to = configure(**BARE, **SPLITS[size])
-        _, refused = together(moved_to, moved.name)
-        assert all(f"config.train.gpus (was 2, is {size})" in str(told) for told in refused)
-        trained, ended = together(moved_to, moved.name, allow_stale=True)
+        trained, ended = together(moved_to, moved.name)
         assert ended == [["SUCCESS", ITERATIONS, ""]] * size
         assert "resumes at iteration 4" in trained.files.logs.read_text()
         assert order(trained) == order(whole)
