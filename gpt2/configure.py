@@ -8,13 +8,17 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from gpt2.config import Config
+from gpt2.config import Config, StudyConfig
 from gpt2.random_config import randconfig
-from gpt2.study import resolve
-from lib.config import commands
+from gpt2.study.resolve import step_layers
+from gpt2.study.study_file import study_of
+from lib.config import commands, dotconfig
 from lib.config.dotconfig import ConfigWorkspace
+from lib.config.field import from_symbols
+from lib.config.layers import parse_command_line_settings
+from lib.config.tree import KconfigTree
 from lib.console import terminal_columns
-from lib.errors import EXIT_DONE
+from lib.errors import EXIT_DONE, ConfigError, Problem
 from lib.project import ROOT
 
 
@@ -71,8 +75,23 @@ def why(options: Namespace) -> str:
     kablate why N_LAYER[=48]         source of the value, dependencies, whether 48 takes effect
     kablate why N_LAYER --steps ra   the value in this step of the study
     """
-    o = options
-    return _lines(resolve.why(_place(o), o.sym, o.json, o.set, o.steps))
+    place = _place(options)
+    if place.config.exists() and place.config_py.exists():
+        # Raises if it was edited.
+        dotconfig.read_generated(place)
+    layers = [parse_command_line_settings(options.set)] if options.set else []
+    if options.steps:
+        tree = KconfigTree(place.root)
+        values = dotconfig.resolve_config(tree, place.config, *layers).values
+        study = study_of(from_symbols(StudyConfig, values), place.build)
+        selected = study.select(options.steps)
+        if len(selected) != 1:
+            slugs = ", ".join(step.slug for step in selected)
+            what = f"invalid value (expected one step, got {slugs})"
+            advice = "type: make why SYM=NAME STEPS=ra"
+            raise ConfigError(Problem(what, "STEPS", advice, code="usage.invalid-value"))
+        layers += step_layers(study, selected[0])
+    return _lines(commands.explain_symbol(place, options.sym, options.json, layers))
 
 
 def listnewconfig(options: Namespace) -> str:

@@ -20,7 +20,7 @@ STEPS                0-3,ra,16      text       Only these steps of a study
 SEEDS                1-3            text       These seeds; auto: more until each comparison has a word
 SEED                 7              count      One seed, of runs or of what is drawn; several: SEEDS=
 SET                  "A=1 B=y"      text       Settings on top of .config, for this command only
-SWEEP                "A=1,2 B=.."   text       All combinations of these, or of the axes of a file
+SWEEP                "A=1,2 B=.."   text       All combinations of these values
 SAMPLES              n              positive   Random combinations of a sweep; texts of generate
 RUNS                 PATTERN        text       Runs: patterns over the names of make plan, or paths
 RUN                  NAME           text       One run: its name in make plan, or its directory

@@ -39,7 +39,7 @@ def ratio_layers(symbols: Symbols) -> list[ConfigLayer]:
 
 def step_config(slug: str, symbols: Symbols) -> Config:
     """Return a step of the RATIO study with the changes ``symbols``."""
-    return resolve_step(KconfigTree(), ratio_layers(symbols), RATIO, RATIO.step(slug)).config
+    return resolve_step(KconfigTree(), ratio_layers(symbols), RATIO, RATIO.step(slug))[1]
 
 
 def bench_step(args: argparse.Namespace) -> NoReturn:

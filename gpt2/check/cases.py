@@ -13,8 +13,9 @@ from typing import Literal
 from gpt2.check import Check
 from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
-from gpt2.study.plan import STUDY_DEFCONFIG, combinations, config_layers
-from gpt2.study.resolve import ResolvedStep, refused_steps, resolve_config, resolve_step
+from gpt2.study.designs import combinations
+from gpt2.study.plan import STUDY_DEFCONFIG, config_layers
+from gpt2.study.resolve import refused_steps, resolve_config, resolve_step
 from gpt2.study.step import Study
 from gpt2.study.study_file import study_of
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
@@ -143,22 +144,22 @@ def _refuse_unpaired_compile(every: Sequence[CheckCase]) -> None:
 
 def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number: int) -> CheckCase:
     step = study.steps[number]
-    resolved: ResolvedStep | None = None
-    problems: tuple[Problem, ...] = ()
+    config, title, problems = None, step.title, tuple[Problem, ...]()
     try:
-        resolved = resolve_step(tree, layers, study, step)
+        variant, config = resolve_step(tree, layers, study, step)
+        title = variant.title
     except ConfigError as error:
         problems = tuple(error.problems)
     return CheckCase(
         label=study.label(step),
         selector=str(number),
         slug=step.slug,
-        config=resolved.config if resolved else None,
+        config=config,
         problems=problems,
         parent=step.parent,
         delta=step.set,
         params=step.params if step.parent else None,
-        title=resolved.title if resolved else step.title,
+        title=title,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpt2.config import StudyConfig
 from gpt2.study.looks import AUTO_SEEDS
-from gpt2.study.plan import Plan, Sweep, config_layers, make_plan, table_plan
+from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.errors import ConfigError, Problem
 from lib.runner.hooks import command_words
@@ -73,10 +73,7 @@ def asked_plan(options: Namespace) -> Plan:
 
     Raises ConfigError with all problems of the configuration and of the options.
     """
-    sweep = None
-    if options.sweep:
-        sweep = Sweep(options.sweep, options.samples or 0)
-    elif options.samples:
+    if options.samples and not options.sweep:
         advice = 'type: make SWEEP="A=1,2 B=3,4" SAMPLES=2'
         problem = Problem("requires SWEEP=", "SAMPLES", advice, code="usage.missing-argument")
         raise ConfigError(problem)
@@ -85,7 +82,8 @@ def asked_plan(options: Namespace) -> Plan:
         options.build_dir,
         steps=options.steps,
         seeds=_asked_seeds(options),
-        sweep=sweep,
+        sweep=options.sweep,
+        samples=options.samples or 0,
         yes=options.yes,
     )
 

@@ -1,6 +1,6 @@
-"""Test matrices, sweeps and designs as cells: combinations of the levels of their factors.
+"""Test matrices, sweeps and designs: combinations of levels of their factors, each one configuration.
 
-Each cell is resolved; one that is not configurable is left out, with the reason.
+A combination that is not configurable is left out, with the reason.
 """
 
 import hashlib
@@ -11,17 +11,25 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+from gpt2.config import Config
+from gpt2.study.judgeable import grouped_by_text, unjudgeable
+from gpt2.study.resolve import resolve_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import FIND_SYMBOL, KconfigTree, SymbolInfo
+from lib.console import confirm
 from lib.errors import ConfigError, Problem
 from lib.runs.run import OFF, ON, RunVariant
 
+# Require a confirmation above this number of combinations: more is usually a mistake.
+_CONFIRM_ABOVE = 500
+_BATCH = ("GLOBAL_BATCH", "BATCH_SIZE", "GPUS")
 
-@dataclass(frozen=True)
-class FactorLevel:
+
+class FactorLevel(NamedTuple):
     """One value of one factor: its name and its settings."""
 
     factor: str
@@ -30,8 +38,7 @@ class FactorLevel:
     delta: Mapping[str, SymbolValue]
 
 
-@dataclass(frozen=True)
-class SweepCell:
+class SweepCell(NamedTuple):
     """One level of every factor. ``parent`` is the comparison cell's slug, "" for a baseline."""
 
     slug: str
@@ -43,18 +50,79 @@ class SweepCell:
         """Return the settings of all levels."""
         return {name: value for level in self.levels for name, value in level.delta.items()}
 
-    @property
-    def texts(self) -> dict[str, str]:
-        """Return the level names by factor."""
-        return {level.factor: level.text for level in self.levels}
+
+class ResolvedSweep(NamedTuple):
+    """Trainable cells as variants with their configurations, and problems of the skipped cells."""
+
+    block: Sequence[tuple[RunVariant, Any]]
+    left_out: Sequence[Problem]
 
 
-def make_cell(levels: Sequence[FactorLevel]) -> SweepCell:
-    """Return the cell of a grid with these levels."""
-    return SweepCell("-".join(level.slug for level in levels), tuple(levels))
+# Returns the configuration of a cell's settings; raises ConfigError if they are invalid.
+Resolve = Callable[[SweepCell], Any]
 
 
-def axis_layer(where: str, delta: Mapping[str, SymbolValue]) -> ConfigLayer:
+def combinations(
+    tree: KconfigTree,
+    layers: Sequence[ConfigLayer],
+    base: Config,
+    sweep: str = "",
+    samples: int = 0,
+    *,
+    yes: bool | None = False,
+) -> ResolvedSweep:
+    """Return the cells of the axes ``sweep``, or of the configured test matrix: a grid, or a design.
+
+    ``samples`` is the number of cells to draw at random; 0 means all cells. Many cells require a
+    confirmation before they are resolved.
+    """
+    where = "SWEEP" if sweep else "TEST_MATRIX_AXES"
+    design = "grid" if sweep else base.study.design
+    if design != "grid":
+        where = "ABLATION_FEATURES"
+        features = parse_features(tree, layers, base.study.features, where)
+        if design == "factorial":
+            _confirm(2 ** len(features), yes)
+        cells = design_cells(design, features)
+        resolved = resolve_design(cells, partial(_resolve, tree, layers, where))
+        steps = [(variant.slug, variant.parent, config) for variant, config in resolved.block]
+        if problems := [problem for _, problem in unjudgeable(steps, None)]:
+            raise ConfigError(*problems)
+        return resolved
+    if sweep:
+        # One single training per cell.
+        layers = [*layers, ConfigLayer.of("command line", where, {"SINGLE_TRAINING": True})]
+    axes = parse_axes(tree, sweep or base.study.axes, where)
+    if samples:
+        cells = sample_cells(axes, samples, base.seed)
+    else:
+        _confirm(math.prod(len(axis.levels) for axis in axes), yes)
+        cells = grid(axes, where)
+    resolved = resolve_grid(tree, layers, cells, partial(_resolve, tree, layers, where), where)
+    return resolved._replace(block=grouped_by_text(resolved.block))
+
+
+def _confirm(count: int, yes: bool | None) -> None:
+    if count > _CONFIRM_ABOVE:
+        confirm(f"plan {count:,} combinations?", yes)
+
+
+def _resolve(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], where: str, each: SweepCell
+) -> Config:
+    """Return the cell's configuration, with GRAD_ACCUMULATION adapted to a swept batch size.
+
+    The result depends on GLOBAL_BATCH, so a cell that changes the micro-batch keeps GLOBAL_BATCH.
+    """
+    name, settings = f"{where} {each.slug}", each.delta
+    if settings.keys() & {*_BATCH} and "GRAD_ACCUMULATION" not in settings:
+        values = tree.resolve([*layers, _cell_layer(name, settings)]).values
+        batch, micro, gpus = (int(values[name]) for name in _BATCH)
+        settings["GRAD_ACCUMULATION"] = max(1, batch // max(1, micro * gpus))
+    return resolve_config(tree, [*layers, _cell_layer(name, settings)])
+
+
+def _cell_layer(where: str, delta: Mapping[str, SymbolValue]) -> ConfigLayer:
     """Return the layer of a cell's settings, which defaults of the configuration follow."""
     return ConfigLayer.of("axis", where, delta, moves_defaults=True)
 
@@ -181,45 +249,32 @@ def _level(name: str, value: str) -> FactorLevel:
 
 
 def _range(name: str, text: str, whole: bool) -> SweepAxis:
+    def require(valid: bool, expected: str) -> None:
+        if not valid:
+            what = f"{name}: invalid range {text!r} (expected {expected})"
+            raise ConfigError(Problem(what, code="design.invalid-range"))
+
     match = _RANGE.fullmatch(text)
-    if match is None:
-        raise _invalid_range(name, text, "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
-    logarithmic = match[1] == "log"
-    low, high = (_number(name, match[i]) for i in (2, 3))
-    if not low < high or (logarithmic and low <= 0):
-        raise _invalid_range(name, text, "LOW < HIGH" + " and LOW > 0" * (low <= 0))
+    require(bool(match), "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
+    assert match is not None
+    kind, *ends, count = match.groups()
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        low = high = math.nan
+    require(math.isfinite(low) and math.isfinite(high), "finite numbers")
+    require(low < high, "LOW < HIGH")
+    require(low > 0 or kind == "lin", "LOW > 0")
 
     def value_at(share: float) -> str:
-        number = low * (high / low) ** share if logarithmic else low + (high - low) * share
+        number = low + (high - low) * share if kind == "lin" else low * (high / low) ** share
         return str(round(number)) if whole else f"{number:.{_DIGITS}g}"
 
-    if match[4] is None:
+    if count is None:
         return SweepAxis(name, (), value_at)
-    count = int(match[4])
-    if count < 2:
-        raise _invalid_range(name, text, "COUNT of at least 2")
-    return SweepAxis(name, [_level(name, value_at(i / (count - 1))) for i in range(count)])
-
-
-def _invalid_range(name: str, text: str, expected: str) -> ConfigError:
-    what = f"{name}: invalid range {text!r} (expected {expected})"
-    return ConfigError(Problem(what, code="design.invalid-range"))
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        what = f"{name}: {text!r} is not a finite number"
-        raise ConfigError(Problem(what, code="design.invalid-range"))
-    return number
-
-
-def grid_size(axes: Sequence[SweepAxis]) -> int:
-    """Return the number of cells of the grid, before any are skipped."""
-    return math.prod(len(axis.levels) for axis in axes)
+    points = int(count)
+    require(points >= 2, "COUNT of at least 2")
+    return SweepAxis(name, [_level(name, value_at(i / (points - 1))) for i in range(points)])
 
 
 def grid(axes: Sequence[SweepAxis], where: str) -> list[SweepCell]:
@@ -232,7 +287,7 @@ def grid(axes: Sequence[SweepAxis], where: str) -> list[SweepCell]:
         what = f"{continuous[0]}: range without a count"
         advice = "add a count, such as log:1e-4:1e-2:5, or set SAMPLES=n"
         raise ConfigError(Problem(what, where, advice, code="design.continuous-axis"))
-    return [make_cell(levels) for levels in itertools.product(*(axis.levels for axis in axes))]
+    return [_grid_cell(levels) for levels in itertools.product(*(axis.levels for axis in axes))]
 
 
 def sample_cells(axes: Sequence[SweepAxis], count: int, seed: int) -> list[SweepCell]:
@@ -244,10 +299,14 @@ def sample_cells(axes: Sequence[SweepAxis], count: int, seed: int) -> list[Sweep
     cells: dict[str, SweepCell] = {}
     duplicates = 0
     while len(cells) < count and duplicates < _MAX_DUPLICATE_DRAWS:
-        drawn = make_cell([axis.draw(source) for axis in axes])
+        drawn = _grid_cell([axis.draw(source) for axis in axes])
         duplicates = duplicates + 1 if drawn.slug in cells else 0
         cells.setdefault(drawn.slug, drawn)
     return list(cells.values())
+
+
+def _grid_cell(levels: Sequence[FactorLevel]) -> SweepCell:
+    return SweepCell("-".join(level.slug for level in levels), tuple(levels))
 
 
 # Ablation designs over features: groups of settings that are toggled together.
@@ -274,7 +333,7 @@ def parse_features(
     values = tree.resolve(base).values
     for feature in features:
         try:
-            changed = tree.resolve([*base, axis_layer(where, feature.delta)]).values != values
+            changed = tree.resolve([*base, _cell_layer(where, feature.delta)]).values != values
         # It needs another feature, or fails in every cell.
         except ConfigError:
             continue
@@ -303,74 +362,39 @@ def _feature(tree: KconfigTree, word: str) -> FactorLevel:
     return FactorLevel(first, ON, slug(first), delta)
 
 
-def leave_one_out(features: Sequence[FactorLevel]) -> list[SweepCell]:
-    """Return n + 1 cells; the cell with all features is the baseline."""
-    names = {f.factor for f in features}
-    cells = (_subset(features, names - {f.factor}, f"no-{f.slug}", "all") for f in features)
-    return [SweepCell("all", tuple(features)), *cells]
-
-
-def add_one_in(features: Sequence[FactorLevel]) -> list[SweepCell]:
-    """Return n + 1 cells; the cell without features is the baseline."""
-    none = _subset(features, set(), "none", "")
-    return [none, *(_subset(features, {f.factor}, f.slug, "none") for f in features)]
-
-
-def cumulative(features: Sequence[FactorLevel]) -> list[SweepCell]:
-    """Return n + 1 cells, each with one more feature than its parent."""
-    cells = [_subset(features, set(), "none", "")]
-    for count, feature in enumerate(features, 1):
-        on = {f.factor for f in features[:count]}
-        cells.append(_subset(features, on, f"plus-{feature.slug}", cells[-1].slug))
-    return cells
-
-
-def factorial(features: Sequence[FactorLevel]) -> list[SweepCell]:
-    """Return 2^n cells; the cell without features is the baseline."""
-    cells = []
-    for pattern in itertools.product((False, True), repeat=len(features)):
-        on = [f for f, present in zip(features, pattern, strict=True) if present]
-        name = "-".join(f.slug for f in on) or "none"
-        cells.append(_subset(features, {f.factor for f in on}, name, "none" if on else ""))
-    return cells
-
-
-DESIGNS: Mapping[str, Callable[[Sequence[FactorLevel]], list[SweepCell]]] = {
-    "leave_one_out": leave_one_out,
-    "add_one_in": add_one_in,
-    "cumulative": cumulative,
-    "factorial": factorial,
-}
-
-
-def _subset(features: Sequence[FactorLevel], on: Set[str], name: str, parent: str) -> SweepCell:
-    levels = (
-        f if f.factor in on else FactorLevel(f.factor, OFF, f"no-{f.slug}", {}) for f in features
-    )
-    return SweepCell(name, tuple(levels), parent)
+def design_cells(design: str, features: Sequence[FactorLevel]) -> list[SweepCell]:
+    """Return the cells of a design, parents first; those without a parent are its baseline."""
+    # Name, features that are on, parent.
+    cells: list[tuple[str, Sequence[FactorLevel], str]] = [("none", [], "")]
+    match design:
+        case "leave_one_out":
+            cells = [("all", features, "")]
+            for feature in features:
+                others = [each for each in features if each is not feature]
+                cells.append((f"no-{feature.slug}", others, "all"))
+        case "add_one_in":
+            cells += ((feature.slug, [feature], "none") for feature in features)
+        case "cumulative":
+            for count, feature in enumerate(features, 1):
+                cells.append((f"plus-{feature.slug}", features[:count], cells[-1][0]))
+        case "factorial":
+            for pattern in [*itertools.product((False, True), repeat=len(features))][1:]:
+                on = [*itertools.compress(features, pattern)]
+                cells.append(("-".join(f.slug for f in on), on, "none"))
+    off = {f.factor: FactorLevel(f.factor, OFF, f"no-{f.slug}", {}) for f in features}
+    return [
+        SweepCell(name, tuple(f if f in on else off[f.factor] for f in features), parent)
+        for name, on, parent in cells
+    ]
 
 
 # Resolution of cells into variants, with the reason for each skipped cell.
 
-
-C = TypeVar("C")
 # File names are limited to 255 bytes, and seed, hash and time are appended to the slug.
 _MAX_SLUG_LENGTH = 120
 
 
-@dataclass(frozen=True)
-class ResolvedSweep(Generic[C]):
-    """Trainable cells as variants with their configurations, and problems of the skipped cells."""
-
-    block: Sequence[tuple[RunVariant, C]]
-    left_out: Sequence[Problem]
-
-
-# Returns the configuration of a cell's settings; raises ConfigError if they are invalid.
-Resolve = Callable[[SweepCell], C]
-
-
-def resolve_design(cells: Sequence[SweepCell], resolve: Resolve[C]) -> ResolvedSweep[C]:
+def resolve_design(cells: Sequence[SweepCell], resolve: Resolve) -> ResolvedSweep:
     """Resolve every cell; if a cell's parent fails, compare with the nearest valid ancestor.
 
     Raises ConfigError if two cells have one name, if every cell fails, or if a failed baseline leaves
@@ -380,7 +404,7 @@ def resolve_design(cells: Sequence[SweepCell], resolve: Resolve[C]) -> ResolvedS
     if repeated := [name for name, count in names.items() if count > 1]:
         what = f"{names[repeated[0]]} combinations of features have one name"
         raise ConfigError(Problem(what, repeated[0], code="run.duplicate-name"))
-    block: list[tuple[RunVariant, C]] = []
+    block: list[tuple[RunVariant, Any]] = []
     refused: dict[str, ConfigError] = {}
     parents = {each.slug: each.parent for each in cells}
     for number, each in enumerate(cells):
@@ -398,7 +422,7 @@ def resolve_design(cells: Sequence[SweepCell], resolve: Resolve[C]) -> ResolvedS
             parent = parents[parent]
         features = [level.factor for level in each.levels if level.text == ON]
         title = " + ".join(features) or "no feature"
-        block.append((_variant(replace(each, parent=parent), number, title), config))
+        block.append((_variant(each, number, title, parent), config))
     if not block:
         raise ConfigError(*dict.fromkeys(p for e in refused.values() for p in e.problems))
     return ResolvedSweep(block, [_skipped(name, error) for name, error in refused.items()])
@@ -408,9 +432,9 @@ def resolve_grid(
     tree: KconfigTree,
     base: Sequence[ConfigLayer],
     cells: Sequence[SweepCell],
-    resolve: Resolve[C],
+    resolve: Resolve,
     where: str,
-) -> ResolvedSweep[C]:
+) -> ResolvedSweep:
     """Resolve every cell; cells that differ only in an inapplicable axis become one cell.
 
     ``where`` is the location shown in errors, before the cell's name.
@@ -418,22 +442,28 @@ def resolve_grid(
     Example: a sparsity does not apply to a run without pruning, so all its values result in a
     single run. Raises ConfigError, with the reason, for a value that is valid in no cell.
     """
-    block: list[tuple[RunVariant, C]] = []
+    block: list[tuple[RunVariant, Any]] = []
     left_out: list[Problem] = []
     refused: list[tuple[SweepCell, ConfigError]] = []
     inapplicable: list[tuple[SweepCell, ConfigError]] = []
     seen: set[str] = set()
     valid: set[tuple[str, str]] = set()
     for each in cells:
-        levels, error = _applicable(tree, base, each, where)
-        if error is not None:
-            inapplicable.append((each, error))
-        cell = make_cell(levels)
+        levels: Sequence[FactorLevel] = each.levels
+        try:
+            tree.resolve([*base, _cell_layer(f"{where} {each.slug}", each.delta)])
+        except ConfigError as error:
+            # Those that the other levels leave available.
+            pairs = [(level, tree.find(level.factor)) for level in levels]
+            levels = [level for level, item in pairs if item is not None and item.visibility]
+            if len(levels) < len(pairs):
+                inapplicable.append((each, error))
+        cell = _grid_cell(levels)
         if cell.slug in seen:
             continue
         seen.add(cell.slug)
         try:
-            title = " ".join(f"{factor}={text}" for factor, text in cell.texts.items())
+            title = " ".join(f"{level.factor}={level.text}" for level in levels)
             block.append((_variant(cell, len(block), title), resolve(cell)))
         except ConfigError as failure:
             left_out.append(_skipped(cell.slug, failure))
@@ -446,21 +476,6 @@ def resolve_grid(
     # An invalid value is a better explanation than an axis that does not apply, so it is first.
     _refuse_unused(cells, valid, [*refused, *inapplicable])
     return ResolvedSweep(block, left_out)
-
-
-def _applicable(
-    tree: KconfigTree, base: Sequence[ConfigLayer], each: SweepCell, where: str
-) -> tuple[Sequence[FactorLevel], ConfigError | None]:
-    """Return the levels of the cell that the others leave available; the error if there are more."""
-    try:
-        tree.resolve([*base, axis_layer(f"{where} {each.slug}", each.delta)])
-    except ConfigError as error:
-        items = [tree.find(level.factor) for level in each.levels]
-        pairs = zip(each.levels, items, strict=True)
-        levels = [level for level, item in pairs if item is not None and item.visibility]
-        if len(levels) < len(each.levels):
-            return levels, error
-    return each.levels, None
 
 
 def _refuse_unused(
@@ -484,9 +499,10 @@ def _skipped(name: str, error: ConfigError) -> Problem:
     return Problem(f"{name}: {problem.what}", code=problem.code)
 
 
-def _variant(each: SweepCell, number: int, title: str) -> RunVariant:
-    name, parent = short_slug(each.slug), short_slug(each.parent)
-    return RunVariant(name, title, number, parent, each.delta, each.texts)
+def _variant(each: SweepCell, number: int, title: str, parent: str = "") -> RunVariant:
+    texts = {level.factor: level.text for level in each.levels}
+    name, parent = short_slug(each.slug), short_slug(parent)
+    return RunVariant(name, title, number, parent, each.delta, texts)
 
 
 def short_slug(name: str) -> str:

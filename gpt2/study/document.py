@@ -76,8 +76,8 @@ def _question(plan: Plan) -> list[str]:
     ]
     if plan.runs:
         sentences.append(_model(plan.runs[0]))
-    if plan.sweep is not None:
-        sentences.append(f"Axes: {plan.sweep.axes}.")
+    if plan.sweep:
+        sentences.append(f"Axes: {plan.sweep}.")
     return sentences
 
 
@@ -170,9 +170,9 @@ _GATE_HEADINGS = {
 
 def sections(plan: Plan, table: ResultTable) -> list[TableSection]:
     """Return the non-empty sections for the plan's finished runs."""
-    combined = plan.sweep is not None or plan.base.study.mode == "test_matrix_mode"
+    combined = bool(plan.sweep) or plan.base.study.mode == "test_matrix_mode"
     candidates = [
-        ranking(table.rows) if plan.sweep is not None else None,
+        ranking(table.rows) if plan.sweep else None,
         _attention(table.finished),
         _speed(table.finished) if combined else None,
     ]

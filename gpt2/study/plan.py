@@ -13,20 +13,8 @@ from gpt2.memory.micro_batch import (
     largest_micro_batch,
     with_one_sequence,
 )
-from gpt2.study.designs import (
-    DESIGNS,
-    ResolvedSweep,
-    SweepCell,
-    axis_layer,
-    grid,
-    grid_size,
-    parse_axes,
-    parse_features,
-    resolve_design,
-    resolve_grid,
-    sample_cells,
-)
-from gpt2.study.judgeable import grouped_by_text, unit_of, unjudgeable
+from gpt2.study.designs import combinations
+from gpt2.study.judgeable import unit_of
 from gpt2.study.looks import AUTO_SEEDS, AutoSeeds, auto_seeds, verdict_plan
 from gpt2.study.resolve import resolve_config, resolve_study
 from gpt2.study.step import Study
@@ -35,9 +23,7 @@ from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_lay
 from lib.config.field import WHOLE_NUMBER, SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.console import confirm
 from lib.errors import ConfigError, Problem
-from lib.files import regular_file
 from lib.project import ROOT
 from lib.report.declarations import VerdictPlan
 from lib.report.options import LookPlan
@@ -45,40 +31,8 @@ from lib.runs.run import Run, RunVariant, build_runs, parse_seeds, run_name
 
 # Default configuration of train_ra_mla.py and of checks if there is no .config.
 STUDY_DEFCONFIG = "gpt2-ratio-ablation"
-# Require a confirmation above this number of combinations: more is usually a mistake.
-_CONFIRM_ABOVE = 500
-_BATCH = ("GLOBAL_BATCH", "BATCH_SIZE", "GPUS")
 
 Block = Sequence[tuple[RunVariant, Config]]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Axes of a sweep as typed by the user, or the path of a file with axes.
-
-    ``samples`` is the number of randomly drawn cells; 0 means all cells.
-    """
-
-    text: str
-    samples: int = 0
-
-    @property
-    def axes(self) -> str:
-        """Return the axes as ``NAME=value,value NAME=…``.
-
-        Raises ConfigError if the file cannot be read.
-        """
-        if "=" in self.text:
-            return self.text
-        try:
-            with open(self.text, encoding="utf-8", opener=regular_file) as stream:
-                lines = stream.read().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            what = f"expected NAME=value,value or a readable file, got {self.text!r}: {reason}"
-            advice = 'type: make plan SWEEP="LEARNING_RATE=1e-3,2e-3"'
-            raise ConfigError(Problem(what, "SWEEP", advice, code="usage.invalid-axis")) from None
-        return " ".join(line.split("#")[0].strip() for line in lines)
 
 
 @dataclass(frozen=True)
@@ -98,8 +52,9 @@ class Plan:
     variants: Sequence[RunVariant] = ()
     # Steps, and combinations of a matrix or sweep, that break a rule of the configuration.
     left_out: Sequence[Problem] = ()
-    # The sweep that replaces the configured runs; the study whose steps are planned.
-    sweep: Sweep | None = None
+    # The axes of a sweep that replaces the configured runs, else "".
+    sweep: str = ""
+    # The study whose steps are planned.
     ablation: Study | None = None
     # The seeds of SEEDS=auto; None with a list of seeds.
     auto: AutoSeeds | None = None
@@ -193,11 +148,14 @@ def make_plan(
     *,
     steps: str = "",
     seeds: str = "",
-    sweep: Sweep | None = None,
+    sweep: str = "",
+    samples: int = 0,
     yes: bool | None = False,
     optional: bool = False,
 ) -> Plan:
     """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
+
+    ``sweep`` are axes, of which ``samples`` random combinations are planned, or all of them for 0.
 
     Raises ConfigError with the problems of the selected steps; if ``optional``, steps that do not
     resolve are left out. Asks for confirmation of a large plan, unless ``yes``; refuses it if ``yes``
@@ -205,58 +163,39 @@ def make_plan(
     the runs of the looks.
     """
     tree = KconfigTree()
-    resolved = partial(_without_runs, tree, build_dir=build_dir, sweep=sweep, yes=yes)
+
+    def resolved(layers: Sequence[ConfigLayer], *required: str) -> Plan:
+        base = resolve_config(tree, layers)
+        name, study = "single", None
+        every: Block = [(RunVariant("run"), base)]
+        left_out: Sequence[Problem] = ()
+        if sweep or base.study.mode == "test_matrix_mode":
+            name = "sweep" if sweep else "matrix"
+            every, left_out = combinations(tree, layers, base, sweep, samples, yes=yes)
+        elif base.study.mode == "ra_mla_ablation_mode":
+            study = study_of(base.study, build_dir)
+            name = study.name
+            selected = [
+                step for text in required for step in study.select(text or base.study.steps)
+            ]
+            every, left_out = resolve_study(tree, layers, study, selected)
+            if len(left_out) > 1:
+                what = f"{left_out[0].what}; {len(left_out) - 1} more steps do not fit"
+                left_out = [replace(left_out[0], what=what)]
+        folder = build_dir / base.study.output_dir / name
+        return Plan(
+            name, folder, build_dir, base, (), every, left_out=left_out, sweep=sweep, ablation=study
+        )
+
     micro_batch = None
     # It depends neither on the selected steps nor on the seeds, so that these runs are comparable.
     if is_automatic(layers):
-        whole = resolved(with_one_sequence(tree, layers), required=None)
+        whole = resolved(with_one_sequence(tree, layers))
         configs = {variant.slug: config for variant, config in whole.every}
         micro_batch = largest_micro_batch(whole.base, configs, whole.folder)
         layers = [*layers, micro_batch.layer]
-    plan = resolved(layers, required=None if optional else steps)
+    plan = resolved(layers, *(() if optional else (steps,)))
     return with_runs(replace(plan, micro_batch=micro_batch), steps, seeds)
-
-
-def _without_runs(
-    tree: KconfigTree,
-    layers: Sequence[ConfigLayer],
-    *,
-    build_dir: Path,
-    sweep: Sweep | None,
-    yes: bool | None,
-    required: str | None,
-) -> Plan:
-    """Return the plan with every variant and no run.
-
-    Of a study, the ``required`` steps must resolve, by default the configured ones; None for no step.
-    """
-    base = resolve_config(tree, layers)
-    study: Study | None = None
-    left_out: Sequence[Problem] = ()
-    every: Block
-    if sweep is not None or base.study.mode == "test_matrix_mode":
-        name = "matrix" if sweep is None else "sweep"
-        cells = combinations(tree, layers, base, sweep, yes=yes)
-        every, left_out = cells.block, cells.left_out
-    elif base.study.mode == "ra_mla_ablation_mode":
-        study = study_of(base.study, build_dir)
-        name = study.name
-        selected = () if required is None else study.select(required or base.study.steps)
-        resolved, left_out = resolve_study(tree, layers, study, selected)
-        every = [
-            (RunVariant(s.slug, each.title, study.number(s), s.parent, s.set), each.config)
-            for each in resolved
-            for s in [each.step]
-        ]
-        if len(left_out) > 1:
-            what = f"{left_out[0].what}; {len(left_out) - 1} more steps do not fit"
-            left_out = [replace(left_out[0], what=what)]
-    else:
-        name, every = "single", [(RunVariant("run"), base)]
-    folder = build_dir / base.study.output_dir / name
-    return Plan(
-        name, folder, build_dir, base, (), every, left_out=left_out, sweep=sweep, ablation=study
-    )
 
 
 def with_runs(plan: Plan, steps: str = "", seeds: str = "") -> Plan:
@@ -395,70 +334,3 @@ def _started_seeds(plan: Plan) -> set[int]:
             if run_name(slug, int(seed), config) == name:
                 seeds.add(int(seed))
     return seeds
-
-
-# The combinations of a test matrix or a sweep.
-
-
-def combinations(
-    tree: KconfigTree,
-    layers: Sequence[ConfigLayer],
-    base: Config,
-    sweep: Sweep | None = None,
-    *,
-    yes: bool | None = False,
-) -> ResolvedSweep[Config]:
-    """Return the cells of ``sweep``, or of the configured test matrix: a grid, or a design."""
-    if sweep is None and base.study.design != "grid":
-        return _design(tree, layers, base, yes)
-    where, text = "TEST_MATRIX_AXES", base.study.axes
-    if sweep is not None:
-        where, text = "SWEEP", sweep.axes
-        # One single training per cell.
-        layers = [*layers, ConfigLayer.of("command line", "SWEEP", {"SINGLE_TRAINING": True})]
-    axes = parse_axes(tree, text, where)
-    if sweep is not None and sweep.samples:
-        cells = sample_cells(axes, sweep.samples, base.seed)
-    else:
-        _confirm(grid_size(axes), yes)
-        cells = grid(axes, where)
-    resolved = resolve_grid(tree, layers, cells, partial(_resolve, tree, layers, where), where)
-    return replace(resolved, block=grouped_by_text(resolved.block))
-
-
-def _design(
-    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, yes: bool | None
-) -> ResolvedSweep[Config]:
-    where = "ABLATION_FEATURES"
-    features = parse_features(tree, layers, base.study.features, where)
-    if base.study.design == "factorial":
-        _confirm(2 ** len(features), yes)
-    cells = DESIGNS[base.study.design](features)
-    resolved = resolve_design(cells, partial(_resolve, tree, layers, where))
-    steps = [(variant.slug, variant.parent, config) for variant, config in resolved.block]
-    if problems := [problem for _, problem in unjudgeable(steps, None)]:
-        raise ConfigError(*problems)
-    return resolved
-
-
-def _confirm(count: int, yes: bool | None) -> None:
-    """Require a confirmation of many combinations before planning resolves them."""
-    if count > _CONFIRM_ABOVE:
-        confirm(f"plan {count:,} combinations?", yes)
-
-
-def _resolve(
-    tree: KconfigTree, layers: Sequence[ConfigLayer], where: str, each: SweepCell
-) -> Config:
-    """Return the cell's configuration, with GRAD_ACCUMULATION adapted to a swept batch size.
-
-    The result depends on GLOBAL_BATCH, so a cell that changes the micro-batch keeps GLOBAL_BATCH.
-    """
-    name = f"{where} {each.slug}"
-    layer = axis_layer(name, each.delta)
-    if "GRAD_ACCUMULATION" in each.delta or not each.delta.keys() & set(_BATCH):
-        return resolve_config(tree, [*layers, layer])
-    values = tree.resolve([*layers, layer]).values
-    batch, micro, gpus = (int(values[name]) for name in _BATCH)
-    settings = {**each.delta, "GRAD_ACCUMULATION": max(1, batch // max(1, micro * gpus))}
-    return resolve_config(tree, [*layers, axis_layer(name, settings)])

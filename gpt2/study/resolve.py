@@ -1,34 +1,21 @@
 """Resolution of a study: one Config for each step on top of a base configuration."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpt2.config import Config, StudyConfig
 from gpt2.study.judgeable import unjudgeable
 from gpt2.study.step import Step, Study, filled_title
-from gpt2.study.study_file import study_of
-from lib.config import dotconfig
-from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, read_constants
-from lib.config.field import SymbolValue, from_symbols, kconfig_fields
-from lib.config.layers import (
-    Assignment,
-    ConfigLayer,
-    parse_command_line_settings,
-    to_kconfig_text,
-)
+from lib.config.field import SymbolValue, kconfig_fields
+from lib.config.layers import Assignment, ConfigLayer, to_kconfig_text
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
+from lib.runs.run import RunVariant
 
-
-@dataclass(frozen=True)
-class ResolvedStep:
-    """A step, its title, and its configuration: the base plus the changes of its lineage."""
-
-    step: Step
-    title: str
-    config: Config
+# A variant and its configuration: of a step, the base plus the changes of its lineage.
+Resolved = tuple[RunVariant, Config]
 
 
 def step_layers(study: Study, step: Step) -> list[ConfigLayer]:
@@ -48,25 +35,34 @@ def step_layers(study: Study, step: Step) -> list[ConfigLayer]:
 
 def resolve_step(
     tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, step: Step
-) -> ResolvedStep:
+) -> Resolved:
     """Resolve ``step`` on top of the layers of ``base``.
 
     Raises ConfigError located at the step if an assignment has no effect, a rule is broken, or its
     title has an unknown field.
     """
-    if problems := list(_plan_settings(tree, study, step)):
+    of_plan = {"SEED", *(field.metadata["symbol"] for field in kconfig_fields(StudyConfig))}
+    problems = []
+    for name in step.set:
+        symbol = tree.kconf.syms.get(name)
+        choice = symbol.choice.name if symbol and symbol.choice else ""
+        if {name, choice} & of_plan:
+            what = f"{name}: selects the runs of all steps (expected a setting of one training)"
+            problems.append(Problem(what, study.where(step, name), code="study.plan-setting"))
+    if problems:
         raise ConfigError(*problems)
     key = ""
     try:
         config = resolve_config(tree, [*base, *step_layers(study, step)])
         key = "title"
         values = {name: value for name, value in config.values.items() if tree.applies(name)}
-        return ResolvedStep(step, filled_title(step.title, values), config)
+        title = filled_title(step.title, values)
     except ConfigError as error:
         where = study.where(step, key)
         raise ConfigError(
             *(p if p.where else replace(p, where=where) for p in error.problems)
         ) from None
+    return RunVariant(step.slug, title, study.number(step), step.parent, step.set), config
 
 
 def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
@@ -94,52 +90,24 @@ def configured_values(place: ConfigWorkspace) -> Mapping[str, SymbolValue]:
     return resolve_config(KconfigTree(), []).values
 
 
-def why(place: ConfigWorkspace, sym: str, json: bool, set: str, steps: str) -> str:
-    """Explain the value of ``sym`` in ``.config``, or in one step of its study.
-
-    Raises ConfigError if there is no such symbol or step, or if ``config.py`` was edited.
-    """
-    if place.config.exists() and place.config_py.exists():
-        dotconfig.read_generated(place)
-    return explain_symbol(place, sym, json, layers_on_top(place, set, steps))
-
-
-def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[ConfigLayer]:
-    """Return the layers of SET= and of one step of the study that ``.config`` selects.
-
-    Raises ConfigError if ``steps`` selects several steps.
-    """
-    layers = [parse_command_line_settings(settings)] if settings else []
-    if not steps:
-        return layers
-    values = dotconfig.resolve_config(KconfigTree(place.root), place.config, *layers).values
-    study = study_of(from_symbols(StudyConfig, values), place.build)
-    selected = study.select(steps)
-    if len(selected) != 1:
-        what = f"invalid value (expected one step, got {', '.join(s.slug for s in selected)})"
-        advice = "type: make why SYM=NAME STEPS=ra"
-        raise ConfigError(Problem(what, "STEPS", advice, code="usage.invalid-value"))
-    return [*layers, *step_layers(study, selected[0])]
-
-
 def resolve_study(
     tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, required: Collection[Step]
-) -> tuple[list[ResolvedStep], list[Problem]]:
+) -> tuple[list[Resolved], list[Problem]]:
     """Return the steps that resolve, in order, and the first problem of each other step.
 
     Raises ConfigError with the problems of the ``required`` steps: they do not resolve, resolve to the
     configuration of another step, have another size than they declare, or are refused.
     """
-    resolved: list[ResolvedStep] = []
+    block: list[Resolved] = []
     problems: list[tuple[Step, Problem]] = []
     for step in study.steps:
         try:
-            resolved.append(resolve_step(tree, base, study, step))
+            block.append(resolve_step(tree, base, study, step))
         except ConfigError as error:
             problems += ((step, problem) for problem in error.problems)
     if not any(step in required for step, _ in problems):
-        configs = {each.step.slug: each.config for each in resolved}
-        problems += [*_duplicates(study, resolved), *_size_problems(study, configs)]
+        configs = {variant.slug: config for variant, config in block}
+        problems += [*_duplicates(study, configs), *_size_problems(study, configs)]
         problems += refused_steps(study, configs)
     # A defect of the base appears in every step: report it once.
     fatal = list(dict.fromkeys(problem for step, problem in problems if step in required))
@@ -150,7 +118,7 @@ def resolve_study(
         replace(problem, where=f"{study.number(step):02d}-{step.slug}", next="")
         for step, problem in reversed(first.values())
     ]
-    return [current for current in resolved if current.step.slug not in first], left_out
+    return [each for each in block if each[0].slug not in first], left_out
 
 
 def refused_steps(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple[Step, Problem]]:
@@ -173,28 +141,15 @@ def refused_steps(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple
             )
 
 
-def _plan_settings(tree: KconfigTree, study: Study, step: Step) -> Iterator[Problem]:
-    """Yield a problem for each symbol of the step that is not a setting of one training."""
-    of_plan = {"SEED", *(field.metadata["symbol"] for field in kconfig_fields(StudyConfig))}
-    for name in step.set:
-        symbol = tree.kconf.syms.get(name)
-        choice = symbol.choice.name if symbol and symbol.choice else ""
-        if {name, choice} & of_plan:
-            what = f"{name}: selects the runs of all steps (expected a setting of one training)"
-            yield Problem(what, study.where(step, name), code="study.plan-setting")
-
-
-def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> Iterator[tuple[Step, Problem]]:
+def _duplicates(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple[Step, Problem]]:
     """Yield a problem for each step with the same configuration as an earlier step."""
-    first: dict[str, Step] = {}
-    for current in resolved:
-        identity = canonical_json(current.config.identity())
-        earlier = first.setdefault(identity, current.step)
-        if earlier is not current.step:
-            what = f"resolves to the same configuration as {study.label(earlier)}"
-            yield current.step, Problem(
-                what, study.where(current.step), code="study.duplicate-step"
-            )
+    first: dict[str, str] = {}
+    for slug, config in configs.items():
+        earlier = first.setdefault(canonical_json(config.identity()), slug)
+        if earlier != slug:
+            step = study.step(slug)
+            what = f"resolves to the same configuration as {study.label(study.step(earlier))}"
+            yield step, Problem(what, study.where(step), code="study.duplicate-step")
 
 
 def _size_problems(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple[Step, Problem]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.study.plan import Sweep, config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from gpt2.study.resolve import resolve_config
 from lib.config.commands import write_config_py
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
@@ -154,7 +154,7 @@ def test_a_step_changes_no_default_of_the_configuration(loaded: Path) -> None:
 def test_a_point_of_a_sweep_is_the_training_with_set(loaded: Path, axes: str, on_top: str) -> None:
     tree, layers = KconfigTree(), config_layers(loaded)
     top = parse_command_line_settings(on_top)
-    plan = make_plan([*layers, top], loaded, sweep=Sweep(axes))
+    plan = make_plan([*layers, top], loaded, sweep=axes)
     for run in plan.runs:
         assert run.variant.delta is not None
         point = {name: to_kconfig_text(value) for name, value in run.variant.delta.items()}

@@ -135,8 +135,8 @@ def test_the_steps_of_the_study() -> None:
     layers = [ConfigLayer.of("test", "test", small)]
     calls = (3, 38, 1, 1, 24, 1, 1, 2, 1)
     found = {
-        each.step.slug: deviation(each.config.model, calls)
-        for each in resolve_study(KconfigTree(), layers, RATIO, RATIO.steps)[0]
+        variant.slug: deviation(config.model, calls)
+        for variant, config in resolve_study(KconfigTree(), layers, RATIO, RATIO.steps)[0]
     }
     assert len(found) == len(RATIO.steps) and max(found.values()) <= TOLERANCE, found
 

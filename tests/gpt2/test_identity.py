@@ -108,7 +108,7 @@ def _steps(
     for name, study in STUDIES.items():
         for step in study.steps:
             try:
-                yield f"{spec} {name}/{step.slug}", resolve_step(tree, base, study, step).config
+                yield f"{spec} {name}/{step.slug}", resolve_step(tree, base, study, step)[1]
             except ConfigError:
                 continue
 

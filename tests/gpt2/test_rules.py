@@ -7,7 +7,7 @@ import pytest
 
 from gpt2.check.cases import plan_cases
 from gpt2.config import Config
-from gpt2.study.plan import Sweep, make_plan
+from gpt2.study.plan import make_plan
 from gpt2.study.resolve import resolve_config, resolve_study
 from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
@@ -96,7 +96,7 @@ def test_a_paper_names_its_kernel(
 def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
     for spec in ("gpt2-ratio-small", "gpt2-ratio-ablation+paper"):
         steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO, RATIO.steps)[0]
-        backends = {step.config.model.attention.backend for step in steps}
+        backends = {config.model.attention.backend for _, config in steps}
         assert len(backends) == 1 and backends != {"auto"}
 
 
@@ -232,7 +232,7 @@ def test_every_way_in_tells_the_same_before_anything_is_there(
 ) -> None:
     """Planning, sweeps and make check use the same validator."""
     layers = [ConfigLayer.of("defconfig", "test", WRONG | runs)]
-    sweep = Sweep("LEARNING_RATE=1e-3,2e-3")
+    sweep = "LEARNING_RATE=1e-3,2e-3"
     told = []
     for answer in (
         lambda: make_plan(layers, tmp_path),

@@ -29,8 +29,9 @@ def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         cases,
         "resolve_step",
-        lambda tree, base, study, step: replace(
-            right(tree, base, study, step), config=cases.resolve_config(tree, base)
+        lambda tree, base, study, step: (
+            right(tree, base, study, step)[0],
+            cases.resolve_config(tree, base),
         ),
     )
 

@@ -10,7 +10,7 @@ from gpt2.check.cases import plan_cases
 from gpt2.config import Config
 from gpt2.memory import micro_batch, predict
 from gpt2.memory.micro_batch import Limits
-from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.env.gpu import GPUS, gpu_with_memory
 from lib.errors import ConfigError, PreflightError
@@ -44,8 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def planned(folder: Path, steps: str = "", sweep: str = "", **settings: SymbolValue) -> Plan:
     build = write_build(folder, {**BASE, **settings})
-    axes = Sweep(sweep) if sweep else None
-    return make_plan(config_layers(build), build, steps=steps, sweep=axes)
+    return make_plan(config_layers(build), build, steps=steps, sweep=sweep)
 
 
 def records(folder: Path) -> list[Path]:

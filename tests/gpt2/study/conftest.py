@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
@@ -107,9 +107,14 @@ def configure(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def planned(configure) -> Callable[..., Plan]:
     def plan(
-        steps: str = "", seeds: str = "", sweep: Sweep | None = None, **settings: SymbolValue | None
+        steps: str = "",
+        seeds: str = "",
+        sweep: str = "",
+        samples: int = 0,
+        **settings: SymbolValue | None,
     ) -> Plan:
         build = configure(**settings)
-        return make_plan(config_layers(build), build, steps=steps, seeds=seeds, sweep=sweep)
+        options = {"steps": steps, "seeds": seeds, "sweep": sweep, "samples": samples}
+        return make_plan(config_layers(build), build, **options)
 
     return plan

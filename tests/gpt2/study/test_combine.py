@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from gpt2.study.designs import (
-    DESIGNS,
     FactorLevel,
     SweepCell,
+    design_cells,
     grid,
     parse_axes,
     parse_features,
@@ -122,10 +122,15 @@ def expected(design: str, names: list[str]) -> list[set[str]]:
     }[design]
 
 
+DESIGNS = ("leave_one_out", "add_one_in", "cumulative", "factorial")
+
+
 @pytest.mark.parametrize("design", DESIGNS)
 def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(small_tree, design):
     features = parse_features(small_tree, [], FIVE, "FEATURES")
-    found = resolve_design(DESIGNS[design](features), lambda each: resolve(small_tree, [], each))
+    found = resolve_design(
+        design_cells(design, features), lambda each: resolve(small_tree, [], each)
+    )
     cells = expected(design, [f.factor for f in features])
     legal = [on for on in cells if allowed(on)]
     trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in found.block]
@@ -139,8 +144,8 @@ def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(sm
 def test_each_cell_is_compared_with_the_cell_it_changes(small_tree):
     features = parse_features(small_tree, [], "GATE WIDE", "FEATURES")
     parents = {
-        design: {each.slug: each.parent for each in cells(features)}
-        for design, cells in DESIGNS.items()
+        design: {each.slug: each.parent for each in design_cells(design, features)}
+        for design in DESIGNS
     }
     assert parents["leave_one_out"] == {"all": "", "no-gate": "all", "no-wide": "all"}
     assert parents["add_one_in"] == {"none": "", "gate": "none", "wide": "none"}
@@ -152,7 +157,7 @@ def test_two_combinations_of_one_name_are_refused(small_tree):
     names = ("GATE", "GATE_WIDE", "WIDE_CROSS", "CROSS")
     features = [FactorLevel(name, "on", slug(name), {}) for name in names]
     with pytest.raises(ConfigError) as caught:
-        resolve_design(DESIGNS["factorial"](features), lambda each: each)
+        resolve_design(design_cells("factorial", features), lambda each: each)
     assert caught.value.codes == ["run.duplicate-name"]
     assert "gate-wide-cross" in str(caught.value)
 
@@ -160,7 +165,7 @@ def test_two_combinations_of_one_name_are_refused(small_tree):
 def test_what_is_left_out_is_skipped_as_a_parent(small_tree):
     features = parse_features(small_tree, [], "WIDE CROSS GATE", "FEATURES")
     found = resolve_design(
-        DESIGNS["cumulative"](features), lambda each: resolve(small_tree, [], each)
+        design_cells("cumulative", features), lambda each: resolve(small_tree, [], each)
     )
     parents = {variant.slug: variant.parent for variant, _ in found.block}
     assert parents == {"none": "", "plus-wide": "none", "plus-gate": "plus-wide"}
@@ -172,7 +177,7 @@ def test_a_design_without_its_baseline_is_an_error(small_tree):
     features = parse_features(small_tree, [], "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE", "FEATURES")
     with pytest.raises(ConfigError) as caught:
         resolve_design(
-            DESIGNS["leave_one_out"](features), lambda each: resolve(small_tree, [], each)
+            design_cells("leave_one_out", features), lambda each: resolve(small_tree, [], each)
         )
     (problem,) = caught.value.problems
     assert (problem.where, problem.code) == ("all", "design.invalid-baseline")
@@ -210,5 +215,5 @@ def test_a_design_without_trainable_cells_is_an_error(small_tree):
 
     features = parse_features(small_tree, [], "GATE WIDE", "FEATURES")
     with pytest.raises(ConfigError) as caught:
-        resolve_design(DESIGNS["add_one_in"](features), never)
+        resolve_design(design_cells("add_one_in", features), never)
     assert caught.value.codes == ["test.broken-rule"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.records.compare import declared_axes
-from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir
@@ -22,14 +22,14 @@ MATRIX: dict[str, SymbolValue] = {
     "TEST_MATRIX_MODE": True,
     "TEST_MATRIX_AXES": "COMPILE=n,y N_LAYER=1,2",
 }
-BOTH = Sweep("COMPILE=n,y")
+BOTH = "COMPILE=n,y"
 
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Callable[..., Plan]:
     """Return the plan of a .config; None takes one of the small settings away."""
 
-    def plan(sweep: Sweep | None = None, **settings: SymbolValue | None) -> Plan:
+    def plan(sweep: str = "", **settings: SymbolValue | None) -> Plan:
         given = {name: v for name, v in {**SMALL, **settings}.items() if v is not None}
         build = write_build(tmp_path, given)
         return make_plan(config_layers(build), build, sweep=sweep)
@@ -76,5 +76,5 @@ def test_a_paper_compiles_only_beside_the_same_run_without_it(
         assert refusal.value.codes == ["config.unpaired-compile"]
         assert 'SWEEP="COMPILE=n,y"' in str(refusal.value)
     with pytest.raises(ConfigError) as refusal:
-        planned(sweep=Sweep("LEARNING_RATE=1e-3,2e-3"), COMPILE=True, **paper)
+        planned(sweep="LEARNING_RATE=1e-3,2e-3", COMPILE=True, **paper)
     assert refusal.value.codes == ["config.unpaired-compile"]

@@ -32,7 +32,7 @@ def configs(study: Study, block_size: int) -> dict[str, Config]:
     steps = resolve_study(
         KconfigTree(), [*defconfig_layers(ROOT, defconfig), short], study, study.steps
     )[0]
-    return {found.step.slug: found.config for found in steps}
+    return {variant.slug: config for variant, config in steps}
 
 
 def built(config: Config) -> tuple[GPT, Tensor]:

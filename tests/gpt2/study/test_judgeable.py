@@ -5,7 +5,7 @@ import pytest
 from gpt2.check.cases import plan_cases
 from gpt2.records.files import identity_symbols
 from gpt2.study.looks import verdict_plan
-from gpt2.study.plan import Sweep, config_layers, make_plan, planned_looks, table_plan
+from gpt2.study.plan import config_layers, make_plan, planned_looks, table_plan
 from gpt2.study.power import study_power
 from lib.errors import ConfigError
 from lib.report.contrasts import contrasts_of
@@ -224,7 +224,7 @@ def test_a_feature_that_changes_the_text_is_refused(planned):
 
 
 def test_a_sweep_over_contexts_is_planned(planned):
-    plan = planned(sweep=Sweep("BLOCK_SIZE=64,128 DROPOUT=0,0.1"))
+    plan = planned(sweep="BLOCK_SIZE=64,128 DROPOUT=0,0.1")
     texts = [run.variant.text for run in plan.runs]
     assert texts == ["BLOCK_SIZE=64"] * 2 + ["BLOCK_SIZE=128"] * 2
     names = [contrast.name for contrast in contrasts_of(plan.variants, "both")]
@@ -233,5 +233,5 @@ def test_a_sweep_over_contexts_is_planned(planned):
         "block-size-128-dropout-0.1 vs block-size-128-dropout-0",
     ]
     # A sweep without such an axis has one baseline.
-    plan = planned(sweep=Sweep("DROPOUT=0,0.1"))
+    plan = planned(sweep="DROPOUT=0,0.1")
     assert {run.variant.text for run in plan.runs} == {""}

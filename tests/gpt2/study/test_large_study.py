@@ -55,8 +55,8 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     monkeypatch.setattr("lib.runs.code._digest", digest)
     plan = make_plan(layers, build, steps="all", seeds="1-2")
     views = look(plan)
-    assert {view.state for view in views} == {"done"}
-    assert {view.seconds_from for view in views} == {"measured"}
+    assert {view["state"] for view in views} == {"done"}
+    assert {view["seconds_from"] for view in views} == {"measured"}
     counts = Counter(name for _, name in reads)
     assert counts == dict.fromkeys(("status.json", "summary.json", "manifest.json"), len(views))
     assert set(reads.values()) == {1}
@@ -115,9 +115,9 @@ def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Pla
     run.path.rename(intact)
     try:
         shutil.copytree(other.path, run.path)
-        views = {view.label: view for view in look(small_plan)}
-        assert views[run.label].state == "damaged" and views[other.label].state == "done"
-        assert other.config.hash8 in views[run.label].problem
+        views = {view["label"]: view for view in look(small_plan)}
+        assert views[run.label]["state"] == "damaged" and views[other.label]["state"] == "done"
+        assert other.config.hash8 in views[run.label]["problem"]
     finally:
         shutil.rmtree(run.path)
         intact.rename(run.path)

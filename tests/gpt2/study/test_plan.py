@@ -12,7 +12,6 @@ from gpt2.study import view as planning_view
 from gpt2.study.notes import note_lines, notes
 from gpt2.study.plan import (
     Plan,
-    Sweep,
     config_layers,
     declared_verdicts,
     make_plan,
@@ -113,30 +112,27 @@ def test_a_matrix_is_planned_from_its_axes(planned):
     assert plan.study == "matrix" and not plan.left_out
 
 
-def test_a_sweep_is_a_list_of_trainings_whatever_the_configuration_is(planned, tmp_path):
-    plan = planned(RA_MLA_ABLATION_MODE=True, sweep=Sweep("LEARNING_RATE=1e-3,3e-3 DROPOUT=0.2"))
+def test_a_sweep_is_a_list_of_trainings_whatever_the_configuration_is(planned):
+    plan = planned(RA_MLA_ABLATION_MODE=True, sweep="LEARNING_RATE=1e-3,3e-3 DROPOUT=0.2")
     assert plan.study == "sweep" and plan.folder.name == "sweep"
     rates = [run.config.schedule.learning_rate for run in plan.runs]
     assert rates == [1e-3, 3e-3] and plan.runs[0].config.model.shape.dropout == 0.2
-    (tmp_path / "axes").write_text("# rates\nLEARNING_RATE=1e-3,3e-3  # two\nDROPOUT=0.2\n")
-    from_file = planned(RA_MLA_ABLATION_MODE=True, sweep=Sweep(str(tmp_path / "axes")))
-    assert [r.path for r in from_file.runs] == [r.path for r in plan.runs]
 
 
 def test_a_swept_batch_keeps_the_global_batch(planned):
-    plan = planned(sweep=Sweep("BATCH_SIZE=4,8,16"))
+    plan = planned(sweep="BATCH_SIZE=4,8,16")
     found = [(r.config.train.batch_size, r.config.train.grad_accumulation) for r in plan.runs]
     assert found == [(4, 16), (8, 8), (16, 4)]
     with pytest.raises(ConfigError, match="BATCH_SIZE=5 x GRAD_ACCUMULATION=12 x GPUS=1 is 60"):
-        planned(sweep=Sweep("BATCH_SIZE=4,5"))
-    plan = planned(sweep=Sweep("GLOBAL_BATCH=32,64"))
+        planned(sweep="BATCH_SIZE=4,5")
+    plan = planned(sweep="GLOBAL_BATCH=32,64")
     assert [r.config.train.grad_accumulation for r in plan.runs] == [4, 8]
 
 
 def test_a_sample_follows_the_seed(planned):
     def rates(samples: int, seed: int) -> list[float]:
-        sweep = Sweep("LEARNING_RATE=log:1e-3:1e-1", samples)
-        return [r.config.schedule.learning_rate for r in planned(SEED=seed, sweep=sweep).runs]
+        runs = planned(SEED=seed, sweep="LEARNING_RATE=log:1e-3:1e-1", samples=samples).runs
+        return [run.config.schedule.learning_rate for run in runs]
 
     assert rates(4, 1) == rates(6, 1)[:4] and rates(4, 1) != rates(4, 2)
 
@@ -145,7 +141,7 @@ def test_a_sample_follows_the_seed(planned):
     ("sweep", "message"),
     [
         ("NO_SUCH=1", r"^SWEEP: NO_SUCH: .*\[config.unknown-symbol\]"),
-        ("no/such/file", r"^SWEEP: .*'no/such/file'.*\[usage.invalid-axis\]"),
+        ("no/such/file", r"^SWEEP: .*'no/such/file'.*\[design.malformed-axis\]"),
         ("DROPOUT=0.1,7", r"DROPOUT: .*7.*\[config.out-of-range\]"),
         ("N_LAYER=2,3", r"N_LAYER=2: .*MODEL_SIZE_CUSTOM=y.*\[config.unmet-dependency\]"),
         ("LEARNING_RATE=log:1e-3:1e-1", "LEARNING_RATE: .*design.continuous-axis"),
@@ -153,12 +149,12 @@ def test_a_sample_follows_the_seed(planned):
 )
 def test_a_bad_sweep_is_refused(planned, sweep, message):
     with pytest.raises(ConfigError, match=message):
-        planned(sweep=Sweep(sweep))
+        planned(sweep=sweep)
 
 
 def test_a_sweep_has_no_steps(planned):
     with pytest.raises(ConfigError) as caught:
-        planned(steps="0", RA_MLA_ABLATION_MODE=True, sweep=Sweep("DROPOUT=0.1"))
+        planned(steps="0", RA_MLA_ABLATION_MODE=True, sweep="DROPOUT=0.1")
     assert caught.value.codes == ["config.conflict"]
     assert caught.value.problems[0].where == "STEPS"
 
@@ -534,7 +530,7 @@ def test_auto_is_refused_with_looks_that_cannot_be_held(planned, settings, code)
 def test_auto_plans_matrices_and_sweeps(planned):
     matrix = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "LEARNING_RATE=1e-3,1e-4"}
     assert len(planned(seeds="auto", **matrix).runs) == 6
-    assert len(planned(seeds="auto", sweep=Sweep("LEARNING_RATE=1e-3,1e-4,2e-4")).runs) == 9
+    assert len(planned(seeds="auto", sweep="LEARNING_RATE=1e-3,1e-4,2e-4").runs) == 9
 
 
 def test_the_whole_study_is_judged_whatever_steps_are_selected(planned):

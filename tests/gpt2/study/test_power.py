@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.study import view
-from gpt2.study.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.study.plan import Plan, config_layers, make_plan
 from gpt2.study.power import confirm_power, detectable, pilot_factor, power_text, study_power
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
@@ -32,8 +32,7 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
         against: dict[str, SymbolValue] = {"VERDICT_AGAINST_BASELINE": True}
         layers = defconfig_layers(ROOT, "gpt2-ratio-ablation")
         write_build(tmp_path, {**against, **settings}, *layers)
-        axes = Sweep(sweep) if sweep else None
-        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps, sweep=axes)
+        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps, sweep=sweep)
 
     return plan
 

@@ -28,7 +28,7 @@ WIDTHS = [
 @pytest.fixture(scope="module")
 def gpt2_sized(tree, full_config):
     resolved = resolve_study(tree, [full_config(MODEL_SIZE_GPT2=True)], RATIO, RATIO.steps)[0]
-    return {found.step.slug: found.config for found in resolved}
+    return {variant.slug: config for variant, config in resolved}
 
 
 @pytest.mark.parametrize(("slugs", "first", "last"), WIDTHS)

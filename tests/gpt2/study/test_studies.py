@@ -48,9 +48,8 @@ def quickstart(tree):
 
     def resolve(study):
         layers = [*defconfig_layers(ROOT, "gpt2-ratio-small"), chosen(study)]
-        return {
-            found.step.slug: found for found in resolve_study(tree, layers, study, study.steps)[0]
-        }
+        block = resolve_study(tree, layers, study, study.steps)[0]
+        return {variant.slug: config for variant, config in block}
 
     return resolve
 
@@ -75,9 +74,8 @@ def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(
     if size == XL and study.name == "nsa":
         layers.append(ConfigLayer.of("command line", "heads that divide 25", {"N_KV_HEAD": 5}))
     resolved = resolve_study(tree, layers, study, study.steps)[0]
-    assert len({found.config.hash8 for found in resolved}) == len(study.steps)
-    for found in resolved:
-        model = found.config.model
+    assert len({config.hash8 for _, config in resolved}) == len(study.steps)
+    for model in (config.model for _, config in resolved):
         if model.mlp.sizing == "ratio":
             for site in model.sites():
                 assert abs(model.mlp.built_ratio(site) / model.mlp.ratio - 1) <= 0.01
@@ -97,7 +95,7 @@ def test_a_step_changes_what_it_says_and_what_comes_and_goes_with_it(tree, quick
     choice = {s.name: s.choice for s in tree.symbols()}
     steps = quickstart(study)
     for step in study.steps[1:]:
-        before, after = (steps[slug].config.values for slug in (step.parent, step.slug))
+        before, after = (steps[slug].values for slug in (step.parent, step.slug))
         changed = {name for name in before if before[name] != after[name]}
         said = {choice[name] or name for name in step.set}
         assert changed & said, step.slug
@@ -108,9 +106,9 @@ def test_a_step_changes_what_it_says_and_what_comes_and_goes_with_it(tree, quick
 def test_steps_of_one_name_are_one_configuration(quickstart):
     ratio, mechanisms = (quickstart(STUDIES[name]) for name in ("ratio", "mechanisms"))
     for slug in ("baseline", "ra", "ract", "mla", "mla-golden", "golden"):
-        assert ratio[slug].config.hash8 == mechanisms[slug].config.hash8
+        assert ratio[slug].hash8 == mechanisms[slug].hash8
     # RATIO calls it golden-gate, beside golden-gate-cross.
-    assert ratio["golden-gate"].config.hash8 == mechanisms["gate"].config.hash8
+    assert ratio["golden-gate"].hash8 == mechanisms["gate"].hash8
 
 
 def kconfig_of(name):
@@ -120,7 +118,7 @@ def kconfig_of(name):
 
 
 def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
-    configs = [found.config for study in STUDIES.values() for found in quickstart(study).values()]
+    configs = [config for study in STUDIES.values() for config in quickstart(study).values()]
     folders = {"gpt2/mlp/Kconfig"}
     for config in configs:
         attention = config.model.attention
@@ -146,8 +144,8 @@ def steps(tree):
     """The models of the NSA study, by slug."""
     layers = defconfig_layers(ROOT, "nsa-quickstart")
     return {
-        s.step.slug: s.config.model
-        for s in resolve_study(tree, layers, STUDIES["nsa"], STUDIES["nsa"].steps)[0]
+        variant.slug: config.model
+        for variant, config in resolve_study(tree, layers, STUDIES["nsa"], STUDIES["nsa"].steps)[0]
     }
 
 

@@ -60,7 +60,7 @@ def titles(tree, study, **changes):
     changed = replace(study, steps=steps)
     layers = defconfig_layers(ROOT, DEFCONFIGS[study.name])
     resolved, _ = resolve_study(tree, layers, changed, steps)
-    return {each.step.slug: each.title for each in resolved}
+    return {variant.slug: variant.title for variant, _ in resolved}
 
 
 @pytest.mark.parametrize("name", STUDIES)

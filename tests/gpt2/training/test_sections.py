@@ -11,7 +11,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.running.results import result_table
 from gpt2.study.document import sections
-from gpt2.study.plan import Plan, Sweep
+from gpt2.study.plan import Plan
 from lib.files import canonical_json
 from lib.report.columns import to_markdown
 from lib.report.render import TableSection
@@ -124,7 +124,7 @@ def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
 def test_the_ranking_of_a_sweep_comes_first(planned: Callable) -> None:
     plan = planned()
     table = build_table(plan.study, [replace(plan.runs[0], variant=RunVariant(s)) for s in "ab"])
-    swept = replace(plan, sweep=Sweep("LEARNING_RATE=1e-3,2e-3"))
+    swept = replace(plan, sweep="LEARNING_RATE=1e-3,2e-3")
     assert [part.title for part in sections(swept, table)] == ["Ranking", "Speed"]
     assert [part.title for part in sections(plan, table)] == []
 
