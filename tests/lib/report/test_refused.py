@@ -39,6 +39,7 @@ FACTS = {
     "quantization": ({"knobs__quantization_scheme__observed": "int8"}, "knobs.quantization_scheme"),
     "TF32": ({"knobs__allow_tf32_matmul__observed": True}, "knobs.allow_tf32_matmul"),
     "memory that ran out": ({"oom_fallbacks": [{"action": "halve"}]}, "oom_fallbacks"),
+    "divisions": ({"earlier_divisions": [{"iterations": 5, "gpus": 2}]}, "earlier_divisions"),
     "threads": ({"knobs__cpu_threads__observed": 2}, "knobs.cpu_threads"),
     "torch": ({"origin__torch": "2.12.0"}, "torch"),
 }

@@ -205,6 +205,7 @@ def test_runs_of_several_codes_stand_under_the_digest_of_what_they_share(make_ru
 
 def test_remarks_are_listed_even_if_all_runs_share_them(make_run):
     facts = {"code__changed_during_run": ["gpt2/train.py"], "oom_fallbacks": [{"action": "halve"}]}
+    facts["earlier_divisions"] = [{"iterations": 5, "gpus": 2}]
     runs = [
         make_run("base", 3.0, manifest=facts),
         make_run("w", 2.9, parent="base", manifest=facts),
@@ -212,8 +213,9 @@ def test_remarks_are_listed_even_if_all_runs_share_them(make_run):
     table = build_table("demo", runs)
     assert [row["state"] for row in table.rows] == ["done", "done"]
     notes = [note for note in table.notes if note.startswith("demo/00-w s1: ")]
-    assert len(notes) == 2
+    assert len(notes) == 3
     assert notes[0].endswith(": gpt2/train.py") and "[{'action': 'halve'}]" in notes[1]
+    assert notes[2].endswith("[{'gpus': 2, 'iterations': 5}]")
 
 
 def test_a_directory_of_another_configuration_is_not_compared(make_run):
