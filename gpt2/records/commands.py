@@ -102,9 +102,9 @@ def figures(options: Namespace) -> str:
     kablate figures                        all finished runs
     kablate figures --runs 'pruned-*,0'    selected runs
 
-    The figures are those of report.html: differences with intervals and verdicts, loss curves, the
-    loss against FLOPs. They are written into the folder "figures" beside the runs, those of selected
-    runs into "figures-selection"; nothing is trained. Exit code 2 if no run has a result.
+    The figures are those of report.html: differences with intervals and verdicts, loss curves. They are
+    written into the folder "figures" beside the runs, those of selected runs into "figures-selection";
+    nothing is trained. Exit code 2 if no run has a result.
     """
     plan, whole, selected = asked_tables(options)
     shown = (plan if selected else whole).only(options.runs)

@@ -113,6 +113,10 @@ def _word(row: Row) -> str:
     return verdict_word(verdict) if verdict and verdict["verdict"] else ""
 
 
+def _power(value: float) -> str:
+    return f"{value:.2e}".replace("e+", "e")
+
+
 def _name_style(row: Row) -> str:
     return "name"
 
@@ -155,6 +159,7 @@ def columns(document: Document) -> list[Column]:
         Column("Δ parent", _change("parent"), _compared("parent")),
         Column("", None, ["comparisons"]),
         Column("params", _of("parameters", "{:,}".format), ["parameters"], rank=10),
+        Column("FLOPs", _of("flops", _power), ["flops"]),
         Column("tokens", _of("tokens", format_si), ["tokens"], rank=12),
         Column("time", _of("train_seconds", format_duration), ["train_seconds"], rank=9),
         Column("sparsity", _of("sparsity", _share), ["sparsity"], rank=13),
@@ -219,19 +224,17 @@ def grid(
 
 
 def rows_of(document: Document) -> list[Row]:
-    """Return the rows with their labels, their figures of the machine, and as ``verdict`` the one
-    against the baseline, or None.
+    """Return the rows with their labels, their figures of the machine, the training FLOPs of one run,
+    and as ``verdict`` the one against the baseline, or None.
     """
     by_name = {v["name"]: v for v in (*document["verdicts"], *document["aa_steps"])}
-    return [
-        {
-            **row,
-            **row["labels"],
-            **row["machine"],
-            "verdict": by_name.get(row["against"]["baseline"]),
-        }
-        for row in document["rows"]
-    ]
+    rows = []
+    for row in document["rows"]:
+        per_token, tokens = row["flops_per_token"], row["tokens"]
+        flops = None if per_token is None or tokens is None else per_token * tokens
+        verdict = by_name.get(row["against"]["baseline"])
+        rows.append(row | row["labels"] | row["machine"] | {"flops": flops, "verdict": verdict})
+    return rows
 
 
 def verdicts_of(document: Document) -> list[Row]:

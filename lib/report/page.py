@@ -29,24 +29,16 @@ from lib.report.columns import (
     verdicts_of,
 )
 from lib.report.figures import PALETTE, svg_element, without_control_characters
-from lib.report.plots import MAX_PANELS, short_name, study_figures, total_flops
+from lib.report.plots import MAX_PANELS, short_name, study_figures
 from lib.report.text import legend, remark_notes, rule_sentence, verdict_colour, verdict_word
 from lib.units import signed
 
 REPORT_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
 _DIGEST_CHARS = 8
-_FIGURE_GROUPS = ("forest", "curves", "panels", "cost")
+_FIGURE_GROUPS = ("forest", "curves", "panels")
 
 Values = Mapping[str, Any]
-
-
-def _flops(row: Values) -> str:
-    flops = total_flops(row)
-    return "-" if flops is None else f"{flops:.2e}".replace("e+", "e")
-
-
-_FLOPS = Column("FLOPs", _flops)
 
 
 @cache
@@ -102,7 +94,7 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         notices=notices(document),
         verdicts=_cells(VERDICTS, verdicts),
         verdict_notes=[*remark_notes(verdicts), *legend(document)],
-        results=_cells([*columns(document), _FLOPS], rows),
+        results=_cells(columns(document), rows),
         further=[(t.title, _cells(t.columns, t.rows), t.note) for t in further_tables(document)],
         # Row → seed → run.
         runs={

@@ -1,11 +1,6 @@
-"""Curves of one run that a report draws: losses over training; last statistics.
+"""Curves of one run that a report draws, small however long the run is: a record keeps them, no rows."""
 
-They are small however long the run is, so a report need not keep the rows of all runs.
-"""
-
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -17,28 +12,16 @@ from lib.tracking.stability import unstable_points
 
 # Points of a training curve; each is a mean over equally many tokens.
 _BINS = 60
+# Training tokens → value, in ascending order.
+Curve = Mapping[float, float]
 
 
-class Curve(NamedTuple):
-    """Values at ascending tokens or iterations; each point has another."""
-
-    at: "array[float]"
-    values: "array[float]"
-
-    @classmethod
-    def of(cls, points: Mapping[float, float]) -> "Curve":
-        """Return the curve through ``points``."""
-        at = sorted(points)
-        return cls(array("d", at), array("d", map(points.__getitem__, at)))
-
-
-@dataclass(frozen=True)
-class RunCurves:
+class RunCurves(NamedTuple):
     """Curves of a finished run."""
 
     # Tokens of one bin of the training loss.
     width: float
-    # Mean training loss of each bin, at its end; validation loss over tokens.
+    # Mean training loss of each bin, at its end; validation loss.
     train: Curve
     evaluations: Curve
     # Training tokens and loss of each unstable step.
@@ -56,7 +39,7 @@ def read_curves(record: RunRecord) -> RunCurves:
         return RunCurves(
             width,
             binned(record.train_rows, width),
-            Curve.of({row.tokens: row.val_loss for row in record.eval_rows}),
+            dict(sorted((float(row.tokens), row.val_loss) for row in record.eval_rows)),
             unstable_points(record),
             reduce_over_layers(statistics[-1]) if statistics else {},
         )
@@ -74,4 +57,4 @@ def binned(rows: Iterable[TrainRow], width: float) -> Curve:
     bins: dict[float, list[float]] = {}
     for row in rows:
         bins.setdefault(-(-row.tokens // width) * width, []).append(row.loss)
-    return Curve.of({at: fmean(losses) if losses[1:] else losses[0] for at, losses in bins.items()})
+    return {at: fmean(bins[at]) for at in sorted(bins)}

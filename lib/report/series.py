@@ -1,12 +1,10 @@
 """Series of a study's report, over the seeds of each row of the result table.
 
-Curves describe the runs; none of them is a verdict. A difference is
-taken between runs of the same seed, the row minus the baseline of its part.
+Curves describe the runs; none of them is a verdict. A difference is taken between runs of the same
+seed, the row minus the baseline of its part.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
-from operator import sub
 from statistics import fmean
 from typing import Any
 
@@ -17,37 +15,31 @@ from lib.report.run_results import planned_run, run_outcome
 from lib.report.table import ResultTable
 from lib.runs.record import RunRecord, derived
 
-# A series over training: ``at``, and mean, smallest (``low``) and largest value (``high``) over the
-# seeds; None without runs.
+# A series over training: ``at`` (tokens), and mean, smallest (``low``) and largest value (``high``)
+# over the seeds; None without runs.
 Band = Mapping[str, list[float]] | None
 
 
 def study_series(table: ResultTable) -> list[dict[str, Any]]:
     """Return the curves of each row over its seeds, and its sample: what only figures show.
 
-    A band has ``at`` (tokens), ``mean``, ``low`` and ``high``, or is null. Training texts are not
-    compared in bits per byte, because runs do not record their bytes.
+    Training texts are not compared in bits per byte, because runs do not record their bytes.
     """
     rows, unit = table.runs, table.verdicts.plan.unit
     # The bins of the longest run, so that bins of two rows are paired.
     width = bin_width(max((r.final.tokens for row in rows for r in row.records), default=0))
     series = []
     for row in rows:
-        training = [_training(record, width) for record in row.records]
-        evaluations = [_evaluations(record, unit) for record in row.records]
-        training_gaps = [
-            _minus(_training(a, width), _training(b, width)) for a, b in row.pairs if unit == NATS
-        ]
-        gaps = [_minus(_evaluations(a, unit), _evaluations(b, unit)) for a, b in row.pairs]
-        curves = [read_curves(record) for record in row.records]
+        gaps = [(_evaluations(a, unit), _evaluations(b, unit)) for a, b in row.pairs]
+        training_gaps = [(_training(a, width), _training(b, width)) for a, b in row.pairs]
         series.append(
             {
                 "name": row.name,
-                "training": _band(training),
-                "evaluation": _band(evaluations),
-                "training_difference": _band(training_gaps),
-                "evaluation_difference": _band(gaps),
-                "spikes": [list(point) for each in curves for point in each.spikes],
+                "training": _band([_training(record, width) for record in row.records]),
+                "evaluation": _band([_evaluations(record, unit) for record in row.records]),
+                "training_difference": _differences(training_gaps) if unit == NATS else None,
+                "evaluation_difference": _differences(gaps),
+                "spikes": [list(point) for r in row.records for point in read_curves(r).spikes],
                 "sample": _sample(row.records),
             }
         )
@@ -71,36 +63,21 @@ def _evaluations(record: RunRecord, unit: str) -> Curve:
     assert loss is not None
     # Nats per token of the evaluation to the unit of the study.
     scale = loss / record.final.val_loss
-    return Curve(curve.at, array("d", (value * scale for value in curve.values)))
+    return {at: value * scale for at, value in curve.items()}
 
 
-def _minus(a: Curve, b: Curve) -> Curve:
-    """Return the difference at the points that both curves have."""
-    if a.at == b.at:
-        return Curve(a.at, array("d", map(sub, a.values, b.values)))
-    others = dict(zip(*b, strict=True))
-    return Curve.of({at: value - others[at] for at, value in zip(*a, strict=True) if at in others})
+def _differences(pairs: Sequence[tuple[Curve, Curve]]) -> Band:
+    return _band([{at: a[at] - b[at] for at in a if at in b} for a, b in pairs])
 
 
 def _band(seeds: Sequence[Curve]) -> Band:
     """Return the band over the points that all seeds have; None without such a point."""
-    if not seeds:
-        return None
-    shared = seeds[0].at
-    if any(seed.at != shared for seed in seeds):
-        common = set.intersection(*(set(seed.at) for seed in seeds))
-        shared = array("d", sorted(common))
-        chosen = [dict(zip(*seed, strict=True)) for seed in seeds]
-        seeds = [Curve(shared, array("d", map(points.__getitem__, shared))) for points in chosen]
+    shared = [at for at in seeds[0] if all(at in seed for seed in seeds)] if seeds else []
     if not shared:
         return None
-    columns = list(zip(*(seed.values for seed in seeds), strict=True))
-    return {
-        "at": list(shared),
-        "mean": list(map(fmean, columns)),
-        "low": list(map(min, columns)),
-        "high": list(map(max, columns)),
-    }
+    columns = [[seed[at] for seed in seeds] for at in shared]
+    mean, low, high = ([form(column) for column in columns] for form in (fmean, min, max))
+    return {"at": shared, "mean": mean, "low": low, "high": high}
 
 
 def _sample(records: Sequence[RunRecord]) -> dict[str, Any] | None:

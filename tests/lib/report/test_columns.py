@@ -32,6 +32,7 @@ from tests.lib.report.documents import document_of
 SEEDS = (3, 7, 11, 20)
 PARENTS = {"base": "", "wide": "base", "gate": "wide"}
 TITLES = {"base": "GPT-2", "wide": "a wider MLP", "gate": "a gate on it"}
+FLOPS = {"base": 6.0e6, "wide": 7.5e6, "gate": 7.8e6}
 ALPHA, POWER, MIB = 0.05, 0.8, 1024.0
 # Length in tokens and bytes per token of the evaluation documents.
 DOCUMENTS = {"x": (10, 4), "y": (30, 4)}
@@ -245,6 +246,7 @@ def expected(step: str) -> dict[str, Any]:
         **compared(step, "parent"),
         "comparisons": None if step == "base" else 3,
         "parameters": {"base": 1000, "wide": 1250, "gate": 1300}[step],
+        "flops": FLOPS[step] * over_seeds(step, "tokens"),
         "tokens": over_seeds(step, "tokens"),
         "train_seconds": over_seeds(step, "train_seconds"),
         "sparsity": over_seeds(step, "sparsity"),
@@ -261,7 +263,10 @@ def expected(step: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     runs = write(tmp_path_factory.mktemp("columns"))
-    return document_of(build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule("own"))))
+    document = document_of(build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule("own"))))
+    for row in document["rows"]:
+        row["flops_per_token"] = FLOPS[row["slug"]]
+    return document
 
 
 CSV = list(expected("base"))
@@ -326,6 +331,7 @@ def texts(step: str) -> dict[str, str]:
         "Δ baseline": change(step, "base"),
         "Δ parent": change(step, PARENTS[step]),
         "params": f"{row['parameters']:,}",
+        "FLOPs": f"{row['flops'] / 1e11:.2f}e11",
         "tokens": f"{row['tokens'] / 1000:.1f}k".replace(".0k", "k"),
         "time": minutes(row["train_seconds"]),
         "sparsity": "-" if step == "base" else f"{100 * row['sparsity']:.1f}%",

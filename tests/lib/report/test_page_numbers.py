@@ -205,19 +205,6 @@ def test_runs(tables, runs, final):
         assert row["weights"] == f"{run.variant.number}{run.seed}" + "ab" * 3
 
 
-def test_the_cost_draws_each_loss_over_the_flops(table, final):
-    charts = study_figures(study_document(table, {**CONTEXT, "flops": FLOPS}), study_series(table))
-    (chart,) = [chart for chart in charts if chart.group == "cost"]
-    left, right, _, _ = chart.box
-    ticks = [shape["points"] for shape in chart.shapes if shape.get("width") == 0.8]
-    drawn = {
-        chart.x.low + (x - left) / (right - left) * (chart.x.high - chart.x.low)
-        for ((x, _), _) in ticks
-    }
-    expected = [FLOPS[step] * final[step][1]["final"]["tokens"] for step in SHIFTS]
-    assert sorted(drawn) == pytest.approx(sorted(expected))
-
-
 def test_the_forest_draws_the_interval(table, final):
     charts = study_figures(study_document(table, CONTEXT), study_series(table))
     (chart,) = [chart for chart in charts if chart.name == "forest-parent"]
