@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data.corpus import Corpus, CustomCorpus, kind_of, select_corpus
+from gpt2.data.corpus import Corpus, select_corpus, split_unit
 from gpt2.data.options import DataOptions
 from gpt2.data.options import vocab_size as tokenizer_vocab_size
-from gpt2.data.shards import CHECKPOINT, read_index
-from gpt2.data.split import is_by_pieces
+from gpt2.data.shards import read_index
 from gpt2.data.tokenizer import tokenizer_digest
 from lib.errors import DataError, Problem
 from lib.files import canonical_json, sha256_file
@@ -31,9 +30,6 @@ from lib.json_files import RecordError, read_json_object
 # different tokens or another split.
 _PREPARATION_VERSION = 2
 MANIFEST = "dataset.json"
-# Files that the manifest does not list: the manifest, and the leftover of a killed preparation.
-_UNLISTED = (MANIFEST, CHECKPOINT)
-SCHEMA_VERSION = 2
 
 
 def data_folder(config: DataOptions, build_dir: Path) -> Path:
@@ -41,31 +37,23 @@ def data_folder(config: DataOptions, build_dir: Path) -> Path:
     return build_dir / os.path.expanduser(config.data_dir)
 
 
-def dataset_folder(config: DataOptions, build_dir: Path) -> Path:
+def dataset_folder(config: DataOptions, build_dir: Path, corpus: Corpus | None = None) -> Path:
     """Return ``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, with a hash of all that affects content.
 
     Your own files are read for it. Raises DataError like ``select_corpus``.
     """
-    return folder_of(select_corpus(config, build_dir), config, build_dir)
-
-
-def folder_of(corpus: Corpus, config: DataOptions, build_dir: Path) -> Path:
-    """Return ``dataset_folder`` of a source that is already selected."""
-    data_dir = data_folder(config, build_dir)
-    explicit = isinstance(corpus, CustomCorpus) and corpus.explicit_split
+    corpus = corpus or select_corpus(config, build_dir)
+    unit = split_unit(corpus, config.val_fraction)
     identity: dict[str, Any] = {
         "preparation": _PREPARATION_VERSION,
-        "source": [kind_of(corpus), corpus.identity()],
+        "source": [type(corpus).__name__, corpus.identity()],
         "tokenizer": tokenizer_digest(config.tokenizer),
-        "val_fraction": None if explicit else config.val_fraction,
+        "val_fraction": None if unit in ("paths", "files") else config.val_fraction,
     }
-    # Earlier versions read these sources otherwise.
-    if isinstance(corpus, CustomCorpus) and corpus.is_altered:
-        identity["decoder"] = 1
-    if is_by_pieces(corpus, config.val_fraction):
-        identity["unit"] = "piece"
+    if unit == "piece":
+        identity["unit"] = unit
     hash8 = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:8]
-    return data_dir / f"{config.dataset}-{config.tokenizer}-{hash8}"
+    return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +84,6 @@ class TokenSplit:
 
     @property
     def n_tokens(self) -> int:
-        """Return the number of tokens of the split."""
         return int(self._starts[-1])
 
     @cached_property
@@ -157,8 +144,8 @@ def open_dataset(
 ) -> PreparedDataset:
     """Open the prepared data set of ``config`` after verifying every byte of it.
 
-    ``vocab_size`` is the model's vocabulary size. Raises DataError if the data set is missing,
-    damaged, prepared with another tokenizer, or needs a larger vocabulary.
+    ``vocab_size`` is the model's vocabulary size. Raises DataError if the data set is missing or
+    damaged, or needs a larger vocabulary.
     """
     folder = dataset_folder(config, build_dir)
     tokens = tokenizer_vocab_size(config.tokenizer)
@@ -169,13 +156,13 @@ def open_dataset(
         )
         advice = "type: make menuconfig, and choose the model's tokenizer"
         raise DataError(Problem(what, next=advice, code="data.vocabulary-too-large"))
-    manifest = checked_manifest(folder, config)
+    manifest = checked_manifest(folder)
     train, val = (_split(folder, manifest, name) for name in ("train", "val"))
     return PreparedDataset(train, val, manifest)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of ``folder`` and check its schema and seal.
+    """Read the manifest of ``folder`` and check its seal.
 
     Raises DataError if the manifest is missing or damaged.
     """
@@ -185,39 +172,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(Problem(what, str(folder), "type: make data", code="data.missing"))
     try:
         manifest = read_json_object(path)
-        version = manifest["schema_version"]
-        intact = manifest["seal"] == manifest_digest(manifest)
-    except (RecordError, ValueError, KeyError, TypeError) as error:
-        reason = error.problems[0].what if isinstance(error, RecordError) else error
-        what = f"not a data set manifest: {reason}"
+    except RecordError as error:
+        what = f"not a data set manifest: {error.problems[0].what}"
         raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged")) from None
-    if version != SCHEMA_VERSION:
-        what = f"unsupported schema version (expected {SCHEMA_VERSION}, got {version})"
-        raise _rebuild_error(folder, Problem(what, str(path), code="data.unsupported-version"))
-    if not intact:
+    if manifest.get("seal") != manifest_digest(manifest):
         what = "damaged: seal mismatch"
         raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged"))
     return manifest
 
 
-def checked_manifest(
-    folder: Path, config: DataOptions, *, sizes_only: bool = False
-) -> dict[str, Any]:
-    """Return the manifest of ``folder`` after checking its tokenizer and its files.
+def checked_manifest(folder: Path, *, sizes_only: bool = False) -> dict[str, Any]:
+    """Return the manifest of ``folder`` after checking its files.
 
-    Compared are size and SHA-256 of each file, or only the size; other files are not allowed. The
-    DataError lists all problems.
+    Compared are size and SHA-256 of each file, or only the size; other files are not allowed, unless
+    they are hidden. The DataError lists all problems.
     """
     manifest = read_manifest(folder)
-    recorded = manifest["tokenizer"]
-    expected = {"name": config.tokenizer, "digest": tokenizer_digest(config.tokenizer)}
-    if {key: recorded[key] for key in expected} != expected:
-        what = (
-            f"wrong tokenizer (expected {config.tokenizer} {expected['digest'][:8]}, "
-            f"got {recorded['name']} {recorded['digest'][:8]})"
-        )
-        where = str(folder / MANIFEST)
-        raise _rebuild_error(folder, Problem(what, where, code="data.tokenizer-mismatch"))
     problems = [
         Problem(
             f"file is not part of the data set (SHA-256 {sha256_file(path)})",
@@ -225,22 +195,10 @@ def checked_manifest(
             code="data.unexpected-file",
         )
         for path in sorted(folder.iterdir())
-        if path.name not in (*manifest["files"], *_UNLISTED) and not path.name.startswith(".")
+        if path.name not in (*manifest["files"], MANIFEST) and not path.name.startswith(".")
     ]
-    problems += _file_problems(folder, manifest["files"], sizes_only)
-    if problems:
-        raise _rebuild_error(folder, *problems)
-    require_text(manifest)
+    _require_files(folder, manifest["files"], sizes_only, problems)
     return manifest
-
-
-def require_text(manifest: dict[str, Any]) -> None:
-    """Raise DataError unless both splits have a token to predict: the first of a document is not."""
-    for name, side in manifest["splits"].items():
-        if side["tokens"] <= (side["documents"] or 1):
-            what = f"no {'training' if name == 'train' else 'held-out'} text after the split"
-            advice = "add text, change VAL_FRACTION, or set CUSTOM_VAL_PATH"
-            raise DataError(Problem(what, "VAL_FRACTION", advice, code="data.empty-split"))
 
 
 def open_split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
@@ -250,16 +208,18 @@ def open_split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
     """
     split = manifest["splits"][name]
     names = [*split["shards"], *filter(None, [split["index"]])]
-    files = {file: manifest["files"][file] for file in names}
-    if problems := _file_problems(folder, files, sizes_only=False):
-        raise _rebuild_error(folder, *problems)
+    _require_files(folder, {file: manifest["files"][file] for file in names})
     return _split(folder, manifest, name)
 
 
-def _file_problems(
-    folder: Path, files: Mapping[str, dict[str, Any]], sizes_only: bool
-) -> list[Problem]:
-    problems = []
+def _require_files(
+    folder: Path,
+    files: Mapping[str, dict[str, Any]],
+    sizes_only: bool = False,
+    problems: Sequence[Problem] = (),
+) -> None:
+    """Raise DataError with ``problems`` and those of ``files``, if there are any."""
+    problems = list(problems)
     for name, expected in files.items():
         path = folder / name
         if not path.exists():
@@ -270,7 +230,8 @@ def _file_problems(
         elif not sizes_only and (digest := sha256_file(path)) != expected["sha256"]:
             what = f"damaged: SHA-256 mismatch (expected {expected['sha256']}, got {digest})"
             problems.append(Problem(what, str(path), code="data.damaged"))
-    return problems
+    if problems:
+        raise _rebuild_error(folder, *problems)
 
 
 def content_digest(manifest: dict[str, Any]) -> str:

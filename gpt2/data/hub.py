@@ -9,18 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpt2.data.document import Document
 from gpt2.data.options import DataOptions
-from gpt2.data.packages import Document, PinnedWheel
 from lib.errors import DataError, Problem
 
 # A parquet file ends with its footer, the footer's length in four bytes, and this magic number.
 _PARQUET = b"PAR1"
 _TAIL_BYTES = 8
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-# The query of a signed URL is a secret.
-_URL_QUERY = re.compile(r"\?[^\s'\")]+")
-
-
 # Repository on the hub and licence of each data set.
 PUBLISHED_DATASETS = {
     "finewebedu": (
@@ -46,13 +41,29 @@ class HubCorpus:
     files: tuple[tuple[str, int, str], ...]
     # Budget in training tokens.
     tokens: int
-    packages: tuple[PinnedWheel, ...] = ()
+    packages = ()
+
+    @classmethod
+    def of(cls, config: DataOptions, build_dir: Path) -> "HubCorpus":
+        """Return the data set that ``config`` selects, without network access.
+
+        Raises DataError if DATASET_PATH is missing or invalid.
+        """
+        path = build_dir / config.dataset_path if config.dataset_path else None
+        return cls(
+            *PUBLISHED_DATASETS[config.dataset],
+            config.dataset_subset,
+            config.dataset_revision,
+            path,
+            _local_files(path) if path else (),
+            config.dataset_tokens,
+        )
 
     def identity(self) -> Any:
         """Return repository, subset, revision, files and token budget."""
         return [self.repository, self.subset, self.revision, self.files, self.tokens]
 
-    def provenance(self, commit: str) -> list[dict[str, Any]]:
+    def provenance(self, commit: str = "") -> list[dict[str, Any]]:
         """Return one record: what was read, with the commit the hub resolved, and the licence."""
         return [
             {
@@ -75,22 +86,6 @@ class HubCorpus:
         return str(self.path or self.repository)
 
 
-def find_hub_corpus(config: DataOptions, build_dir: Path) -> HubCorpus:
-    """Return the data set that ``config`` selects, without network access.
-
-    Raises DataError if DATASET_PATH is missing or invalid.
-    """
-    path = build_dir / config.dataset_path if config.dataset_path else None
-    return HubCorpus(
-        *PUBLISHED_DATASETS[config.dataset],
-        config.dataset_subset,
-        config.dataset_revision,
-        path,
-        _local_files(path) if path else (),
-        config.dataset_tokens,
-    )
-
-
 class DocumentStream:
     """Iterator over the documents of ``corpus`` in published order, resumable at a ``position``.
 
@@ -102,16 +97,12 @@ class DocumentStream:
         self, corpus: HubCorpus, commit: str = "", position: Mapping[str, Any] | None = None
     ) -> None:
         if find_spec("datasets") is None:
-            raise DataError(
-                Problem(
-                    f"{corpus.place}: requires the package datasets (not installed)",
-                    next="type: make setup EXTRAS=datasets",
-                    code="env.missing-package",
-                )
-            )
+            what = f"{corpus.place}: requires the package datasets (not installed)"
+            remedy = "type: make setup EXTRAS=datasets"
+            raise DataError(Problem(what, next=remedy, code="env.missing-package"))
         self._corpus = corpus
         with _source_errors(corpus):
-            # "" for a local folder, because it has no commits.
+            # A local folder has no commits.
             self.commit = commit or ("" if corpus.path else _resolve(corpus))
             self._dataset = _load(corpus, self.commit)
         self._number = 0
@@ -137,20 +128,14 @@ class DocumentStream:
     def _document(self, row: Mapping[str, Any]) -> Document:
         number, self._number = self._number, self._number + 1
         text, name = row.get("text"), row.get("id")
-        if not isinstance(text, str):
-            if "text" in row:
-                actual = f"{type(text).__name__} in row {number}"
-            else:
-                actual = f"columns {', '.join(row)}"
-            raise DataError(
-                Problem(
-                    f"invalid rows (expected strings in the column text, got {actual})",
-                    self._corpus.place,
-                    "provide files with a column text",
-                    code="data.invalid-format",
-                )
-            )
-        return Document(name if isinstance(name, str) else str(number), text)
+        if isinstance(text, str):
+            return Document(name if isinstance(name, str) else str(number), text)
+        actual = f"{type(text).__name__} in row {number}"
+        if "text" not in row:
+            actual = f"columns {', '.join(row)}"
+        what = f"invalid rows (expected strings in the column text, got {actual})"
+        remedy = "provide files with a column text"
+        raise DataError(Problem(what, self._corpus.place, remedy, code="data.invalid-format"))
 
 
 def _load(corpus: HubCorpus, commit: str) -> Any:
@@ -174,7 +159,7 @@ def _resolve(corpus: HubCorpus) -> str:
 
     subset, revision = corpus.subset or None, corpus.revision or None
     commit = datasets.load_dataset_builder(corpus.place, name=subset, revision=revision).hash
-    return commit if commit and _COMMIT.fullmatch(commit) else ""
+    return commit if commit and re.fullmatch(r"[0-9a-f]{40}", commit) else ""
 
 
 def _local_files(folder: Path) -> tuple[tuple[str, int, str], ...]:
@@ -215,11 +200,10 @@ def _source_errors(corpus: HubCorpus) -> Iterator[None]:
         yield
     # ValueError: no such subset, or a damaged file (from pyarrow).
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
-        # The message on one line; some errors have none.
-        reason = " ".join(_URL_QUERY.sub("", str(error)).split()) or type(error).__name__
-        raise DataError(
-            Problem(f"cannot read: {reason}", corpus.place, _REMEDY, code="data.unreadable")
-        ) from error
+        # On one line, without the queries of signed URLs, which are secret; some errors have none.
+        message = " ".join(re.sub(r"\?[^\s'\")]+", "", str(error)).split())
+        what = f"cannot read: {message or type(error).__name__}"
+        raise DataError(Problem(what, corpus.place, _REMEDY, code="data.unreadable")) from error
 
 
 _REMEDY = (

@@ -23,8 +23,6 @@ from lib.runner.signals import signals_blocked
 SequenceRange = tuple[int, int]
 # Inputs x [B, T] and targets y [B, T], int64.
 Batch = tuple[torch.Tensor, torch.Tensor]
-# A batch (x, y), and the offsets [B] of its sequences in the split, int64.
-BatchWithOffsets = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def batch_iterable(
@@ -33,7 +31,7 @@ def batch_iterable(
     plan: Iterable[SequenceRange],
     device_is_cuda: bool = False,
 ) -> DataLoader:
-    """Return an iterable of the batch of each span of ``plan``, in order; y is x shifted by one.
+    """Return an iterable of (x [B, T], y [B, T], offsets [B]) of each span of ``plan``, in order.
 
     With ``loader_workers``, that many processes read batches ahead. They exit with the iterator or,
     with ``persistent_workers``, with the returned iterable. Draws nothing from torch's generators.
@@ -53,10 +51,6 @@ def batch_iterable(
     )
 
 
-# Between two looks at the process of the run.
-_WATCH_SECONDS = 1.0
-
-
 def _end_with(run: int, number: int) -> None:
     """End this worker process when process ``run`` has ended.
 
@@ -66,7 +60,7 @@ def _end_with(run: int, number: int) -> None:
 
     def watch() -> None:
         while is_alive(run):
-            time.sleep(_WATCH_SECONDS)
+            time.sleep(1.0)
         os._exit(1)
 
     threading.Thread(target=watch, name="end with the run", daemon=True).start()
@@ -77,10 +71,8 @@ class BatchLoader:
 
     Step s consumes ``global_batch`` sequences from s · global_batch on; rank r gets the r-th equal
     part of them in micro-batches of ``micro_batch``, so all ranks together see the same sequences
-    as a single process. Iterating again starts over at ``start_step``.
-
-    ``offered`` is called with the offsets [global_batch / world_size] of each step before the step
-    is yielded.
+    as a single process. ``offered`` is called with the offsets [global_batch / world_size] of each
+    step before the step is yielded.
     """
 
     def __init__(
@@ -124,7 +116,7 @@ class _Windows(Dataset):
     def __init__(self, sampler: TrainSampler) -> None:
         self._sampler = sampler
 
-    def __getitem__(self, span: SequenceRange) -> BatchWithOffsets:
+    def __getitem__(self, span: SequenceRange) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         offsets = self._sampler.offsets(*span)
         tokens = torch.from_numpy(self._sampler.windows(offsets))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(offsets)

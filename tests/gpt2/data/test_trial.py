@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gpt2.check.cases import plan_cases
@@ -36,42 +35,52 @@ def test_a_text_that_can_be_split_leaves_nothing_behind(
     assert "1 *.md" in printed and "(3 and 3 pieces)" in printed
 
 
-def write_tokens(folder: Path) -> None:
-    """Write token files whose held-out side predicts nothing."""
-    (folder / "train.bin").write_bytes(np.arange(200, dtype="<u2").tobytes())
-    (folder / "val.bin").write_bytes(b"\1\0")
+REFUSED: dict[str, tuple[dict[str, bytes], dict[str, str], str]] = {
+    "no text": ({"texts/a.txt": b"", "texts/b.txt": b""}, {}, "data.empty-split"),
+    "one character": ({"texts/a.txt": b"1"}, {}, "data.empty-split"),
+    "a signature": ({"texts/a.txt": b"\xef\xbb\xbf\r\n"}, {}, "data.empty-split"),
+    "held-out signature": (
+        {"texts/a.txt": b"text\n" * 99, "held.txt": b"\xef\xbb\xbf"},
+        {"custom_val_path": "held.txt"},
+        "data.empty-split",
+    ),
+    "no held-out token": (
+        {"texts/train.bin": bytes(400), "texts/val.bin": b""},
+        {"custom_format": "bin"},
+        "data.empty-split",
+    ),
+    "no predicted token": (
+        {"texts/train.bin": bytes(400), "texts/val.bin": b"\1\0"},
+        {"custom_format": "bin"},
+        "data.empty-split",
+    ),
+    "latin1": ({"texts/a.txt": b"\xff\n" * 99}, {}, "data.invalid-format"),
+    "another suffix": ({"texts/a.md": b"text\n" * 99}, {}, "data.missing"),
+    "a short text": ({"texts/a.txt": b"a short text\n"}, {}, "data.too-small"),
+    "equal": (
+        {"texts/a.txt": b"held out\n", "held.txt": b"held out\n"},
+        {"custom_val_path": "held.txt"},
+        "data.split-overlap",
+    ),
+}
 
 
-def write_equal(folder: Path) -> None:
-    """Write a document that is in CUSTOM_VAL_PATH too."""
-    (folder / "same.txt").write_text("held out\n")
-
-
-@pytest.mark.parametrize(
-    ("write", "changes", "code"),
-    [
-        (lambda folder: (folder / "a.txt").write_text("1"), {}, "data.empty-split"),
-        (lambda folder: (folder / "a.txt").write_bytes(b"\xff\n" * 99), {}, "data.invalid-format"),
-        (lambda folder: (folder / "a.md").write_text("text\n" * 99), {}, "data.missing"),
-        (lambda folder: (folder / "a.txt").write_text("a short text\n"), {}, "data.too-small"),
-        (write_equal, {"custom_val_path": "held.txt"}, "data.split-overlap"),
-        (write_tokens, {"custom_format": "bin"}, "data.empty-split"),
-    ],
-)
-def test_what_make_would_refuse(
-    write: Callable[[Path], object],
-    changes: dict[str, str],
-    code: str,
-    config: Settings,
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_make_would_refuse(case: str, config: Settings, tmp_path: Path) -> None:
+    files, changes, code = REFUSED[case]
     (tmp_path / "texts").mkdir()
-    (tmp_path / "held.txt").write_text("held out\n")
-    write(tmp_path / "texts")
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         try_preparation(config(**changes), tmp_path, 128)
-    assert set(caught.value.codes) == {code}
-    assert not (tmp_path / "data").exists()
+    assert set(caught.value.codes) == {code} and not (tmp_path / "data").exists()
+    if code == "data.empty-split":
+        assert "CUSTOM_VAL_PATH" in caught.value.problems[0].next
+    if code not in ("data.too-small", "data.missing"):
+        with pytest.raises(DataError) as caught:
+            prepare_dataset(config(**changes), tmp_path)
+        assert set(caught.value.codes) == {code}
+        assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
 def test_what_is_not_tried_is_logged(

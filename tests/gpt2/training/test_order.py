@@ -9,7 +9,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.data.dataset import open_dataset
 from gpt2.data.loader import BatchLoader
-from gpt2.data.sampler import TrainSampler, order_digest, order_digest_from_manifest
+from gpt2.data.sampler import TrainSampler, order_digest_from_manifest
 from gpt2.training.session import TrainingSession
 from gpt2.training.state import DataOrder
 from lib.env.process_group import ProcessGroup
@@ -36,6 +36,15 @@ def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[in
             return order.state_dict()
 
     return digest
+
+
+def order_digest(seed: int, tokens: int, block: int, batch: int, steps: int) -> str:
+    manifest = {
+        "seeds": {"seed": seed},
+        "batch": {"global_sequences": batch, "tokens_per_iteration": batch * block},
+        "data": {"splits": {"train": {"tokens": tokens}}},
+    }
+    return order_digest_from_manifest(manifest, steps)
 
 
 def take(session: TrainingSession, steps: int) -> None:

@@ -1,0 +1,250 @@
+"""Which side a text is on: by its hash, or by pieces of few documents; duplicates across the sides."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpt2.data import dataset
+from gpt2.data.dataset import dataset_folder, open_dataset
+from gpt2.data.document import Document, folded_digest
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.split import pieces
+from gpt2.data.tokenizer import ByteTokenizer
+from lib.errors import DataError
+
+Settings = Callable[..., DataOptions]
+
+
+def split_of(config: DataOptions, build_dir: Path) -> dict:
+    """Return the split's entry in the manifest."""
+    prepare_dataset(config, build_dir)
+    split: dict = open_dataset(config, build_dir).manifest["split"]
+    return split
+
+
+def sides(config: DataOptions, build_dir: Path) -> dict[str, str]:
+    """Prepare, and return document id → split."""
+    prepare_dataset(config, build_dir)
+    opened = open_dataset(config, build_dir)
+    return {d.id: split.name for split in (opened.train, opened.val) for d in split.documents}
+
+
+def share(text: str) -> float:
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
+
+
+def test_the_hash_of_the_text_decides_and_a_new_document_moves_no_other(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    before = sides(config(), tmp_path)
+    expected = {name: "val" if share(text) < 0.3 else "train" for name, text in texts.items()}
+    assert before == expected and set(before.values()) == {"train", "val"}
+    (tmp_path / "texts" / "000.txt").write_text("A new document.")
+    # The same text under another name must be in the same split.
+    (tmp_path / "texts" / "copy.txt").write_text(texts["03.txt"], encoding="utf-8")
+    after = sides(config(), tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert after["copy.txt"] == before["03.txt"]
+
+
+def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "texts" / "copy.txt").write_text(texts["01.txt"], encoding="utf-8")
+    found = sides(config(), tmp_path)
+    manifest = open_dataset(config(), tmp_path).manifest
+    lists = {}
+    for name in ("train", "val"):
+        of_side = [(tmp_path / "texts" / d).read_bytes() for d, s in found.items() if s == name]
+        digests = {hashlib.sha256(text).hexdigest() for text in of_side}
+        lists[name] = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+        assert manifest["splits"][name]["documents_sha256"] == lists[name]
+    proof = manifest["split"]["proof"]
+    assert (proof["unit"], proof["overlap"]) == ("document", 0)
+    sides_of_it = f"train:{lists['train']}\nval:{lists['val']}".encode()
+    assert proof["digest"] == hashlib.sha256(sides_of_it).hexdigest()
+    counts = {name: manifest["splits"][name] for name in ("train", "val")}
+    assert proof["documents"] == {name: c["documents"] for name, c in counts.items()}
+    assert sum(c["documents"] for c in counts.values()) == 13
+    assert sum(c["distinct_documents"] for c in counts.values()) == 12
+
+
+def write(folder: Path, count: int) -> list[str]:
+    """Write text files of some lines and return their texts."""
+    folder.mkdir()
+    texts = [f"Line of document {i} — naïve.\n" * (20 + i) for i in range(count)]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+    return texts
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_few_files_are_cut_and_each_is_on_both_sides(
+    count: int, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = write(tmp_path / "texts", count)
+    settings = config(val_fraction=0.1)
+    split = split_of(settings, tmp_path)
+    opened = open_dataset(settings, tmp_path)
+    for number, text in enumerate(texts):
+        parts = []
+        for side, piece in ((opened.train, 1), (opened.val, 2)):
+            span = side.documents[number]
+            assert span.id == f"{number}.txt#{piece}"
+            parts.append(ByteTokenizer().decode(side.window(span.offset, span.length)))
+        assert "".join(parts) == text and parts[0].endswith("\n")
+        assert 0.05 <= len(parts[1]) / len(text) <= 0.15
+    assert split["proof"]["unit"] == "piece"
+    assert split["proof"]["documents"] == {"train": count, "val": count}
+    assert "last val_fraction" in split["rule"]
+    assert f"({count} and {count} pieces)" in capsys.readouterr().err
+
+
+def test_documents_that_leave_a_side_empty_are_cut(config: Settings, tmp_path: Path) -> None:
+    """One document in twenty is held out, and none of these eleven."""
+    write(tmp_path / "texts", 12)
+    (tmp_path / "texts" / "5.txt").unlink()
+    for fraction, unit in ((0.05, "piece"), (0.3, "document")):
+        assert split_of(config(val_fraction=fraction), tmp_path)["proof"]["unit"] == unit
+
+
+def test_a_long_text_is_held_out_in_several_places(config: Settings, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("".join(f"line {i}\n" for i in range(60_000)))
+    split_of(config(val_fraction=0.1), tmp_path)
+    opened = open_dataset(config(val_fraction=0.1), tmp_path)
+    assert len(opened.train.documents) == len(opened.val.documents) == 3
+    held_out = opened.val.n_tokens / (opened.val.n_tokens + opened.train.n_tokens)
+    assert held_out == pytest.approx(0.1, abs=0.001)
+
+
+def test_two_equal_files_are_cut_equally(config: Settings, tmp_path: Path) -> None:
+    texts = write(tmp_path / "texts", 1)
+    (tmp_path / "texts" / "copy.txt").write_text(texts[0], encoding="utf-8")
+    proof = split_of(config(), tmp_path)["proof"]
+    assert proof["documents"] == {"train": 2, "val": 2} and proof["overlap"] == 0
+
+
+def test_the_folder_is_another_one_than_of_whole_documents(
+    config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "texts", 9)
+    by_pieces = dataset_folder(config(), tmp_path)
+    monkeypatch.setattr(dataset, "split_unit", lambda *given: "document")
+    assert dataset_folder(config(), tmp_path) != by_pieces
+
+
+@given(
+    text=st.text(st.sampled_from(" \n") | st.characters(exclude_categories=["Cs"]), max_size=400),
+    fraction=st.floats(0.01, 0.5),
+)
+@example(text="some words in a line\nor two", fraction=0.5)
+def test_the_pieces_of_any_text_are_the_text(text: str, fraction: float) -> None:
+    parts = list(pieces(Document("d", text), fraction))
+    assert "".join(piece.text for _, piece in parts) == text
+    assert all(piece.text for _, piece in parts)
+    assert [side for side, _ in parts] == ["train", "val"][: len(parts)]
+    if len(text) > 1:
+        assert len(parts) == 2
+
+
+@pytest.fixture
+def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
+    """Twelve training documents and two held-out documents."""
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    (held_out / "00.txt").write_text("Held out, and nothing like the others.")
+    (held_out / "last.txt").write_text("The last one.")
+    return lambda **changes: config(**({"custom_val_path": "held-out"} | changes))
+
+
+def test_a_separate_folder_is_held_out(
+    apart: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    found = sides(apart(), tmp_path)
+    opened = open_dataset(apart(), tmp_path)
+    assert [d.id for d in opened.train.documents] == sorted(texts)
+    assert [d.id for d in opened.val.documents] == ["00.txt", "last.txt"] and len(found) == 13
+    split = opened.manifest["split"]
+    assert split["rule"] == "as given: CUSTOM_PATH and CUSTOM_VAL_PATH"
+    assert split["proof"]["documents"] == {"train": 12, "val": 2}
+    assert split["proof"]["near_duplicates"]["count"] == 0
+    sources = [source["split"] for source in opened.manifest["sources"]]
+    assert sources == ["train"] * 12 + ["val"] * 2
+    # VAL_FRACTION has no effect.
+    assert dataset_folder(apart(val_fraction=0.1), tmp_path) == dataset_folder(apart(), tmp_path)
+    (tmp_path / "held-out" / "last.txt").write_text("Another end.")
+    assert not dataset_folder(apart(), tmp_path).exists()
+
+
+# A signature and other line ends hide no equal document.
+@pytest.mark.parametrize("signed", [False, True])
+def test_an_exact_duplicate_is_an_error_with_both_names(
+    signed: bool, apart: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    text = texts["07.txt"].encode()
+    if signed:
+        text = b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")
+    (tmp_path / "held-out" / "copied.txt").write_bytes(text)
+    with pytest.raises(DataError) as caught:
+        prepare_dataset(apart(), tmp_path)
+    assert caught.value.codes == ["data.split-overlap", "data.split-overlap"]
+    pair, total = caught.value.problems
+    assert "07.txt" in pair.what and "copied.txt" in pair.what
+    assert total.what.startswith("1 document(s)")
+    assert caught.value.exit_code == 3
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+
+
+def test_lines_are_documents_too(config: Settings, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"line {i}"}) for i in range(9)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines[:7]))
+    (tmp_path / "val.jsonl").write_text("\n".join([*lines[7:], lines[3]]))
+    both = config(custom_format="jsonl", custom_path="train.jsonl", custom_val_path="val.jsonl")
+    with pytest.raises(DataError) as caught:
+        prepare_dataset(both, tmp_path)
+    assert "train.jsonl:4 " in str(caught.value) and "val.jsonl:3 " in str(caught.value)
+
+
+def test_near_duplicates_are_listed(
+    apart: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = texts["04.txt"].upper().replace(" ", "\n\n ").replace("É", "E\u0301")
+    hidden = texts["05.txt"].replace("Document", "Docu\u00adm\u200bent")
+    for name, text in (("near.txt", changed), ("zhidden.txt", hidden)):
+        (tmp_path / "held-out" / name).write_text(text, encoding="utf-8")
+    near = split_of(apart(), tmp_path)["proof"]["near_duplicates"]
+    assert near["count"] == 2 and near["rule"].endswith("none invisible")
+    pairs = [{"train": "04.txt", "val": "near.txt"}, {"train": "05.txt", "val": "zhidden.txt"}]
+    assert near["pairs"] == pairs
+    warning = capsys.readouterr().err
+    assert "WARN    2 near-duplicate" in warning and "04.txt and near.txt" in warning
+    assert folded_digest("a b") != folded_digest("ab")
+    # Invisible characters are trained.
+    held_out = open_dataset(apart(), tmp_path).val
+    span = held_out.documents[-1]
+    assert ByteTokenizer().decode(held_out.window(span.offset, span.length)) == hidden
+
+
+def test_token_files_are_compared_by_document(
+    config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Documents end with 256 here; the second of val.bin is the third of train.bin."""
+    (tmp_path / "texts").mkdir()
+    train = [1, 2, 256, 3, 256, 4, 5, 6, 256, 7]
+    np.array(train, dtype="<u2").tofile(tmp_path / "texts/train.bin")
+    np.array([1, 256, 4, 5, 6, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
+    with pytest.raises(DataError) as caught:
+        prepare_dataset(config(custom_format="bin"), tmp_path)
+    assert set(caught.value.codes) == {"data.split-overlap"}
+    assert re.search(r"training .*document 2 .*held-out .*document 1 ", str(caught.value))
+    np.array([1, 256, 256, 4, 5, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
+    proof = split_of(config(custom_format="bin"), tmp_path)["proof"]
+    assert proof["documents"] == {"train": 4, "val": 2}
+    assert proof["near_duplicates"] is None
+    assert "WARN" in capsys.readouterr().err
