@@ -428,7 +428,7 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
         variant = RunVariant(slug, parent=parent)
         runs = [(record, SeedOutcome(seed, loss)) for seed, loss in ordered.items()]
         rows[slug] = RowRuns(variant, {}, runs, *others)
-    table = [row_document(row) for row in rows.values()]
+    table = [row_document(row) | {"flops_per_token": None} for row in rows.values()]
     document = {"rows": table, "verdicts": [], "aa_steps": []}
     for row in csv.DictReader(to_csv(document).splitlines()):
         for column, values in _VARIANTS[row["slug"]][1].items():
