@@ -49,9 +49,8 @@ from lib.env.ranks import current_process
 from lib.errors import EXIT_DONE, Problem, RunError
 from lib.optim.schedule import learning_rate_at
 from lib.runs import checkpoint
-from lib.runs.finalize import finalize_run
 from lib.runs.lease import no_guard
-from lib.runs.manifest import begin_manifest, record_fallback
+from lib.runs.manifest import begin_manifest, finalize_run, record_fallback
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 Batches = Iterator[list[MicroBatch]]

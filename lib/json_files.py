@@ -45,7 +45,7 @@ class DamagedRecord(RecordError):
 
 
 # Records are small; a larger file is not one, and would fill the memory.
-MAX_OBJECT_BYTES = 1 << 28
+_MAX_OBJECT_BYTES = 1 << 28
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -53,11 +53,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises MissingRecord or DamagedRecord.
     """
-    return parse_json_object(path, read_record(path, "a JSON object", MAX_OBJECT_BYTES))
-
-
-def parse_json_object(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the JSON object that is the content of a file. Raises DamagedRecord."""
+    content = read_record(path, "a JSON object", _MAX_OBJECT_BYTES)
     try:
         return _object(content)
     except ValueError as error:

@@ -17,8 +17,8 @@ from lib.report.render import json_document
 from lib.runs.audit import (
     artifact_findings,
     consistency_findings,
-    format_findings,
     mismatch,
+    unreadable_contents,
     weight_findings,
 )
 from lib.runs.code import changed_since
@@ -46,12 +46,14 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
     """Audit a run from its directory, and against its data set if the data set is available."""
     record = RunRecord(run)
     verdict = Verdict(str(run.path), [*artifact_findings(record)])
-    problems = [*format_findings(record)]
-    verdict.findings += [problem for problem in problems if problem not in verdict.findings]
-    if problems:
+    if problems := [Finding.of(error) for error in unreadable_contents(record)]:
+        verdict.findings = [*dict.fromkeys([*verdict.findings, *problems])]
         verdict.notes.append("recomputation: not every file can be read")
         return verdict
-    verdict.notes += _unreadable_samples(record)
+    # Files without a digest: a full disk leaves their lines incomplete.
+    for error in unreadable_contents(record, ("telemetry", "heartbeats")):
+        if not isinstance(error, MissingRecord):
+            verdict.notes.append(str(error.problems[0].located))
     try:
         verdict.findings += consistency_findings(record)
         _configuration(record, build_dir, verdict)
@@ -64,17 +66,6 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
         what = f"{type(error).__name__}: {error}"
         verdict.findings.append(Finding(run.summary.name, "computable figures", what))
     return verdict
-
-
-def _unreadable_samples(record: RunRecord) -> Iterator[str]:
-    """Yield the damage of files without a digest: a full disk leaves their lines incomplete."""
-    for read in (lambda: record.telemetry, lambda: record.heartbeats):
-        try:
-            read()
-        except MissingRecord:
-            continue
-        except RecordError as error:
-            yield str(error.problems[0].located)
 
 
 def to_text(verdicts: Sequence[Verdict]) -> str:

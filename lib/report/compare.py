@@ -105,7 +105,7 @@ def _differences(
     for key in (k for k in left if k not in skipped and k in right):
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
     for old, new in zip(a.documents, b.documents, strict=False):
-        yield from _fields("per_query.csv", f"document {old.item_id}", old.cells(), new.cells())
+        yield from _fields("per_query.csv", f"document {old.item_id}", vars(old), vars(new))
     yield from _final_weights(a.run, b.run)
     finals = [record.summary.value(dict, "final") for record in (a, b)]
     yield from _fields("summary.json", "final", *finals)
@@ -124,15 +124,7 @@ def _fields(
 ) -> Iterator[Comparison]:
     names = [*_CAUSAL, *sorted({*old, *new} - {*_CAUSAL})]
     for name in (n for n in names if old.get(n) != new.get(n)):
-        yield _first(file, place, name, _number(old.get(name)), _number(new.get(name)))
-
-
-def _number(value: Any) -> Any:
-    """Return a decimal CSV value as float so that a difference can be computed."""
-    try:
-        return float(value) if isinstance(value, str) and "." in value else value
-    except ValueError:
-        return value
+        yield _first(file, place, name, old.get(name), new.get(name))
 
 
 def _final_weights(a: RunDir, b: RunDir) -> Iterator[Comparison]:

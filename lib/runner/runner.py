@@ -48,8 +48,8 @@ from lib.runner.queue import (
     stale_text,
 )
 from lib.runner.signals import SignalCounter
-from lib.runs.finalize import finalize_run
 from lib.runs.lease import DEFAULT_SECONDS, LeaseLost, LeaseRecord, current_holder
+from lib.runs.manifest import finalize_run
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_runs

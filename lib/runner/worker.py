@@ -28,8 +28,8 @@ from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError, environment_error
 from lib.files import no_follow, remove_leftovers
 from lib.runner.signals import SIGNALS
-from lib.runs.finalize import finalize_run
 from lib.runs.lease import Lease, LeaseLost, guard_of_other_ranks
+from lib.runs.manifest import finalize_run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # Least time between an event ``alive`` and the event before it.

@@ -1,21 +1,26 @@
-"""Audit of a run directory: required files, digests, field types, and recomputed results.
+"""Audit of a run directory against its own records: files, digests, types, recomputed results.
 
-``artifact_findings`` without the weights is cheap enough for every run of a table. ``consistency_findings`` recomputes figures, rows and digests from the run's
-own files. Does not import torch.
+Imports no torch, except for the weights.
 """
 
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
 from lib.json_files import RecordError
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
-from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
+from lib.runs.manifest import SCHEMA_VERSION, manifest_digest, volatile_digest
 from lib.runs.record import Finding, RunRecord
 from lib.runs.run_dir import State
+
+# What the records of a finished run contain, by the name of the property of ``RunRecord``.
+_CONTENTS = (
+    *("code", "sources", "hardware", "attempts", "final", "timing"),
+    *("hash8", "identity", "settings", "symbols", "metrics", "documents"),
+)
 
 
 def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[Finding]:
@@ -31,22 +36,20 @@ def _shown(value: Any) -> str:
 def artifact_findings(record: RunRecord, *, weights: bool = True) -> Iterator[Finding]:
     """Yield a finding for every missing or empty file, and every other length or digest.
 
-    Without ``weights`` their digest is not compared.
+    Without ``weights`` their digest is not compared: cheap enough for every run of a table.
     """
     run, status = record.run, record.status
-    if status is None or status.state is not State.SUCCESS:
-        state = "none" if status is None else str(status.state)
-        if status and status.state is State.DAMAGED:
-            state = status.message
+    if status is None:
+        yield Finding(run.status.name, "state SUCCESS", "none")
+    elif status.state is not State.SUCCESS:
+        state = status.message if status.state is State.DAMAGED else str(status.state)
         yield Finding(run.status.name, "state SUCCESS", state)
     yield from record.file_findings()
     if not record.sizes.get(run.manifest.name):
         return
     try:
-        manifest = record.manifest.fields
-        yield from _manifest_digests(record, manifest)
-        yield from _digests(record, weights)
-        yield from _attachments(record, manifest)
+        yield from _manifest_findings(record)
+        yield from _digest_findings(record, weights)
     except RecordError as error:
         yield Finding.of(error)
     except (KeyError, TypeError, AttributeError) as error:
@@ -54,18 +57,29 @@ def artifact_findings(record: RunRecord, *, weights: bool = True) -> Iterator[Fi
         yield Finding(run.manifest.name, "the fields of a finished run", error_text)
 
 
-def _manifest_digests(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[Finding]:
-    volatile, name = manifest["volatile"], record.run.manifest.name
+def _manifest_findings(record: RunRecord) -> Iterator[Finding]:
+    """Check the manifest's own digests, and those of the files beside the results."""
+    run, manifest = record.run, record.manifest.fields
+    volatile = manifest["volatile"]
     for field, expected, found in (
         ("schema_version", SCHEMA_VERSION, manifest["schema_version"]),
         ("status", "SUCCESS", manifest["status"]),
         ("manifest_digest", manifest_digest(manifest), manifest["manifest_digest"]),
         ("volatile.digest", volatile_digest(volatile), volatile["digest"]),
     ):
-        yield from mismatch(name, field, expected, found)
+        yield from mismatch(run.manifest.name, field, expected, found)
+    snapshot = {**manifest["environment"].get("snapshot", {}), **volatile.get("hardware_files", {})}
+    digests = {f"{run.environment.name}/{name}": digest for name, digest in snapshot.items()}
+    if diff := manifest["code"].get("diff"):
+        digests[diff["file"]] = diff["sha256"]
+    for name, digest in digests.items():
+        if (run.path / name).is_file():
+            yield from mismatch(name, "SHA-256", digest, sha256_file(run.path / name))
+        else:
+            yield Finding(name, "a file", "none")
 
 
-def _digests(record: RunRecord, weights: bool) -> Iterator[Finding]:
+def _digest_findings(record: RunRecord, weights: bool) -> Iterator[Finding]:
     """Compare the results that have the recorded lengths with their recorded digests."""
     run = record.run
     for name, artifact in record.artifacts.items():
@@ -78,48 +92,41 @@ def _digests(record: RunRecord, weights: bool) -> Iterator[Finding]:
             yield from mismatch(name, "SHA-256", artifact.sha256, record.sha256(run.path / name))
 
 
-def _attachments(record: RunRecord, manifest: Mapping[str, Any]) -> Iterator[Finding]:
-    """Compare the snapshot of the environment and the patch of the code with their digests."""
-    run, environment, volatile = record.run, manifest["environment"], manifest["volatile"]
-    snapshot = {**environment.get("snapshot", {}), **volatile.get("hardware_files", {})}
-    digests = {f"{run.environment.name}/{name}": digest for name, digest in snapshot.items()}
-    if diff := manifest["code"].get("diff"):
-        digests[diff["file"]] = diff["sha256"]
-    for name, digest in digests.items():
-        path = run.path / name
-        if path.is_file():
-            yield from mismatch(name, "SHA-256", digest, sha256_file(path))
-        else:
-            yield Finding(name, "a file", "none")
-
-
-def format_findings(record: RunRecord) -> Iterator[Finding]:
-    """Yield a finding for every unreadable file, and for every field of an unexpected type."""
-    reads: Sequence[Callable[[], object]] = (
-        lambda: (record.code, record.sources, record.hardware, record.attempts),
-        lambda: (record.final, record.timing),
-        lambda: record.summary.value(float, "final", "budget_stretch"),
-        lambda: (record.hash8, record.identity, record.settings, record.symbols),
-        lambda: record.metrics,
-        lambda: record.documents,
-    )
-    for read in reads:
+def unreadable_contents(
+    record: RunRecord, names: tuple[str, ...] = _CONTENTS
+) -> Iterator[RecordError]:
+    """Yield the error of every content of the records that cannot be read."""
+    for name in names:
         try:
-            read()
+            getattr(record, name)
         except RecordError as error:
-            yield Finding.of(error)
+            yield error
 
 
 def consistency_findings(record: RunRecord) -> Iterator[Finding]:
     """Yield the findings of all cross-checks between the files of a run."""
     yield from _figures(record)
     yield from _rows(record)
-    yield from _shared(record)
+    manifest, symbols = record.manifest, record.symbols
+    seed, profile = symbols.get("SEED"), symbols.get("RUN_PROFILE")
+    for content, place, expected in (
+        (manifest, ("seeds", "seed"), seed),
+        (manifest, ("run", "run_profile"), profile),
+        (manifest, ("run", "hash8"), record.hash8),
+        (manifest, ("config", "overrides"), record.settings),
+        (record.summary, ("seed",), seed),
+        (record.summary, ("run_profile",), profile),
+    ):
+        yield from mismatch(content.file.name, ".".join(place), expected, content.find(*place))
+    if len(set(manifest.value(list, "init_weights_digest"))) != 1:
+        expected = "equal initial weights on all ranks"
+        yield Finding(manifest.file.name, expected, "different digests")
 
 
 def _figures(record: RunRecord) -> Iterator[Finding]:
     """Recompute the summary from the rows; floats must be equal to the last bit."""
     run, summary, final, timing = record.run, record.summary, record.final, record.timing
+    summary.value(float, "final", "budget_stretch")
     names = ("n_tokens", "n_correct", "confidence_sum")
     bins = {name: summary.value(list, "calibration", name) for name in names}
     figures = evaluation_metrics(record.documents)
@@ -178,24 +185,6 @@ def _gap(record: RunRecord) -> str:
     return ""
 
 
-def _shared(record: RunRecord) -> Iterator[Finding]:
-    """Compare the facts that two files record."""
-    manifest, symbols = record.manifest, record.symbols
-    seed, profile = symbols.get("SEED"), symbols.get("RUN_PROFILE")
-    for content, place, expected in (
-        (manifest, ("seeds", "seed"), seed),
-        (manifest, ("run", "run_profile"), profile),
-        (manifest, ("run", "hash8"), record.hash8),
-        (manifest, ("config", "overrides"), record.settings),
-        (record.summary, ("seed",), seed),
-        (record.summary, ("run_profile",), profile),
-    ):
-        yield from mismatch(content.file.name, ".".join(place), expected, content.find(*place))
-    if len(set(manifest.value(list, "init_weights_digest"))) != 1:
-        expected = "equal initial weights on all ranks"
-        yield Finding(manifest.file.name, expected, "different digests")
-
-
 def weight_findings(record: RunRecord) -> Iterator[Finding]:
     """Recompute digest, parameter count, finiteness and sparsity of the final weights."""
     # Damaged files are reported without the delay of this import.
@@ -204,9 +193,8 @@ def weight_findings(record: RunRecord) -> Iterator[Finding]:
 
     from lib.runs.checkpoint import weights_digest
 
-    file, recorded_digest = record.run.weights.name, record.manifest.value(
-        str, "final_weights_digest"
-    )
+    file = record.run.weights.name
+    recorded_digest = record.manifest.value(str, "final_weights_digest")
     try:
         weights = safetensors.torch.load_file(record.run.weights)
     except (OSError, safetensors.SafetensorError) as error:

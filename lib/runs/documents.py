@@ -1,8 +1,6 @@
 """Rows of ``per_query.csv``, one per document of the final evaluation, and figures from them.
 
-The trainer writes the figures to ``summary.json``, and the audit recomputes them with the same
-functions. Sums are exact (``math.fsum``), so they do not depend on the order of rows. Does not
-import torch.
+Sums are exact (``math.fsum``), so they do not depend on the order of rows. Imports no torch.
 """
 
 import csv
@@ -15,16 +13,10 @@ from typing import Any, get_type_hints
 
 from lib.json_files import DamagedRecord
 
-_DIGEST_LENGTH = 64
-
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """Per-document facts that depend only on data and configuration, not on the model.
-
-    The first token of a document is not predicted, and an evaluation budget may truncate a
-    document.
-    """
+    """Per-document facts that depend only on data and configuration, not on the model."""
 
     # Name of the document, or window-000123 if the token files do not mark documents. A file of the
     # user may give two documents the same: a document is identified by its row.
@@ -60,14 +52,7 @@ class DocumentResult(DocumentInfo):
 
     @property
     def bits_per_byte(self) -> float | None:
-
         return bits_per_byte(self.nll_sum, self.n_bytes)
-
-    def cells(self) -> dict[str, str]:
-        """Return column → exact content of the cell; floats in their shortest exact form."""
-        derived = {"nll_mean": self.nll_mean, "bits_per_byte": self.bits_per_byte}
-        values = vars(self) | derived
-        return {name: "" if values[name] is None else str(values[name]) for name in COLUMNS}
 
 
 # Derived columns are placed next to the columns they are computed from.
@@ -86,20 +71,19 @@ def bits_per_byte(nats: float, n_bytes: int) -> float | None:
 
 
 def to_csv(items: Iterable[DocumentResult]) -> str:
-    """Return a header and one line per item; floats in their shortest exact form."""
+    """Return a header and one line per item."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for item in items:
-        writer.writerow(item.cells().values())
+        values = vars(item) | {"nll_mean": item.nll_mean, "bits_per_byte": item.bits_per_byte}
+        # csv writes floats in their shortest exact form, and nothing for None.
+        writer.writerow(values[name] for name in COLUMNS)
     return text.getvalue()
 
 
 def parse_document_results(file: Path, content: bytes) -> list[DocumentResult]:
-    """Return the rows of the content of ``file``.
-
-    Raises DamagedRecord at the first row that differs from the format of ``to_csv``.
-    """
+    """Return the rows of the content of ``file``. Raises DamagedRecord at the first invalid row."""
     try:
         lines = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
     except csv.Error as error:
@@ -129,17 +113,6 @@ def _item(file: Path, number: int, cells: Sequence[str]) -> DocumentResult:
             f"line {number}: n_tokens > 0, a finite nll_sum, n_correct <= n_tokens",
             f"{item.n_tokens}, {item.nll_sum}, {item.n_correct}",
         )
-    exact = [*item.cells().values()]
-    if exact != cells:
-        name, cell, actual = next(
-            each for each in zip(COLUMNS, exact, cells, strict=True) if each[1] != each[2]
-        )
-        raise DamagedRecord(file, f"line {number}: {name} {cell}", actual)
-    digests = [item.tokens_sha256, *filter(None, [item.doc_sha256])]
-    if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
-        raise DamagedRecord(
-            file, f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0]
-        )
     return item
 
 
@@ -162,10 +135,10 @@ def evaluation_metrics(items: Sequence[DocumentResult]) -> dict[str, Any]:
 
 
 def expected_calibration_error(calibration: Mapping[str, Sequence[float]]) -> float:
-    """Compute Σ_m |B_m| / n · |acc(B_m) − conf(B_m)| over bins of equal width.
+    """Compute Σ_m |B_m| / n · |acc(B_m) − conf(B_m)| over bins (Guo et al. 2017, eq. 3).
 
-    Source: Guo et al. 2017, eq. 3. ``calibration`` contains one entry per bin for ``n_tokens``,
-    ``n_correct`` and ``confidence_sum``, the sum of the top-1 probabilities.
+    ``calibration`` contains one entry per bin for ``n_tokens``, ``n_correct`` and ``confidence_sum``,
+    the sum of the top-1 probabilities.
     """
     bins = zip(calibration["n_correct"], calibration["confidence_sum"], strict=True)
     gaps = [abs(correct - confidence) for correct, confidence in bins]
@@ -173,10 +146,9 @@ def expected_calibration_error(calibration: Mapping[str, Sequence[float]]) -> fl
 
 
 def train_loss(records: Iterable[Mapping[str, Any]], iterations: int) -> float:
-    """Return the mean loss over the last tenth of the iterations, but at least one iteration.
+    """Return the mean loss over the last tenth of the iterations, at least one.
 
-    The mean has less noise than the loss of one batch. ``records`` are the rows of
-    ``metrics.jsonl``.
+    ``records`` are the rows of ``metrics.jsonl``.
     """
     losses = {r["iteration"]: r["loss"] for r in records if r["kind"] == "train"}
     first = iterations - max(1, int(iterations * _TRAIN_LOSS_FRACTION))

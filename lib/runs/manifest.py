@@ -1,31 +1,36 @@
-"""``manifest.json``: provenance of a run, for auditing and for reproducing the run.
+"""``manifest.json``: provenance of a run, written when it starts, resumes and ends.
 
-Fields that depend on time, host or folder are stored under ``volatile``. Only a fixed list of
-environment variables is recorded, because other variables may contain secrets.
+Fields that depend on time, host or folder are under ``volatile``. All others are equal for two runs of
+one configuration and are covered by ``manifest_digest``. The digests detect damage and accidental
+edits; they are not signatures. torch is imported where a run starts.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lib.config.private import without_private_words
-from lib.env.observe import hardware
 from lib.env.packages import installed_packages
 from lib.env.snapshot import hardware_digests
+from lib.files import canonical_json, sha256_file, write_json
 from lib.json_files import RecordError
 from lib.project import ROOT
-from lib.runs.code import git_state, write_code_patch
-from lib.runs.finalize import SCHEMA_VERSION, write_manifest
+from lib.runs.code import changed_since, git_state, write_code_patch
+from lib.runs.lease import no_guard
 from lib.runs.record import read_manifest
-from lib.runs.run_dir import RunDir, State
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
+if TYPE_CHECKING:
+    import torch
+
+SCHEMA_VERSION = 2
 # The only environment variables recorded: each can affect results, none is a secret.
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -44,16 +49,85 @@ VARIABLES = (
 _VOLATILE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "PYTHONHASHSEED")
 
 
-def torch_facts() -> dict[str, Any]:
+def begin_manifest(
+    run: RunDir,
+    device: "torch.device",
+    pids: Sequence[int],
+    facts: Mapping[str, Any],
+    order: Mapping[str, float],
+) -> None:
+    """Write the manifest of a run that starts or resumes.
+
+    ``pids`` are the process ids of all ranks, ``facts`` additional entries, ``order`` the place of this
+    attempt in the training order of the study. Code and data are digested before the first step, so
+    that edits during the run are not attributed to it.
+    """
+    import torch
+
+    from lib.env.observe import hardware
+
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "status": State.RUNNING,
+        "failure": None,
+        "code": git_state() | {"diff": write_code_patch(run.path)},
+        "hardware": hardware(device),
+        "torch": _torch_facts(),
+        "threads": {
+            "intra_op": torch.get_num_threads(),
+            "inter_op": torch.get_num_interop_threads(),
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        },
+        "variables": {name: os.environ.get(name) for name in VARIABLES if name not in _VOLATILE},
+        "oom_fallbacks": [],
+        **facts,
+        "artifacts": {},
+        "volatile": {
+            "name": run.path.name,
+            "host": platform.node(),
+            "pids": [*pids],
+            "git_root": str(ROOT),
+            "argv": without_private_words(sys.argv),
+            "working_directory": os.getcwd(),
+            "variables": {name: os.environ.get(name) for name in _VOLATILE},
+            "attempts": _attempts(run, order),
+            "artifacts": {},
+            "hardware_files": hardware_digests(run),
+        },
+    }
+    write_manifest(run, record)
+
+
+def _attempts(run: RunDir, order: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return the attempts of the run so far, the current one last.
+
+    An earlier attempt without a recorded end was killed.
+    """
+    try:
+        attempts = read_manifest(run).value(list, "volatile", "attempts")
+    except RecordError:
+        attempts = []
+    for attempt in attempts:
+        if attempt["state"] == State.RUNNING:
+            attempt["state"] = "KILLED"
+    return [*attempts, {**order, "state": State.RUNNING, "started_at": time.time()}]
+
+
+def _torch_facts() -> dict[str, Any]:
     """Return the version of torch and of its libraries; None for a missing library."""
+    import torch
+    import torch.distributed as dist
+
     built_with = torch.__config__.show()
     blas = re.search(r"BLAS_INFO=(\w+)", built_with)
     onednn = re.search(r"MKL-DNN (v\S+)", built_with)
+    has_nccl = dist.is_available() and dist.is_nccl_available()
     return {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "nccl": _nccl(),
+        # Or RCCL.
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
         "blas": blas[1] if blas else None,
         "onednn": onednn[1] if onednn else None,
         "build_digest": hashlib.sha256(built_with.encode()).hexdigest(),
@@ -68,72 +142,10 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
-def variables(*, volatile: bool) -> dict[str, str | None]:
-    """Return the recorded environment variables; None for an unset variable."""
-    return {name: os.environ.get(name) for name in VARIABLES if (name in _VOLATILE) is volatile}
-
-
-def _nccl() -> str | None:
-    """Return the version of NCCL (or RCCL), or None if torch was built without it."""
-    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
-        return None
-    return ".".join(map(str, torch.cuda.nccl.version()))
-
-
-def begin_manifest(
-    run: RunDir,
-    device: torch.device,
-    pids: Sequence[int],
-    facts: Mapping[str, Any],
-    order: Mapping[str, float],
-) -> None:
-    """Write the manifest of a run that starts or resumes.
-
-    ``pids`` are the process ids of all ranks, ``facts`` additional entries from the caller, ``order``
-    the place of this attempt in the training order of the study. Code and data are digested before
-    the first step, so that edits during the run are not attributed to it.
-    """
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "status": State.RUNNING,
-        "failure": None,
-        "code": git_state() | {"diff": write_code_patch(run.path)},
-        "hardware": hardware(device),
-        "torch": torch_facts(),
-        "threads": {
-            "intra_op": torch.get_num_threads(),
-            "inter_op": torch.get_num_interop_threads(),
-            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        },
-        "variables": variables(volatile=False),
-        "oom_fallbacks": [],
-        **facts,
-        "artifacts": {},
-        "volatile": {
-            "name": run.path.name,
-            "host": platform.node(),
-            "pids": [*pids],
-            "git_root": str(ROOT),
-            "argv": without_private_words(sys.argv),
-            "working_directory": os.getcwd(),
-            "variables": variables(volatile=True),
-            "attempts": _attempts(run, order),
-            "artifacts": {},
-            "hardware_files": hardware_digests(run),
-        },
-    }
-    write_manifest(run, record)
-
-
-def record_fallback(run: RunDir, record: Mapping[str, Any]) -> None:
-    """Append the record of an out-of-memory fallback to ``oom_fallbacks``."""
-    manifest = read_manifest(run)
-    fallbacks = [*manifest.value(list, "oom_fallbacks"), dict(record)]
-    write_manifest(run, {**manifest.fields, "oom_fallbacks": fallbacks})
-
-
 def software_versions() -> dict[str, Any]:
     """Return versions of Python, torch and its libraries, and every installed package."""
+    import torch
+
     return {
         "python_version": platform.python_version(),
         "platform": platform.platform(),
@@ -143,16 +155,90 @@ def software_versions() -> dict[str, Any]:
     }
 
 
-def _attempts(run: RunDir, order: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the attempts of the run so far, the current attempt last.
+def record_fallback(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Append the record of an out-of-memory fallback to ``oom_fallbacks``."""
+    manifest = read_manifest(run)
+    fallbacks = [*manifest.value(list, "oom_fallbacks"), dict(record)]
+    write_manifest(run, {**manifest.fields, "oom_fallbacks": fallbacks})
 
-    An earlier attempt without a recorded end was killed.
+
+def finalize_run(
+    run: RunDir,
+    status: RunStatus,
+    facts: Mapping[str, Any] | None = None,
+    guard: Callable[[], None] = no_guard,
+) -> None:
+    """Close the manifest, with ``facts``, and write the status.
+
+    SUCCESS is written after the manifest, any other state before it. A run that never started has no
+    manifest and gets only a status. ``guard`` raises LeaseLost if the run was taken over.
     """
+    if status.state is State.SUCCESS:
+        _close_manifest(run, status, facts or {}, guard)
+        guard()
+        write_status(run, status)
+    else:
+        guard()
+        write_status(run, status)
+        # A full disk may be the cause of the failure, which the status already contains.
+        with contextlib.suppress(OSError):
+            _close_manifest(run, status, facts or {}, guard)
+
+
+def _close_manifest(
+    run: RunDir, status: RunStatus, facts: Mapping[str, Any], guard: Callable[[], None]
+) -> None:
+    """Record the outcome, digests of the results, and source files edited during the run."""
     try:
-        attempts = read_manifest(run).value(list, "volatile", "attempts")
-    except RecordError:
-        attempts = []
-    for attempt in attempts:
-        if attempt["state"] == State.RUNNING:
-            attempt["state"] = "KILLED"
-    return [*attempts, {**order, "state": State.RUNNING, "started_at": time.time()}]
+        record = dict(read_manifest(run).fields)
+        attempt = record["volatile"]["attempts"][-1]
+    # Not a manifest of this program: the audit reports that.
+    except (RecordError, KeyError, TypeError, IndexError):
+        return
+    record |= facts
+    record["status"] = status.state
+    record["failure"] = status.message or None
+    record["code"]["changed_during_run"] = changed_since(record["origin"]["sources"])
+    attempt |= {"state": status.state, "iteration": status.iteration, "ended_at": time.time()}
+    finished = add_artifact_digests(run, record)
+    guard()
+    write_manifest(run, finished)
+
+
+def add_artifact_digests(run: RunDir, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``record`` with the size and digest of every existing result file."""
+    # Their bytes depend only on configuration and seed.
+    deterministic = run.resolved_config, run.metrics, run.per_query, run.weights, run.sample
+    volatile = {**record["volatile"], "artifacts": _table(run.summary, run.timing, run.logs)}
+    return {**record, "artifacts": _table(*deterministic), "volatile": volatile}
+
+
+def _table(*files: Path) -> dict[str, dict[str, Any]]:
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in files
+        if path.exists()
+    }
+
+
+def write_manifest(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Write ``record`` atomically, with its digests."""
+    volatile = dict(record["volatile"])
+    volatile["digest"] = volatile_digest(volatile)
+    digest = manifest_digest(record)
+    write_json(run.manifest, {**record, "volatile": volatile, "manifest_digest": digest})
+
+
+def manifest_digest(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON without ``volatile`` and the digest itself."""
+    return _digest_without(record, "volatile", "manifest_digest")
+
+
+def volatile_digest(volatile: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON of ``volatile`` without its digest."""
+    return _digest_without(volatile, "digest")
+
+
+def _digest_without(record: Mapping[str, Any], *names: str) -> str:
+    covered = {key: value for key, value in record.items() if key not in names}
+    return hashlib.sha256(canonical_json(covered).encode()).hexdigest()

@@ -1,15 +1,11 @@
 """Typed reader of a run directory; no other module parses the files that a run writes.
 
-``RunRecord`` reads each file once, on first use. A file that does not exist raises MissingRecord. A
-file that cannot be read or parsed, or lacks a field that is used, raises DamagedRecord, which names
-the file and the field: runs of older code, and runs that have not ended, may lack fields that the
-caller does not use. Imports no torch.
+A file that does not exist raises MissingRecord. A file that cannot be read or parsed, or lacks a field
+that is used, raises DamagedRecord: runs of older code may lack other fields. Imports no torch.
 """
 
 import functools
-import hashlib
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +15,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from lib.errors import Problem
 from lib.files import sha256_file
 from lib.json_files import (
-    MAX_OBJECT_BYTES,
     DamagedRecord,
     RecordError,
     parse_json_lines,
-    parse_json_object,
     read_json_object,
     read_record,
     read_text,
@@ -123,13 +117,12 @@ class RunTiming:
 
 @dataclass(frozen=True)
 class JsonRecord:
-    """A JSON object of a run; a field is checked when it is read."""
+    """A JSON object of a run; a field is checked when it is read, by its key path ``place``."""
 
     file: Path
     fields: Mapping[str, Any]
 
     def find(self, *place: str, default: Any = UNKNOWN) -> Any:
-        """Return the value at the key path ``place``, or ``default``."""
         value: Any = self.fields
         for key in place:
             # A dictionary: isinstance of an abstract class takes ten times as long.
@@ -139,7 +132,7 @@ class JsonRecord:
         return value
 
     def value(self, kind: type[T], *place: str) -> T:
-        """Return the value at the key path ``place``. Raises DamagedRecord unless it is a ``kind``."""
+        """Return the value. Raises DamagedRecord unless it is a ``kind``."""
         value = self._required(place)
         if not isinstance(value, kind):
             raise DamagedRecord(
@@ -148,10 +141,7 @@ class JsonRecord:
         return value
 
     def section(self, kind: type[T], *place: str) -> T:
-        """Return the object at the key path ``place`` as the dataclass ``kind``.
-
-        Raises DamagedRecord if a field of ``kind`` is missing or of another type.
-        """
+        """Return the object as the dataclass ``kind``. Raises DamagedRecord."""
         return typed(kind, self._required(place), self.file, place)
 
     def _required(self, place: Sequence[str]) -> Any:
@@ -179,7 +169,7 @@ class Finding:
 
 
 def required_files(run: RunDir) -> tuple[Path, ...]:
-    """Return the files that a finished run must have."""
+    """Return the files of a finished run."""
     return (
         run.resolved_config,
         run.manifest,
@@ -199,8 +189,6 @@ class RunRecord:
     run: RunDir
     # The run (``lib.runs.run``) that the directory was planned for; None if no plan has it.
     planned: object = field(default=None, compare=False)
-    # Content of files that were read for their digests and are not parsed yet.
-    _contents: dict[Path, bytes] = field(default_factory=dict, repr=False, compare=False)
     _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -230,11 +218,7 @@ class RunRecord:
 
     @cached_property
     def damage(self) -> str:
-        """Return why the run is damaged: its status cannot be read, or it is finished, and a file is
-        missing or has not the recorded length; else "".
-
-        Only status and manifest are read: a change of the same length is found by the audit.
-        """
+        """Return why the run is damaged, from status, manifest and lengths of files; else ""."""
         status = self.status
         if status is None or status.state is not State.SUCCESS:
             return status.message if status and status.state is State.DAMAGED else ""
@@ -242,7 +226,7 @@ class RunRecord:
 
     @property
     def unfinished(self) -> Problem | None:
-        """Return why the run has no complete result that a command could use; None if it has one."""
+        """Return why the run has no complete result; None if it has one."""
         status, where = self.status, str(self.run.path)
         if status is None:
             what = "the run has not been trained"
@@ -255,9 +239,7 @@ class RunRecord:
         return Problem(what, where, "type: make, to resume the run", code="run.not-finished")
 
     def file_findings(self) -> Iterator[Finding]:
-        """Yield a finding for each missing or empty file of a finished run, for each file whose length
-        is not the recorded one, and for a status with the facts of a failure.
-        """
+        """Yield the missing and empty files of a finished run, and those of another length."""
         run, sizes = self.run, self.sizes
         if self.status and self.status.exit_code:
             yield Finding(run.status.name, "exit_code 0", str(self.status.exit_code))
@@ -290,7 +272,7 @@ class RunRecord:
 
     @cached_property
     def artifacts(self) -> Mapping[str, ArtifactRecord]:
-        """Return file name → recorded length and digest. Raises RecordError."""
+        """Return file name → recorded length and digest."""
         places = ("artifacts",), ("volatile", "artifacts")
         tables = [(place, self.manifest.value(dict, *place)) for place in places]
         return {
@@ -301,9 +283,7 @@ class RunRecord:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Return name → bytes of the regular files directly in the directory; empty if none can be
-        listed.
-        """
+        """Return name → bytes of the regular files directly in the directory."""
         try:
             with os.scandir(self.run.path) as entries:
                 return {e.name: e.stat().st_size for e in entries if e.is_file()}
@@ -312,7 +292,6 @@ class RunRecord:
 
     @cached_property
     def manifest(self) -> JsonRecord:
-        """Return ``manifest.json``: code, environment, machine, data, settings and file digests."""
         return read_manifest(self.run)
 
     @cached_property
@@ -342,7 +321,7 @@ class RunRecord:
     @cached_property
     def summary(self) -> JsonRecord:
         """Return ``summary.json``: final results, and volatile results under ``timing``."""
-        return self._object(self.run.summary)
+        return JsonRecord(self.run.summary, read_json_object(self.run.summary))
 
     @cached_property
     def final(self) -> FinalResults:
@@ -355,7 +334,8 @@ class RunRecord:
     @cached_property
     def config(self) -> JsonRecord:
         """Return ``resolved_config.yaml``: JSON, which is valid YAML."""
-        return self._object(self.run.resolved_config)
+        path = self.run.resolved_config
+        return JsonRecord(path, read_json_object(path))
 
     @property
     def hash8(self) -> str:
@@ -379,11 +359,11 @@ class RunRecord:
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
         path = self.run.per_query
-        return parse_document_results(path, self._read(path, "rows"))
+        return parse_document_results(path, read_record(path, "rows"))
 
     @cached_property
     def sample(self) -> str:
-        """Return the text generated by the trained model. Raises MissingRecord without a sample."""
+        """Return the text generated by the trained model."""
         return read_text(self.run.sample, _MAX_SAMPLE_BYTES)
 
     @cached_property
@@ -417,43 +397,24 @@ class RunRecord:
 
     @cached_property
     def heartbeats(self) -> Mapping[int, Sequence[HeartbeatRow]]:
-        """Return the heartbeats of each rank, the newest last; empty before the first one."""
+        """Return the heartbeats of each rank, the newest last."""
         files = self.run.heartbeats().items()
         return {rank: typed_rows(HeartbeatRow, path, self._lines(path)) for rank, path in files}
 
     def sha256(self, path: Path) -> str:
-        """Return the digest of a file of the run; the content of a record is kept until it is parsed.
-
-        Raises MissingRecord or DamagedRecord.
-        """
-        run = self.run
-        if path in (run.metrics, run.per_query, run.resolved_config, run.summary, run.timing):
-            self._contents[path] = content = read_record(path, "a file")
-            return hashlib.sha256(content).hexdigest()
+        """Return the digest of a file of the run. Raises RecordError."""
         try:
             return sha256_file(path)
         except OSError as error:
             raise unreadable(path, "a file", error) from None
 
     def forget_rows(self) -> None:
-        """Free the rows and contents of files; what was derived from them stays.
-
-        The rows of all runs of a study would fill the memory.
-        """
-        self._contents.clear()
+        """Free the rows of files, which of a whole study would fill the memory."""
         for name in _ROWS:
             vars(self).pop(name, None)
 
-    def _read(self, path: Path, expected: str, max_bytes: int = 0) -> bytes:
-        content = self._contents.pop(path, None)
-        return read_record(path, expected, max_bytes) if content is None else content
-
-    def _object(self, path: Path) -> JsonRecord:
-        content = self._read(path, "a JSON object", MAX_OBJECT_BYTES)
-        return JsonRecord(path, parse_json_object(path, content))
-
     def _lines(self, path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
-        content = self._read(path, "one JSON object per line")
+        content = read_record(path, "one JSON object per line")
         return parse_json_lines(path, content, growing=growing)
 
 
@@ -487,25 +448,4 @@ def derived(
 
 def read_manifest(run: RunDir) -> JsonRecord:
     """Return the current manifest. Raises MissingRecord or DamagedRecord."""
-    path = run.manifest
-    fields = read_json_object(path)
-    origin = fields.get("origin")
-    if isinstance(origin, dict) and "sources" in origin:
-        origin["sources"] = _shared(origin["sources"])
-    return JsonRecord(path, fields)
-
-
-# Sources of the last distinct manifests: the runs of a study record the same hundreds of digests.
-_known_sources: deque[Mapping[str, str]] = deque(maxlen=8)
-
-
-def _shared(sources: Any) -> Any:
-    """Return the equal object of an earlier manifest, if there is one."""
-    # Numbers of other types may be equal: 1 and True.
-    if not isinstance(sources, dict) or not set(map(type, sources.values())) <= {str}:
-        return sources
-    for known in _known_sources:
-        if known == sources:
-            return known
-    _known_sources.append(sources)
-    return sources
+    return JsonRecord(run.manifest, read_json_object(run.manifest))

@@ -1,7 +1,4 @@
-"""Rows of the files that a run appends to: metrics, speed, telemetry and heartbeats.
-
-Imports no torch.
-"""
+"""Rows of the files that a run appends to: metrics, speed, telemetry and heartbeats."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +49,8 @@ _METRICS_ROWS: Mapping[str, type[MetricsRow]] = {
     "eval": EvalRow,
     "statistics": StatisticsRow,
 }
+
+_NUMBERS = {int, float, type(None)}
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,11 @@ class RowTail:
         self._line = 1
 
     def metrics(self) -> list[MetricsRow]:
-        """Return the new rows of metrics.jsonl; none while the file does not exist."""
+        """Return the new rows of metrics.jsonl."""
         return parse_metrics(self._path, *self._new())
 
     def rows(self, kind: type[T]) -> list[T]:
-        """Return the new rows of a file of one kind; none while the file does not exist."""
+        """Return the new rows of a file of one kind."""
         return typed_rows(kind, self._path, *self._new())
 
     def _new(self) -> tuple[list[dict[str, Any]], int]:
@@ -137,7 +136,7 @@ class RowTail:
 def parse_metrics(
     file: Path, rows: Iterable[Mapping[str, Any]], first_line: int = 1
 ) -> list[MetricsRow]:
-    """Return the rows of metrics.jsonl with their types. Raises DamagedRecord."""
+    """Return the rows of metrics.jsonl. Raises DamagedRecord."""
     parsed: list[MetricsRow] = []
     for line, row in enumerate(rows, first_line):
         kind = _METRICS_ROWS.get(str(row.get("kind")))
@@ -146,16 +145,12 @@ def parse_metrics(
             raise DamagedRecord(file, f"kind in {kinds}", repr(row.get("kind")), line)
         parsed.append(typed(kind, row, file, (), line))
         if kind is StatisticsRow:
-            _require_numbers(row["values"], file, line)
+            for name, layers in row["values"].items():
+                numbers = isinstance(layers, list) and {*map(type, layers)} <= _NUMBERS
+                if not numbers:
+                    expected = f"values.{name} of numbers or null"
+                    raise DamagedRecord(file, expected, repr(layers)[:60], line)
     return parsed
-
-
-def _require_numbers(values: Mapping[str, Any], file: Path, line: int) -> None:
-    for name, layers in values.items():
-        if not isinstance(layers, list) or any(
-            value is not None and type(value) not in (int, float) for value in layers
-        ):
-            raise DamagedRecord(file, f"values.{name} of numbers or null", repr(layers)[:60], line)
 
 
 def typed_rows(

@@ -24,7 +24,7 @@ from gpt2.records.verify import TrackerQuery, query_run_directory, tracker_query
 from gpt2.study.plan import config_layers, make_plan
 from lib.files import write_json
 from lib.report.checklist import FAIL, UNDECIDED, Checklist, CheckRow, failing_rows
-from lib.runs.finalize import add_artifact_digests, write_manifest
+from lib.runs.manifest import add_artifact_digests, write_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import TrackioSource, WandbOfflineSource
 from tests.build_folder import write_build

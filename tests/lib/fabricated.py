@@ -12,7 +12,7 @@ import safetensors.numpy
 from lib.files import canonical_json, write_json
 from lib.json_files import read_json_object
 from lib.runs.documents import DocumentResult, to_csv
-from lib.runs.finalize import SCHEMA_VERSION, add_artifact_digests, write_manifest
+from lib.runs.manifest import SCHEMA_VERSION, add_artifact_digests, write_manifest
 from lib.runs.record import required_files
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 

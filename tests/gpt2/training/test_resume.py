@@ -69,7 +69,7 @@ DEATHS = {
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
     "between the final files": ("gpt2.training.records.write_atomic", 1, "step-00000012"),
     "before the manifest is done": ("gpt2.train.finalize_run", 0, "step-00000012"),
-    "before SUCCESS": ("lib.runs.finalize.write_status", 0, "step-00000012"),
+    "before SUCCESS": ("lib.runs.manifest.write_status", 0, "step-00000012"),
 }
 
 

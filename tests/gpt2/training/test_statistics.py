@@ -14,7 +14,7 @@ from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.training.metrics import record_statistics
 from gpt2.training.session import TrainingSession
-from lib.runs.audit import consistency_findings, format_findings
+from lib.runs.audit import consistency_findings, unreadable_contents
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import State
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
@@ -69,7 +69,7 @@ def test_statistics_do_not_change_results(
     assert [row["iteration"] for row in watched.rows("statistics")] == [*range(1, 7)]
     # The audit accepts the rows and their positions.
     record = RunRecord(watched.files)
-    assert [*format_findings(record), *consistency_findings(record)] == []
+    assert [*unreadable_contents(record), *consistency_findings(record)] == []
 
 
 def test_statistics_are_measured_at_the_interval_and_at_the_end(

@@ -46,7 +46,7 @@ def test_the_same_bytes(compared):
         ),
         (
             {"documents": {"x": (31.4, 5, 10), "y": (29.0, 7, 10)}, "weight": 0.25},
-            "per_query.csv, document y: n_correct '6' and '7'",
+            "per_query.csv, document y: n_correct 6 and 7",
         ),
         ({"weight": 0.75}, "model.safetensors, wte.weight: element 0 0.5 and 0.75, A - B = -0.25"),
         ({"final": {"sparsity": 0.1}}, "summary.json, final: sparsity 0.0 and 0.1, A - B = -0.1"),

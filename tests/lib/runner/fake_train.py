@@ -13,7 +13,7 @@ from typing import Any
 from lib.env.preflight import output_problems
 from lib.errors import PreflightError, Problem
 from lib.files import write_json
-from lib.runs.finalize import add_artifact_digests
+from lib.runs.manifest import add_artifact_digests
 from lib.runs.record import required_files
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 

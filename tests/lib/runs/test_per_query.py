@@ -27,7 +27,12 @@ OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 def test_rows_survive_the_file() -> None:
     text = to_csv([ROW, OTHER])
     assert parse_document_results(FILE, text.encode()) == [ROW, OTHER]
-    assert "0.30000000000000004" in text
+    header, first, other = (line.split(",") for line in text.splitlines())
+    derived = slice(header.index("nll_sum"), header.index("n_correct"))
+    # The first name has a comma.
+    exact = [*map(str, (ROW.nll_sum, ROW.nll_sum / 3, ROW.bits_per_byte))]
+    assert first[1:][derived] == exact and "0.30000000000000004" in exact
+    assert other[derived] == ["1e-17", str(1e-17 / 3), ""]
     assert ROW.bits_per_byte == pytest.approx(ROW.nll_sum / 7 / 0.6931471805599453)
     assert OTHER.bits_per_byte is None
 
@@ -52,10 +57,6 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "a word for a number": (lambda text: text.replace(",3,7,", ",three,7,"), "'three'"),
     "nan": (lambda text: text.replace("0.30000000000000004", "nan"), "nll_sum"),
     "more right than there are": (lambda t: t.replace(",1,12,", ",4,12,"), "n_correct <= n_tokens"),
-    "another sum": (lambda t: t.replace("0.30000000000000004", "0.3"), "line 2: nll_mean"),
-    "a rounded mean": (lambda t: t.replace(repr(ROW.nll_mean), "0.1"), "line 2: nll_mean"),
-    "a blank": (lambda text: text.replace(",3,7,", ", 3,7,"), "line 2: n_tokens 3"),
-    "a short digest": (lambda text: text.replace("e" * 64, "e" * 63), "line 2: digests of 64"),
 }
 
 

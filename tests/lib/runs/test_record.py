@@ -8,7 +8,7 @@ import pytest
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord, MissingRecord
 from lib.runs.lease import take_lease
-from lib.runs.record import UNKNOWN, RunRecord, derived, read_manifest
+from lib.runs.record import UNKNOWN, RunRecord, derived
 from lib.runs.rows import EvalRow, RowTail, StatisticsRow, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, changed, complete, write_run
@@ -145,41 +145,6 @@ def test_sources_are_digests(tmp_path: Path, digest: object) -> None:
     write_run(tmp_path / "run", manifest=changed(MANIFEST, origin__sources=sources))
     with pytest.raises(DamagedRecord, match=r"origin\.sources"):
         _ = RunRecord(RunDir(tmp_path / "run")).sources
-
-
-def test_equal_sources_of_manifests_are_one_object(tmp_path: Path) -> None:
-    """Hundreds of digests per run: a report of thousands of runs keeps them once."""
-
-    def read(name: str, origin: object) -> object:
-        run = RunDir(tmp_path / name)
-        run.path.mkdir()
-        run.manifest.write_text(json.dumps({"origin": origin}))
-        return read_manifest(run).fields["origin"]
-
-    first, again, one, true = (
-        read(name, {"sources": sources})
-        for name, sources in (
-            ("a", {"f": "x"}),
-            ("b", {"f": "x"}),
-            ("c", {"f": 1}),
-            ("d", {"f": True}),
-        )
-    )
-    assert first["sources"] is again["sources"]
-    # Equal in Python, but not in JSON: the digest of the manifest would change.
-    assert one["sources"]["f"] is not true["sources"]["f"]
-    assert read("e", {}) == {} and read("f", []) == []
-
-
-def test_a_record_is_read_once_for_its_digest_and_its_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = write_run(tmp_path / "run")
-    digest, record = sha256_file(run.metrics), RunRecord(run)
-    assert record.sha256(run.metrics) == digest
-    # What was not digested is not parsed.
-    run.metrics.write_text("")
-    assert record.train_rows
 
 
 def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> None:

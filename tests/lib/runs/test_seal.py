@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib.files import sha256_file
-from lib.runs import finalize
+from lib.runs import manifest as manifest_file
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 BEGUN: dict[str, Any] = {
@@ -26,7 +26,7 @@ BEGUN: dict[str, Any] = {
 def run(tmp_path: Path) -> RunDir:
     """Return the directory of an active run."""
     run = RunDir(tmp_path)
-    finalize.write_manifest(run, BEGUN)
+    manifest_file.write_manifest(run, BEGUN)
     run.metrics.write_text("{}\n")
     run.logs.write_text("TRAIN\n")
     return run
@@ -40,26 +40,28 @@ def manifest(run: RunDir) -> dict[str, Any]:
 def test_the_digest_covers_all_but_what_is_volatile(run: RunDir) -> None:
     written = manifest(run)
     digest = written["manifest_digest"]
-    assert finalize.manifest_digest(written) == digest
-    assert finalize.manifest_digest(written | {"status": "SUCCESS"}) != digest
-    assert finalize.manifest_digest(written | {"more": None}) != digest
-    assert finalize.manifest_digest(written | {"volatile": {}}) == digest
+    assert manifest_file.manifest_digest(written) == digest
+    assert manifest_file.manifest_digest(written | {"status": "SUCCESS"}) != digest
+    assert manifest_file.manifest_digest(written | {"more": None}) != digest
+    assert manifest_file.manifest_digest(written | {"volatile": {}}) == digest
     volatile = written["volatile"]
-    assert finalize.volatile_digest(volatile) == volatile["digest"]
-    assert finalize.volatile_digest(volatile | {"host": "there"}) != volatile["digest"]
+    assert manifest_file.volatile_digest(volatile) == volatile["digest"]
+    assert manifest_file.volatile_digest(volatile | {"host": "there"}) != volatile["digest"]
 
 
 def test_success_closes_the_manifest_and_is_written_last(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = finalize.write_status
+    write = manifest_file.write_status
 
     def after_the_manifest(run: RunDir, status: RunStatus) -> None:
         assert manifest(run)["status"] == "SUCCESS"
         write(run, status)
 
-    monkeypatch.setattr(finalize, "write_status", after_the_manifest)
-    finalize.finalize_run(run, RunStatus(State.SUCCESS, iteration=9), {"final_weights_digest": "w"})
+    monkeypatch.setattr(manifest_file, "write_status", after_the_manifest)
+    manifest_file.finalize_run(
+        run, RunStatus(State.SUCCESS, iteration=9), {"final_weights_digest": "w"}
+    )
     closed = manifest(run)
     assert (closed["failure"], closed["final_weights_digest"]) == (None, "w")
     assert closed["artifacts"] == {
@@ -69,13 +71,13 @@ def test_success_closes_the_manifest_and_is_written_last(
     (attempt,) = closed["volatile"]["attempts"]
     assert (attempt["state"], attempt["iteration"]) == ("SUCCESS", 9)
     assert attempt["ended_at"] > attempt["started_at"]
-    assert finalize.manifest_digest(closed) == closed["manifest_digest"]
+    assert manifest_file.manifest_digest(closed) == closed["manifest_digest"]
     status = read_status(run)
     assert status is not None and status.state is State.SUCCESS
 
 
 def test_a_failure_is_told_by_both_files(run: RunDir) -> None:
-    finalize.finalize_run(run, RunStatus(State.FAILED, 1, "the loss is nan"))
+    manifest_file.finalize_run(run, RunStatus(State.FAILED, 1, "the loss is nan"))
     assert (manifest(run)["status"], manifest(run)["failure"]) == ("FAILED", "the loss is nan")
     status = read_status(run)
     assert status is not None and status.message == "the loss is nan"
@@ -87,12 +89,12 @@ def test_a_full_disk_does_not_hide_the_failure(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(finalize, "write_json", full)
-    finalize.finalize_run(run, RunStatus(State.FAILED, 1, "cannot write"))
+    monkeypatch.setattr(manifest_file, "write_json", full)
+    manifest_file.finalize_run(run, RunStatus(State.FAILED, 1, "cannot write"))
     status = read_status(run)
     assert status is not None and status.message == "cannot write"
     with pytest.raises(OSError, match="No space"):
-        finalize.finalize_run(run, RunStatus(State.SUCCESS))
+        manifest_file.finalize_run(run, RunStatus(State.SUCCESS))
     assert read_status(run) == status
 
 
@@ -101,7 +103,7 @@ def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | 
     run.manifest.unlink()
     if content is not None:
         run.manifest.write_text(content)
-    finalize.finalize_run(run, RunStatus(State.FAILED, 3, "no data"))
+    manifest_file.finalize_run(run, RunStatus(State.FAILED, 3, "no data"))
     status = read_status(run)
     assert status is not None and status.state is State.FAILED
     assert (run.manifest.read_text() if run.manifest.exists() else None) == content
@@ -122,10 +124,10 @@ def test_killed_at_any_moment_the_files_are_whole(run: RunDir, moment: str, call
             return original(*arguments)
 
         vars(os)[name] = deadly
-        finalize.finalize_run(run, RunStatus(State.SUCCESS))
+        manifest_file.finalize_run(run, RunStatus(State.SUCCESS))
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     found = manifest(run)
     assert found["status"] in ("RUNNING", "SUCCESS")
-    assert finalize.manifest_digest(found) == found["manifest_digest"]
+    assert manifest_file.manifest_digest(found) == found["manifest_digest"]
     assert found["status"] == "SUCCESS" or read_status(run) is None
