@@ -35,10 +35,8 @@ FusedLoss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 def fused_loss(backend: str, device: torch.device) -> FusedLoss | None:
-    """Return liger-kernel's loss if ``backend`` (auto, torch, triton) selects it on ``device``.
-
-    None selects torch's operations, also in a compiled model, and for auto without the package.
-    Raises RunError if the kernel is named and cannot run.
+    """Return liger-kernel's loss if ``backend`` (auto, torch, triton) selects it; None: torch's
+    operations, as in a compiled model. Raises RunError if the kernel is named and cannot run.
     """
     if torch.compiler.is_compiling() or backend == "torch":
         return None
@@ -119,12 +117,9 @@ def linear_cross_entropy(
     pieces: LogitsChunks = LogitsChunks(),
     fused: FusedLoss | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored.
-
-    Rows of ``weight`` from ``vocab_size`` on are padding: they are excluded from the softmax and
-    get a zero gradient. Returns NaN if every target is ignored, as torch does. The result is
-    float32 (float64 for float64 inputs); under autocast the GEMMs use the autocast dtype. Backward
-    can run only once per forward. ``fused`` computes loss and gradients, except in float64.
+    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored, in
+    fp32 or wider; NaN if all are ignored. Rows from ``vocab_size`` on are padding. Backward can run
+    once. ``fused`` computes loss and gradients, except in float64.
     """
     if fused and hidden_XC.dtype != torch.float64 and torch.is_grad_enabled():
         return fused(hidden_XC, weight_VC, targets_X, vocab_size)
@@ -146,10 +141,8 @@ def linear_cross_entropy(
 def masked_cross_entropy(
     hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
 ) -> Tensor:
-    """Return the mean cross-entropy over logits of which those of the padding are −∞.
-
-    A GPU reads and writes whole rows in half the time of rows that are cut at ``vocab_size``, whose
-    starts are not aligned.
+    """Return the mean cross-entropy over logits of which those of the padding are −∞: a GPU takes
+    twice as long for rows that are cut at ``vocab_size``, whose starts are not aligned.
     """
     logits_XV = F.linear(hidden_XC, weight_VC)
     is_padding_V = torch.arange(len(weight_VC), device=hidden_XC.device) >= vocab_size
@@ -165,7 +158,6 @@ def linear_token_losses(
     vocab_size: int,
     pieces: LogitsChunks = LogitsChunks(),
 ) -> TokenScores:
-    """Return loss, correctness and confidence of each token, [X]."""
     dtype = _gemm_dtype(hidden_XC)
     losses_X = hidden_XC.new_empty(len(targets_X), dtype=_wide_dtype(dtype))
     confidence_X = torch.empty_like(losses_X)
@@ -198,7 +190,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocab_size: int,
         pieces: LogitsChunks,
     ) -> Tensor:
-        """Return the mean loss."""
         dtype = _gemm_dtype(hidden_XC)
         valid_X = targets_X != IGNORE_INDEX
         hidden, weight = hidden_XC.to(dtype), weight_VC.to(dtype)
@@ -225,7 +216,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of ``hidden`` and ``weight``."""
         grad_hidden, grad_weight, valid_X, scale = ctx.saved_tensors
         grad = grad * scale
         # In place: allocating a second tensor of the size of the weight costs more than scaling.
@@ -258,7 +248,6 @@ def _gemm_dtype(hidden_XC: Tensor) -> torch.dtype:
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of softmax and losses: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 

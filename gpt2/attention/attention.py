@@ -6,7 +6,7 @@ latent dim; r the rows of a chunk, c its columns.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import mul
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gpt2.attention import rows
+from gpt2.attention import rows, sdpa
 from gpt2.attention.backends import choose_backend
 from gpt2.attention.components import (
     CustomAttention,
@@ -50,12 +50,10 @@ from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import (
     AttentionPlan,
     AttentionResult,
-    ChunkSoftmaxes,
     add_terms_,
     chunk_softmaxes,
     repeat_kv,
 )
-from gpt2.attention.sdpa import sdpa_attention
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.attention.triton import (
     TileLaunch,
@@ -70,20 +68,16 @@ from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
 
 
-def _window(shape: ModelShape, options: AttentionConfig, block: int) -> Window:
-    return Window(options.pattern.width)
-
-
-def _nsa(shape: ModelShape, options: AttentionConfig, block: int) -> CustomAttention:
+def _nsa(
+    shape: ModelShape, pattern: NsaOptions, options: AttentionConfig, block: int
+) -> CustomAttention:
     # Loaded by models with this pattern only.
     from gpt2.nsa.module import Nsa
 
-    assert isinstance(options.pattern, NsaOptions)
-    positions = build(shape, options.positions)
-    return Nsa(shape, options.pattern, options.projection, positions, block)
+    return Nsa(shape, pattern, options.projection, build(shape, options.positions), block)
 
 
-# Module of each class of options, called with the shape and the options; a pattern with the shape, the
+# Module of each class of options, called with the shape and the options; a pattern also with the
 # options of the attention and the index of the layer.
 MODULES: dict[type[Any], Callable[..., Any]] = {
     DenseOptions: Dense,
@@ -91,8 +85,8 @@ MODULES: dict[type[Any], Callable[..., Any]] = {
     LatentOptions: Latent,
     LearnedOptions: lambda shape, options: PositionEncoding(),
     RopeOptions: Rope,
-    FullOptions: _window,
-    SlidingOptions: _window,
+    FullOptions: lambda shape, pattern, *_: Window(pattern.width),
+    SlidingOptions: lambda shape, pattern, *_: Window(pattern.width),
     NsaOptions: _nsa,
     ReciprocalOptions: Reciprocal,
     RaCrossTokenOptions: RaCrossToken,
@@ -100,26 +94,14 @@ MODULES: dict[type[Any], Callable[..., Any]] = {
 }
 
 
-def build(shape: ModelShape, options: Any) -> Any:
-    """Return the projection, positions, score term or gate of one block."""
-    return MODULES[type(options)](shape, options)
-
-
-def build_pattern(
-    shape: ModelShape, options: AttentionConfig, block: int
-) -> Window | CustomAttention:
-    """Return the pattern of block ``block``, with its own kernel if ``attends``."""
-    pattern: Window | CustomAttention = MODULES[type(options.pattern)](shape, options, block)
-    return pattern
+def build(shape: ModelShape, options: Any, *context: Any) -> Any:
+    return MODULES[type(options)](shape, options, *context)
 
 
 class Attention(nn.Module):
-    """Causal self-attention of one block.
-
-    ``c_attn`` is the projection of any kind, ``c_proj`` the output projection into the residual
-    stream. ``block`` is the index of the layer. ``backend`` is that of ``backends.py`` for the
-    device and dtype of the parameters; raises ConfigError if the configured one is not supported
-    there.
+    """Causal self-attention of block ``block``; ``backend`` is the choice of ``backends.py``, made
+    again if parameters move or change their dtype. Raises ConfigError if the configured one is
+    unsupported.
     """
 
     def __init__(
@@ -141,14 +123,14 @@ class Attention(nn.Module):
         # A pattern with its own kernel encodes positions itself.
         positions = LearnedOptions() if options.pattern.attends else options.positions
         self.positions: PositionEncoding = build(shape, positions)
-        self.pattern = build_pattern(shape, options, block)
+        self.pattern: Any = build(shape, options.pattern, options, block)
         if isinstance(self.pattern, CustomAttention):
             self.pattern.transforms = tuple(modules.values())
         needs_weights = options.terms or options.gates or request
         assert not (
             options.pattern.attends and needs_weights
         ), "pattern does not expose attention weights"
-        self.reader = AttentionWeightsTap(request, self._visible) if request else None
+        self.reader = AttentionWeightsTap(request, self.pattern) if request else None
         self.set_execution(rows.ScoreChunks())
 
     def set_execution(self, chunks: rows.ScoreChunks, launch: TileLaunch | None = None) -> None:
@@ -161,18 +143,11 @@ class Attention(nn.Module):
         self.backend = choose_backend(self.options, self.shape, shows_weights, place)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Choose the backend again: parameters have moved, or have another dtype."""
         super()._apply(fn, recurse)
         self.set_execution(self.score_chunks, self.tile_launch)
         return self
 
-    @property
-    def _visible(self) -> Window:
-        """Return the pattern for backends that read one; the pattern's own kernel reads no plan."""
-        return cast(Window, self.pattern)
-
     def new_cache(self) -> BlockKVCache:
-        """Return an empty cache for the block."""
         if isinstance(self.pattern, CustomAttention):
             return self.pattern.new_cache()
         return BlockKVCache(self.pattern.left)
@@ -180,10 +155,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Tensor, state: BlockState, cache: BlockKVCache | None = None
     ) -> tuple[Tensor, AttentionOutputs]:
-        """Return the attention output, BTC, and the view of attention that the MLP may read.
-
-        With a cache, ``x`` contains only the tokens that follow the cached ones.
-        """
+        """Return the output, BTC, and what the MLP reads; with a cache, ``x`` are new tokens."""
         # Absorbed keys have no heads that could be transformed.
         absorbs = cache is not None and not self.transforms
         qkv = self._heads(x_BTC, state, cache.position if cache else 0, absorbs)
@@ -205,31 +177,66 @@ class Attention(nn.Module):
     def statistics(
         self, x_BTC: Tensor, state: BlockState, cache: BlockKVCache | None = None
     ) -> Statistics:
-        """Return ``attention_statistics``; empty for a pattern with its own kernel."""
+        """Return means over all rows of the weights p that multiply V, before dropout.
+
+        The row engine computes the rows in chunks for every backend, so no B×N×T×T tensor is
+        created and the statistics do not depend on the backend. Empty for a pattern with its own
+        kernel.
+
+        attention/entropy   −Σ_j p_ij ln p_ij, nats
+        <term>/share        Σ_j p_ij |r_ij| / (|r_ij| + |s_ij|): r the term's addition to the score s
+        <term>/moved        ½ Σ_j |p_ij − p⁰_ij|: p⁰ the weights without the term
+        <gate>/gate_*       see ``gate_statistics``
+        """
         if self.options.pattern.attends:
             return {}
-        qkv = self._heads(x_BTC, state, 0, absorbs=False)
-        plan = self._plan(0.0)
-        terms = dict(zip(self.terms, plan.terms, strict=True))
-        gates = dict(zip(self.gates, plan.gates, strict=True))
-        return attention_statistics(qkv.q_BNTH, qkv.k_BKTH, plan, terms, gates)
+        qkv, plan = self._heads(x_BTC, state, 0, absorbs=False), self._plan(0.0)
+        sums: dict[str, list[Tensor]] = defaultdict(list)
+        statistics: dict[str, list[Tensor]] = defaultdict(list)
+        with torch.autocast(x_BTC.device.type, enabled=False):
+            q_BNTH = qkv.q_BNTH * self.shape.head_dim**-0.5
+            k_BNTH = repeat_kv(qkv.k_BKTH, self.shape.n_head)
+            for chunk in plan.chunks(q_BNTH):
+                soft, _ = chunk_softmaxes(plan, q_BNTH, k_BNTH, chunk)
+                p_BNrc = soft.last_BNrc
+                sums["attention/entropy"].append(torch.special.entr(p_BNrc).sum())
+                for name, term in zip(self.terms, plan.terms, strict=True):
+                    others = replace(plan, terms=[each for each in plan.terms if each is not term])
+                    without, _ = chunk_softmaxes(others, q_BNTH, k_BNTH, chunk)
+                    added_BNrc = torch.zeros_like(p_BNrc)
+                    add_terms_(replace(plan, terms=[term]), added_BNrc, q_BNTH, k_BNTH, chunk)
+                    added_BNrc.abs_()
+                    # Masked pairs have a huge score and weight 0, so their share is 0.
+                    both_BNrc = added_BNrc + without.scores_BNrc.abs()
+                    tiny = torch.finfo(both_BNrc.dtype).tiny
+                    sums[f"{name}/share"].append(
+                        (p_BNrc * added_BNrc / both_BNrc.clamp_min(tiny)).sum()
+                    )
+                    sums[f"{name}/moved"].append((p_BNrc - without.last_BNrc).abs().sum() / 2)
+                for name, statistic_BNr in zip(self.gates, soft.statistics_BNr, strict=True):
+                    statistics[name].append(statistic_BNr)
+            rows = q_BNTH.shape[:3].numel()
+            means = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
+            for name, gate in zip(self.gates, plan.gates, strict=True):
+                gate_BNT = gate.gate(torch.cat(statistics[name], 2), list(gate.parameters()))
+                means |= gate_statistics(name, gate_BNT)
+        return means
 
     def _heads(self, x_BTC: Tensor, state: BlockState, first: int, absorbs: bool) -> QKV:
-        """Return queries, keys and values of tokens from position ``first`` on, as scores use them.
-
-        With ``absorbs``, keys and values are in the form that decoding caches.
-        """
+        """Return the heads of tokens from ``first`` on; ``absorbs``: in the form that is cached."""
         qkv: QKV = self.c_attn.decode(x_BTC, state) if absorbs else self.c_attn(x_BTC, state)
         for transform in cast(list[QueryKeyTransform], list(self.transforms.values())):
             q_BNTH, k_BKTH = transform.queries(qkv.q_BNTH), transform.keys(qkv.k_BKTH)
             qkv = replace(qkv, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
-        return qkv.with_positions(self.positions, first, state.rotation)
+        heads = qkv.q_BNTH, qkv.k_BKTH
+        q_BNTH, k_BKTH = self.positions.encode_all(heads, first, rotation=state.rotation)
+        return replace(qkv, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
 
     def _plan(self, dropout: float) -> AttentionPlan:
         terms = cast(list[ScoreTerm], list(self.terms.values()))
         gates = cast(list[Gate], list(self.gates.values()))
         kernels = self.score_chunks, self.tile_launch, self.options.backend
-        return AttentionPlan(self._visible, terms, gates, self.reader, dropout, *kernels)
+        return AttentionPlan(self.pattern, terms, gates, self.reader, dropout, *kernels)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:
         """Return the head outputs, multiplied by the gates outside the kernel and by ``state``."""
@@ -252,13 +259,11 @@ AttentionBackend = Callable[[QKV, AttentionPlan], AttentionResult]
 
 
 def attend_sdpa(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
-    """Attend by torch; raises RunError if the configured kernel of torch cannot run."""
-    context_BNTH = sdpa_attention(qkv, plan.pattern, plan.sdpa_kernel, plan.dropout)
-    return AttentionResult(context_BNTH, (), None)
+    mask = plan.pattern.sdpa_arguments(qkv.q_BNTH.shape[2], qkv.q_BNTH.device)
+    return AttentionResult(sdpa.attend(qkv, mask, plan.sdpa_kernel, plan.dropout), (), None)
 
 
 def attend_rows(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
-    """Attend by chunks of rows."""
     return rows.attend(qkv.q_BNTH, qkv.k_BKTH, qkv.v_BKTH, plan)
 
 
@@ -325,63 +330,3 @@ BACKENDS: Mapping[str, AttentionBackend] = {
     "rows": attend_rows,
     "triton": attend_tiles,
 }
-
-
-def attention_statistics(
-    q_BNTH: Tensor,
-    k_BKTH: Tensor,
-    plan: AttentionPlan,
-    terms: Mapping[str, ScoreTerm],
-    gates: Mapping[str, Gate],
-) -> dict[str, Tensor]:
-    """Return means over all rows of the weights p that multiply V, before dropout.
-
-    The row engine computes the rows in chunks for every backend, so no B×N×T×T tensor is created
-    and the statistics do not depend on the backend.
-
-    attention/entropy   −Σ_j p_ij ln p_ij, nats
-    <term>/share        Σ_j p_ij |r_ij| / (|r_ij| + |s_ij|): r the term's addition to the score s
-    <term>/moved        ½ Σ_j |p_ij − p⁰_ij|: p⁰ the weights without the term
-    <gate>/gate_*       see ``gate_statistics``
-    """
-    sums: dict[str, list[Tensor]] = defaultdict(list)
-    statistics: dict[str, list[Tensor]] = defaultdict(list)
-    with torch.autocast(q_BNTH.device.type, enabled=False):
-        q_BNTH = q_BNTH * q_BNTH.shape[-1] ** -0.5
-        k_BNTH = repeat_kv(k_BKTH, q_BNTH.shape[1])
-        for chunk in plan.chunks(q_BNTH):
-            soft = chunk_softmaxes(plan, q_BNTH, k_BNTH, chunk)
-            sums["attention/entropy"].append(torch.special.entr(soft.last_BNrc).sum())
-            for name, term in terms.items():
-                for statistic, total in _term_sums(term, plan, q_BNTH, k_BNTH, chunk, soft):
-                    sums[f"{name}/{statistic}"].append(total)
-            for name, statistic_BNr in zip(gates, soft.statistics_BNr, strict=True):
-                statistics[name].append(statistic_BNr)
-        rows = q_BNTH.shape[:3].numel()
-        means = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
-        for name, gate in gates.items():
-            gate_BNT = gate.gate(torch.cat(statistics[name], 2), list(gate.parameters()))
-            means |= gate_statistics(name, gate_BNT)
-    return means
-
-
-def _term_sums(
-    term: ScoreTerm,
-    plan: AttentionPlan,
-    q_BNTH: Tensor,
-    k_BNTH: Tensor,
-    chunk: RowChunk,
-    soft: ChunkSoftmaxes,
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the statistics of a term, summed over the rows of a chunk."""
-    others = replace(plan, terms=[each for each in plan.terms if each is not term])
-    without = chunk_softmaxes(others, q_BNTH, k_BNTH, chunk)
-    weights_BNrc = soft.last_BNrc
-    added_BNrc = torch.zeros_like(weights_BNrc)
-    add_terms_(replace(plan, terms=[term]), added_BNrc, q_BNTH, k_BNTH, chunk)
-    added_BNrc.abs_()
-    # Masked pairs have a huge score and weight 0, so their share is 0.
-    both_BNrc = added_BNrc + without.scores_BNrc.abs()
-    tiny = torch.finfo(both_BNrc.dtype).tiny
-    yield "share", (weights_BNrc * added_BNrc / both_BNrc.clamp_min(tiny)).sum()
-    yield "moved", (weights_BNrc - without.last_BNrc).abs().sum() / 2

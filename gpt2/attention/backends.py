@@ -32,8 +32,7 @@ def choose_backend(
 ) -> Backend:
     """Return the backend of a block; ``shows_weights`` if its MLP reads attention weights.
 
-    Raises ConfigError if the Triton kernels are configured, and do not support the place or the
-    configured components.
+    Raises ConfigError if Triton is configured and does not support the place or a component.
     """
     if attention.pattern.attends:
         return "own"
@@ -75,7 +74,6 @@ def gpu_notes(
 
 
 def _unsupported_by_triton(attention: AttentionConfig, shape: ModelShape) -> list[str]:
-    """Return the configured features that the Triton kernels do not support."""
     unsupported = [part.lacks_triton for part in (*attention.terms, *attention.gates)]
     # A pass has one band and one statistic.
     unsupported += ["several score terms"] * (len(attention.terms) > 1)

@@ -2,8 +2,9 @@
 
 Scores and weights are fp32 (fp64 for fp64 inputs).
 
-B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim; r the rows of a chunk, c
-its columns, b the last of them. Scores and weights of a chunk are BNrc, one value per row is BNr1.
+B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim; r the rows of a chunk,
+c its columns, b the last of them. Scores and weights of a chunk are BNrc, one value per row is
+BNr1.
 """
 
 from abc import abstractmethod
@@ -25,10 +26,10 @@ MASKED_SCORE = -1e30
 
 @dataclass(frozen=True)
 class RowChunk:
-    """Chunk of query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i.
+    """Chunk of query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i of the
+    sequence.
 
-    All positions count from the start of the sequence. The tensors start at token ``origin``, which
-    is non-zero when decoding with a cache.
+    The tensors start at token ``origin``, which is non-zero when decoding with a cache.
     """
 
     first: int
@@ -38,7 +39,6 @@ class RowChunk:
 
     @property
     def height(self) -> int:
-        """Return the number of rows."""
         return self.last - self.first
 
     @property
@@ -78,7 +78,6 @@ class Window:
         return {"attn_mask": visible.tril_().triu_(1 - self.width)}
 
     def longest_row(self, length: int) -> int:
-        """Return the number of columns that the last row of ``length`` rows sees."""
         return length if self.width is None else min(self.width, length)
 
     def left(self, row: int) -> int:
@@ -121,9 +120,8 @@ class QueriesKeys(NamedTuple):
 
 
 class ScoreTerm(nn.Module):
-    """Term added to the scores, differentiated by autograd within a chunk.
-
-    ``reach`` earlier tokens of every row, besides its own, are those that the formula reads.
+    """Term added to the scores, differentiated by autograd within a chunk; ``reach`` tokens before
+    every row are read.
     """
 
     reach: int = 0
@@ -132,37 +130,33 @@ class ScoreTerm(nn.Module):
     def scores(
         self, rows: QueriesKeys, band: QueriesKeys, chunk: RowChunk, inputs: Sequence[Tensor]
     ) -> Tensor:
-        """Return the addition to the scores of the chunk's last columns, of a shape that broadcasts to
+        """Return the addition to the scores of the last columns, of a shape that broadcasts to
         BNrb.
 
-        ``band`` are the visible tokens from ``reach`` before the first row to the last row.
-        ``inputs`` are the parameters, in order.
+        ``band`` are the visible tokens from ``reach`` before the first row to the last; ``inputs``
+        the parameters, in order.
         """
 
     def tile_spec(self, spec: TileSpec) -> tuple[TileSpec, Tensor | None]:
-        """Return the specification with the term added, and a learnable factor per head, if any.
-
-        Not called if ``lacks_triton`` of the term's options is set.
-        """
+        """Return the specification with the term, and a learnable factor per head, if any."""
         raise NotImplementedError
 
 
 class Gate(nn.Module):
-    """Gate: a factor per row, computed from a statistic of the first softmax of the row.
-
-    A gate either scales the scores of the row, followed by a second softmax (``scales_scores``), or
-    scales the head output outside the engine.
+    """Factor per row from a statistic of the first softmax. It scales the scores of the row,
+    followed by a second softmax (``scales_scores``), or the head output outside the engine.
     """
 
     scales_scores: bool
 
     @abstractmethod
     def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
-        """Return the statistic of every row, BNr.
+        """Return the statistic of every row, BNr, differentiated by autograd with respect to
+        ``weights``.
 
-        It is differentiated by autograd with respect to ``weights``; ``scores``, of which ``weights``
-        is the softmax, are a constant near MASKED_SCORE in masked pairs. The derivative may lack a
-        constant per row, which cancels in the gradient of the softmax.
+        ``scores``, of which ``weights`` is the softmax, are a constant near MASKED_SCORE in masked
+        pairs. The derivative may lack a constant per row, which cancels in the gradient of the
+        softmax.
         """
 
     @abstractmethod
@@ -181,29 +175,24 @@ class Gate(nn.Module):
 class CustomAttention(nn.Module):
     """Pattern with its own kernel: it has parameters, or more than one softmax per row.
 
-    It cannot be combined with score terms, gates or an MLP that reads attention weights. Queries and
-    keys of the projection are transformed already; ``transforms`` are for other keys, and are a part
-    of the attention, not of the pattern.
+    Queries and keys of the projection are transformed already; ``transforms`` are for other keys,
+    and a part of the attention, not of the pattern.
     """
 
     transforms: tuple[QueryKeyTransform, ...] = ()
 
     def transformed(self, k_BKTH: Tensor) -> Tensor:
-        """Return keys that the pattern itself projects, transformed."""
         for transform in self.transforms:
             k_BKTH = transform.keys(k_BKTH)
         return k_BKTH
 
     @abstractmethod
     def kernel(self, device: str) -> str:
-        """Return the name of the kernel used on a ``device`` of this type, for the run header."""
+        """Return the name of the kernel on a ``device`` of this type."""
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, heads: QKV, cache: BlockKVCache | None = None) -> Tensor:
-        """Return head outputs, BNTH; ``heads`` is the projection of ``x``.
-
-        With a cache, ``x`` contains only the tokens that follow the cached ones; they are appended.
-        """
+        """Return head outputs, BNTH; with a cache, ``x`` and ``heads`` are of new tokens."""
 
     @abstractmethod
     def new_cache(self) -> BlockKVCache:

@@ -1,7 +1,4 @@
-"""Configuration of attention: registered components and their composition.
-
-Imports no torch.
-"""
+"""Configuration of attention: registered components and their composition. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,7 +48,6 @@ GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
 
 
 def _small_backend(form: SmallForm, name: str) -> str:
-    """Return the math kernel or rows for kernels that a CPU lacks, or lacks with dropout."""
     if form.values[name] == "triton":
         return "rows"
     unsupported = ("efficient", "flash") if float(form.values["DROPOUT"]) else ("efficient",)
@@ -77,15 +73,9 @@ class AttentionConfig:
         (projection,) = PROJECTIONS.bind(values)
         (pattern,) = PATTERNS.bind(values)
         (positions,) = POSITIONS.bind(values)
-        return cls(
-            projection,
-            pattern,
-            positions,
-            TERMS.bind(values),
-            GATES.bind(values),
-            backend=str(values["ATTENTION_BACKEND"]),
-            transforms=TRANSFORMS.bind(values),
-        )
+        lists = TERMS.bind(values), GATES.bind(values)
+        backend, transforms = str(values["ATTENTION_BACKEND"]), TRANSFORMS.bind(values)
+        return cls(projection, pattern, positions, *lists, backend, transforms)
 
     def cost(self, shape: ModelShape) -> Cost:
         """Return the cost of one block, with scores, aggregation and the output projection.

@@ -18,10 +18,9 @@ from gpt2.shape import ModelShape
 
 
 def entropy(weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
-    """Return −Σ p ln p / ln(i+1), BNr, and 1 at i = 0 (a row with a single weight).
+    """Return −Σ p ln p / ln(i+1), BNr, and 1 at i = 0, as (ln Σ exp s − Σ p s) / ln(i+1).
 
-    Computed as (ln Σ exp s − Σ p s) / ln(i+1), which avoids a logarithm per pair. The derivatives by
-    s cancel: that of ln Σ exp s is p.
+    This avoids a logarithm per pair. The derivatives by s cancel: that of ln Σ exp s is p.
     """
     log_sum = scores_BNrc.amax(-1) - weights_BNrc.detach().amax(-1).log()
     entropy_BNr1 = (log_sum - torch.linalg.vecdot(weights_BNrc, scores_BNrc))[..., None]
@@ -45,7 +44,6 @@ class RaCrossToken(Gate):
         self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
 
     def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
-        """Return the configured statistic of every row, BNr."""
         if self.mode == "topk":
             return largest_sum(weights_BNrc, self.topk)
         if self.mode == "max":
@@ -56,7 +54,6 @@ class RaCrossToken(Gate):
         return entropy(weights_BNrc, scores_BNrc, chunk)
 
     def tile_spec(self, spec: TileSpec) -> TileSpec:
-        """Return the specification with the statistic; the largest weight is a top-k of one."""
         if self.mode == "max":
             return spec._replace(statistic="topk", top=1)
         return spec._replace(statistic=self.mode, top=self.topk)
@@ -76,7 +73,6 @@ class RaCrossToken(Gate):
 
 
 def _reference_statistic(p_BNc: Tensor, i: int, options: RaCrossTokenOptions) -> Tensor:
-    """Return the configured statistic of the weights of row i, BN."""
     if options.mode == "topk":
         return p_BNc.sort(-1, descending=True).values[..., : options.topk].sum(-1)
     if options.mode == "max":

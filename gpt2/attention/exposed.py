@@ -23,10 +23,7 @@ SORT_WIDTH = 256
 
 @library.custom_op("kablate::largest", mutates_args=(), device_types="cpu")
 def topk_values(weights: Tensor, k: int) -> Tensor:
-    """Return the k largest elements of the last dimension, unordered (all if there are fewer).
-
-    ``weights`` must be ≥ 0. Not differentiable.
-    """
+    """Return the k largest elements ≥ 0 of the last dimension, unordered; all if fewer."""
     while weights.shape[-1] > SORT_WIDTH and 2 * k <= SORT_WIDTH:
         padded = F.pad(weights, (0, -weights.shape[-1] % SORT_WIDTH))
         weights = _largest_sorted(padded.unflatten(-1, (-1, SORT_WIDTH)), k).flatten(-2)
@@ -73,10 +70,7 @@ class _LargestSum(Function):
 
 
 def largest_sum(weights: Tensor, k: int) -> Tensor:
-    """Return the sum of the k largest elements of the last dimension; ``weights`` must be ≥ 0.
-
-    Differentiable: elements equal to the k-th largest share the derivatives of their places.
-    """
+    """Return the sum of the k largest elements ≥ 0 of the last dimension, differentiable."""
     total: Tensor = _LargestSum.apply(weights, k)
     return total
 
@@ -89,9 +83,7 @@ class AttentionWeightsTap:
         self.pattern = pattern
 
     def read(self, weights_BNrc: Tensor, chunk: RowChunk) -> Tensor:
-        """Return the attention weights that the MLP reads, Brc; a row sums to one, or to zero if
-        none of its weights is selected.
-        """
+        """Return the weights that the MLP reads, Brc; a row sums to 1, or to 0 if it is empty."""
         weights, total = self._kept(weights_BNrc, chunk)
         return weights.div_(total)
 

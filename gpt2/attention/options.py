@@ -1,9 +1,7 @@
-"""Options of the components of attention; imports no torch.
+"""Options of the components of attention, with their costs; imports no torch.
 
-Options declare the cost of a component, so that a plan can be printed and a built model can be
-checked against it. The module of each
-class of options is in ``MODULES`` of ``attention.py``, its formula in ``REFERENCES`` of
-``reference.py``. T tokens, C n_embd, N heads, H head dim, R latent dim.
+The module of each class of options is in ``MODULES`` of ``attention.py``, its formula in
+``REFERENCES`` of ``reference.py``. C n_embd, N heads, K key/value heads, H head dim, R latent dim.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +43,7 @@ class ProjectionOptions(PartOptions):
     """Options of the query, key and value projection, by default of columns in the order q, k, v."""
 
     def kv_heads(self, shape: ModelShape) -> int:
-        """Return K, the number of key/value heads."""
+        """Return K."""
         return shape.n_head
 
     def cost(self, shape: ModelShape) -> Cost:
@@ -54,7 +52,7 @@ class ProjectionOptions(PartOptions):
         return Cost(shape.n_embd * columns, columns * shape.bias)
 
     def expanded_numbers(self, shape: ModelShape) -> int:
-        """Return the key and value elements per token and block, by head: 2·K·H."""
+        """Return the elements of keys and values per token: 2·K·H."""
         return 2 * self.kv_heads(shape) * shape.head_dim
 
 
@@ -67,14 +65,14 @@ class ConfigNote:
 
     @property
     def tag(self) -> str:
-        """Return the tag of the output line, WARN or NOTE."""
+        """Return the tag of the output line."""
         return "WARN" if self.warns else "NOTE"
 
 
-class PatternOptions(PartOptions, ABC):
+class PatternOptions(PartOptions):
     """Options of a pattern: which earlier tokens a token sees. By default the last ``width``."""
 
-    # True if the module is an ``CustomAttention``: a kernel that replaces SDPA and the row engine.
+    # True if the module is a ``CustomAttention``: a kernel that replaces SDPA and the row engine.
     attends: ClassVar[bool] = False
     # Checks of make check that only steps with this pattern have; FAST=1 skips them.
     own_checks: ClassVar[tuple[str, ...]] = ()
@@ -115,8 +113,8 @@ class TransformOptions(PartOptions, ABC):
         """Return the cost for ``numbers`` elements of q and k per token."""
 
 
-class ScoreOptions(PartOptions, ABC):
-    """Options of a score term or gate."""
+class TermOptions(PartOptions, ABC):
+    """Options of a score term."""
 
     @property
     def lacks_triton(self) -> str:
@@ -128,11 +126,7 @@ class ScoreOptions(PartOptions, ABC):
         """Return the added cost with ``keys`` visible keys."""
 
 
-class TermOptions(ScoreOptions):
-    """Options of a score term."""
-
-
-class GateOptions(ScoreOptions):
+class GateOptions(TermOptions):
     """Options of a gate."""
 
     @property
@@ -146,8 +140,8 @@ class AttentionWeightsOptions:
     """Attention weights that an MLP reads: the mean over heads of the rows, sparsified.
 
     ``sparsity``: topk keeps the k largest weights of a row (and ties with the k-th); rms weights of
-    at least ``tau`` times the root mean square over the visible tokens of the row; none all weights.
-    With ``detach`` no gradient flows back into attention.
+    at least ``tau`` times the root mean square over the visible tokens of the row; none all
+    weights. With ``detach`` no gradient flows back into attention.
     """
 
     sparsity: str
@@ -165,9 +159,8 @@ class LearnedOptions(PositionOptions):
 
 @dataclass(frozen=True)
 class RopeOptions(PositionOptions):
-    """Options of RoPE (Su et al. 2021, arXiv 2104.09864).
-
-    Pair j of H elements is rotated by t · ``base``^(−2j/H) at token t.
+    """Options of RoPE (Su et al. 2021, arXiv 2104.09864): at token t, pair j of a head is rotated
+    by t · ``base``^(−2j/H).
     """
 
     name: ClassVar[str] = "rope"
@@ -184,7 +177,6 @@ class DenseOptions(ProjectionOptions):
 
 
 def _small_kv_heads(form: SmallForm, name: str) -> int:
-    """Return one, all or half of the small form's heads, as configured."""
     full = form.number(name)
     if form.width == form.full_width:
         return full
@@ -195,17 +187,13 @@ def _small_kv_heads(form: SmallForm, name: str) -> int:
 
 @dataclass(frozen=True)
 class GroupedOptions(ProjectionOptions):
-    """Options of ``n_kv_head`` key/value heads shared by query heads (1 is MQA).
-
-    Grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245.
-    """
+    """Options of grouped-query attention, ``n_kv_head`` shared heads (arXiv 2305.13245)."""
 
     name: ClassVar[str] = "grouped"
 
     n_kv_head: int = kconfig_field("N_KV_HEAD", small=_small_kv_heads)
 
     def kv_heads(self, shape: ModelShape) -> int:
-        """Return the configured number."""
         return self.n_kv_head
 
 
@@ -242,7 +230,6 @@ class LatentOptions(ProjectionOptions):
     shared_expansion: bool = kconfig_field("LATENT_SHARED_EXPANSION")
 
     def width(self, shape: ModelShape) -> int:
-        """Return R, with 0 resolved."""
         return self.latent_dim or default_latent(shape.n_embd)
 
     def cost(self, shape: ModelShape) -> Cost:
@@ -268,7 +255,6 @@ class SlidingOptions(PatternOptions):
 
     @property
     def width(self) -> int:
-        """Return the configured window."""
         return self.window
 
 
@@ -282,7 +268,6 @@ class QkNormOptions(TransformOptions):
     name: ClassVar[str] = "qk_norm"
 
     def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
-        """Return that scales start at 1."""
         return {"q_scale": 1.0, "k_scale": 1.0}
 
     def cost(self, shape: ModelShape, numbers: int) -> Cost:
@@ -355,5 +340,4 @@ class RaCrossTokenOptions(GateOptions):
 
     @property
     def scales_scores(self) -> bool:
-        """Return whether the factor scales the scores of the row instead of the head output."""
         return self.apply == "weights"

@@ -16,10 +16,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class PositionEncoding:
-    """Position encoding, applied to the queries and to the keys of a block before scores.
-
-    By default the identity: position embeddings are added to x before attention.
-    """
+    """Position encoding of queries and keys; by default the identity, for learned positions."""
 
     rotates = False
 
@@ -34,10 +31,7 @@ class PositionEncoding:
         step: int = 1,
         rotation: Rotation | None = None,
     ) -> Sequence[Tensor]:
-        """Encode tensors BNTH of the same tokens, width and dtype; N may differ.
-
-        ``rotation`` is that of these tokens, if it is known.
-        """
+        """Encode tensors BNTH of the same tokens; ``rotation`` is that of these, if known."""
         return list(heads)
 
     def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
@@ -46,9 +40,9 @@ class PositionEncoding:
 
 
 class Rope(PositionEncoding):
-    """Rotary encoding per head (Su et al. 2021, arXiv 2104.09864).
-
-    Elements j and j + H/2 form a pair, as in GPT-NeoX and Llama. The paper pairs 2j and 2j + 1, which is equivalent up to the order of the columns of a head.
+    """Rotary encoding (Su et al. 2021, arXiv 2104.09864) of pairs of elements j and j + H/2 of a
+    head, as in GPT-NeoX and Llama; the paper's pairs 2j and 2j + 1 are equivalent up to the order
+    of columns.
     """
 
     rotates = True
@@ -64,10 +58,7 @@ class Rope(PositionEncoding):
         step: int = 1,
         rotation: Rotation | None = None,
     ) -> Sequence[Tensor]:
-        """Rotate in fp32 or wider and return the dtype of the tensors.
-
-        All tensors are rotated as one, which takes a GPU half of the launches.
-        """
+        """Rotate in fp32 or wider, all tensors as one, which takes a GPU half of the launches."""
         x_BNTH = torch.cat(list(heads), 1) if heads[1:] else heads[0]
         cos_Tj, sin_Tj = rotation or self._rotation(x_BNTH, x_BNTH.shape[2], first, step)
         a_BNTj, b_BNTj = x_BNTH.to(cos_Tj.dtype).chunk(2, -1)
@@ -76,7 +67,6 @@ class Rope(PositionEncoding):
         return rotated_BNTH.split([each.shape[1] for each in heads], 1)
 
     def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
-        """Return the rotation of the tokens of ``x``."""
         return self._rotation(x_BTC, x_BTC.shape[1], first, 1)
 
     def _rotation(self, like: Tensor, count: int, first: int, step: int) -> Rotation:
@@ -86,10 +76,8 @@ class Rope(PositionEncoding):
         return angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)
 
     def _angles(self, device: torch.device, count: int, first: int, step: int) -> Tensor:
-        """Return the angles in float64: fp32 is off by a fraction of a radian at late positions.
-
-        No table is kept: a buffer of the module would be cast together with its parameters.
-        """
+        """Return the angles in float64: fp32 is off by a fraction of a radian at late positions."""
+        # No table is kept: a buffer of the module would be cast together with its parameters.
         dtype = torch.float64
         tokens_T = torch.arange(first, first + count * step, step, dtype=dtype, device=device)
         pairs_j = torch.arange(self.width // 2, dtype=dtype, device=device)

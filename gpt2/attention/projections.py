@@ -3,13 +3,11 @@
 B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
 """
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from gpt2.attention.options import LatentOptions, ProjectionOptions
-from gpt2.attention.positions import PositionEncoding, Rotation
 from gpt2.attention.state import BlockState
 from gpt2.shape import ModelShape
 
@@ -23,14 +21,6 @@ class QKV:
     v_BKTH: Tensor
     # c_k of a latent projection.
     latent_BTR: Tensor | None = None
-
-    def with_positions(
-        self, positions: PositionEncoding, first: int, rotation: Rotation | None = None
-    ) -> Self:
-        """Return the heads with position-encoded queries and keys from position ``first`` on."""
-        heads = self.q_BNTH, self.k_BKTH
-        q_BNTH, k_BKTH = positions.encode_all(heads, first, rotation=rotation)
-        return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
 
 
 class Projection(nn.Module):
@@ -47,7 +37,6 @@ class Projection(nn.Module):
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """Return a view [B, N, T, H] of [B, T, N·H]."""
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
@@ -56,10 +45,7 @@ class ZeroInitLinear(nn.Linear):
 
 
 class Dense(Projection, nn.Linear):
-    """Linear layer C → C + 2·K·H with columns in the order q, k, v: GPT-2's c_attn if K = N.
-
-    With K < N, grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
-    """
+    """Linear layer C → C + 2·K·H with columns in the order q, k, v: GPT-2's c_attn if K = N."""
 
     def __init__(self, shape: ModelShape, options: ProjectionOptions) -> None:
         shared = options.kv_heads(shape) * shape.head_dim
@@ -69,18 +55,15 @@ class Dense(Projection, nn.Linear):
 
     # Not nn.Linear's signature: parameters are named as in GPT-2, where c_attn is a linear layer.
     def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:  # type: ignore[override]
-        """Return the queries of every head, and keys and values of every head or group."""
         q, k, v = super().forward(x_BTC).split(self.widths, dim=-1)
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
 
 
 class Latent(Projection):
-    """Latent projection: c_k and c_v of width R, expanded to keys and values.
+    """Latent projection after multi-head latent attention (arXiv 2405.04434): c_k and c_v of width
+    R.
 
-    It follows multi-head latent attention (arXiv 2405.04434).
-
-    ``expand_k`` and ``expand_v`` stack the matrices K_h and U_h of all heads, or have a single one
-    if the expansion is shared.
+    ``expand_k`` and ``expand_v`` stack the matrices K_h and U_h, or have one for all heads.
     """
 
     def __init__(self, shape: ModelShape, options: LatentOptions) -> None:
@@ -95,17 +78,13 @@ class Latent(Projection):
         self.expand_v = nn.Linear(width, expanded, bias=False)
 
     def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:
-        """Return queries, keys and values; ``latent_BTR`` is c_k including the shift."""
         latent_BTR = self._latent_keys(x_BTC, state)
         wide = self.c_q(x_BTC), self.expand_k(latent_BTR), self.expand_v(self.c_v(x_BTC))
         q, k, v = (split_heads(part, self.head_dim) for part in wide)
         return QKV(q, k, v, latent_BTR)
 
     def decode(self, x_BTC: Tensor, state: BlockState) -> QKV:
-        """Return queries and keys in absorbed form: q_h K_hᵀ, with c_k and c_v shared by all heads.
-
-        (q_h K_hᵀ) · c_k = q_h · k_h, so keys are not expanded: queries and keys both have width R.
-        """
+        """Return absorbed queries q_h K_hᵀ, and c_k and c_v of all heads as keys and values."""
         latent_BTR = self._latent_keys(x_BTC, state)
         q_BNTH = split_heads(self.c_q(x_BTC), self.head_dim)
         q_BNTR = q_BNTH @ self._per_head(self.expand_k)

@@ -25,11 +25,9 @@ class QkNorm(QueryKeyTransform):
         self.k_scale = nn.Parameter(torch.ones(shape.head_dim))
 
     def queries(self, q_BNTH: Tensor) -> Tensor:
-        """Return the normalized queries."""
         return _normalized(q_BNTH, self.q_scale)
 
     def keys(self, k_BKTH: Tensor) -> Tensor:
-        """Return the normalized keys."""
         return _normalized(k_BKTH, self.k_scale)
 
 

@@ -1,4 +1,5 @@
-"""Reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i; and its formula row by row.
+"""Reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i; and its formula row by
+row.
 
 B batch, T tokens, N heads, H head dim; r the rows of a chunk, b the columns of its band.
 """
@@ -38,7 +39,6 @@ class Reciprocal(ScoreTerm):
         return reverse_BNrb.triu_(before) if before > -chunk.height else reverse_BNrb
 
     def tile_spec(self, spec: TileSpec) -> tuple[TileSpec, Tensor | None]:
-        """Return the specification with the band, and α per head if it is learnable."""
         alpha = self.constant if self.alpha is None else None
         return spec._replace(band=self.reach, alpha=alpha), self.alpha
 

@@ -6,7 +6,6 @@ float dtype. The formulas of score terms and gates are in the files of their mod
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,6 @@ from gpt2.nsa.options import NsaOptions
 
 
 def unrotated(x_BNTH: Tensor, tokens: Sequence[int], options: LearnedOptions) -> Tensor:
-    """Return ``x``: learned positions are added to the input of the first block."""
     return x_BNTH
 
 
@@ -75,7 +73,6 @@ def dense_heads(
 def latent(
     x_BTC: Tensor, parameters: Mapping[str, Tensor], shift_BTR: Tensor | None = None
 ) -> Tensor:
-    """Return c_k = x W_dk plus the shift from the previous block."""
     c_k = torch.einsum("btc,rc->btr", x_BTC, parameters["c_k.weight"])
     return c_k if shift_BTR is None else c_k + shift_BTR
 
@@ -87,29 +84,24 @@ def latent_heads(
     options: LatentOptions,
     shift_BTR: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v, BNTH, computed head by head."""
     width = x_BTC.shape[-1] // n_head
-    c_k = latent(x_BTC, parameters, shift_BTR)
     c_v = torch.einsum("btc,rc->btr", x_BTC, parameters["c_v.weight"])
-    stacked: tuple[list[Tensor], ...] = ([], [], [])
-    for head in range(n_head):
-        rows = slice(head * width, (head + 1) * width)
-        expansion = slice(None) if options.shared_expansion else rows
-        stacked[0].append(torch.einsum("btc,hc->bth", x_BTC, parameters["c_q.weight"][rows]))
-        for into, c, name in ((stacked[1], c_k, "expand_k"), (stacked[2], c_v, "expand_v")):
-            K_HR = parameters[f"{name}.weight"][expansion]
-            into.append(torch.einsum("btr,hr->bth", c, K_HR))
-    q, k, v = (torch.stack(part, 1) for part in stacked)
+    inputs = {"c_q": x_BTC, "expand_k": latent(x_BTC, parameters, shift_BTR), "expand_v": c_v}
+
+    def head(name: str, index: int) -> Tensor:
+        shared = options.shared_expansion and name != "c_q"
+        rows = slice(None) if shared else slice(index * width, (index + 1) * width)
+        return torch.einsum("btr,hr->bth", inputs[name], parameters[f"{name}.weight"][rows])
+
+    q, k, v = (torch.stack([head(name, n) for n in range(n_head)], 1) for name in inputs)
     return q, k, v
 
 
 def full_sees(i: int, j: int, options: FullOptions) -> bool:
-    """Return whether token i sees token j: j ≤ i."""
     return j <= i
 
 
 def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
-    """Return whether token i sees token j: max(0, i − w + 1) ≤ j ≤ i."""
     return max(0, i - options.window + 1) <= j <= i
 
 
@@ -137,71 +129,58 @@ REFERENCES: dict[type[Any], Callable[..., Any]] = {
 Parameters = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
 class _Formulas:
-    """The formulas of the components of one attention, with its parameters by name."""
+    """The heads of an input, and the formulas of the components, with their parameters by name."""
 
-    parameters: Parameters
-    n_head: int
-    options: AttentionConfig
+    def __init__(
+        self,
+        x_BTC: Tensor,
+        parameters: Parameters,
+        n_head: int,
+        options: AttentionConfig,
+        shift_BTR: Tensor | None,
+    ) -> None:
+        self.parameters, self.options = parameters, options
+        projection, weights = options.projection, self.subset("c_attn.")
+        heads = REFERENCES[type(projection)](x_BTC, weights, n_head, projection, shift_BTR)
+        self.q_BNTH, self.k_BNTH, self.v_BNTH = heads
 
-    def heads(self, x_BTC: Tensor, shift_BTR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of the projection, BNTH."""
-        projection, weights = self.options.projection, self.subset("c_attn.")
-        made: tuple[Tensor, Tensor, Tensor] = REFERENCES[type(projection)](
-            x_BTC, weights, self.n_head, projection, shift_BTR
-        )
-        return made
+    def subset(self, prefix: str) -> dict[str, Tensor]:
+        named = self.parameters.items()
+        return {k.removeprefix(prefix): v for k, v in named if k.startswith(prefix)}
 
     def transformed(self, x_BNTH: Tensor, side: str) -> Tensor:
-        """Return queries (``side`` q) or keys (k), transformed."""
         for each in self.options.transforms:
             learned = self.subset(f"transforms.{each.name}.")
             x_BNTH = REFERENCES[type(each)](x_BNTH, side, learned, each)
         return x_BNTH
 
     def encoded(self, x_BNTH: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Return queries or keys at the positions of ``tokens``."""
         positions = self.options.positions
         encoded: Tensor = REFERENCES[type(positions)](x_BNTH, tokens, positions)
         return encoded
 
-    def rows(
-        self, q_BNTH: Tensor, k_BNTH: Tensor, rows: Sequence[int]
-    ) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
+    def rows(self, rows: Sequence[int]) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
         """Yield row, visible columns, last softmax BNc, and factor of the output, BN."""
-        tokens, pattern = range(q_BNTH.shape[2]), self.options.pattern
-        q = self.encoded(self.transformed(q_BNTH, "q"), tokens)
-        k = self.encoded(self.transformed(k_BNTH, "k"), tokens)
-        sees = REFERENCES[type(pattern)]
+        tokens, pattern = range(self.q_BNTH.shape[2]), self.options.pattern
+        q = self.encoded(self.transformed(self.q_BNTH, "q"), tokens)
+        k = self.encoded(self.transformed(self.k_BNTH, "k"), tokens)
         for i in rows:
-            columns = [j for j in tokens if sees(i, j, pattern)]
-            yield i, columns, *self._row(q, k, i, columns)
-
-    def _row(self, q: Tensor, k: Tensor, i: int, columns: list[int]) -> tuple[Tensor, Tensor]:
-        scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
-        for term in self.options.terms:
-            weights = self.subset(f"terms.{term.name}.")
-            scores = scores + REFERENCES[type(term)](q, k, i, columns, weights, term)
-        first = torch.softmax(scores, -1)
-        output_factor = torch.ones_like(scores[..., 0])
-        scores_factor = torch.ones_like(output_factor)
-        for gate in self.options.gates:
-            factor = REFERENCES[type(gate)](first, i, self.subset(f"gates.{gate.name}."), gate)
-            if gate.scales_scores:
-                scores_factor = scores_factor * factor
-            else:
-                output_factor = output_factor * factor
-        return torch.softmax(scores * scores_factor[..., None], -1), output_factor
-
-    def project(self, out_BTC: Tensor) -> Tensor:
-        """Return the output of ``c_proj``."""
-        return out_BTC @ self.parameters["c_proj.weight"].T + self.parameters.get("c_proj.bias", 0)
-
-    def subset(self, prefix: str) -> dict[str, Tensor]:
-        """Return the parameters under ``prefix``, with the prefix removed."""
-        named = self.parameters.items()
-        return {k.removeprefix(prefix): v for k, v in named if k.startswith(prefix)}
+            columns = [j for j in tokens if REFERENCES[type(pattern)](i, j, pattern)]
+            scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
+            for term in self.options.terms:
+                weights = self.subset(f"terms.{term.name}.")
+                scores = scores + REFERENCES[type(term)](q, k, i, columns, weights, term)
+            first = torch.softmax(scores, -1)
+            output_factor = torch.ones_like(scores[..., 0])
+            for gate in self.options.gates:
+                weights = self.subset(f"gates.{gate.name}.")
+                factor = REFERENCES[type(gate)](first, i, weights, gate)
+                if gate.scales_scores:
+                    scores = scores * factor[..., None]
+                else:
+                    output_factor = output_factor * factor
+            yield i, columns, torch.softmax(scores, -1), output_factor
 
 
 def attention(
@@ -215,41 +194,39 @@ def attention(
     block: int = 0,
     rows: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the attention output BTC without dropout, and the weights requested by the MLP, BTS.
+    """Return the output of the query tokens ``rows`` (all), BTC, and the weights that the MLP
+    reads, BTS.
 
-    ``parameters`` are those of the built attention, by name; ``block`` is the layer index. Only the
-    query tokens ``rows`` are computed and returned if they are given.
+    ``parameters`` are those of the built attention, by name; ``block`` is the layer index.
     """
     rows = range(x_BTC.shape[1]) if rows is None else rows
-    formulas, pattern = _Formulas(parameters, n_head, options), options.pattern
-    q, k, v = formulas.heads(x_BTC, latent_shift_BTR)
-    if pattern.attends:
-        out_BTNH = REFERENCES[type(pattern)](
+    formulas = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    shown = []
+    if options.pattern.attends:
+        out_BTNH = REFERENCES[type(options.pattern)](
             x_BTC,
-            (formulas.transformed(q, "q"), k, v),
+            (formulas.transformed(formulas.q_BNTH, "q"), formulas.k_BNTH, formulas.v_BNTH),
             formulas.subset("pattern."),
-            pattern,
+            options.pattern,
             options.projection,
             formulas.encoded,
             block,
             rows,
             partial(formulas.transformed, side="k"),
         )
-        if head_scale_BTN is not None:
-            out_BTNH = out_BTNH * head_scale_BTN[:, list(rows), :, None]
-        return formulas.project(out_BTNH.flatten(2)), None
-    outputs, shown = [], []
-    for i, columns, p_BNc, factor_BN in formulas.rows(q, k, rows):
-        out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, v[:, :, columns]) * factor_BN[..., None]
-        if head_scale_BTN is not None:
-            out_BNH = out_BNH * head_scale_BTN[:, i, :, None]
-        outputs.append(out_BNH.flatten(1))
-        if request:
-            row_BS = x_BTC.new_zeros(x_BTC.shape[:2])
-            row_BS[:, columns] = sparsify(p_BNc.mean(1), request)
-            shown.append(row_BS)
-    projected = formulas.project(torch.stack(outputs, 1))
-    return projected, torch.stack(shown, 1) if request else None
+    else:
+        outputs = []
+        for _, columns, p_BNc, factor_BN in formulas.rows(rows):
+            out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, formulas.v_BNTH[:, :, columns])
+            outputs.append(out_BNH * factor_BN[..., None])
+            if request:
+                shown.append(x_BTC.new_zeros(x_BTC.shape[:2]))
+                shown[-1][:, columns] = sparsify(p_BNc.mean(1), request)
+        out_BTNH = torch.stack(outputs, 1)
+    if head_scale_BTN is not None:
+        out_BTNH = out_BTNH * head_scale_BTN[:, list(rows), :, None]
+    out_BTC = out_BTNH.flatten(2) @ parameters["c_proj.weight"].T + parameters.get("c_proj.bias", 0)
+    return out_BTC, torch.stack(shown, 1) if shown else None
 
 
 def mean_entropy(
@@ -260,14 +237,13 @@ def mean_entropy(
     latent_shift_BTR: Tensor | None = None,
 ) -> Tensor:
     """Return the mean over heads and rows of −Σ p ln p of the weights that multiply V, in nats."""
-    formulas = _Formulas(parameters, n_head, options)
-    q, k, _ = formulas.heads(x_BTC, latent_shift_BTR)
-    rows = formulas.rows(q, k, range(x_BTC.shape[1]))
+    rows = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR).rows(
+        range(x_BTC.shape[1])
+    )
     return torch.stack([-torch.xlogy(p, p).sum(-1) for _, _, p, _ in rows]).mean()
 
 
 def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:
-    """Return rows sparsified according to ``request`` and renormalized."""
     rows = []
     for row_c in mean_Bc.detach() if request.detach else mean_Bc:
         if request.sparsity == "topk":

@@ -43,10 +43,7 @@ class ScoreChunks:
     min_rows: int = MIN_CHUNK_ROWS
 
     def chunks(self, q_BNTH: Tensor, first_column: Callable[[int], int]) -> Iterator[RowChunk]:
-        """Yield the rows in order, in chunks of similar height.
-
-        ``first_column`` returns the first column visible to a row.
-        """
+        """Yield the rows in chunks; ``first_column`` is the first one that a row sees."""
         batch, heads, length, _ = q_BNTH.shape
         elements = self.cpu_elements if q_BNTH.device.type == "cpu" else self.gpu_elements
         highest = max(self.min_rows, elements // (batch * heads * length))
@@ -57,10 +54,7 @@ class ScoreChunks:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Components of one attention call, dropout on its weights, and the kernels of its backend.
-
-    Chunk sizes are those of the row engine. ``tile_launch`` replaces the launch of Triton kernels.
-    """
+    """Components of one attention call, dropout on its weights, and the kernels of its backend."""
 
     pattern: Window
     terms: Sequence[ScoreTerm] = ()
@@ -78,11 +72,9 @@ class AttentionPlan:
         return [*self.terms, *(gate for gate in self.gates if gate.scales_scores)]
 
     def inputs(self) -> list[Tensor]:
-        """Return the parameters of ``parts``, in order."""
         return [parameter for part in self.parts() for parameter in part.parameters()]
 
     def chunks(self, q_BNTH: Tensor) -> Iterator[RowChunk]:
-        """Yield the chunks of rows in order."""
         return self.score_chunks.chunks(q_BNTH, self.pattern.left)
 
     def drop(self, weights_BNrc: Tensor, generator: Generator | None) -> Tensor | None:
@@ -103,14 +95,12 @@ class AttentionResult:
 
 
 def default_generator(device: torch.device) -> Generator:
-    """Return the generator used by dropout; checkpoints contain its state."""
     if device.type == "cpu":
         return torch.default_generator
     return torch.cuda.default_generators[device.index]
 
 
 def repeat_kv(x_BKTH: Tensor, heads: int) -> Tensor:
-    """Return key or value heads repeated for the query heads that share them: BNTH."""
     shared = heads // x_BKTH.shape[1]
     return x_BKTH if shared == 1 else x_BKTH.repeat_interleave(shared, dim=1)
 
@@ -130,9 +120,10 @@ class TermGraph:
 
 @dataclass(frozen=True)
 class ChunkSoftmaxes:
-    """Intermediate results of a chunk, from its scores to the weights that multiply V.
+    """Results of a chunk, from its scores to the weights that multiply V.
 
-    With a graph, its leaves are ``first`` and ``inputs``, the parameters of gates that scale scores.
+    With a graph, its leaves are ``first`` and ``inputs``, the parameters of gates that scale
+    scores.
     """
 
     scores_BNrc: Tensor
@@ -145,17 +136,13 @@ class ChunkSoftmaxes:
 
 
 def chunk_softmaxes(
-    plan: AttentionPlan, q_BNTH: Tensor, k_BNTH: Tensor, chunk: RowChunk
-) -> ChunkSoftmaxes:
-    """Compute the scores of a chunk and the softmaxes derived from them, without a graph."""
-    scores_BNrc = _products(q_BNTH, k_BNTH, chunk)
-    add_terms_(plan, scores_BNrc, q_BNTH, k_BNTH, chunk)
-    return softmaxes_from_scores(plan, scores_BNrc, chunk)
-
-
-def _products(q_BNTH: Tensor, k_BNTH: Tensor, chunk: RowChunk) -> Tensor:
+    plan: AttentionPlan, q_BNTH: Tensor, k_BNTH: Tensor, chunk: RowChunk, graph: bool = False
+) -> tuple[ChunkSoftmaxes, list[TermGraph]]:
+    """Compute the scores of a chunk, the softmaxes derived from them, and the graphs of terms."""
     wide = torch.promote_types(q_BNTH.dtype, torch.float32)
-    return (q_BNTH[:, :, chunk.rows] @ k_BNTH[:, :, chunk.columns].mT).to(wide)
+    scores_BNrc = (q_BNTH[:, :, chunk.rows] @ k_BNTH[:, :, chunk.columns].mT).to(wide)
+    terms = add_terms_(plan, scores_BNrc, q_BNTH, k_BNTH, chunk, graph)
+    return softmaxes_from_scores(plan, scores_BNrc, chunk, graph), terms
 
 
 def add_terms_(
@@ -218,29 +205,6 @@ def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [x.detach().requires_grad_() for x in tensors]
 
 
-def forward(
-    plan: AttentionPlan, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor
-) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Return head outputs BNTH, exposed weights BTS, and the statistic of each gate, BNT."""
-    batch, heads, length, width = q_BNTH.shape
-    k, v = (repeat_kv(x, heads) for x in (k_BKTH, v_BKTH))
-    generator = default_generator(q_BNTH.device) if plan.dropout else None
-    # Memory layout B, T, N, H: the output projection reads the tensor without a copy.
-    context = q_BNTH.new_empty(batch, length, heads, width).transpose(1, 2)
-    shown = q_BNTH.new_zeros(batch, length, length) if plan.reader else None
-    statistics: list[list[Tensor]] = [[] for _ in plan.gates]
-    for chunk in plan.chunks(q_BNTH):
-        soft = chunk_softmaxes(plan, q_BNTH, k, chunk)
-        mask = plan.drop(soft.last_BNrc, generator)
-        weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
-        context[:, :, chunk.rows] = weights.to(v.dtype) @ v[:, :, chunk.columns]
-        if plan.reader and shown is not None:
-            shown[:, chunk.rows, chunk.columns] = plan.reader.read(soft.last_BNrc, chunk)
-        for chunks, values in zip(statistics, soft.statistics_BNr, strict=True):
-            chunks.append(values)
-    return context, shown, [torch.cat(chunks, dim=2) for chunks in statistics]
-
-
 class ChunkedBackward:
     """Accumulator of the gradients of q, k, v and the parameters of terms and gates."""
 
@@ -264,8 +228,11 @@ class ChunkedBackward:
         dshown_BTS: Tensor | None,
         dstatistics_BNT: Sequence[Tensor | None],
         generator: Generator | None,
-    ) -> None:
-        """Process all chunks; ``generator`` is in the state it had before forward."""
+    ) -> list[Tensor]:
+        """Process all chunks; return the gradients of q, k, v and the parameters, in their dtypes.
+
+        ``generator`` is in the state it had before forward.
+        """
         reached = [
             (gate, d)
             for gate, d in zip(self.plan.gates, dstatistics_BNT, strict=True)
@@ -273,39 +240,26 @@ class ChunkedBackward:
         ]
         plan = replace(self.plan, gates=[gate for gate, _ in reached])
         for chunk in plan.chunks(self.q):
-            scores = _products(self.q, self.k, chunk)
-            terms = add_terms_(plan, scores, self.q, self.k, chunk, graph=True)
-            soft = softmaxes_from_scores(plan, scores, chunk, graph=True)
-            dlast = self._values(soft, dcontext_BNTH[:, :, chunk.rows], chunk, generator)
+            soft, terms = chunk_softmaxes(plan, self.q, self.k, chunk, graph=True)
+            # Through dropout(weights) @ v.
+            dcontext = dcontext_BNTH[:, :, chunk.rows].contiguous()
+            mask = plan.drop(soft.last_BNrc, generator)
+            weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
+            self.dv[:, :, chunk.columns].add_(weights.to(dcontext.dtype).mT @ dcontext)
+            dlast = (dcontext @ self.v[:, :, chunk.columns].mT).to(soft.last_BNrc.dtype)
+            if mask is not None:
+                dlast.mul_(mask)
             if dshown_BTS is not None and plan.reader:
                 drows = dshown_BTS[:, chunk.rows, chunk.columns]
                 dlast += plan.reader.backward(drows, soft.last_BNrc, chunk)
             dstatistics = [d if d is None else d[:, :, chunk.rows] for _, d in reached]
             self._scores(self._softmaxes(soft, dlast, dstatistics), terms, chunk)
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients of q, k, v and the parameters, in that order and in their dtypes."""
         dk, dv = (
             x.unflatten(1, (self.kv_heads, -1)).sum(2) if self.kv_heads < x.shape[1] else x
             for x in (self.dk, self.dv)
         )
         dqkv = [x.to(self.q.dtype) for x in (self.dq, dk, dv)]
         return dqkv + [d for part in self.dinputs.values() for d in part]
-
-    def _values(
-        self,
-        soft: ChunkSoftmaxes,
-        dcontext_BNrH: Tensor,
-        chunk: RowChunk,
-        generator: Generator | None,
-    ) -> Tensor:
-        """Backpropagate through dropout(weights) @ v; return the gradient of the last softmax."""
-        dcontext = dcontext_BNrH.contiguous()
-        mask = self.plan.drop(soft.last_BNrc, generator)
-        weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
-        self.dv[:, :, chunk.columns].add_(weights.to(dcontext.dtype).mT @ dcontext)
-        dlast = (dcontext @ self.v[:, :, chunk.columns].mT).to(soft.last_BNrc.dtype)
-        return dlast if mask is None else dlast.mul_(mask)
 
     def _softmaxes(
         self, soft: ChunkSoftmaxes, dlast_BNrc: Tensor, dstatistics_BNr: Sequence[Tensor | None]
@@ -340,7 +294,6 @@ class ChunkedBackward:
         return dfirst
 
     def _scores(self, dscores_BNrc: Tensor, terms: Sequence[TermGraph], chunk: RowChunk) -> None:
-        """Backpropagate through the terms and scores = q @ kᵀ."""
         for graph in terms:
             dadded_BNrb = dscores_BNrc[..., -graph.columns :]
             gradients = torch.autograd.grad(
@@ -362,18 +315,13 @@ def _add_(totals: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _through_softmax(weights_BNrc: Tensor, dweights_BNrc: Tensor) -> Tensor:
-    """Return the gradient of the scores, w ⊙ (dw − Σ w·dw), computed in place."""
     mean = torch.linalg.vecdot(weights_BNrc, dweights_BNrc)[..., None]
     return dweights_BNrc.sub_(mean).mul_(weights_BNrc)
 
 
 @torch.compiler.disable
 def attend(q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, plan: AttentionPlan) -> AttentionResult:
-    """Compute causal attention according to ``plan``; query head n reads key/value head n·K // N.
-
-    Matrix products use the dtype of q, k and v, as chosen by autocast; softmax and statistics use
-    fp32 or wider.
-    """
+    """Compute causal attention; products are in the dtype of q, softmaxes in fp32 or wider."""
     scaled = (q_BNTH * q_BNTH.shape[-1] ** -0.5).contiguous()
     context, weights, *statistics = _RowAttention.apply(
         plan, scaled, k_BKTH.contiguous(), v_BKTH.contiguous(), *plan.inputs()
@@ -391,17 +339,32 @@ class _RowAttention(torch.autograd.Function):
         v_BKTH: Tensor,
         *inputs: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        ctx.plan = plan
+        ctx.plan, device = plan, q_BNTH.device
         # Save the generator state, so that backward draws the same dropout masks.
-        ctx.generator = default_generator(q_BNTH.device).clone_state() if plan.dropout else None
-        with torch.autocast(q_BNTH.device.type, enabled=False):
-            context, shown, statistics = forward(plan, q_BNTH, k_BKTH, v_BKTH)
+        generator = default_generator(device) if plan.dropout else None
+        ctx.generator = generator and generator.clone_state()
+        batch, heads, length, width = q_BNTH.shape
+        k, v = (repeat_kv(x, heads) for x in (k_BKTH, v_BKTH))
+        # Memory layout B, T, N, H: the output projection reads the tensor without a copy.
+        context = q_BNTH.new_empty(batch, length, heads, width).transpose(1, 2)
+        shown = q_BNTH.new_zeros(batch, length, length) if plan.reader else None
+        statistics: list[list[Tensor]] = [[] for _ in plan.gates]
+        with torch.autocast(device.type, enabled=False):
+            for chunk in plan.chunks(q_BNTH):
+                soft, _ = chunk_softmaxes(plan, q_BNTH, k, chunk)
+                mask = plan.drop(soft.last_BNrc, generator)
+                weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
+                context[:, :, chunk.rows] = weights.to(v.dtype) @ v[:, :, chunk.columns]
+                if plan.reader and shown is not None:
+                    shown[:, chunk.rows, chunk.columns] = plan.reader.read(soft.last_BNrc, chunk)
+                for chunks, values in zip(statistics, soft.statistics_BNr, strict=True):
+                    chunks.append(values)
         # Inputs are saved so that torch reports a change between forward and backward.
         ctx.save_for_backward(q_BNTH, k_BKTH, v_BKTH, *inputs)
         ctx.set_materialize_grads(False)
         if plan.reader and plan.reader.request.detach:
             ctx.mark_non_differentiable(shown)
-        return context, shown, *statistics
+        return context, shown, *(torch.cat(chunks, dim=2) for chunks in statistics)
 
     @staticmethod
     @once_differentiable
@@ -416,19 +379,18 @@ class _RowAttention(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             walk = ChunkedBackward(ctx.plan, q, k, v)
             generator = ctx.generator and ctx.generator.clone_state()
-            walk.run(dcontext, dshown_BTS, dstatistics_BNT, generator)
-        return None, *walk.gradients()
+            return None, *walk.run(dcontext, dshown_BTS, dstatistics_BNT, generator)
 
 
 def attend_cached(
     qkv: QKV, plan: AttentionPlan, cache: BlockKVCache, scale: float
 ) -> AttentionResult:
-    """Compute attention of new tokens to the tokens of ``cache``, and append the new ones.
+    """Compute attention of new tokens, one chunk of rows, to the tokens of ``cache``; append the
+    new ones.
 
-    The new tokens are one chunk of rows. Components take positions from the chunk, so missing
-    earlier queries do not matter; those that terms reach are cached. ``scale`` multiplies q·k.
-    ``weights_BTS`` has one column per token visible to the first new row, plus the new tokens. The
-    result is without a gradient by cached tokens and terms.
+    Components take positions from the chunk; queries that terms reach are cached. ``scale``
+    multiplies q·k. ``weights_BTS`` has a column per token visible to the first new row, plus the
+    new tokens.
     """
     first = cache.position
     last = first + qkv.q_BNTH.shape[2]

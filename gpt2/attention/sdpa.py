@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2.attention.components import Window
 from gpt2.attention.projections import QKV
 from lib.errors import KablateError, Problem, RunError
 
@@ -24,14 +23,8 @@ BACKENDS = {
 NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 
 
-def sdpa_attention(heads: QKV, pattern: Window, backend: str, dropout: float) -> Tensor:
-    """Return head outputs, BNTH. Raises RunError if the configured kernel cannot run here."""
-    mask = pattern.sdpa_arguments(heads.q_BNTH.shape[2], heads.q_BNTH.device)
-    return attend(heads, mask, backend, dropout)
-
-
 def attend(heads: QKV, mask: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
-    """Return head outputs, BNTH, under a pattern's mask arguments, as ``sdpa_attention`` does."""
+    """Return head outputs, BNTH. Raises RunError if the configured kernel cannot run here."""
     q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
     with allowing(backend, q, dropout, RunError):
         return F.scaled_dot_product_attention(

@@ -6,8 +6,7 @@ N heads, H head dim.
 import torch
 from torch import Tensor
 
-from gpt2.attention.attention import build_pattern
-from gpt2.attention.components import CustomAttention, Window
+from gpt2.attention.components import Window
 from gpt2.attention.projections import QKV
 from gpt2.attention.sdpa import allowing, attend, only_backend
 from gpt2.model_config import ModelConfig
@@ -27,7 +26,7 @@ _CPU_PROBE_TOKENS = 128
 
 
 def allowed_kernels(backend: str) -> list[str]:
-    """Return the kernels that torch may select under ``backend``, as reported by torch."""
+    """Return the kernels that torch may select under ``backend``."""
     with only_backend(backend):
         return sorted(name for name, enabled in KERNELS.items() if enabled())
 
@@ -35,14 +34,10 @@ def allowed_kernels(backend: str) -> list[str]:
 def selected_sdpa_kernel(
     model: ModelConfig, precision: str, device: torch.device, dropout: float
 ) -> str:
-    """Return the SDPA kernel that torch selects: flash, efficient, cudnn or math.
-
-    Raises PreflightError if the configured kernel cannot run.
-    """
+    """Return the kernel that torch selects; raises PreflightError if it cannot run."""
     options, shape = model.attention, model.shape
     q = _zeros(model, shape.n_head, shape.block_size, precision, device)
-    pattern = _pattern(model)
-    mask = pattern.sdpa_arguments(shape.block_size, device)
+    mask = Window(options.pattern.width).sdpa_arguments(shape.block_size, device)
     with allowing(options.backend, q, dropout, PreflightError):
         return selected_sdpa_backend(q, options.projection.kv_heads(model.shape), dropout, mask)
 
@@ -50,16 +45,10 @@ def selected_sdpa_kernel(
 def observed_sdpa_kernel(
     model: ModelConfig, precision: str, device: torch.device, dropout: float
 ) -> str:
-    """Run plain attention once and return the kernel that ran: flash, efficient, cudnn or math.
-
-    The probe uses one sequence and the query heads that share one key head. On a CPU the sequence
-    is shortened, because kernel selection there does not depend on the length. The RNG state is
-    restored.
-    """
+    """Run plain attention once and return the kernel; the state of the generator is restored."""
     options, length = model.attention, model.shape.block_size
     group = model.shape.n_head // options.projection.kv_heads(model.shape)
-    pattern = _pattern(model)
-    mask = pattern.sdpa_arguments(length, device)
+    mask = Window(options.pattern.width).sdpa_arguments(length, device)
     if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
         length = _CPU_PROBE_TOKENS
         # Whether there is a mask affects kernel selection, so the mask is cropped, never omitted.
@@ -76,9 +65,3 @@ def _zeros(
     """Return zero heads [1, heads, length, H] that require gradients, as in training."""
     sizes = (1, heads, length, model.shape.head_dim)
     return torch.zeros(sizes, device=device, dtype=DTYPES[precision], requires_grad=True)
-
-
-def _pattern(model: ModelConfig) -> Window:
-    pattern = build_pattern(model.shape, model.attention, 0)
-    assert not isinstance(pattern, CustomAttention), "SDPA is replaced by the pattern's own kernel"
-    return pattern

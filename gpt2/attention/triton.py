@@ -25,10 +25,10 @@ LOG2_E = math.log2(math.e)
 class TileSpec(NamedTuple):
     """Scores, statistic and dropout of a pass.
 
-    Scores are products times ``scale``; row i sees i − ``window`` < j ≤ i. In pairs with
-    i − j ≤ ``band``, the score of the transposed pair is added, times ``alpha`` (None: one learnable
-    factor per head). ``statistic`` is "" (none), entropy, rms, or topk: the sum of the ``top``
-    largest weights. ``dropout`` acts on the weights that multiply the values.
+    Scores are products times ``scale``; row i sees i − ``window`` < j ≤ i. In pairs with i − j ≤
+    ``band``, the score of the transposed pair is added, times ``alpha`` (None: one learnable factor
+    per head). ``statistic`` is "" (none), entropy, rms, or topk: the sum of the ``top`` largest
+    weights. ``dropout`` acts on the weights that multiply the values.
     """
 
     window: int
@@ -63,10 +63,8 @@ def tiled_attention(
     mean: bool = False,
     learns_mean: bool = True,
 ) -> TileOutputs:
-    """Return differentiable outputs; query head n reads key/value head n·K // N.
-
-    Without values there are no head outputs. ``factor_BNT``, in fp32, multiplies the scores of the
-    rows. ``mean`` requests the mean weights, before dropout, without a gradient unless
+    """Return differentiable outputs, without values no head outputs. ``factor_BNT``, in fp32,
+    multiplies the scores of rows. ``mean``: also the mean weights, with a gradient if
     ``learns_mean``.
     """
     outputs = _TiledAttention.apply(
@@ -159,7 +157,6 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _rows_of_vectors(x: Tensor) -> Tensor:
-    """Return ``x`` with adjacent elements of a vector."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -170,10 +167,6 @@ def _token_major(x_BNTH: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def tile_problem(dtype: torch.dtype, device: torch.device) -> Problem | None:
-    """Return why the Triton kernels cannot run, if so: no package triton, fp64, or a CPU.
-
-    Triton's interpreter runs them on a CPU.
-    """
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     fix, code = "type: SET=ATTENTION_BACKEND_ROWS=y", "gpu.unsupported"
     if importlib.util.find_spec("triton") is None:
@@ -199,7 +192,6 @@ def runs_tiles(device: torch.device) -> bool:
 
 
 def place_of(device: torch.device, dtype: torch.dtype) -> Place:
-    """Return the place of a computation on ``device`` in ``dtype``."""
     if device.type != "cuda":
         return "cpu"
     kernels = runs_tiles(device) and dtype != torch.float64
@@ -216,10 +208,7 @@ _WRITTEN: Mapping[str, frozenset[str]] = {
 
 
 def triton_launch(name: str, spec: TileSpec, tensors: Mapping[str, Tensor | None]) -> None:
-    """Launch a Triton kernel on the device of the tensors. Raises RunError if it cannot run there.
-
-    torch.compile does not look into the launch, so that a layer is part of one graph.
-    """
+    """Launch a Triton kernel, outside of torch.compile's view. Raises RunError if it cannot run."""
     present = {key: x for key, x in tensors.items() if x is not None}
     if not torch.compiler.is_compiling():
         _launch(name, spec, present)

@@ -33,10 +33,7 @@ class MlpCrossToken(nn.Module):
         state: BlockState,
         cache: BlockKVCache | None = None,
     ) -> Tensor:
-        """Mix tokens in the bottleneck: W (h A) is M / b times cheaper than (W h) A.
-
-        Caches h A (width K) of the visible tokens.
-        """
+        """Mix tokens in the bottleneck, M / b times cheaper than (W h) A; cache h A."""
         down_BSK = self.down(h_BTM)
         if cache is not None:
             down_BSK = cache.extend("mlp_cross_token", down_BSK, dim=1)
@@ -55,7 +52,6 @@ class MlpCrossToken(nn.Module):
         }
 
     def _gathered(self, down_BSK: Tensor, view: AttentionOutputs) -> Tensor:
-        """Return (W h) A Bᵀ, BTM."""
         assert view.weights_BTS is not None, "attention did not return its weights"
         # Attention against a cache returns fp32 in a model in half precision.
         gathered_BTM: Tensor = self.up(view.weights_BTS.to(down_BSK.dtype) @ down_BSK)
@@ -70,7 +66,6 @@ def reference_mix(
     options: MlpCrossTokenOptions,
     site: LayerSpec,
 ) -> Tensor:
-    """Return h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
     weights_BTS = view.weights_BTS
     assert weights_BTS is not None, "the mechanism reads attention weights"
     a_MK, b_MK = weights["down.weight"].T, weights["up.weight"]

@@ -41,7 +41,6 @@ class MlpAttnGate(NeverPruned):
         return h_BTM
 
     def statistics(self, h_BTM: Tensor, *others: Any) -> Statistics:
-        """Return the statistics of γ."""
         return gate_statistics(self.options.name, self._gate(h_BTM, None).transpose(1, 2))
 
     def _gate(self, h_BTM: Tensor, cache: BlockKVCache | None) -> Tensor:
@@ -54,10 +53,8 @@ class MlpAttnGate(NeverPruned):
 
 
 def _running_mean(x_BTG: Tensor, cache: BlockKVCache | None) -> Tensor:
-    """Return the mean over the tokens so far, whose sum is cached.
-
-    Sums and their gradients are fp32 or wider: in bf16 they would be rounded to three digits, and
-    autocast widens them on a GPU only.
+    """Return the mean over the tokens so far, whose sum is cached; in fp32 or wider, since bf16
+    sums have three digits.
     """
     sums_BTG = x_BTG.to(torch.promote_types(x_BTG.dtype, torch.float32)).cumsum(1)
     counts_T = torch.arange(1, sums_BTG.size(1) + 1, device=sums_BTG.device)
@@ -77,7 +74,6 @@ def reference_gate(
     options: MlpAttnGateOptions,
     site: LayerSpec,
 ) -> Tensor:
-    """Return h unchanged; set the next block's scale to (1 − α) + α σ(W₂ W₁ h + b)."""
     w1_GM, w2_NG, bias_N = weights["down.weight"], weights["up.weight"], weights["bias"]
     batch, tokens, _ = h_BTM.shape
     state.head_scale_BTN = h_BTM.new_empty(batch, tokens, len(bias_N))

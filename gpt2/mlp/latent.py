@@ -49,7 +49,6 @@ class MlpLatent(nn.Module):
         return h_BTM
 
     def statistics(self, h_BTM: Tensor, view: AttentionOutputs, *others: Any) -> Statistics:
-        """Return the size of the added term relative to h."""
         assert view.latent_BTR is not None
         added_BTM = self.alpha * self.coupling.read(view.latent_BTR)
         return {"mlp_latent/share": norm_ratio(added_BTM, h_BTM)}
@@ -64,11 +63,9 @@ class _Coupling(nn.Module):
         self.to_latent = nn.Linear(hidden, latent, bias=False) if untied else None
 
     def read(self, a_BTR: Tensor) -> Tensor:
-        """Return a Wᵀ."""
         return self.to_hidden(a_BTR)
 
     def write(self, h_BTM: Tensor) -> Tensor:
-        """Return h W."""
         if self.to_latent is None:
             return F.linear(h_BTM, self.to_hidden.weight.t())
         return self.to_latent(h_BTM)
@@ -84,17 +81,14 @@ class _ScalarCoupling(nn.Module):
         self.factors = nn.Parameter(torch.ones(n_head))
 
     def read(self, a_BTR: Tensor) -> Tensor:
-        """Return scaled copies of a, repeated along the hidden layer."""
         copies = -(-self.hidden // self.latent)
         return (a_BTR * self._factors_R()).repeat(1, 1, copies)[..., : self.hidden]
 
     def write(self, h_BTM: Tensor) -> Tensor:
-        """Return the scaled sum of the chunks of R hidden units."""
         padded_BTM = F.pad(h_BTM, (0, -self.hidden % self.latent))
         return padded_BTM.unflatten(-1, (-1, self.latent)).sum(-2) * self._factors_R()
 
     def _factors_R(self) -> Tensor:
-        """Return the factor of each latent unit."""
         units_R = torch.arange(self.latent, device=self.factors.device)
         return self.factors[units_R * len(self.factors) // self.latent]
 
@@ -128,7 +122,6 @@ def reference_coupling(
 
 
 def _scalar_matrix(factors_N: Tensor, hidden: int, latent: int) -> Tensor:
-    """Return W with W[m, r] = s_{⌊r·N/R⌋} if m mod R = r, else 0."""
     rows = []
     for m in range(hidden):
         row_R = [factors_N.new_zeros(())] * latent

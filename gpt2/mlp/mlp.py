@@ -55,10 +55,7 @@ class Mlp(nn.Module):
     def forward(
         self, x_BTC: Tensor, view: AttentionOutputs, cache: BlockKVCache | None = None
     ) -> tuple[Tensor, BlockState]:
-        """Return the output of the MLP and the state for the next block.
-
-        With a cache, ``x`` contains only the tokens that follow the cached ones.
-        """
+        """Return the output and the state for the next block; with a cache, of new tokens."""
         state = BlockState()
         h_BTM = self.activation(self.c_fc(x_BTC))
         for mechanism in self.mechanisms.values():
@@ -85,10 +82,7 @@ def reference_mlp(
     site: LayerSpec,
     config: MlpConfig,
 ) -> tuple[Tensor, BlockState]:
-    """Return a block's MLP output without dropout and the state for the next block.
-
-    ``parameters`` are those of the built MLP, by name.
-    """
+    """Return the output without dropout and the next block's state, by named parameters."""
     state = BlockState()
     h_BTM = activations.REFERENCES[type(config.activation)](_linear(x_BTC, parameters, "c_fc"))
     for options in sorted(config.built(site), key=lambda built: [*REFERENCES].index(type(built))):
@@ -103,7 +97,6 @@ def reference_mlp(
 
 
 def reference_request(site: LayerSpec, config: MlpConfig) -> AttentionWeightsOptions | None:
-    """Return the attention weights that a mechanism of the block reads; None if none does."""
     for m in config.built(site):
         if isinstance(m, MlpCrossTokenOptions):
             return AttentionWeightsOptions(m.sparsity, m.topk, m.tau, m.detach_weights)

@@ -5,8 +5,8 @@ activation in ``activations.py``; M hidden units, N heads, R latent dim.
 
 The ratio r of a block is (MLP parameters, mechanisms included) / (attention parameters), without
 biases; GPT-2's is 2.0. With ``sizing = ratio`` the hidden width follows from r, from the attention
-parameters and from the share β of the sized mechanisms, so a study applies to every model size. With
-``sizing = params``, r follows from the parameters of the whole model.
+parameters and from the share β of the sized mechanisms, so a study applies to every model size.
+With ``sizing = params``, r follows from the parameters of the whole model.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,6 @@ class LayerSpec:
 
     @property
     def is_last(self) -> bool:
-        """Return whether the block is the last one, without a next block to pass state to."""
         return self.block == self.shape.n_layer - 1
 
 
@@ -127,7 +126,6 @@ class MlpCrossTokenOptions(MlpMechanismOptions):
 
     @property
     def request(self) -> AttentionWeightsOptions:
-        """Return W."""
         return AttentionWeightsOptions(self.sparsity, self.topk, self.tau, self.detach_weights)
 
     def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
@@ -165,15 +163,11 @@ class MlpLatentOptions(MlpMechanismOptions):
             )
 
     def latent_width(self, site: LayerSpec) -> int:
-        """Return R of the block's latent projection."""
         assert isinstance(site.attention.projection, LatentOptions)
         return site.attention.projection.width(site.shape)
 
     def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
-        """Return M·R if tied, twice that if untied (once in the last block), N for scalar tying.
-
-        The last block reads c_k and does not write: one product with W instead of two.
-        """
+        """Return the cost; the last block does not write: one product with W instead of two."""
         directions = 1 if site.is_last else 2
         if self.tying == "scalar":
             return Cost(vectors=site.shape.n_head, other_flops=2 * directions * hidden)
@@ -206,7 +200,6 @@ class MlpAttnGateOptions(MlpMechanismOptions):
     pooled: bool = kconfig_field("MLP_ATTN_GATE_POOLED")
 
     def in_block(self, site: LayerSpec) -> bool:
-        """Return whether the block is not the last one."""
         return not site.is_last
 
     def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
@@ -256,14 +249,10 @@ class MlpConfig:
         return from_symbols(cls, values, mechanisms=MECHANISMS.bind(values))
 
     def target_params(self, shape: ModelShape) -> int:
-        """Return the parameters that the whole model has with ``sizing = params``."""
         return self.model_params or shape.gpt2_params
 
     def with_params(self, site: LayerSpec, others: int) -> "MlpConfig":
-        """Return the configuration with the ratio at which the model has its target size.
-
-        ``others`` are the parameters outside the MLPs.
-        """
+        """Return the configuration whose ratio gives the target size with ``others`` elsewhere."""
         shape = site.shape
         each = (self.target_params(shape) - others) / shape.n_layer - shape.n_embd * shape.bias
         per_unit = self._weights_per_unit(site)
@@ -272,7 +261,6 @@ class MlpConfig:
         return replace(self, derived_ratio=weights / site.attention.cost(shape).weights)
 
     def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
-        """Return the mechanisms built in a block."""
         return [m for m in self.mechanisms if m.in_block(site)]
 
     def request(self, site: LayerSpec) -> AttentionWeightsOptions | None:
@@ -282,7 +270,6 @@ class MlpConfig:
         return requests[0] if requests else None
 
     def reads_weights(self, site: LayerSpec) -> bool:
-        """Return whether the MLP of a block reads attention weights."""
         return self.request(site) is not None
 
     def size(self, site: LayerSpec) -> MlpWidths:
@@ -320,7 +307,6 @@ class MlpConfig:
         return Cost.of((dense, *parts))
 
     def _weights_per_unit(self, site: LayerSpec) -> int:
-        """Return the weights of c_fc and c_proj for each hidden unit."""
         return (self.activation.fc_outputs + 1) * site.shape.n_embd
 
     def built_ratio(self, site: LayerSpec) -> float:

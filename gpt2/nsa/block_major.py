@@ -1,18 +1,14 @@
-"""Custom torch operator of the selected branch on a CPU, with fake-tensor support.
+"""Selected branch on a CPU, a custom torch operator: each block with all queries that selected it.
 
-B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
-n selected blocks. Products and sums are computed in fp32 or wider for every dtype of q, k and v.
-q must be divided by √H already, and the last query belongs to the last token. The operator returns
-the head outputs and the log₂-sum of every row.
+The weights of a row are relative to the score of the query with its own key, which every query
+sees, so that no running maximum is carried from block to block; if the sum overflows, the maximum
+of each row is computed first and the band is repeated. A query visits a block once: all writes go
+to distinct rows. Scores are binary logarithms; products and sums are in fp32 or wider; q is divided
+by √H, and the last query belongs to the last token.
 
-The selected branch is computed block-major: each block is processed with all queries that select
-it. x = H + 1; t the queries of a band, r the queries of a visit, c the tokens of the visited block,
-R = r·g. Scores are binary logarithms as in ``query_major``. The softmax weights of a row are
-computed relative to the score of the query with its own key, which every query sees: the weights
-sum to at least 1, and no running maximum has to be carried from block to block. If another key
-scores so much higher that the sum overflows, the maximum of each row is computed first and the band
-is repeated. A query visits a block once, so all writes go to distinct rows and the result does not
-depend on the order.
+B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim, n
+selected blocks; x = H + 1, t the queries of a band, r those of a visit, c the tokens of the visited
+block, R = r·g.
 """
 
 import math
@@ -42,11 +38,11 @@ QUERIES_PER_VISIT = 512
 
 @dataclass(frozen=True)
 class BlockVisit:
-    """Distinct queries of a band that attend to one block; query 0 is the band's first query.
+    """Distinct queries of a band that attend to one block; consecutive ones are a slice, without a
+    gather.
 
-    ``columns`` are the block's tokens and ``rows`` the ``height`` queries. Consecutive queries are
-    a slice, so that they need no gather. The first ``own`` queries belong to tokens of the block
-    itself, from the block's token ``since`` on, and see the block's tokens up to their own.
+    The first ``own`` of ``height`` queries belong to tokens of the block itself, from its token
+    ``since`` on, and see the block's tokens up to their own.
     """
 
     columns: slice
@@ -65,11 +61,9 @@ class QueryTile:
 
 
 def query_tiles(blocks_Tn: Tensor, size: int, length: int) -> list[QueryTile]:
-    """Split the queries into bands and group each band's queries by selected block.
-
-    ``blocks_Tn`` are indices of blocks of ``size`` tokens, −1 for none. The last query belongs to
-    token ``length`` − 1. Every query must have selected its own block and sees the tokens of that
-    block up to its own token.
+    """Split the queries, of which the last belongs to token ``length`` − 1, into bands, and group
+    each band's queries by the selected block of ``size`` tokens; every query has selected its own
+    block.
     """
     first = length - len(blocks_Tn)
     bands = []
@@ -177,7 +171,9 @@ def _visits(blocks_tn: Tensor, size: int, first: int, length: int) -> list[Block
 
 
 def _even_spans(block: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Split [start, stop) into spans of similar size, at most ``QUERIES_PER_VISIT``; thin products are slow."""
+    """Split [start, stop) into spans of similar size, at most ``QUERIES_PER_VISIT``; thin products
+    are slow.
+    """
     parts = max(1, -(-(stop - start) // QUERIES_PER_VISIT))
     step = max(1, -(-(stop - start) // parts))
     return [(block, begin, min(begin + step, stop)) for begin in range(start, stop, step)]
@@ -203,7 +199,6 @@ def _sums(
 
 
 def _row_maxima(q_tgH: Tensor, keys_Sx: Tensor, band: QueryTile, buffers: ScratchBuffers) -> Tensor:
-    """Return the highest score of every row, tg."""
     highest_tg = q_tgH.new_full(q_tgH.shape[:-1], -math.inf)
     q_tgx = _shifted(q_tgH, LOG2_E, torch.zeros_like(highest_tg), buffers, "band q")
     for visit in band.visits:
@@ -216,7 +211,6 @@ def _row_maxima(q_tgH: Tensor, keys_Sx: Tensor, band: QueryTile, buffers: Scratc
 def _shifted(
     x_tgH: Tensor, factor: float, shift_tg: Tensor, buffers: ScratchBuffers, name: str
 ) -> Tensor:
-    """Return ``append_shift`` of a whole band, tgx."""
     return append_shift(x_tgH, factor, shift_tg, buffers, name).unflatten(0, x_tgH.shape[:2])
 
 
@@ -248,7 +242,6 @@ def _add(sums_tg: Tensor, visit: BlockVisit, values_R: Tensor) -> None:
 def _add_product(
     sums_tgH: Tensor, visit: BlockVisit, left_Rc: Tensor, right_cH: Tensor, buffers: ScratchBuffers
 ) -> None:
-    """Add ``left_Rc`` · ``right_cH`` to the rows of the visit's queries."""
     if isinstance(visit.rows, slice):
         sums_tgH[visit.rows].flatten(0, 1).addmm_(left_Rc, right_cH)
     else:
@@ -283,7 +276,6 @@ def selected_backward(
     blocks_BKTn: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v for ``selected``."""
     dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
     buffers, by_row = ScratchBuffers(logsums_BKgT), (dcontext_BKgTH, q_BKgTH, context_BKgTH)
     with exact_products(q_BKgTH):
@@ -299,7 +291,6 @@ def selected_backward(
 
 
 def _outputs(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Return uninitialized head outputs and log₂-sums."""
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q))
 
 

@@ -100,11 +100,7 @@ def attend_fused(
     block: int,
     kernels: FusedKernels,
 ) -> list[Tensor]:
-    """Return the head outputs BNTH of every built branch; the first query is token ``first``.
-
-    ``block`` is the layer index, which seeds random selection. Tensors are ordered by token, as
-    projections return them.
-    """
+    """Return the outputs of ``attend_branches`` by kernels on tensors ordered by token."""
     length, scale = q_BNTH.shape[2], q_BNTH.shape[-1] ** -0.5
     q_BTKgH = q_BNTH.transpose(1, 2).unflatten(2, (keys.heads, -1)).contiguous()
     contexts: list[Tensor] = []
@@ -135,11 +131,7 @@ def attend_fused(
 
 
 def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -> Tensor:
-    """Return the head outputs BNTH of attention to the last ``window`` tokens.
-
-    The window includes the query's own token. q must be divided by √H already, and the last query
-    belongs to the last token.
-    """
+    """Return attention BNTH to the last ``window`` tokens; q is divided by √H."""
     q_BKgTH = q_BNTH.unflatten(1, (k_BKSH.shape[1], -1))
     queries, tokens = q_BNTH.shape[2], k_BKSH.shape[2]
     sight = MaskSpec(queries, tokens, tokens - queries, window=window)
@@ -150,11 +142,9 @@ def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -
 def attend_selected(
     q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
 ) -> Tensor:
-    """Return the head outputs BKTgH.
+    """Return attention BKTgH to blocks of ``size`` tokens, −1 for none; q is divided by √H.
 
-    q must be divided by √H already, and the last query belongs to the last token. ``blocks_BKTn``
-    are indices of blocks of ``size`` tokens, −1 for none. Every query must have selected its own
-    block and sees this block up to its own token.
+    The last query belongs to the last token; every query has selected its own block.
     """
     qkv = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
     context_BKgTH, _ = block_major.selected(*qkv, blocks_BKTn, size)
@@ -162,11 +152,7 @@ def attend_selected(
 
 
 def _backend(options: NsaOptions, q_BNTH: Tensor) -> str:
-    """Return the backend for queries.
-
-    The fused kernels cannot compute in float64, as only validations do, and an exported model does
-    not have them.
-    """
+    """Return the backend; fused kernels lack float64, and an exported model lacks them."""
     backend = resolve_backend(options, q_BNTH.device.type)
     if backend != "triton" or (q_BNTH.dtype != torch.float64 and gpu_kernels()):
         return backend

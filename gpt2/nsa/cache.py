@@ -23,10 +23,7 @@ CompressFn = Callable[[dict[str, KeyValue]], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class BranchKeyValues:
-    """Keys and values of each branch, for all tokens that the queries may see.
-
-    A field is None if its branch is not built.
-    """
+    """Keys and values of each branch that queries may see; None if the branch is not built."""
 
     # Only the keys if the compressed blocks are used for ranking alone.
     compressed_BKMH: tuple[Tensor, ...] | None
@@ -42,27 +39,23 @@ class BranchKeyValues:
 class NsaCache(BlockKVCache):
     """KV cache of one NSA layer.
 
-    The cache stores the keys and values of all tokens if blocks can be selected, those of the window,
-    the compressed blocks, and the tokens of the next one, unrotated. If branches share keys and
-    values, the window is a part of the selected branch's tokens. Other stored keys are rotated.
+    The cache stores the keys and values of all tokens if blocks can be selected, those of the
+    window, the compressed blocks, and the tokens of the next one, unrotated. If branches share keys
+    and values, the window is a part of the selected branch's tokens. Other stored keys are rotated.
     """
 
     def __init__(
         self, options: NsaOptions, block: int, positions: PositionEncoding | None = None
     ) -> None:
-        """Create an empty cache for the layer with index ``block``, which seeds random selection.
-
-        ``positions`` rotates the keys; None if keys are not rotated.
-        """
+        """Create a cache; ``block`` is the layer index, ``positions`` rotates the keys."""
         super().__init__(lambda row: 0)
         self.options, self.block = options, block
         self.positions = positions or PositionEncoding()
 
     def add(self, raw: dict[str, KeyValue], compressed: CompressFn) -> BranchKeyValues:
-        """Store keys and values of new tokens and return the keys and values that the tokens see.
+        """Store keys and values of new tokens, by branch, and return those that the tokens see.
 
-        ``raw`` maps branches to new keys and values; ``compressed`` computes the complete
-        compressed blocks.
+        ``compressed`` computes complete compressed blocks.
         """
         options, first = self.options, self.position
         blocks = self._compress(raw, compressed) if options.compresses else None
@@ -103,11 +96,7 @@ class NsaCache(BlockKVCache):
         return tuple(self.kept.get(f"{x}_compressed", k_BKTH[:, :, :0]) for x in names)
 
     def attend(self, q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
-        """Return the head outputs BNTH of every built branch, for T = 1.
-
-        ``keys`` is the result of ``add`` for the token. No mask is needed: only visible keys are
-        read.
-        """
+        """Return the head outputs BNTH of every built branch for one token, which was added."""
         q_BKgH = (q_BNTH[:, :, 0] * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
         outputs, weights_BKgM = [], None
         with torch.autocast(q_BNTH.device.type, enabled=False):
@@ -136,10 +125,7 @@ class NsaCache(BlockKVCache):
         return select_blocks(scores_BKTJ, options, token)[:, :, 0]
 
     def _chosen(self, x: str, blocks_BKn: Tensor) -> Tensor:
-        """Return the tokens of the selected blocks up to the current token, BKcH.
-
-        The block of the current token comes last.
-        """
+        """Return the tokens of the selected blocks up to the current token, which is the last."""
         size, token = self.options.select, self.position
         room = self.runs[f"{x}_selected"].room
         assert room is not None

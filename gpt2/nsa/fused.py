@@ -24,17 +24,13 @@ _LOG2_E = math.log2(math.e)
 
 
 def run(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel; tests compile it instead."""
     KERNELS[kernel][grid](*arguments, **constants)
 
 
 def attend_band(
     q_BTKgH: Tensor, k_BMKH: Tensor, v_BMKH: Tensor, sight: MaskSpec, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the head outputs BTKgH of attention to the keys in ``sight``, and the log₂-sums BTKg.
-
-    Scores are products times ``scale``. The output of a query that sees no key is 0.
-    """
+    """Return attention BTKgH to the keys in ``sight``, 0 without any, and log₂-sums BTKg."""
     qkv = (x.contiguous() for x in (q_BTKgH, k_BMKH, v_BMKH))
     outputs: tuple[Tensor, Tensor] = _BandAttention.apply(*qkv, sight, scale)
     return outputs
@@ -50,11 +46,8 @@ def rank_blocks(
     size: int,
     count: int,
 ) -> Tensor:
-    """Return the selected blocks BKTn in ascending order, padded with −1 at the end.
-
-    These are ``count`` blocks of ``size`` tokens, ranked as by ``score_blocks`` and
-    ``select_blocks``, except that a NaN affects only the queries that see it. ``logsums_BTKg`` are
-    the log₂-sums of ``attend_band`` for the compressed blocks in ``sight``.
+    """Return the blocks BKTn that ``score_blocks`` and ``select_blocks`` rank; a NaN affects only
+    the queries that see it. ``logsums_BTKg`` are those of ``attend_band``.
     """
     q, k = q_BTKgH.contiguous(), k_BMKH.contiguous()
     batch, length, heads, group, width = q.shape
@@ -71,11 +64,8 @@ def rank_blocks(
 def attend_blocks(
     q_BTKgH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, blocks_BKTn: Tensor, size: int, scale: float
 ) -> Tensor:
-    """Return the head outputs BTKgH of attention to the selected blocks of ``size`` tokens.
-
-    Scores are products times ``scale``. ``blocks_BKTn`` are distinct block indices, −1 for none;
-    the last query belongs to the last token, and sees the tokens of its blocks up to its own.
-    Every query must have selected at least one block with a visible token.
+    """Return attention BTKgH to the selected blocks of ``size`` tokens, −1 for none, of which every
+    query has one with a visible token; the last query belongs to the last token.
     """
     qkv = (x.contiguous() for x in (q_BTKgH, k_BSKH, v_BSKH))
     context: Tensor = _BlockAttention.apply(*qkv, blocks_BKTn.contiguous(), size, scale)

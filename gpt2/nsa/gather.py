@@ -1,14 +1,11 @@
-"""Gather backend of the selected branch: for every query the visible keys are gathered.
+"""Gather backend of the selected branch: for every query, the visible keys of a group of heads.
 
-The heads that share a selection are the queries of one attention call, so the keys are gathered
-once for all of these heads. Only visible keys are gathered, so no causal mask is needed.
 FlashAttention (Dao 2023, arXiv 2307.08691) processes the packed rows if it is available; otherwise
-the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved. Every
-query selects as many blocks as it sees, at most n, so the number of its keys follows from its
-position and no size is read from a tensor.
+they are padded and masked. Backward gathers again. Every query selects as many blocks as it sees,
+at most n, so no size is read from a tensor.
 
-B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
-n selected blocks; r the queries of a chunk, f ranges, c all gathered keys of a chunk, L the largest
+B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim, n
+selected blocks; r the queries of a chunk, f ranges, c the gathered keys of a chunk, L the largest
 number of keys of a query.
 """
 
@@ -45,10 +42,9 @@ class TokenRanges:
 
 
 def token_ranges(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -> TokenRanges:
-    """Return one token range per selected block, or one per run of adjacent blocks if ``merged``.
+    """Return a token range per selected block, or one per run of adjacent blocks if ``merged``.
 
-    The blocks of ``size`` tokens are in ascending order, padded with −1 at the end. A query sees
-    the block of its own token only up to this token.
+    The blocks are in ascending order, padded with −1; a query sees its own block up to its token.
     """
     valid_rn = blocks_rn >= 0
     starts_rn = blocks_rn * size
@@ -72,7 +68,6 @@ RowPacking = Callable[[Tensor], bool]
 
 
 def packs_rows(q: Tensor) -> bool:
-    """Return whether FlashAttention can run on packed rows."""
     half = q.dtype in (torch.bfloat16, torch.float16)
     return q.is_cuda and half and torch.backends.cuda.is_flash_attention_available()
 
@@ -86,10 +81,7 @@ def attend_gathered(
     merged: bool,
     packs: RowPacking = packs_rows,
 ) -> Tensor:
-    """Return the same head outputs as ``attend_selected``, computed by gathering.
-
-    ``merged`` treats adjacent blocks as one range of tokens.
-    """
+    """Return the outputs of ``attend_selected``; ``merged``: adjacent blocks are one range."""
     settings = (blocks_BKTn, size, merged, packs)
     context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, *settings)
     return context
@@ -163,10 +155,7 @@ def _chunks(
 
 
 def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, int]:
-    """Return how many tokens the queries [start, stop) see in all, and the most that one sees.
-
-    A query selects ``count`` blocks of ``size`` tokens, or all if there are fewer up to its own.
-    """
+    """Return how many tokens the queries [start, stop) see in all, and the most that one sees."""
     total = selected_pairs(stop, size, count) - selected_pairs(start, size, count)
     longest = selected_pairs(stop, size, count) - selected_pairs(stop - 1, size, count)
     complete = stop // size
@@ -179,7 +168,6 @@ def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, i
 def _attend(
     q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, keys: GatheredKeys, packs: RowPacking
 ) -> Tensor:
-    """Return the head outputs rgH; row r attends to the next ``keys.lengths_r[r]`` keys."""
     if packs(q_rgH):
         return _attend_packed(q_rgH, k_cH, v_cH, keys)
     lengths_r = keys.lengths_r

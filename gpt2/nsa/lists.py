@@ -1,7 +1,7 @@
 """Lists of the queries that selected each block, for the kernels of a GPU.
 
-B batch, T queries, K key/value heads, g query heads per key/value head, H head dim, n selected blocks;
-X heads of all sequences.
+B batch, T queries, K key/value heads, g query heads per key/value head, H head dim, n selected
+blocks; X heads of all sequences.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,8 @@ TILE_QUERIES = 1024
 
 
 class ListChunk(NamedTuple):
-    """Queries whose partial results are in memory at once: ``length`` queries from ``start`` on.
-
-    Their lists are those of the owners ``first_owner`` to ``stop_owner`` − 1, in at most
-    ``segments`` segments.
+    """Queries whose partial results are in memory at once: ``length`` queries from ``start`` on, of
+    the owners ``first_owner`` to ``stop_owner`` − 1, in at most ``segments`` segments.
     """
 
     start: int
@@ -33,10 +31,8 @@ class ListChunk(NamedTuple):
 
 
 class BlockQueries(NamedTuple):
-    """The inverse of a selection: the queries of each block, in segments.
-
-    The queries are split into tiles of consecutive ones. An owner is a block of a key head with the
-    queries of a tile, in the order of tiles, heads and blocks.
+    """The inverse of a selection. An owner is a block of a key head with the queries of a tile of
+    consecutive ones, in the order of tiles, heads and blocks; it has its queries in segments.
     """
 
     # Indices in the flat lists BKTn, grouped by owner, in ascending order of queries.
@@ -49,10 +45,8 @@ class BlockQueries(NamedTuple):
 
 
 def query_chunks(q_BTKgH: Tensor, blocks_BKTn: Tensor, count: int) -> tuple[list[ListChunk], int]:
-    """Return chunks of queries whose partial results fit in ``PARTIAL_BYTES``, and the queries of a tile.
-
-    A block of the ``count`` blocks of a head has on average half a segment of a tile's queries, so that
-    programs that run at the same time read the same queries, from the cache of the GPU.
+    """Return chunks of queries whose partial results fit in ``PARTIAL_BYTES``, and the queries of a
+    tile: half a segment for a block, so that programs that run together read the same queries.
     """
     batch, heads, length, selected = blocks_BKTn.shape
     most = max(1, PARTIAL_BYTES // (selected * q_BTKgH.nbytes // length))
@@ -69,10 +63,7 @@ def query_chunks(q_BTKgH: Tensor, blocks_BKTn: Tensor, count: int) -> tuple[list
 
 
 def queries_by_block(blocks_BKTn: Tensor, count: int, rows: int) -> BlockQueries:
-    """Return the queries of all ``count`` blocks of each head, in tiles of ``rows`` queries.
-
-    Nothing is read by the host: the number of segments is bounded by the number of list entries.
-    """
+    """Return the queries of all ``count`` blocks, in tiles of ``rows``; the host reads nothing."""
     flat_XTn = blocks_BKTn.flatten(0, 1)
     heads, length, _ = flat_XTn.shape
     device = flat_XTn.device

@@ -3,8 +3,8 @@
 The statistics, of gates and of block selection, are collected while a run trains.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, g = N/K query
-heads per key/value head, H head dim, M compressed blocks, l tokens per compressed block, J selection
-blocks, n selected blocks, c built branches.
+heads per key/value head, H head dim, M compressed blocks, l tokens per compressed block, J
+selection blocks, n selected blocks, c built branches.
 """
 
 import math
@@ -105,18 +105,13 @@ class BlockCompressionMLP(nn.Module):
         self.down = nn.Linear(options.hidden, shape.head_dim, bias=False)
 
     def forward(self, blocks_BKMlH: Tensor) -> Tensor:
-        """Return the correction of every block, BKMH."""
         flat = blocks_BKMlH.flatten(-2) + self.position
         correction: Tensor = self.down(F.gelu(self.up(flat)))
         return correction
 
 
 def compress_blocks(x_BKSH: Tensor, options: NsaOptions, phi: BlockCompressionMLP | None) -> Tensor:
-    """Return the compressed blocks BKMH; block i covers the tokens [i·d, i·d + l).
-
-    M is 0 until the first block is complete. A block is the mean of its tokens, plus ``phi`` of the
-    block if ``phi`` is given.
-    """
+    """Return the means BKMH of complete blocks [i·d, i·d + l), plus ``phi``, if any."""
     # Without a complete block, an empty slice keeps the result connected to the autograd graph.
     complete = x_BKSH.shape[2] >= options.compress
     blocks_BKMHl = (
@@ -142,7 +137,6 @@ class BranchGates(NeverPruned):
         self.bias = nn.Parameter(torch.full((width,), -math.log(self.branches - 1)))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Return the gates of the built branches, cBNT."""
         logits_BTX = self.c_gate(x_BTC) + self.bias
         logits_cBNT = logits_BTX.unflatten(-1, (self.branches, -1)).permute(2, 0, 3, 1)
         return logits_cBNT.softmax(0) if self.kind == "softmax" else logits_cBNT.sigmoid()
@@ -151,12 +145,8 @@ class BranchGates(NeverPruned):
 class Nsa(CustomAttention):
     """Gated sum of the built branches: compressed blocks, selected blocks and a window.
 
-    The branch ``options.owner`` uses the keys and values of the projection. ``c_kv`` computes the
-    keys and values of the other branches, C → 2·K·H for each branch, in the order compressed k and
-    v, window k and v. ``block`` is the layer index.
-
-    Keys are compressed before rotary positions are applied. A compressed key is rotated to the
-    position of the first token of its block.
+    ``c_kv`` computes keys and values of the branches other than ``options.owner``, which uses the
+    projection's. A key of tokens is compressed unrotated, and rotated to its block's first token.
     """
 
     def __init__(
@@ -186,13 +176,11 @@ class Nsa(CustomAttention):
         self.fused: FusedKernels | None = None
 
     def kernel(self, device: str) -> str:
-        """Return the kernel name, which includes the backend of the selected branch."""
         backend = resolve_backend(self.options, device)
         return f"nsa by {backend}" if backend else "nsa"
 
     @torch.compiler.disable
     def forward(self, x_BTC: Tensor, heads: QKV, cache: BlockKVCache | None = None) -> Tensor:
-        """Return the head outputs, BNTH."""
         raw = self._raw(x_BTC, heads)
         if cache is None:
             branches = self._attend(self.positions(heads.q_BNTH), self._keys(raw), 0)
@@ -209,7 +197,6 @@ class Nsa(CustomAttention):
     def statistics(
         self, x_BTC: Tensor, heads: QKV, cache: BlockKVCache | None = None
     ) -> Statistics:
-        """Return statistics of the gates and of the selected blocks."""
         branches = self.options.branches
         values = {} if self.gates is None else gate_statistics(self.gates(x_BTC), branches)
         if not self.options.branch_selected:
@@ -227,7 +214,6 @@ class Nsa(CustomAttention):
         )
 
     def new_cache(self) -> NsaCache:
-        """Return an empty cache for the layer."""
         return NsaCache(self.options, self.block, self.positions)
 
     def _raw(self, x_BTC: Tensor, heads: QKV) -> dict[str, KeyValue]:
@@ -252,11 +238,7 @@ class Nsa(CustomAttention):
         return BranchKeyValues(blocks, pairs.get("selected"), pairs.get("window"))
 
     def _compressed(self, raw: dict[str, KeyValue]) -> tuple[Tensor, ...]:
-        """Return the complete compressed keys and values.
-
-        Without the compressed branch, only the block means of the selected branch's keys, which rank
-        blocks.
-        """
+        """Return the complete compressed keys and values, or the mean keys that rank blocks."""
         if "compressed" not in raw:
             return (compress_blocks(raw["selected"][0].detach(), self.options, None),)
         k, v = raw["compressed"]

@@ -38,7 +38,6 @@ def _small_block(form: SmallForm, name: str) -> int:
 
 
 def _small_count(form: SmallForm, name: str) -> int:
-    """Select all blocks if the configuration does."""
     count, select = form.number(name), form.number("NSA_SELECT_BLOCK")
     if form.keeps_context:
         return count
@@ -50,11 +49,10 @@ def _small_count(form: SmallForm, name: str) -> int:
 
 @dataclass(frozen=True)
 class NsaOptions(PatternOptions):
-    """Options of native sparse attention with compressed, selected and window branches.
+    """Options of native sparse attention; unused sizes are 0.
 
-    Compressed block i covers the tokens [i·stride, i·stride + compress), selection block j the
-    tokens [j·select, (j+1)·select). Token indices start at 0. Unused sizes are 0. Raises
-    ConfigError if the sizes are incompatible or no branch is enabled.
+    Compressed block i covers the tokens [i·stride, i·stride + compress), selection block j
+    [j·select, (j+1)·select). Raises ConfigError if sizes are incompatible or no branch is enabled.
     """
 
     name: ClassVar[str] = "nsa"
@@ -99,18 +97,13 @@ class NsaOptions(PatternOptions):
             what = f"expected at most NSA_SELECT_BLOCK={self.select}, got {self.compress}"
             what = f"NSA_COMPRESS_BLOCK: larger than a selection block ({what})"
             problems.append(Problem(what, code="config.conflict"))
-        if self.branch_selected and self.count < 3:
-            what = f"first, own and previous block: expected at least 3, got {self.count}"
-            what = f"NSA_SELECT_COUNT: too few for the forced blocks ({what})"
-            problems.append(Problem(what, code="config.out-of-range"))
         if problems:
             raise ConfigError(*problems)
 
     def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
         """Return that the gates of a head start at σ(b) = 1/c, so that their sum is a mean."""
-        if len(self.branches) == 1:
-            return {}
-        return {"gates.bias": -math.log(len(self.branches) - 1)}
+        count = len(self.branches)
+        return {"gates.bias": -math.log(count - 1)} if count > 1 else {}
 
     @property
     def branches(self) -> tuple[str, ...]:
@@ -134,22 +127,12 @@ class NsaOptions(PatternOptions):
         return self.branch_compressed or self.ranks
 
     @property
-    def compresses_attended(self) -> bool:
-        """Return whether the keys to be compressed are also attended to token by token."""
-        if self.branch_compressed:
-            return self.shared_kv and len(self.branches) > 1
-        return self.ranks
-
-    @property
     def learns_phi(self) -> bool:
         """Return whether blocks are compressed with learned MLPs."""
         return self.branch_compressed and self.phi == "mlp"
 
     def compressed(self, tokens: int) -> int:
-        """Return the number of compressed blocks complete after ``tokens`` tokens.
-
-        The last of these tokens sees all of the complete blocks.
-        """
+        """Return the number of compressed blocks complete after ``tokens`` tokens."""
         return max(0, (tokens - self.compress) // self.stride + 1) if self.compresses else 0
 
     def selects_all(self, length: int) -> bool:
@@ -157,18 +140,15 @@ class NsaOptions(PatternOptions):
         return self.branch_selected and self.count * self.select >= length
 
     def pairs(self, length: int) -> tuple[int, int, int]:
-        """Return the query-key pairs per head in ``length`` tokens: compressed, selected, window.
-
-        Compressed keys that are used for ranking alone are included, although they have no values.
-        """
+        """Return the query-key pairs per head: compressed, if only to rank, selected, window."""
         compressed = 0
         if self.compresses:
             complete = max(0, length - self.compress + 1)
             steps, rest = divmod(complete, self.stride)
             compressed = complete + self.stride * steps * (steps - 1) // 2 + steps * rest
         selected = selected_pairs(length, self.select, self.count) if self.branch_selected else 0
-        windowed = window_pairs(length, self.window) if self.branch_window else 0
-        return compressed, selected, windowed
+        window = min(self.window, length) if self.branch_window else 0
+        return compressed, selected, window * (window + 1) // 2 + (length - window) * window
 
     def mean_keys(self, length: int) -> float:
         """Return the mean number of keys per query, summed over the branches."""
@@ -176,25 +156,18 @@ class NsaOptions(PatternOptions):
 
     def notes(self, shape: ModelShape) -> list[ConfigNote]:
         """Return notes on the cost relative to full attention and on ineffective selection."""
-        length, notes = shape.block_size, list[ConfigNote]()
+        length, notes = shape.block_size, []
         if self.selects_all(length):
             sizes = f"NSA_SELECT_COUNT={self.count} x NSA_SELECT_BLOCK={self.select}"
             what = f"selection takes every block: {sizes} >= BLOCK_SIZE={length}"
             notes.append(ConfigNote(what, warns=True))
         ratio = (length + 1) / 2 / self.mean_keys(length)
-        text = f"query-key pairs, full attention / NSA: {ratio:.2f}"
-        wasteful = ratio < 1
-        return [
-            *notes,
-            ConfigNote(text + ", so full attention does less" * wasteful, warns=wasteful),
-        ]
+        text, wasteful = f"query-key pairs, full attention / NSA: {ratio:.2f}", ratio < 1
+        less = ", so full attention does less" * wasteful
+        return [*notes, ConfigNote(text + less, warns=wasteful)]
 
     def check(self, shape: ModelShape) -> None:
-        """Check the options against the model shape.
-
-        Raises ConfigError if dropout is enabled, if no compressed block is ever complete, or if
-        random selection would take every block.
-        """
+        """Raise ConfigError if the options do not fit the model shape."""
         problems = []
         if shape.dropout:
             what = "DROPOUT: not supported by ATTENTION_PATTERN_NSA"
@@ -219,20 +192,24 @@ class NsaOptions(PatternOptions):
     def cost(self, shape: ModelShape, projection: ProjectionOptions) -> Cost:
         """Return the cost beyond the attention products of ``mean_keys``.
 
-        Weights are the keys and values of branches other than the owner, two MLPs, and the gates. An
-        MLP runs once per block and key head, not per token. Keys used for ranking alone have no
-        product with values, so this part is subtracted.
+        Weights are the keys and values of branches other than the owner, two MLPs, and the gates of
+        several branches. An MLP runs once per block and key head, not per token. Keys used for
+        ranking alone have no product with values, so this part is subtracted.
         """
-        separate = self._separate_branches() * projection.expanded_numbers(shape)
-        phi, gates = 2 * self._phi_weights(shape), self._gates(shape)
-        positions = 2 * self.compress * shape.head_dim if self.learns_phi else 0
-        blocks = self.compressed(shape.block_size) / shape.block_size
-        ranked = 0 if self.branch_compressed else self.pairs(shape.block_size)[0]
+        count, length = len(self.branches), shape.block_size
+        separate = 0 if self.shared_kv else (count - 1) * projection.expanded_numbers(shape)
+        gates = count * shape.n_head if count > 1 else 0
+        phi = positions = 0
+        if self.learns_phi:
+            phi = 2 * self.hidden * (self.compress + 1) * shape.head_dim
+            positions = 2 * self.compress * shape.head_dim
+        blocks = self.compressed(length) / length
+        ranked = 0 if self.branch_compressed else self.pairs(length)[0]
         flops = 2 * phi * projection.kv_heads(shape) * blocks - 2 * phi
         return Cost(
             (separate + gates) * shape.n_embd + phi,
             separate * shape.bias + positions + gates,
-            flops - 2 * shape.n_embd * ranked / shape.block_size,
+            flops - 2 * shape.n_embd * ranked / length,
         )
 
     @property
@@ -244,30 +221,9 @@ class NsaOptions(PatternOptions):
         """Return the options with the backend that suits the device."""
         return replace(self, backend=self.backend and "auto", ranges="", ranges_min=0)
 
-    def _separate_branches(self) -> int:
-        """Return the number of branches with separate keys and values."""
-        return 0 if self.shared_kv else len(self.branches) - 1
-
-    def _gates(self, shape: ModelShape) -> int:
-        """Return the number of gates per token; a single branch has no gate."""
-        return len(self.branches) * shape.n_head if len(self.branches) > 1 else 0
-
-    def _phi_weights(self, shape: ModelShape) -> int:
-        """Return the weights of one of the two MLPs."""
-        return self.hidden * (self.compress + 1) * shape.head_dim if self.learns_phi else 0
-
-
-def window_pairs(length: int, window: int) -> int:
-    """Return the query-key pairs of one head for a window of ``window`` tokens."""
-    window = min(window, length)
-    return window * (window + 1) // 2 + (length - window) * window
-
 
 def selected_pairs(length: int, select: int, count: int) -> int:
-    """Return the query-key pairs of one head in the selected branch.
-
-    Every selected block is complete except the block of the query itself.
-    """
+    """Return the selected query-key pairs of a head; only the query's own block is incomplete."""
     blocks, rest = divmod(length, select)
     growing = min(blocks, count)
     # Earlier blocks selected by the queries of a block: 0, 1, 2 … up to count − 1.
@@ -277,14 +233,10 @@ def selected_pairs(length: int, select: int, count: int) -> int:
     return whole * select + own
 
 
-# Backend on a device. Imports no torch.
-
-
 def resolve_backend(options: NsaOptions, device: str) -> str:
-    """Return the backend (blocks, gather or triton) for the device type ``device``.
+    """Return blocks, gather or triton for a device; without the selected branch triton or nothing.
 
-    Without the selected branch, the other branches have fused kernels (triton), or the empty string
-    is returned. Raises PreflightError if the configured backend cannot run on the device.
+    Raises PreflightError if the configured backend cannot run there.
     """
     if options.backend in ("auto", ""):
         if device == "cuda" and find_spec("triton"):
@@ -304,10 +256,7 @@ def resolve_backend(options: NsaOptions, device: str) -> str:
 
 
 def merges_ranges(options: NsaOptions, length: int) -> bool:
-    """Return whether the gather backend merges adjacent blocks for sequences of ``length`` tokens.
-
-    Merged blocks are gathered as one range of tokens.
-    """
+    """Return whether gather merges adjacent blocks of ``length`` tokens into one range."""
     if options.ranges == "adaptive":
         return length >= options.ranges_min
     return options.ranges == "merged"

@@ -1,13 +1,11 @@
-"""Query-major attention to a contiguous range of keys per query, in chunks of queries.
+"""Attention to a contiguous range of keys per query, in chunks of queries.
 
-Scores are binary logarithms, since exp2 is cheaper than exp. Backward recomputes the weights from
-the log₂-sums of the rows, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so no tensor
-of T·M elements is saved. The value subtracted from each score in backward is an additional element
-of the query, multiplied by −1 in the key, so that the matrix product does the subtraction. Masks
-are cached and scratch memory is reused.
+Scores are binary logarithms, since exp2 is cheaper than exp; backward recomputes the weights from
+the log₂-sums of the rows, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135). What backward
+subtracts from each score is one more element of the query, multiplied by −1 in the key.
 
-T queries, M keys, g query heads per key head, H head dim, x = H + 1; r the queries of a chunk,
-c the keys that any query of the chunk sees, R = g·r.
+T queries, M keys, g query heads per key head, H head dim, x = H + 1; r the queries of a chunk, c
+the keys that any of them sees, R = g·r.
 """
 
 import math
@@ -37,8 +35,8 @@ class MaskCache:
     ) -> None:
         """Set scores to −∞ in place for keys that are incomplete, or complete if ``complete``.
 
-        Key c becomes complete ``stride`` tokens after key c − 1, and key 0 becomes complete
-        ``since`` tokens before the token of row 0.
+        Key c becomes complete ``stride`` tokens after key c − 1, key 0 ``since`` tokens before row
+        0.
         """
         rows, keys = scores_grc.shape[-2:]
         key = (rows, keys, since, stride, complete)
@@ -69,16 +67,13 @@ class ScratchBuffers:
         return self.tensors[name][:size].view(shape)
 
     def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Return the matrix product ``left`` · ``right`` in the scratch tensor ``name``."""
         return torch.mm(left, right, out=self.get(name, len(left), right.shape[1]))
 
 
 @contextmanager
 def exact_products(like: Tensor) -> Iterator[None]:
-    """Compute fp32 products in fp32, on a GPU too, whatever the precision of the run.
-
-    TF32 rounds to 11 bits, also the shift that a product subtracts from the scores of a row: all
-    weights of the row would have the same error, for a shift of 20 about 1 %.
+    """Compute fp32 products in fp32 on a GPU too: TF32 rounds to 11 bits, also the shift of a row,
+    whose weights would all have the same error, of 1 % for a shift of 20.
     """
     precision = torch.get_float32_matmul_precision()
     try:
@@ -92,10 +87,8 @@ def exact_products(like: Tensor) -> Iterator[None]:
 def append_shift(
     rows: Tensor, factor: float, shift: Tensor, buffers: ScratchBuffers, name: str
 ) -> Tensor:
-    """Return ``factor``·rows with ``shift`` appended as a last column, […, H] → [R, H + 1].
-
-    The product of such a row with a column from ``append_minus_one`` is the plain product minus
-    the row's ``shift``.
+    """Return ``factor``·rows with ``shift`` as a last column, R × (H + 1): the product with a
+    column of ``append_minus_one`` is the plain product minus the shift.
     """
     width = rows.shape[-1]
     shifted = buffers.get(name, *rows.shape[:-1], width + 1)
@@ -105,24 +98,23 @@ def append_shift(
 
 
 def append_minus_one(columns: Tensor) -> Tensor:
-    """Append a column of −1, [M, H] → [M, H + 1], to match the rows of ``append_shift``."""
     return torch.cat([columns, columns.new_full((len(columns), 1), -1.0)], -1)
 
 
 def head_indices(k_BKSH: Tensor) -> list[tuple[int, int]]:
-    """Return the index pairs (sequence, key head) of all key heads in the batch."""
     batch, heads = k_BKSH.shape[:2]
     return [(b, k) for b in range(batch) for k in range(heads)]
 
 
 def by_head(dtype: torch.dtype, *tensors: Tensor) -> "Iterator[tuple[Any, ...]]":
-    """Yield, for each sequence and key head, the index pair and the part of each tensor in ``dtype``."""
+    """Yield, for each sequence and key head, the index pair and the part of each tensor in
+    ``dtype``.
+    """
     for index in head_indices(tensors[0]):
         yield index, *(x[index].to(dtype) for x in tensors)
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """Return the accumulation dtype for ``x``: fp64 if ``x`` is fp64, else fp32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -136,8 +128,8 @@ MIN_CHUNK_ROWS = 64
 class MaskSpec:
     """Mask of ``queries`` queries over ``keys`` keys; query t belongs to token ``first`` + t.
 
-    Key i covers the tokens [i·stride, i·stride + size). A query sees the keys whose tokens end at
-    or before its own token, and only the last ``window`` of these if ``window`` is set.
+    Key i covers the tokens [i·stride, i·stride + size). A query sees the keys that end at or before
+    its token, and only the last ``window`` of these if it is set.
     """
 
     queries: int
@@ -156,10 +148,7 @@ class MaskSpec:
         return 0 if self.window is None else max(0, self.complete(tokens) - self.window)
 
     def chunks(self, heads: int, elements: int) -> "Iterator[QueryChunk]":
-        """Yield all queries in order, in chunks of about ``elements`` scores.
-
-        The fewer keys the queries see, the more queries form a chunk.
-        """
+        """Yield all queries in chunks of about ``elements`` scores."""
         start, height, masks = 0, self.queries, MaskCache()
         if self.window is not None:
             # In a taller chunk, each query sees a smaller share of the keys loaded for the chunk.
@@ -185,21 +174,17 @@ class QueryChunk:
 
     @property
     def first(self) -> int:
-        """Return the position of the first query in the sequence."""
         return self.sight.first + self.rows.start
 
     @property
     def last(self) -> int:
-        """Return the position after that of the last query."""
         return self.sight.first + self.rows.stop
 
     @property
     def columns(self) -> slice:
-        """Return the range of keys that any query of the chunk sees."""
         return slice(self.sight.begin(self.first + 1), self.sight.complete(self.last))
 
     def hide_(self, scores_grc: Tensor) -> None:
-        """Set the scores of invisible keys to −∞ in place."""
         sight, columns = self.sight, self.columns
         # Every query of the chunk sees the keys [low, high).
         low, high = sight.begin(self.last), sight.complete(self.first + 1)
@@ -224,7 +209,7 @@ def attend_chunks(
     sight: MaskSpec,
     show: WeightsCallback | None = None,
 ) -> Tensor:
-    """Return the head outputs BKgTH, 0 if a query sees no key. q must be divided by √H already.
+    """Return the head outputs BKgTH, 0 if a query sees no key; q must be divided by √H already.
 
     ``show`` is called with each chunk and its weights, key head by key head.
     """
@@ -267,10 +252,7 @@ def forward(
     logsums_gT: Tensor,
     show: WeightsCallback | None = None,
 ) -> None:
-    """Write the head outputs (0 if a query sees no key) and the log₂-sums of the rows.
-
-    q must be divided by √H already. ``show`` is called with each chunk and its weights.
-    """
+    """Write the head outputs (0 if a query sees no key) and the log₂-sums of the rows."""
     buffers = ScratchBuffers(q_gTH)
     for chunk in _chunks(q_gTH, sight):
         q_grH = q_gTH[:, chunk.rows]
@@ -320,10 +302,7 @@ def _chunks(q_gTH: Tensor, sight: MaskSpec) -> Iterator[QueryChunk]:
 
 
 def _scores(q_Rx: Tensor, k_Mx: Tensor, chunk: QueryChunk, buffers: ScratchBuffers) -> Tensor:
-    """Return the masked scores of a chunk, grc.
-
-    The mask is applied before the softmax: a later key must not change the ranking of earlier keys.
-    """
+    """Return the masked scores of a chunk, grc, before the softmax, which ranks keys."""
     scores_Rc = buffers.product("scores", q_Rx, k_Mx[chunk.columns].T)
     scores_grc = scores_Rc.unflatten(0, (-1, chunk.rows.stop - chunk.rows.start))
     chunk.hide_(scores_grc)
@@ -331,10 +310,8 @@ def _scores(q_Rx: Tensor, k_Mx: Tensor, chunk: QueryChunk, buffers: ScratchBuffe
 
 
 def _exponentials_(scores_grc: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace scores by 2^(score − row maximum) in place.
-
-    Rows of −∞ become 0. Returns the log₂-sums of the scores, gr, and the factors gr1 that normalize
-    the exponentials to a sum of 1.
+    """Replace scores by 2^(score − row maximum) in place, 0 in rows of −∞; return the log₂-sums gr,
+    and the factors gr1 that normalize the exponentials.
     """
     if not scores_grc.shape[-1]:
         zeros_gr = scores_grc.sum(-1)

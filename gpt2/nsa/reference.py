@@ -28,10 +28,9 @@ def attend(
     queries: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return the head outputs BTNH of ``queries`` from ``heads``, the q, k and v of each query head.
+    """Return the head outputs BTNH of ``queries`` from the q, k and v BNTH of each query head.
 
-    q, k and v are BNTH; ``encode`` returns heads at the positions of tokens, ``transform`` the keys
-    of all heads as scores use them; ``block`` is the layer index.
+    ``encode`` returns heads at the positions of tokens, ``transform`` keys as scores use them.
     """
     q_BNTH, k_BNTH, v_BNTH = heads
     n_head, length = q_BNTH.shape[1:3]
@@ -81,7 +80,6 @@ def random_rank(layer: int, head: int, token: int, block: int) -> int:
 
 
 def _hash(x: int) -> int:
-    """Return Thomas Mueller's 32-bit hash."""
     x = (x // 2**16 ^ x) * 0x45D9F3B % 2**32
     x = (x // 2**16 ^ x) * 0x45D9F3B % 2**32
     return x // 2**16 ^ x
@@ -118,10 +116,7 @@ def top_blocks(score: dict[int, float], nsa: NsaOptions) -> list[int]:
 
 
 def _attention(q_BNH: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the weights BNi and the weighted sum of the values.
-
-    Without keys, the weights are empty and the sum is 0.
-    """
+    """Return the weights BNi and the weighted sum of the values, 0 without keys."""
     if not keys:
         return q_BNH[..., :0], torch.zeros_like(q_BNH)
     scores = [(q_BNH * k).sum(-1) / math.sqrt(q_BNH.shape[-1]) for k in keys]
@@ -142,10 +137,7 @@ def _tokens(q_BNH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, tokens: list[int]) ->
 def _blocks(
     keys: dict[str, tuple[Tensor, Tensor]], parameters: Parameters, nsa: NsaOptions
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the compressed keys and values.
-
-    Without the compressed branch, the block means of the selected branch's keys rank blocks.
-    """
+    """Return the compressed keys and values, or the selected branch's mean keys, which rank."""
     if nsa.branch_compressed:
         k, v = keys["compressed"]
         return _compressed(k, parameters, "phi_k.", nsa), _compressed(v, parameters, "phi_v.", nsa)
@@ -158,7 +150,6 @@ def _blocks(
 def _compressed(
     x_BNTH: Tensor, parameters: Parameters, prefix: str, nsa: NsaOptions
 ) -> list[Tensor]:
-    """Return every complete block, compressed to BNH."""
     blocks, start = [], 0
     while start + nsa.compress <= x_BNTH.shape[2]:
         block_BNlH = x_BNTH[:, :, start : start + nsa.compress]
@@ -220,7 +211,6 @@ def _separate_kv(
 
 
 def _gates(x_BTC: Tensor, parameters: Parameters, n_head: int, nsa: NsaOptions) -> Tensor:
-    """Return the gates BTNc; the gate of a single branch is 1."""
     count = nsa.branch_compressed + nsa.branch_selected + nsa.branch_window
     if count == 1:
         return x_BTC.new_ones(*x_BTC.shape[:2], n_head, 1)

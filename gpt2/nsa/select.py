@@ -37,12 +37,10 @@ def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Ten
 
 
 def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tensor:
-    """Return the selected block indices BKTn in ascending order, padded with −1 at the end.
+    """Return the selected blocks BKTn in ascending order, padded with −1, also if scores are NaN.
 
-    ``first`` is the token of the first query. The first block, the block of the query and the
-    previous block are always selected. The others have the highest scores ≥ 0; ties go to the
-    lower index. Blocks after the query's block are never selected: n blocks, or all up to this one
-    if there are fewer, also if scores are NaN.
+    The first block, the query's and the one before are forced; of the others up to the query's,
+    those of the highest scores ≥ 0, ties to the lower index. The first query is token ``first``.
     """
     length, blocks = scores_BKTJ.shape[-2:]
     device = scores_BKTJ.device
@@ -77,9 +75,8 @@ def random_blocks(
 ) -> Tensor:
     """Return random blocks 1KTn in the format of ``select_blocks``, the same for every sequence.
 
-    The ``length`` queries start at token ``first``. Earlier blocks are drawn uniformly, by a hash
-    of token index, layer and key head alone, so a part of a sequence draws the same blocks as the
-    whole sequence.
+    Earlier blocks are drawn uniformly by a hash of token, layer and key head alone, so a part of a
+    sequence draws the same blocks as the whole sequence.
     """
     salts = [stream_seed(0, f"nsa/{layer}/{head}") & _MASK for head in range(heads)]
     salts_K = torch.tensor(salts, device=device)
@@ -99,7 +96,7 @@ def random_blocks(
 
 
 def _hash(x: Tensor) -> Tensor:
-    """Return Thomas Mueller's 32-bit hash of ``x``, computed in int64 so that nothing overflows."""
+    """Return Thomas Mueller's 32-bit hash of ``x``, in int64 so that nothing overflows."""
     for _ in range(2):
         x = (((x >> 16) ^ x) * 0x45D9F3B) & _MASK
     return (x >> 16) ^ x
@@ -108,11 +105,8 @@ def _hash(x: Tensor) -> Tensor:
 def attend_compressed(
     q_BKgTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, options: NsaOptions, first: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the head outputs BKgTH and the selected blocks BKTn.
-
-    q must be divided by √H already. Query t belongs to token ``first`` + t and sees the blocks that
-    end at or before this token; the output is 0 if there are none. Blocks are selected only if
-    ``options.ranks``.
+    """Return the head outputs BKgTH, 0 before the first complete block, and the selected blocks
+    BKTn if ``options.ranks``. q must be divided by √H already; its first query is token ``first``.
     """
     sight = MaskSpec(q_BKgTH.shape[3], k_BKMH.shape[2], first, options.compress, options.stride)
     chosen_rn: list[Tensor] = []
@@ -137,10 +131,7 @@ def chosen_blocks(
     first: int,
     layer: int,
 ) -> Tensor:
-    """Return the blocks BKTn that compressed keys rank, or that are drawn if ``options`` rank none.
-
-    q must be divided by √H already; the first query is token ``first``.
-    """
+    """Return the blocks BKTn that compressed keys rank, or random ones; q is divided by √H."""
     if options.ranks:
         assert compressed_BKMH
         k_BKMH = compressed_BKMH[0]

@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     For every backend of the selected branch: values and gradients against the float64 reference,
     bfloat16 and float16, and decoding after a long context against the full forward pass. Reports
-    PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no failure,
-    1 a failure, 2 usage.
+    PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no
+    failure, 1 a failure, 2 usage.
     """
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     log("CHECK", f"{device_name(device)}, torch {torch.__version__}")

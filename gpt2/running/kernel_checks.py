@@ -17,7 +17,6 @@ from gpt2.attention.attention import (
     attend_rows,
     attend_tiles,
     build,
-    build_pattern,
 )
 from gpt2.attention.backends import MIN_TILE_CAPABILITY
 from gpt2.attention.exposed import AttentionWeightsTap
@@ -191,7 +190,7 @@ def probe_plan(
     If an MLP reads weights, all of them are read, and their gradient is computed.
     """
     options, shape = model.attention, replace(model.shape, block_size=tokens)
-    pattern: Any = build_pattern(shape, options, 0)
+    pattern: Any = build(shape, options.pattern, options, 0)
     terms = [build(shape, term).to(device, dtype) for term in options.terms]
     gates = [build(shape, gate).to(device, dtype) for gate in options.gates]
     reader = None

@@ -67,9 +67,9 @@ class TestRotation:
         heads = case.module.c_attn(case.x_BTC, case.state)
         found = []
         for first in (0, 1000):
-            at = heads.with_positions(case.module.positions, first)
-            found.append(at.q_BNTH @ at.k_BKTH.repeat_interleave(2, 1).mT)
-            assert at.v_BKTH is heads.v_BKTH
+            pair = heads.q_BNTH, heads.k_BKTH
+            q_BNTH, k_BKTH = case.module.positions.encode_all(pair, first)
+            found.append(q_BNTH @ k_BKTH.repeat_interleave(2, 1).mT)
         torch.testing.assert_close(*found, rtol=0, atol=1e-9)
 
     def test_equals_the_formula(self, rope: Rope) -> None:

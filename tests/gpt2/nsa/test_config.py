@@ -36,7 +36,6 @@ class TestConfiguration:
                 "config.conflict",
                 ("NSA_SELECT_BLOCK=6", "got 8"),
             ),
-            ({"count": 2}, "NSA_SELECT_COUNT", "config.out-of-range", ("at least 3", "got 2")),
         ],
     )
     def test_sizes(self, sizes, symbol, code, values):
