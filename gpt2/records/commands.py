@@ -7,7 +7,6 @@ from pathlib import Path
 from gpt2.records import compare, listing
 from gpt2.records.audit import audit, to_json, to_text
 from gpt2.records.files import find_started
-from gpt2.records.removal import clean
 from gpt2.records.verify import tracker, verify
 from gpt2.running import results
 from gpt2.study.arguments import asked_lookup, asked_plan, asked_tables, selects_runs
@@ -60,7 +59,7 @@ def clean_runs(options: Namespace) -> tuple[int, str]:
     confirmed.
     """
     where = require_value(options.where, "WHERE", 'make clean-runs WHERE="state=failed"')
-    return clean(_results(options.build_dir), where, yes=options.yes, json=options.json)
+    return listing.clean(_results(options.build_dir), where, yes=options.yes, json=options.json)
 
 
 def _results(build_dir: Path) -> Path:

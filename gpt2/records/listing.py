@@ -1,4 +1,4 @@
-"""``make ls``: every run below the results folder, of all studies and configurations.
+"""``make ls`` and ``make clean-runs``: every run below the results folder, of all configurations.
 
 A run that cannot be read is a row with the cause. Reads status, configuration, manifest and summary
 of each run; verifies no digests (``make audit`` does). Imports no torch.
@@ -15,21 +15,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt2.config import Config
 from gpt2.records.compare import symbol_names
 from gpt2.records.files import identity_symbols, selecting_symbols
 from gpt2.study.plan import Plan
+from lib.console import confirm, log
 from lib.env.gpu import cpu_model
-from lib.errors import ConfigError, Problem, nearest, visible
-from lib.files import canonical_json
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem, nearest, visible
+from lib.files import canonical_json, size_bytes
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
 from lib.runs.code import TreeDigests, run_drift
+from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State
-from lib.units import first_of
+from lib.units import first_of, format_size
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
@@ -38,6 +40,8 @@ _MAX_NAME_CHARS = 44
 _MAX_VALUES_SHOWN = 5
 # Causes of failures and damage below the table.
 _MAX_CAUSES_SHOWN = 10
+# Beginning of the hidden name of a directory that is being removed.
+_REMOVED = ".removed-"
 
 # A run directory as plain values: ``run`` (<study>/<directory>), ``study``, ``step``, ``seed``,
 # ``state`` (one of STATES), ``problem`` (cause of a failure or damage, else ""), ``iteration``, the
@@ -46,41 +50,26 @@ _MAX_CAUSES_SHOWN = 10
 # None if it was not recorded.
 Row = Mapping[str, Any]
 STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", "replaced")
+# In the order of the full table; with --where, also the symbols.
+_TEXTS = ("run", "study", "step", "state", "finished", "commit", "hash")
+FIELDS = (
+    *("run", "study", "step", "state", "seed", "iteration", "val_loss", "parameters", "tokens"),
+    *("train_seconds", "finished", "commit", "hash"),
+)
+_HEADINGS = {"val_loss": "val loss", "parameters": "params", "train_seconds": "seconds"}
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "val_loss": "{:.4f}".format,
+    "train_seconds": "{:.0f}".format,
+    # Eight characters of the hash, and whether there were uncommitted changes.
+    "commit": lambda commit: f"{commit[:8]}{commit[40:]}",
+}
+_ALWAYS_SHOWN = ("run", "state", "val_loss")
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
     return ("y" if value else "n") if isinstance(value, bool) else str(value)
-
-
-class _Column(NamedTuple):
-    """Column of a field, or of a symbol."""
-
-    heading: str
-    cell: Callable[[Any], str] = _shown
-    # A text is aligned to the left.
-    is_text: bool = False
-
-
-# By field, in the order of the full table.
-FIELDS: Mapping[str, _Column] = {
-    "run": _Column("run", is_text=True),
-    "study": _Column("study", is_text=True),
-    "step": _Column("step", is_text=True),
-    "state": _Column("state", is_text=True),
-    "seed": _Column("seed"),
-    "iteration": _Column("iteration"),
-    "val_loss": _Column("val loss", "{:.4f}".format),
-    "parameters": _Column("params"),
-    "tokens": _Column("tokens"),
-    "train_seconds": _Column("seconds", "{:.0f}".format),
-    "finished": _Column("finished", is_text=True),
-    # Eight characters of the hash, and whether there were uncommitted changes.
-    "commit": _Column("commit", lambda commit: f"{commit[:8]}{commit[40:]}", is_text=True),
-    "hash": _Column("hash", is_text=True),
-}
-_ALWAYS_SHOWN = ("run", "state", "val_loss")
 
 
 def _value(row: Row, name: str) -> Any:
@@ -122,8 +111,7 @@ class RunList:
 def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
     """Return every run in the study folders of ``folder``, sorted by study, step and seed.
 
-    Runs that were trained again (``.old-``) are counted only, unless ``replaced``. Raises OSError if
-    a folder cannot be read.
+    Runs that were trained again (``.old-``) are counted only, unless ``replaced``.
     """
     studies = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     paths = [path for study in studies for path in study.iterdir() if _is_run(path)]
@@ -202,8 +190,7 @@ def _row(record: RunRecord, tree: TreeDigests) -> Row:
 
 def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[str, Any]:
     """Return the fields from the files of a started run; a finished run must have all files."""
-    done = record.is_done
-    optional = () if done else (MissingRecord,)
+    optional = () if record.is_done else (MissingRecord,)
     fields: dict[str, Any] = {}
     if record.state != State.RUNNING.word:
         fields["ended_at"] = status.written_at
@@ -216,7 +203,7 @@ def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[s
         dirty = "-dirty" * (record.code.dirty_tree is True)
         fields["commit"] = f"{record.code.git_sha or UNKNOWN}{dirty}"
         fields["run_id"] = str(record.manifest.find("run", "run_id"))
-    if done:
+    if record.is_done:
         # The model of a GPU cannot be read without torch.
         on_cpu = record.symbols.get("DEVICE", "cpu") == "cpu"
         if run_drift(record, cpu_model() if on_cpu else None, tree):
@@ -275,22 +262,21 @@ def _condition(text: str, runs: Sequence[Row]) -> Callable[[Row], bool]:
     match = _CONDITION.fullmatch(text)
     if match is None:
         expected = "expected FIELD, one of = != < <= > >=, and a value without blanks, quotes and *"
-        raise _invalid(text, expected)
+        raise _invalid(f"{text}: {expected}")
     name, sign, wanted = match.groups()
     known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run["symbols"])]
     # Without runs the symbols are unknown, but not the fields.
     if name not in known and (runs or not name.isupper()):
-        what = f"unknown field {name!r}{nearest(name, known)}"
-        raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
+        raise _invalid(f"unknown field {name!r}{nearest(name, known)}", "usage.unknown-field")
     if name == "finished" and not _DAY.fullmatch(wanted):
-        raise _invalid(text, "expected a day such as 2026-11-23")
+        raise _invalid(f"{text}: expected a day such as 2026-11-23")
     if name == "state" and wanted not in STATES:
-        near = nearest(wanted, STATES)
-        raise _invalid(text, f"unknown state{near} (expected one of {', '.join(STATES)})")
+        expected = f"expected one of {', '.join(STATES)}"
+        raise _invalid(f"{text}: unknown state{nearest(wanted, STATES)} ({expected})")
     number, values = _number(wanted), [_value(run, name) for run in runs]
     numbers = [_number(value) for value in values if value is not None]
     if name not in _BEGINNINGS and number is None and numbers and None not in numbers:
-        raise _invalid(text, f"expected a number, got {wanted!r}")
+        raise _invalid(f"{text}: expected a number, got {wanted!r}")
     compare = _OPERATORS[sign]
 
     def holds(run: Row) -> bool:
@@ -300,26 +286,18 @@ def _condition(text: str, runs: Sequence[Row]) -> Callable[[Row], bool]:
         if name in _BEGINNINGS:
             return compare(str(value)[: len(wanted)], wanted)
         own = _number(value)
-        if number is not None and own is not None:
-            return compare(own, number)
-        return compare(_shown(value), wanted)
+        return compare(_shown(value), wanted) if None in (number, own) else compare(own, number)
 
     return holds
 
 
-def _invalid(text: str, reason: str) -> ConfigError:
-    return ConfigError(
-        Problem(f"{text}: {reason}", "WHERE", _EXAMPLE, code="usage.invalid-condition")
-    )
+def _invalid(what: str, code: str = "usage.invalid-condition") -> ConfigError:
+    return ConfigError(Problem(what, "WHERE", _EXAMPLE, code=code))
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", str(value)):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
+    is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", str(value))
+    return float(value) if is_number and not isinstance(value, bool) else None
 
 
 # Output.
@@ -355,14 +333,14 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     fields = list(FIELDS) if every_column else [*_ALWAYS_SHOWN]
     columns: dict[str, Sequence[str]] = {}
     for name in [*fields, *names, *([] if every_column else ["finished"])]:
-        column, values = FIELDS.get(name, _Column(name)), [_value(run, name) for run in listed.runs]
-        cells = ["-" if value in (None, "") else column.cell(value) for value in values]
-        columns[column.heading] = cells
+        values, form = [_value(run, name) for run in listed.runs], _FORMS.get(name, _shown)
+        cells = ["-" if value in (None, "") else form(value) for value in values]
+        columns[_HEADINGS.get(name, name)] = cells
     if not every_column:
         columns["run"] = [*map(_short_name, columns["run"])]
     rows = fitting_rows(columns, [*columns], None if every_column else width)
     shown = rows[0]
-    numeric = {column.heading for column in FIELDS.values() if not column.is_text}
+    numeric = {_HEADINGS.get(name, name) for name in FIELDS if name not in _TEXTS}
     right = [i for i, heading in enumerate(shown) if heading in numeric]
     lines = text_lines(rows, right=right) if listed.runs else []
     texts = _problems(listed.runs, every_column)
@@ -421,3 +399,53 @@ def _clock(seconds: float | None) -> str | None:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, OSError, ValueError):
         return None
+
+
+# Removal.
+
+
+def clean(folder: Path, where: str, *, yes: bool, json: bool) -> tuple[int, str]:
+    """Log the runs that satisfy ``where`` with their sizes, and remove them after a confirmation.
+
+    Returns the exit code and the text for stdout.
+    """
+    runs = select(list_runs(folder, replaced=True), where).runs
+    sizes = {run["run"]: size_bytes(folder / run["run"]) for run in runs}
+    for run in runs:
+        log("RUN", f"{format_size(sizes[run['run']]):>12}  {run['state']:11}  {run['run']}")
+    total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
+    reasons: list[str] = []
+    if runs:
+        confirm(f"remove {total} below {folder}?", yes)
+        reasons = remove_runs(runs, folder)
+    text = f"removed: {total}; left out: {len(reasons)}\n"
+    if json:
+        text = json_document(SCHEMA_VERSION, {"runs": sizes, "kept": reasons})
+    for reason in reasons:
+        log("WARN", f"left out: {reason}")
+    return EXIT_FAILED if reasons else EXIT_DONE, text
+
+
+def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
+    """Remove run directories below ``folder``; return a reason for each one that stays.
+
+    A directory gets a hidden name first, so an interrupted removal never leaves a part of a run. The
+    next removal removes such leftovers.
+    """
+    for leftover in folder.glob(f"*/{_REMOVED}*"):
+        shutil.rmtree(leftover)
+    reasons = []
+    for run in runs:
+        path = folder / run["run"]
+        if path.is_symlink():
+            reasons.append(f"{run['run']}: a symbolic link; remove it by hand")
+            continue
+        hidden = path.with_name(f"{_REMOVED}{path.name}")
+        try:
+            with take_lease(RunDir(path), DEFAULT_SECONDS):
+                path.rename(hidden)
+        except ConfigError as error:
+            reasons.append(f"{run['run']}: {error.problems[0].what}")
+            continue
+        shutil.rmtree(hidden)
+    return reasons

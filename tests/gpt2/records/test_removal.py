@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpt2.records.listing import list_runs, select
-from gpt2.records.removal import remove_runs
+from gpt2.records.listing import list_runs, remove_runs, select
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import write_run
