@@ -85,8 +85,8 @@ def verdicts(options: Namespace) -> tuple[int, str]:
 
     kablate verdicts --seeds 1-5
 
-    Each line has the difference in nats per token, its 95 % interval over seeds, the number of seeds,
-    and p corrected for all comparisons of the study. Writes verdicts.json, the tables and report.html
+    Each row has the mean difference and half of its 95 % interval over seeds, the number of seeds, and p
+    corrected for all comparisons of the study. Writes verdicts.json, the tables and report.html
     beside the runs. Exit codes: 0 whatever the words are, 1 a seed diverged, 2 no run has a result, 4
     runs are not comparable or the A/A step failed, 5 with --strict: a comparison is INCONCLUSIVE.
     """

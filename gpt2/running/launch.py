@@ -26,13 +26,10 @@ from lib.console import confirm, log
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.report.columns import VERDICTS
 from lib.report.study_verdicts import LASTING_WORDS, declare
 from lib.report.table import ResultTable
-from lib.report.text import (
-    LINE_WIDTH,
-    verdict_line,
-    verdicts_exit_code,
-)
+from lib.report.text import verdicts_exit_code
 from lib.runner.display import RunProgress
 from lib.runner.job import JobLimits, watchdog
 from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
@@ -176,8 +173,7 @@ def _log_look(results: StudyResults) -> None:
     )
     for verdict in results.document["verdicts"]:
         if verdict["look"] == look.number and verdict["verdict"] in LASTING_WORDS:
-            for line in verdict_line(verdict, LINE_WIDTH - len("LOOK    ")).splitlines():
-                log("LOOK", line)
+            log("LOOK", "  ".join(column.text(verdict) for column in VERDICTS if column.text))
 
 
 def _saving(plan: Plan, table: ResultTable) -> str:

@@ -17,10 +17,9 @@ from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.page import write_report
 from lib.report.series import study_series
 from lib.report.table import ResultTable, build_table
-from lib.report.terminal import to_terminal, training_text
+from lib.report.terminal import to_terminal, training_text, verdicts_to_terminal
 from lib.report.text import (
     Document,
-    verdict_lines,
     verdict_table,
     verdicts_exit_code,
 )
@@ -136,7 +135,7 @@ def verdicts(
     # Such as a damaged run, whose seed then has no result.
     for note in document["notes"]:
         log("NOTE", note)
-    text = to_json(document) if json else verdict_lines(document)
+    text = to_json(document) if json else verdicts_to_terminal(document)
     return verdicts_exit_code(document, strict=strict), text
 
 

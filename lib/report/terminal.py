@@ -10,11 +10,13 @@ from typing import Any
 
 from lib.console import folded, is_ascii_only, painted
 from lib.errors import visible
-from lib.report.columns import Column, Row, columns, rows_of
+from lib.report.columns import VERDICTS, Column, Row, columns, grid, rows_of
 from lib.report.render import fitting_rows, text_lines
 from lib.report.text import (
+    LINE_WIDTH,
     Document,
     given,
+    legend,
     loss_note,
     remark_notes,
     seeds_notes,
@@ -42,6 +44,19 @@ def to_terminal(document: Document, width: int) -> str:
             lines += ["", visible(section["title"]), *_section(section, width)]
     notes = [folded(visible(note), width, _INDENT) for note in _notes(document)]
     return "\n".join([*lines, *([""] * bool(notes)), *notes]) + "\n"
+
+
+def verdicts_to_terminal(document: Document) -> str:
+    """Return every comparison with its word, p and reason, and what a reader must not miss."""
+    verdicts = [*document["verdicts"], *document["aa_steps"]]
+    if not verdicts:
+        return ""
+    shown, rows = grid(VERDICTS, verdicts)
+    right = [i for i, column in enumerate(shown) if not column.is_left]
+    lines = text_lines([[column.heading for column in shown], *rows], right=right)
+    notes = [*legend(document), *seeds_notes(document), *warnings(document)]
+    notes += remark_notes(verdicts)
+    return "\n".join([*lines, "", *(folded(visible(n), LINE_WIDTH, _INDENT) for n in notes)]) + "\n"
 
 
 def training_text(series: Mapping[str, Any], width: int) -> str:

@@ -5,13 +5,11 @@ Every rendering takes its words from here; the figures are those of the document
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import wrap
 from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.contrasts import AA_ROLE
 from lib.report.options import short_unit
-from lib.report.render import visible
 from lib.report.study_verdicts import AA_FAILED
 from lib.tracking.tracker import TrackerTable
 from lib.units import first_of, format_difference, format_interval
@@ -21,9 +19,8 @@ Document = Mapping[str, Any]
 Verdict = Mapping[str, Any]
 
 _SMALLEST_SHOWN_P = 1e-12
-# Columns of a terminal, and the indentation of a continued line.
+# Columns of a terminal and of Markdown.
 LINE_WIDTH = 80
-_INDENT = " " * 8
 _DECIDED = ("BETTER", "WORSE")
 
 
@@ -95,14 +92,6 @@ def p_cell(verdict: Verdict) -> str:
     return format_p(verdict["p_of_word"])
 
 
-def p_sentence(verdict: Verdict) -> str:
-    """Return p of the test that was made, in words."""
-    if is_own_test(verdict):
-        return f"own interval contains 0 ({p_equation(verdict['p_own'])} alone)"
-    look = "" if verdict["look"] is None else f", look {verdict['look']}"
-    return f"{p_equation(verdict['p_of_word'])} (of {verdict['planned_comparisons']}{look})"
-
-
 def difference_cell(verdict: Verdict) -> str:
     """Return the mean difference, with half of its 95 % interval if it was tested."""
     if verdict["difference"] is None:
@@ -121,35 +110,8 @@ def all_remarks(verdict: Verdict) -> list[str]:
     """
     passed = verdict["role"] == AA_ROLE and verdict["verdict"] == "INCONCLUSIVE"
     reason = [verdict["reason"]] if verdict["reason"] and not passed else []
-    own = [p_sentence(verdict)] if is_own_test(verdict) else []
-    return [*reason, *own, *verdict["remarks"]]
-
-
-def verdict_line(verdict: Verdict, width: int = LINE_WIDTH) -> str:
-    """Return the verdict as one line; parts that exceed ``width`` columns are on indented lines."""
-    first, *parts = map(visible, _parts(verdict))
-    lines = [first]
-    for part in parts:
-        if len(lines[-1]) + len(part) + 2 <= width:
-            lines[-1] += f"  {part}"
-        else:
-            lines += wrap(part, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return "\n".join(lines)
-
-
-def _parts(verdict: Verdict) -> list[str]:
-    """Return the parts of a verdict's line: name, difference and interval; word; details; remarks."""
-    head, difference = f"VERDICT {verdict['name']}", verdict["difference"]
-    detail = [verdict["reason"]] if verdict["reason"] else []
-    if verdict["verdict"] is None:
-        shown = "" if difference is None else f"{format_difference(difference)}  "
-        return [head, f"{shown}none: {verdict['reason'] or ''}"]
-    if verdict["interval_95"] is not None and difference is not None:
-        head += f"  {format_difference(difference)} {format_interval(verdict['interval_95'])}"
-        detail = [f"n={verdict['n']} {p_sentence(verdict)}", *detail]
-    if verdict["role"] == AA_ROLE:
-        return [head, verdict_word(verdict), *detail[:1], *verdict["remarks"]]
-    return [head, verdict["verdict"], *detail, *verdict["remarks"]]
+    own = f"own interval contains 0 ({p_equation(verdict['p_own'])} alone)"
+    return [*reason, *[own] * is_own_test(verdict), *verdict["remarks"]]
 
 
 # All verdicts of a study.
@@ -158,18 +120,6 @@ def _parts(verdict: Verdict) -> list[str]:
 def given(document: Document) -> list[Verdict]:
     """Return the verdicts with a word, without the A/A steps."""
     return [verdict for verdict in document["verdicts"] if verdict["verdict"]]
-
-
-def verdict_lines(document: Document) -> str:
-    """Return one line per comparison, with its remarks, and one for each note."""
-    lines = [verdict_line(verdict) for verdict in (*document["verdicts"], *document["aa_steps"])]
-    for note in _study_notes(document):
-        lines += wrap(visible(note), LINE_WIDTH, subsequent_indent=_INDENT)
-    if lines:
-        lines.append(
-            f"Differences are A - B of A vs B, {document['unit']}, with their 95 % interval."
-        )
-    return "".join(f"{line}\n" for line in lines)
 
 
 _TRACKED = ("comparison", "verdict", "difference", "low", "high", "n", "p", "of", "remarks")

@@ -11,8 +11,7 @@ from lib.console import shown
 from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.render import TableSection, csv_table, latex_text, markdown_table, markdown_text
 from lib.report.table import build_table
-from lib.report.terminal import to_terminal
-from lib.report.text import verdict_lines
+from lib.report.terminal import to_terminal, verdicts_to_terminal
 from tests.lib.report.documents import document_of
 
 # Red text, a bell, a title of the window, C1, reversed order, a line separator, and a new line.
@@ -57,7 +56,7 @@ def renderings(document: dict[str, Any]) -> dict[str, str]:
         "csv": to_csv(document),
         "latex": to_latex(document),
         "terminal": shown(to_terminal(document, 80), colour=False),
-        "verdicts": verdict_lines(document),
+        "verdicts": verdicts_to_terminal(document),
     }
 
 

@@ -17,9 +17,9 @@ from lib.report.declarations import (
 from lib.report.options import LookPlan
 from lib.report.statistics import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.study_verdicts import AA_FAILED, StudyVerdicts, declare
-from lib.report.text import seeds_notes, verdict_line, verdicts_exit_code
+from lib.report.text import seeds_notes, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord, judge
-from tests.lib.report.documents import document_of, family_of, verdict_of
+from tests.lib.report.documents import document_of, family_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 LOOKS = LookPlan((3, 5, 8), (0.2, 0.3, 0.4))
@@ -163,7 +163,6 @@ def test_a_word_stays_as_it_was_given(tmp_path):
     large = by_step(first)["large"]
     assert (large["look"], large["n"], large["share"]) == (1, 3, 0.2)
     assert any(remark.startswith("stopped early") for remark in large["remarks"])
-    assert "look 1" in verdict_line(verdict_of(first, "large vs base"))
     # The seeds that follow would say the contrary.
     worse = {("large", s): SeedOutcome(s, 9.0 + s / 100) for s in range(4, 9)}
     for n in (4, 5, 8):
@@ -563,18 +562,3 @@ def test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all(
             seen == [remark] * (remark is not None)
             and verdicts_exit_code(document_of(study)) == code
         )
-
-
-def test_a_line_fits_the_terminal(tmp_path):
-    lines = []
-    for n in (3, 5):
-        study = report(tmp_path, n)
-        for verdict in study.verdicts:
-            text = verdict_line(verdict_of(study, verdict["name"]))
-            lines += text.splitlines()
-            # Nothing is lost.
-            for remark in (verdict["verdict"], *verdict["remarks"]):
-                assert remark in " ".join(text.split())
-            assert text.startswith(f"VERDICT {verdict['name']}  ")
-    assert max(map(len, lines)) <= 80 and any(line.startswith(" " * 8) for line in lines)
-    assert verdict_line(document_of(study)["verdicts"][0], 1000).count("\n") == 0
