@@ -83,7 +83,7 @@ reads = $(if $(filter-out $(2),$(KABLATE_GIVEN))$(FAST),@$(HELP) --reads $(1))
 CONFIGURED := all data plan status watch stop slurm rerun prolong preflight report verdicts figures \
 	claims verify-results export bench
 OPTIONAL := check reproduce ls clean-runs audit compare evaluate generate
-PLAIN := menuconfig list-defconfigs savedefconfig olddefconfig randconfig listnewconfig diffconfig \
+PLAIN := menuconfig list-defconfigs savedefconfig olddefconfig randconfig diffconfig \
 	why bench-nsa validate-machine
 ALONE := test style setup help completion clean mrproper
 TARGETS := $(CONFIGURED) $(OPTIONAL) $(PLAIN) $(ALONE)
@@ -110,7 +110,8 @@ $(OPTIONAL): setup $(ANY_CONFIG_PY)
 $(PLAIN): setup
 	$(Q)$(KABLATE) $@ $(INTO)
 
-DEFCONFIGS := $(patsubst defconfigs/%,defconfig-%,$(filter-out %/fragments,$(wildcard defconfigs/*)))
+CONFIGURATIONS := $(notdir $(wildcard defconfigs/*))
+DEFCONFIGS := $(patsubst %,defconfig-%,$(filter-out +%,$(CONFIGURATIONS)))
 load = $(Q)$(KABLATE) defconfig $(call quote,$*) $(INTO)
 # Named one by one, so that a shell can complete them; combinations match the pattern.
 .PHONY: $(DEFCONFIGS) FORCE
@@ -153,10 +154,9 @@ help:
 		$(KABLATE) status --one-line $(INTO) 2> /dev/null || \
 		echo '.config exists: make plan lists its runs')"
 
-FRAGMENTS := $(patsubst defconfigs/fragments/%,+%,$(wildcard defconfigs/fragments/*))
 completion:
 	$(call reads,completion)
-	@$(HELP) --completion $(DEFCONFIGS:defconfig-%=%) $(FRAGMENTS)
+	@$(HELP) --completion $(CONFIGURATIONS)
 
 clean:
 	$(call reads,clean)

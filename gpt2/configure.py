@@ -94,11 +94,6 @@ def why(options: Namespace) -> str:
     return _lines(commands.explain_symbol(place, options.sym, options.json, layers))
 
 
-def listnewconfig(options: Namespace) -> str:
-    """List the symbols that .config does not mention, with their defaults."""
-    return _lines(commands.new_symbols(_place(options), options.json))
-
-
 def diffconfig(options: Namespace) -> str:
     """List the differences between two configurations, in the format of the kernel's diffconfig.
 

@@ -27,7 +27,7 @@ from lib import console
 from lib.commands import variables_of
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.env.ranks import current_process
-from lib.kablate import add_options, checked
+from lib.kablate import add_options
 
 _CHOICES = ("optimizer", "dataset", "tokenizer", "pruning", "device", "precision")
 _NUMBERS = ("max-iters", "batch-size", "grad-accumulation", "global-batch", "block-size")
@@ -47,15 +47,14 @@ def main() -> int:
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
     parser.add_argument("--dry-run", action="store_true", help="check the step, as make check does")
     add_options(parser, variables_of("@run CONTINUE"))
-    args = checked(parser.parse_args())
+    args = parser.parse_args()
     args.command_line = "make"
     steps, build = args.ra_mla_ablation_step, args.build_dir
     if not steps and not args.in_process:
         parser.error(f"the following arguments are required: {step}")
     settings = _settings(args)
     layers = step_layers(build, settings) if steps else [*config_layers(build), *settings]
-    seeds = "" if args.seed is None else str(args.seed)
-    plan = make_plan(layers, build, steps=steps, seeds=seeds)
+    plan = make_plan(layers, build, steps=steps, seeds=args.seed)
     if args.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]
         code, text = check_and_report(

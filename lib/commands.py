@@ -11,16 +11,17 @@ import re
 from typing import NamedTuple
 
 # Columns: name; an example of the value; kind of the value; meaning. In lower case, an option of the
-# command line that is no variable of make.
+# command line that is no variable of make. The first five are in the short help.
 #
 # Kinds: text; count and positive, integers of at least 0 and 1; number, a real number; flag, y or n,
 # as an option without a value; switch, y or n, as an option with one; or A/B/C, one of these.
 _VARIABLES = """
 STEPS                0-3,ra,16      text       Only these steps of a study
 SEEDS                1-3            text       These seeds; auto: more until each comparison has a word
-SEED                 7              count      One seed, of runs or of what is drawn; several: SEEDS=
 SET                  "A=1 B=y"      text       Settings on top of .config, for this command only
 SWEEP                "A=1,2 B=.."   text       All combinations of these values
+O                    DIR            text       Folder of .config, data and results, not the tree
+SEED                 7              count      One seed, of runs or of what is drawn; several: SEEDS=
 SAMPLES              n              positive   Random combinations of a sweep; texts of generate
 RUNS                 PATTERN        text       Runs: patterns over the names of make plan, or paths
 RUN                  NAME           text       One run: its name in make plan, or its directory
@@ -66,7 +67,6 @@ FULL                 1              flag       The long context at full length
 EXTRAS               "liger .."     text       Optional packages of pyproject.toml
 JSON                 1              flag       Print one JSON document
 YES                  1              flag       Skip confirmation prompts
-O                    DIR            text       Folder of .config, data and results, not the tree
 KCONFIG_CONFIG       FILE           text       Another name of .config
 MENUCONFIG_STYLE     NAME           text       Colours of menuconfig
 PYTHON               PATH           text       Use this interpreter, install nothing
@@ -96,7 +96,6 @@ defconfig        gpt2.configure:defconfig        <spec> SET DRY_RUN tree  Load o
 savedefconfig    gpt2.configure:savedefconfig    tree                  Write the non-default settings to defconfig
 olddefconfig     gpt2.configure:olddefconfig     tree                  Update an old .config to the current symbols
 randconfig       gpt2.configure:random           SEED tree             Write a random valid .config, small; SEED= repeats it
-listnewconfig    gpt2.configure:listnewconfig    JSON tree             List the symbols that .config does not mention
 diffconfig       gpt2.configure:diffconfig       <A> <B> JSON tree     List the differences of A= and B= (.config.old, .config)
 why              gpt2.configure:why              <SYM> SET STEPS JSON tree  Show the source of SYM='s value, and its dependencies
 

@@ -13,16 +13,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 from lib import _start, console
-from lib.commands import COMMANDS, TARGETS, VARIABLES, Command, Variable
-from lib.errors import EXIT_DONE, ConfigError, Problem, nearest
-from lib.gone import gone
+from lib.commands import COMMANDS, VARIABLES, Command
+from lib.errors import EXIT_DONE, ConfigError, Problem
 from lib.make_help import help_text
-from lib.make_variables import is_yes, require_read, resume_command, variable_value
+from lib.make_variables import (
+    require_read,
+    resume_command,
+    unknown_names,
+    variable_value,
+)
 
 USAGE = "kablate COMMAND does what make COMMAND does; kablate COMMAND --help explains it"
 
@@ -41,47 +46,31 @@ def parser_of(command: Command, description: str = "") -> console.CommandLine:
 def add_options(
     parser: argparse.ArgumentParser, reads: Mapping[str, str], words: Sequence[str] = ()
 ) -> None:
-    """Add ``-O`` and the options of the variables, with their defaults; ``words`` need no option."""
+    """Add ``-O`` and the options of the variables, with their defaults; ``words`` need no option.
+
+    The values are of the variables' kinds: numbers as such, None if absent.
+    """
     parser.add_argument(
         "-O", "--build-dir", type=Path, default=Path(), help="folder of .config, data and results"
     )
     for name, default in reads.items():
-        _add_option(parser, VARIABLES[name], default, name in words)
-
-
-def _add_option(
-    parser: argparse.ArgumentParser, variable: Variable, default: str, word: bool
-) -> None:
-    value, text = default, variable.text
-    if variable.name.isupper():
-        # An empty variable counts as unset.
-        value, text = os.environ.get(variable.name) or default, f"{text} ({variable.name}=)"
-    if variable.kind == "flag":
-        on = is_yes(value, variable.name)
-        parser.add_argument(variable.option, action="store_true", default=on, help=text)
-    elif word:
-        name = variable.name
-        parser.add_argument(variable.key, nargs="?", metavar=name, default=value, help=text)
-    else:
-        parser.add_argument(variable.option, metavar=variable.value, default=value, help=text)
-
-
-def checked(options: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with values of their kinds: numbers as such, None if absent.
-
-    Raises ConfigError with every value that is not of its kind.
-    """
-    problems: list[Problem] = []
-    values = vars(options)
-    for variable in VARIABLES.values():
-        if isinstance(values.get(variable.key), str):
-            try:
-                values[variable.key] = variable_value(variable, values[variable.key])
-            except ConfigError as error:
-                problems += error.problems
-    if problems:
-        raise ConfigError(*problems)
-    return options
+        variable = VARIABLES[name]
+        value, text = default, variable.text
+        if name.isupper():
+            # An empty variable counts as unset.
+            value, text = os.environ.get(name) or default, f"{text} ({name}=)"
+        read = partial(variable_value, variable)
+        if variable.kind == "flag":
+            on = read(value)
+            parser.add_argument(variable.option, action="store_true", default=on, help=text)
+        elif name in words:
+            parser.add_argument(
+                variable.key, nargs="?", metavar=name, type=read, default=value, help=text
+            )
+        else:
+            parser.add_argument(
+                variable.option, metavar=variable.value, type=read, default=value, help=text
+            )
 
 
 def option_words(name: str, options: argparse.Namespace) -> list[str]:
@@ -102,19 +91,21 @@ def option_words(name: str, options: argparse.Namespace) -> list[str]:
 def call(name: str, words: Sequence[str]) -> int:
     """Run a command with the words after its name; return the exit code."""
     command = COMMANDS.get(name)
-    if command is None or command.run == "-":
-        raise ConfigError(_unknown(name))
+    if command is None:
+        raise unknown_names("command", [name])
+    if command.run == "-":
+        what, advice = f"{name}: a target of make alone", f"type: make {name}"
+        raise ConfigError(Problem(what, next=advice, code="usage.unknown-command"))
+    # The command that resumes an interrupted make.
     resume = resume_command()
     require_read(command)
+    description = ""
+    # The options are read before the imports of the command, which take longer.
     if {"-h", "--help"} & {*words}:
-        # Takes as long as all other imports of this module.
         from inspect import cleandoc
 
-        text = cleandoc(_function(command).__doc__ or "")
-        parser_of(command, text).parse_args(words)
-    # Before the imports, which take longer.
-    options = checked(parser_of(command).parse_args(words))
-    # The command that resumes an interrupted make.
+        description = cleandoc(_function(command).__doc__ or "")
+    options = parser_of(command, description).parse_args(words)
     options.command_line = resume
     result = _function(command)(options)
     if isinstance(result, int):
@@ -136,24 +127,9 @@ def _function(command: Command) -> Callable[[argparse.Namespace], int | str | tu
         signal.signal(signal.SIGINT, handler)
 
 
-def _unknown(name: str) -> Problem:
-    if name in COMMANDS:
-        what, advice = f"{name}: a target of make alone", f"type: make {name}"
-        return Problem(what, next=advice, code="usage.unknown-command")
-    if answer := gone("target", name):
-        return Problem(f"{name}: {answer}", code="usage.gone")
-    what = f"{name}: unknown command{nearest(name, TARGETS)}"
-    return Problem(what, next="type: kablate --help", code="usage.unknown-command")
-
-
-def run(name: str) -> NoReturn:
-    """Run a command with the arguments of this process, and exit."""
-    console.run_main(lambda: call(name, sys.argv[1:]))
-
-
-def main() -> NoReturn:
-    """Run the command that the first argument names, and exit."""
-    name, *words = sys.argv[1:] or ["--help"]
+def main(*arguments: str) -> NoReturn:
+    """Run the command that the first argument names, and exit; by default, of this process."""
+    name, *words = arguments or sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         console.show(help_text(USAGE))
         sys.exit(EXIT_DONE)

@@ -13,7 +13,6 @@ SUMMARY describes the configured runs; without it, the help explains how to crea
 from __future__ import annotations
 
 import os
-import re
 import sys
 
 from lib.commands import COMMANDS, COMMON, TARGETS, VARIABLES, readers
@@ -21,37 +20,30 @@ from lib.commands import COMMANDS, COMMON, TARGETS, VARIABLES, readers
 # One column wider than the longest label, defconfig-NAME[+FRAG].
 _COLUMN = 22
 _NO_CONFIG = "No .config yet: make uses gpt2-quickstart; make list-defconfigs lists others"
-# The variables of the short help, and the targets that it lists by name only.
-_FIRST = ("STEPS", "SEEDS", "SET", "SWEEP", "RUNS", "JOBS", "O")
-_BY_NAME = (
-    *("savedefconfig", "olddefconfig", "listnewconfig", "diffconfig"),
-    *("bench-nsa", "validate-machine"),
-)
+# The number of variables in the short help.
+_FEW = 5
 
 
 def help_text(summary: str = "", every: bool = False) -> str:
     """Return the help, at most 80 columns wide; ``summary`` is the first line of the Run group.
 
-    ``every`` adds the texts of targets, and the variables, that few need.
+    ``every`` lists all variables instead of the first ones.
     """
-    lines = []
-    for group in dict.fromkeys(COMMANDS[name].group for name in TARGETS):
-        names = [name for name in TARGETS if COMMANDS[name].group == group]
-        shown = [name for name in names if every or name not in _BY_NAME]
-        lines += [group, *([f"  {summary or _NO_CONFIG}"] if group == "Run" else [])]
-        for name in shown:
-            label = "defconfig-NAME[+FRAG]" if name == "defconfig" else name
-            lines.append(f"  {label:<{_COLUMN}}{COMMANDS[name].text}")
-        if more := [name for name in names if name not in shown]:
-            lines.append(f"  {'and':<{_COLUMN}}{', '.join(more)}")
-        lines.append("")
-    lines.append("Variables")
-    for variable in VARIABLES.values():
-        if variable.name in _FIRST or (every and variable.name.isupper()):
-            lines.append(f"  {variable.name + '=' + variable.value:<{_COLUMN}}{variable.text}")
+    lines, group = [], ""
+    for name in TARGETS:
+        command = COMMANDS[name]
+        if command.group != group:
+            group = command.group
+            lines += ["", group, *([f"  {summary or _NO_CONFIG}"] if group == "Run" else [])]
+        label = "defconfig-NAME[+FRAG]" if name == "defconfig" else name
+        lines.append(f"  {label:<{_COLUMN}}{command.text}")
+    lines += ["", "Variables"]
+    variables = [variable for variable in VARIABLES.values() if variable.name.isupper()]
+    for variable in variables if every else variables[:_FEW]:
+        lines.append(f"  {variable.name + '=' + variable.value:<{_COLUMN}}{variable.text}")
     if not every:
-        lines.append(f"  {'and':<{_COLUMN}}those of make help V=1, which describes everything")
-    return "\n".join(lines) + "\n"
+        lines.append(f"  {'and':<{_COLUMN}}those of make help V=1")
+    return "\n".join(lines[1:]) + "\n"
 
 
 def document() -> str:
@@ -65,30 +57,6 @@ def document() -> str:
             value = variable.value.replace("|", "\\|")
             rows.append(f"| `{variable.name}={value}` | {variable.text} | {targets} |")
     return "\n".join(rows) + "\n"
-
-
-def refuse_unknown(kind: str, names: list[str]) -> None:
-    """Raise ConfigError for targets or variables that make does not have."""
-    # An older Python than that of the modules can show the help, but not import them.
-    from lib.errors import ConfigError, Problem, nearest
-    from lib.gone import gone
-
-    known = TARGETS if kind == "target" else [name for name in VARIABLES if name.isupper()]
-    advice = "type: make help"
-    if kind == "target" and names[0].startswith("defconfig"):
-        advice = "type: make defconfig-NAME; make list-defconfigs lists the names"
-    if kind == "variable":
-        symbol = names[-1] if re.fullmatch("[A-Z][A-Z0-9_]*", names[-1]) else "NAME"
-        advice += f'; a symbol of .config is set by SET="{symbol}=VALUE"'
-    problems = []
-    for name in names:
-        if answer := gone(kind, name):
-            problems.append(Problem(f"{name}: {answer}", code="usage.gone"))
-            continue
-        what = f"{name}: unknown {kind}{nearest(name, known)}"
-        is_last = name == names[-1]
-        problems.append(Problem(what, next=advice * is_last, code=f"usage.unknown-{kind}"))
-    raise ConfigError(*problems)
 
 
 # bash splits words at "=", so that a reply to SYM=DR is the name of a symbol alone. zsh does not, and
@@ -148,24 +116,25 @@ def completion(defconfigs: list[str]) -> str:
     return script
 
 
-def _refuse(kind: str, names: list[str]) -> int:
-    if kind == "--unknown":
-        refuse_unknown(names[0], names[1:])
-    from lib.make_variables import require_read, variable_value
+def _refuse(option: str, kind: str, *names: str) -> int:
+    # An older Python than that of these modules can show the help.
+    from lib.make_variables import require_read, unknown_names, variable_value
 
-    command = COMMANDS[names[0]]
+    if option == "--unknown":
+        raise unknown_names(kind, names)
+    command = COMMANDS[kind]
     require_read(command)
     for name in command.reads:
         variable_value(VARIABLES[name], os.environ.get(name, ""))
     return 0
 
 
-def main(words: list[str]) -> int:
-    """Print the help, or an error; return the exit code."""
+def main(words: list[str]) -> None:
+    """Print the help, or an error."""
     if words[:1] in (["--unknown"], ["--reads"]):
         from lib.console import run_main
 
-        run_main(lambda: _refuse(words[0], words[1:]))
+        run_main(lambda: _refuse(*words))
     if words[:1] == ["--completion"]:
         sys.stdout.write(completion(words[1:]))
     elif words == ["--document"]:
@@ -173,8 +142,7 @@ def main(words: list[str]) -> int:
     else:
         every = os.environ.get("V", "") in ("1", "2")
         sys.stdout.write(help_text("".join(words).strip(), every))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,17 +1,19 @@
-"""Variables of make: their values, and those that a command did not read or took from the environment.
+"""Names and variables of make: their values, and what a command does not read.
 
 make exports the names of the variables on its command line, and of those that it found in the
 environment. A variable that is set and has no effect would be a wrong experiment without a word.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from shlex import quote
 
-from lib.commands import COMMON, VARIABLES, Command, Variable, readers
+from lib.commands import COMMON, TARGETS, VARIABLES, Command, Variable, readers
 from lib.console import log
 from lib.errors import ConfigError, Problem, nearest
+from lib.gone import gone
 
 # Environment variables that the Makefile sets: its target, and names of variables.
 TARGET = "KABLATE_TARGET"
@@ -20,6 +22,7 @@ EXPORTED = "KABLATE_EXPORTED"
 # Commands that are also part of other targets, whose variables are not for them.
 _PARTS = ("constants", "defconfig")
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_YES, _NO = ("1", "y", "yes", "true"), ("", "0", "n", "no", "false")
 
 
 def resume_command() -> str:
@@ -42,18 +45,37 @@ def require_read(command: Command) -> None:
         return
     # Removed, because they are not about the commands that this one starts.
     target, given, exported = (os.environ.pop(name, "") for name in (TARGET, GIVEN, EXPORTED))
-    unread = [name for name in given.split() if name not in (*command.reads, *COMMON)]
-    if unread:
-        raise ConfigError(*(_unread(name, target, command) for name in unread))
+    problems = []
+    for name in given.split():
+        if name not in (*command.reads, *COMMON):
+            what = f"make {target} does not read this variable{nearest(name, command.reads)}"
+            advice = f"{name} is read by: make {', '.join(readers(name))}"
+            problems.append(Problem(what, name, advice, code="usage.unread-variable"))
+    if problems:
+        raise ConfigError(*problems)
     for name in exported.split():
         if name in command.reads and name not in COMMON:
             log("ENV", f"{name}={os.environ.get(name, '')} (from the environment)")
 
 
-def _unread(name: str, target: str, command: Command) -> Problem:
-    what = f"make {target} does not read this variable{nearest(name, command.reads)}"
-    advice = f"{name} is read by: make {', '.join(readers(name))}"
-    return Problem(what, name, advice, code="usage.unread-variable")
+def unknown_names(kind: str, names: Sequence[str]) -> ConfigError:
+    """Return the error of targets, commands or variables that do not exist, or not any more."""
+    known = [name for name in VARIABLES if name.isupper()] if kind == "variable" else TARGETS
+    advice = f"type: {'kablate --help' if kind == 'command' else 'make help'}"
+    if names[-1].startswith("defconfig"):
+        advice = "type: make defconfig-NAME; make list-defconfigs lists the names"
+    if kind == "variable":
+        symbol = names[-1] if re.fullmatch("[A-Z][A-Z0-9_]*", names[-1]) else "NAME"
+        advice += f'; a symbol of .config is set by SET="{symbol}=VALUE"'
+    problems = []
+    for name in names:
+        if answer := gone("variable" if kind == "variable" else "target", name):
+            problems.append(Problem(f"{name}: {answer}", code="usage.gone"))
+            continue
+        what = f"{name}: unknown {kind}{nearest(name, known)}"
+        is_last = name == names[-1]
+        problems.append(Problem(what, next=advice * is_last, code=f"usage.unknown-{kind}"))
+    return ConfigError(*problems)
 
 
 def variable_value(variable: Variable, text: str) -> str | int | float | bool | None:
@@ -61,35 +83,34 @@ def variable_value(variable: Variable, text: str) -> str | int | float | bool | 
 
     Raises ConfigError, located at the variable, if it is not of this kind.
     """
-    if variable.kind in ("flag", "switch"):
-        return is_yes(text, variable.name)
-    if variable.choices:
-        if text and text not in variable.choices:
-            expected = f"expected {', '.join(variable.choices)}"
-            raise _invalid(variable, expected, text, "usage.invalid-value")
+    kind, code = variable.kind, "invalid-value"
+    if kind in ("flag", "switch"):
+        if text.lower() in _YES + _NO:
+            return text.lower() in _YES
+        expected = "y or n"
+    elif variable.choices:
+        if not text or text in variable.choices:
+            return text
+        expected = ", ".join(variable.choices)
+    elif kind == "text":
         return text
-    if variable.kind == "text":
-        return text
-    if not text:
+    elif not text:
         return None
-    if variable.kind == "number":
-        try:
+    elif kind == "number":
+        with contextlib.suppress(ValueError):
             return float(text)
-        except ValueError:
-            raise _invalid(variable, "expected a number", text, "usage.invalid-number") from None
-    least = 1 if variable.kind == "positive" else 0
-    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
-        code = "usage.out-of-range" if _WHOLE_NUMBER.fullmatch(text) else "usage.invalid-number"
-        raise _invalid(variable, f"expected an integer of at least {least}", text, code)
-    return int(text)
-
-
-def _invalid(variable: Variable, expected: str, text: str, code: str) -> ConfigError:
+        expected, code = "a number", "invalid-number"
+    else:
+        least, code = int(kind == "positive"), "invalid-number"
+        if _WHOLE_NUMBER.fullmatch(text):
+            if int(text) >= least:
+                return int(text)
+            code = "out-of-range"
+        expected = f"an integer of at least {least}"
     where = variable.name if variable.name.isupper() else variable.option
+    what = f"invalid value (expected {expected}, got {text!r})"
     advice = f"{variable.name}={variable.value}  {variable.text} (make help)"
-    return ConfigError(
-        Problem(f"invalid value ({expected}, got {text!r})", where, advice, code=code)
-    )
+    raise ConfigError(Problem(what, where, advice, code=f"usage.{code}"))
 
 
 # Beginnings of the names that the earlier systems read.
@@ -108,17 +129,6 @@ def variables_without_effect(symbols: Collection[str], variables: Collection[str
         for name in variables
         if name not in _SYMBOLS_OF_MAKE and (name in symbols or name.startswith(_FORMER_PREFIXES))
     )
-
-
-_YES, _NO = ("1", "y", "yes", "true"), ("", "0", "n", "no", "false")
-
-
-def is_yes(text: str, variable: str) -> bool:
-    """Return whether the value of ``variable`` is y. Raises ConfigError if it is neither y nor n."""
-    if text.lower() in _YES + _NO:
-        return text.lower() in _YES
-    what = f"invalid value (expected y or n, got {text!r})"
-    raise ConfigError(Problem(what, variable, "type: make help", code="usage.invalid-value"))
 
 
 def require_value(value: str, name: str, example: str) -> str:

@@ -3,11 +3,11 @@
 from argparse import Namespace
 
 from lib.commands import COMMANDS
-from lib.kablate import checked, parser_of
+from lib.kablate import parser_of
 
 
 def options(command: str, *words: str) -> Namespace:
     """Return the options of a command line, with those of make's variables in the environment."""
-    parsed = checked(parser_of(COMMANDS[command]).parse_args(words))
+    parsed = parser_of(COMMANDS[command]).parse_args(words)
     parsed.command_line = "make"
     return parsed

@@ -60,7 +60,7 @@ def unconfigured(tmp_path):
     "target",
     [
         *("menuconfig", "list-defconfigs", "savedefconfig", "olddefconfig", "randconfig"),
-        *("listnewconfig", "diffconfig", "why"),
+        *("diffconfig", "why"),
         *("all", "data", "plan", "status", "watch", "stop", "slurm", "rerun", "prolong"),
         *("preflight", "check", "reproduce"),
         *("ls", "clean-runs", "report", "verdicts", "figures", "claims", "audit", "compare"),

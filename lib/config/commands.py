@@ -48,6 +48,7 @@ from lib.console import confirm, folded, log
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.make_variables import require_value
+from lib.units import first_of
 
 
 def run_menuconfig(tree: KconfigTree, path: Path) -> None:
@@ -113,7 +114,7 @@ def defconfig(place: ConfigWorkspace, spec: str, settings: str) -> None:
     note = _changes(place, resolution)
     tree.write_config(resolution, place.config)
     for problem in resolution.hidden:
-        log("CONFIG", f"no longer applies: {problem}")
+        log("CONFIG", f"{problem.where} has no effect with the settings on top: {problem.what}")
     explicit = sum(origin is not None for origin in resolution.origins.values())
     count = len(resolution.values)
     log("CONFIG", f"{spec} -> {place.config} ({count} symbols, {explicit} set explicitly)")
@@ -130,8 +131,9 @@ def olddefconfig(place: ConfigWorkspace) -> None:
     new = tree.new_symbols(old)
     tree.write_config(resolution, place.config)
     _log_dropped(dropped)
-    count = len(resolution.values)
-    log("CONFIG", f"{place.config} ({count} symbols, {len(dropped)} dropped, {len(new)} new)")
+    count, names = len(resolution.values), ", ".join(symbol.name for symbol in new)
+    changes = f"{len(dropped)} dropped, {len(new)} new{f': {names}' if new else ''}"
+    log("CONFIG", f"{place.config} ({count} symbols, {changes})")
 
 
 def savedefconfig(place: ConfigWorkspace) -> None:
@@ -152,10 +154,8 @@ def write_config_py(place: ConfigWorkspace) -> None:
     note = _changes(place, resolution)
     write_constants(resolution, place)
     if new:
-        log(
-            "CONFIG",
-            f"{len(new)} new symbol{'s' * (len(new) > 1)} at the default (make listnewconfig)",
-        )
+        names = first_of([symbol.name for symbol in new])
+        log("CONFIG", f"new symbol{'s' * (len(new) > 1)}, at the default: {names}")
     log("CONFIG", f"{place.config} -> {place.config_py} ({len(resolution.values)} symbols{note})")
 
 
@@ -369,18 +369,6 @@ def explain_symbol(
     tree = KconfigTree(place.root)
     explanation = explain_value(tree, resolve_config(tree, place.config, *layers), sym)
     return _document(explanation) if json else format_explanation(explanation)
-
-
-def new_symbols(place: ConfigWorkspace, json: bool) -> str:
-    """List the symbols that .config does not mention, with their defaults."""
-    tree = KconfigTree(place.root)
-    layer = read_config(place.config)
-    adapted, _ = tree.adapt(layer)
-    tree.resolve([adapted])
-    new = tree.new_symbols(layer)
-    if json:
-        return _document({"symbols": {s.name: s.str_value for s in new}})
-    return "".join(symbol.config_string for symbol in new).rstrip("\n")
 
 
 def diff_config_files(place: ConfigWorkspace, a: str, b: str, json: bool) -> str:

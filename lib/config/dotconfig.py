@@ -252,7 +252,8 @@ def _regenerate(place: ConfigWorkspace, first: str = "") -> str:
 
 
 FOLDER = "defconfigs"
-FRAGMENTS = "defconfigs/fragments"
+# The name of a fragment's file begins with it.
+_PLUS = "+"
 _BASES = re.compile(r"#\s*bases:(.*)")
 
 
@@ -269,7 +270,12 @@ class Defconfig:
 
 def list_defconfigs(root: Path) -> tuple[list[Defconfig], list[Defconfig]]:
     """Return the defconfigs and the fragments of a tree, each sorted by name."""
-    return _list(root / FOLDER), _list(root / FRAGMENTS)
+    folder = root / FOLDER
+    files = [path for path in folder.glob("[!.]*") if path.is_file()]
+    bases, fragments = list[Defconfig](), list[Defconfig]()
+    for path in sorted(files):
+        (fragments if path.name[0] == _PLUS else bases).append(_describe(path))
+    return bases, fragments
 
 
 def defconfig_layers(root: Path, spec: str, settings: str = "") -> list[ConfigLayer]:
@@ -286,15 +292,8 @@ def defconfig_layers(root: Path, spec: str, settings: str = "") -> list[ConfigLa
     if missing:
         raise ConfigError(*missing)
     layers = [read_file(bases[names[0]], "defconfig", f"{FOLDER}/{names[0]}")]
-    layers += [read_file(fragments[n], "fragment", f"{FRAGMENTS}/{n}") for n in names[1:]]
+    layers += [read_file(fragments[n], "fragment", f"{FOLDER}/{_PLUS}{n}") for n in names[1:]]
     return [*layers, parse_command_line_settings(settings)] if settings else layers
-
-
-def _list(folder: Path) -> list[Defconfig]:
-    if not folder.is_dir():
-        return []
-    files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
-    return [_describe(path) for path in sorted(files)]
 
 
 def _describe(path: Path) -> Defconfig:
@@ -304,7 +303,7 @@ def _describe(path: Path) -> Defconfig:
     matches = [match.group(1).split() for match in map(_BASES.match, comments) if match]
     summaries = (c.lstrip("# ").strip() for c in comments if not _BASES.match(c))
     bases = tuple(name for names in matches for name in names)
-    return Defconfig(path.name, next(summaries, ""), path, bases)
+    return Defconfig(path.name.removeprefix(_PLUS), next(summaries, ""), path, bases)
 
 
 def _unknown(kind: str, name: str, names: dict[str, Path], others: dict[str, Path]) -> Problem:

@@ -13,6 +13,7 @@ if sys.version_info < (3, 11):
 import shlex
 import shutil
 import subprocess
+from collections import deque
 from collections.abc import Sequence
 from os.path import samefile
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 from lib import console
 from lib.console import log
 from lib.env.packages import install_command, known_extras, missing_packages
-from lib.errors import EXIT_DONE, ConfigError, Problem, RunError
+from lib.errors import EXIT_DONE, ConfigError, Problem, RunError, escaped
 from lib.files import file_lock
 from lib.project import ROOT
 
@@ -104,7 +105,10 @@ def set_up(folder: str, extras: Sequence[str]) -> None:
             _create(venv)
         # -I: ignore PYTHONPATH and PYTHONHOME, which are set for the programs that run later.
         _, *words = install_command(python, chosen)
-        _run([python, "-I", *words, "--disable-pip-version-check", "--no-input"])
+        quiet = not console.is_verbose()
+        if quiet:
+            log("SETUP", "installing the packages (V=1 shows pip's lines)")
+        _run([python, "-I", *words, "--disable-pip-version-check", "--no-input"], quiet=quiet)
         # pip may be configured to install elsewhere.
         checked = [python, "-I", "-m", "lib.env.setup", "--active", python]
         _run([*checked, "--extras", " ".join(chosen)])
@@ -125,9 +129,24 @@ def _create(venv: Path) -> None:
     _run([str(base if base.exists() else sys.executable), "-I", "-m", "venv", str(venv)])
 
 
-def _run(command: Sequence[str]) -> None:
-    """Run a command in the tree, its output on stderr. Raises RunError if it fails."""
-    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode:
+def _run(command: Sequence[str], *, quiet: bool = False) -> None:
+    """Run a command in the tree, its output on stderr. Raises RunError if it fails.
+
+    If ``quiet``, the last line of its output is one line of a terminal; a failure shows more.
+    """
+    output = subprocess.PIPE if quiet else sys.stderr
+    width, lines = console.terminal_columns(sys.stderr), deque[str](maxlen=40)
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, errors="replace"
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if width:
+                sys.stderr.write(f"\r\x1b[K{escaped(line.strip())[: width - 1]}")
+    if quiet and width:
+        sys.stderr.write("\r\x1b[K")
+    if process.returncode:
+        sys.stderr.write(escaped("".join(lines)))
         what = f"failed, see its messages above: {shlex.join(command)}"
         advice = "type: make setup; where venv is missing: sudo apt-get install python3-venv"
         raise RunError(Problem(what, next=advice, code="env.install-failed"))

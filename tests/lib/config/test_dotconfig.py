@@ -99,7 +99,7 @@ def test_origins_survive_in_the_sidecar(tree: KconfigTree, root, tmp_path) -> No
     config = tmp_path / ".config"
     written = tree.write_config(defconfig_layers(root, "base+quick", "N_HEAD=8"), config)
     assert origins(resolve_config(KconfigTree(root), config)) == origins(written)
-    assert origins(written)["N_LAYER"] == ("defconfigs/fragments/quick:3", "fragment")
+    assert origins(written)["N_LAYER"] == ("defconfigs/+quick:3", "fragment")
     assert origins(written)["LATENT_DIM"] == ("defconfigs/base:6", "defconfig")
     assert origins(written)["RUN_MODE"] == ("defconfigs/base:4", "defconfig")
     assert origins(written)["N_HEAD"] == ("SET", "command line")
@@ -318,7 +318,7 @@ def test_each_value_that_is_no_default_has_its_source(
     labels = {setting["label"] for setting in found.values()}
     assert labels == {"defconfig", "fragment", "command line"}
     places = {s["where"].split(":")[0] for s in found.values() if s["label"] == "fragment"}
-    assert places == {"defconfigs/fragments/quick"}
+    assert places == {"defconfigs/+quick"}
     assert len(found) < len(values)
 
 

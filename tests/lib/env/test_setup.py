@@ -84,7 +84,7 @@ def test_it_is_made_used_repaired_and_not_made_again(tree):
     (tree.parent / "pip" / "__init__.py").write_text("raise SystemExit('not the real pip')")
     made = set_up(tree, "EXTRAS=nothing", PYTHONPATH=str(tree.parent))
     assert made.returncode == 0, made.stderr
-    assert made.stdout == "" and "Successfully installed" in made.stderr
+    assert made.stdout == "" and "is ready" in made.stderr
     python = tree / ".venv" / "bin" / "python"
     code = "import lib; print(lib.__file__)"
     imported = subprocess.run(
@@ -106,7 +106,7 @@ def test_it_is_made_used_repaired_and_not_made_again(tree):
     remains.touch()
     os.utime(tree / "requirements.txt", (time_of_stamp := os.stat(stamp(tree)).st_mtime + 5,) * 2)
     completed = set_up(tree)
-    assert completed.returncode == 0 and "already satisfied" in completed.stderr
+    assert completed.returncode == 0 and "is ready" in completed.stderr
     assert remains.exists() and stamp_lines(tree) == [f"{tree} .venv", "nothing"]
     os.utime(tree / "requirements.txt", (time_of_stamp - 60,) * 2)
     stamp(tree).write_text("\nnothing\n")
@@ -191,7 +191,7 @@ class Commands(list):
 
     failing = ""
 
-    def __call__(self, command):
+    def __call__(self, command, *, quiet=False):
         self.append(shlex.join(map(str, command)))
         if self.failing and self.failing in self[-1]:
             raise RunError(setup.Problem("failed", code="env.install-failed"))
@@ -273,11 +273,35 @@ def test_a_second_make_waits_for_the_first(tmp_path, commands):
     assert not second.is_alive() and commands == []
 
 
-def test_a_command_that_fails_is_named(capfd):
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_command_that_fails_is_named_with_its_messages(capfd, quiet):
     with pytest.raises(RunError) as caught:
-        setup._run([sys.executable, "-c", "print('its message'); exit(3)"])
+        setup._run([sys.executable, "-c", "print('its message'); exit(3)"], quiet=quiet)
     assert caught.value.codes == ["env.install-failed"]
     assert "its message" in capfd.readouterr().err and sys.executable in str(caught.value)
+
+
+def test_the_lines_of_pip_are_shown_on_one_line_of_a_terminal(capfd, monkeypatch):
+    command = [sys.executable, "-c", "print('first'); print('x' * 100)"]
+    setup._run(command, quiet=True)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(setup.console, "terminal_columns", lambda stream: 20)
+    setup._run(command, quiet=True)
+    shown = capfd.readouterr().err
+    assert "\n" not in shown and shown.split("\r\x1b[K") == ["", "first", "x" * 19, ""]
+
+
+@pytest.mark.parametrize("verbose", ["", "1"])
+def test_pip_is_quiet_unless_v_is_1(commands, monkeypatch, verbose):
+    monkeypatch.setenv("V", verbose)
+
+    def run(command, *, quiet=False):
+        shown["pip" in command] = not quiet
+
+    shown = {}
+    monkeypatch.setattr(setup, "_run", run)
+    setup.set_up(".venv", [])
+    assert shown == {True: bool(verbose), False: True}
 
 
 def test_an_unknown_extra_is_an_error(commands, monkeypatch):
