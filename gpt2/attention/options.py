@@ -74,8 +74,6 @@ class PatternOptions(PartOptions):
 
     # True if the module is a ``CustomAttention``: a kernel that replaces SDPA and the row engine.
     attends: ClassVar[bool] = False
-    # Checks of make check that only steps with this pattern have; FAST=1 skips them.
-    own_checks: ClassVar[tuple[str, ...]] = ()
     # True if the order of sums depends on the data, so that equal values may differ in bits.
     data_dependent: ClassVar[bool] = False
 

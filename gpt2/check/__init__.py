@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.attention.config import PATTERNS
 from gpt2.config import Config
 from lib.errors import ConfigError, Problem, nearest
 
@@ -21,57 +20,42 @@ class Check:
 
     name: str
     slow: bool = False
+    # Runs for every step; the others, which train or build models, for a cover of the steps.
+    every: bool = False
     # Compares steps with each other, so it runs after all of them.
     joint: bool = False
-    # Declared by a mechanism, for the steps that have it.
-    own: bool = False
-    # Checks that run only for steps with a pruner.
+    # Runs only for steps with a pruner.
     pruning: bool = False
     # Runs only if CHECKS= lists it: its time depends on compilers.
     by_name: bool = False
 
-    @property
-    def conditional(self) -> bool:
-        """Return whether some configurations lack the property."""
-        return self.own or self.pruning
-
     def applies_to(self, config: Config) -> bool:
         """Return whether the configuration has the property."""
-        if self.pruning:
-            return config.pruning.name != "none"
-        return not self.own or self.name in config.model.attention.pattern.own_checks
+        return not self.pruning or config.pruning.name != "none"
 
 
 CHECKS = {
     check.name: check
     for check in (
-        Check("resolve"),
-        Check("full_size", slow=True),
-        Check("distinct", joint=True),
-        Check("declared"),
-        Check("gradients", slow=True),
-        Check("steps", slow=True),
+        Check("resolve", every=True),
+        Check("full_size", slow=True, every=True),
+        Check("distinct", every=True, joint=True),
+        Check("declared", every=True),
+        Check("bound", slow=True, every=True),
         Check("causal"),
-        Check("isolated", slow=True),
         Check("reference"),
         Check("decode"),
         Check("long", slow=True),
-        *(
-            Check(name, slow=True, own=True)
-            for pattern in PATTERNS
-            for name in PATTERNS.options(pattern).own_checks
-        ),
-        Check("reload", slow=True),
-        Check("repeat", slow=True),
-        Check("evaluated", slow=True),
+        Check("gradients", slow=True),
         Check("precise", slow=True),
         Check("optimized", slow=True),
         Check("pruned", slow=True, pruning=True),
         Check("budgeted", slow=True),
         Check("paired", slow=True),
-        Check("bound", slow=True),
+        Check("reload", slow=True),
+        Check("evaluated", slow=True),
         Check("parallel", slow=True),
-        Check("data"),
+        Check("data", every=True),
         Check("device", by_name=True),
     )
 }
@@ -81,8 +65,7 @@ def select(names: str, *, fast: bool = False) -> list[Check]:
     """Return the checks listed in ``names``, in the standard order.
 
     An empty ``names`` selects all checks but those that run by name only, and no slow ones if
-    ``fast``. Raises ConfigError
-    that lists every unknown name with its nearest matches.
+    ``fast``. Raises ConfigError that lists every unknown name with its nearest matches.
     """
     requested = names.replace(",", " ").split()
     problems = [_unknown(name) for name in requested if name not in CHECKS]
@@ -99,7 +82,7 @@ def select_for(configs: Sequence[Config], names: str, *, fast: bool = False) -> 
     Raises ConfigError if a check listed in ``names`` applies to none.
     """
     checks = select(names, fast=fast)
-    applicable = [c for c in checks if not c.conditional or any(map(c.applies_to, configs))]
+    applicable = [c for c in checks if not c.pruning or any(map(c.applies_to, configs))]
     if names and len(applicable) < len(checks):
         raise ConfigError(*(_not_applicable(c.name) for c in checks if c not in applicable))
     return applicable
@@ -112,9 +95,7 @@ def _unknown(name: str) -> Problem:
 
 
 def _not_applicable(name: str) -> Problem:
-    patterns = [p for p in PATTERNS if name in PATTERNS.options(p).own_checks]
-    needed = f"ATTENTION_PATTERN={patterns[0]}" if patterns else "a pruner, such as PRUNING_STATE=y"
-    what = f"{name}: applies to no selected step (expected {needed})"
+    what = f"{name}: applies to no selected step (expected a pruner, such as PRUNING_STATE=y)"
     return Problem(what, "CHECKS", code="usage.not-applicable")
 
 

@@ -16,7 +16,7 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.short_run import DrivenModel, DrivenRun
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
-from gpt2.check.training_checks import reference_learning_rate
+from gpt2.check.update_checks import reference_learning_rate
 from gpt2.config import Config
 from gpt2.evaluate import DocumentLoss, EvaluationResult, Evaluator
 from gpt2.training.budget import run_budget

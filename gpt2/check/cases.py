@@ -8,7 +8,6 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from gpt2.check import Check
 from gpt2.config import Config, refuse_unpaired_compile
@@ -65,13 +64,8 @@ class CheckJob:
 
     case: CheckCase
     checks: Sequence[Check]
-    # Fingerprint after one training step, after the whole budget, or none.
-    fingerprint: Literal["one step", "whole", ""] = ""
-
-    @property
-    def slug(self) -> str:
-        """Return the slug of the case."""
-        return self.case.slug
+    # True if the fingerprint is needed, to compare the cases with each other.
+    fingerprint: bool = False
 
 
 @dataclass(frozen=True)

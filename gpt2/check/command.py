@@ -21,7 +21,8 @@ from gpt2.check.cases import (
     config_layers_to_check,
     plan_cases,
 )
-from gpt2.check.distinct import find_duplicates, undecided
+from gpt2.check.cover import components, covering_steps
+from gpt2.check.distinct import find_duplicates
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_junit, to_text
 from gpt2.study.arguments import settings_layers
 from lib.config.layers import ConfigLayer
@@ -127,7 +128,9 @@ def check_and_report(cases: CheckPlan, request: CheckRequest) -> tuple[int, str]
     started = time.perf_counter()
     configs = [case.config for case in cases.chosen if case.config]
     checks = select_for(configs, request.checks, fast=request.fast)
-    reports = run_all(cases, checks, request.build_dir, request.target)
+    # A check that is named runs on every step.
+    named = bool(request.checks)
+    reports = run_all(cases, checks, request.build_dir, request.target, all_steps=named)
     if request.data == "require":
         reports = [_require_data(each) for each in reports]
     variables = {
@@ -171,35 +174,24 @@ def _require_data(report: CaseReport) -> CaseReport:
 
 
 def run_all(
-    cases: CheckPlan, checks: Sequence[Check], build_dir: Path, gpu: Gpu | None = None
+    cases: CheckPlan,
+    checks: Sequence[Check],
+    build_dir: Path,
+    gpu: Gpu | None = None,
+    *,
+    all_steps: bool = True,
 ) -> list[CaseReport]:
-    """Check every chosen case in workers, one per core. Return reports in the order of the cases.
+    """Check the chosen cases in workers, one per core. Return reports in the order of the cases.
 
-    ``gpu`` is the GPU named by the user, if any, whose memory the configured size must fit.
+    ``gpu`` is the GPU named by the user, if any, whose memory the configured size must fit. Costly
+    checks run on a cover of the cases, or on ``all_steps``.
     """
-    jobs = _jobs(cases, checks)
-    reports = {job.slug: CaseReport(job.slug) for job in jobs}
+    jobs = _jobs(cases, checks, [] if all_steps else covering_steps(cases.chosen))
+    reports = {case.slug: CaseReport(case.slug) for case in cases.every}
     others = {case.slug: case for case in cases.every}
-    executor = _executor(checks)
-    for report in _check_in_workers(executor, jobs, others, build_dir, gpu):
+    for report in _check_in_workers(_executor(checks), jobs, others, build_dir, gpu):
         reports[report.slug] = report
-    fingerprints = {slug: r.fingerprint for slug, r in reports.items() if r.fingerprint}
-    more = [CheckJob(others[slug], (), "whole") for slug in undecided(fingerprints)]
-    for whole in _check_in_workers(executor, more, others, build_dir, gpu) if more else ():
-        reports[whole.slug] = _merged(reports[whole.slug], whole)
-    return [_complete(case, cases, checks, reports) for case in cases.chosen]
-
-
-def _merged(report: CaseReport, whole: CaseReport) -> CaseReport:
-    """Return the report with the fingerprint after the whole budget, and the seconds of both."""
-    first, later = report.results["distinct"], whole.results["distinct"]
-    seconds = first.seconds + later.seconds
-    distinct = CheckResult([*first.findings, *later.findings], seconds)
-    return replace(
-        report,
-        results={**report.results, "distinct": distinct},
-        fingerprint=whole.fingerprint,
-    )
+    return [_complete(case, checks, reports) for case in cases.chosen]
 
 
 def _executor(checks: Sequence[Check]) -> LocalExecutor:
@@ -236,77 +228,44 @@ def _run_jobs(*arguments: Any) -> Iterator[CaseReport]:
     return run_jobs(*arguments)
 
 
-def _jobs(cases: CheckPlan, checks: Sequence[Check]) -> list[CheckJob]:
+def _jobs(cases: CheckPlan, checks: Sequence[Check], cover: Sequence[str]) -> list[CheckJob]:
     """Return jobs for chosen cases, and for all others if their fingerprints are needed.
 
-    Cases with the same data share one check of the data.
+    Costly checks are part of the jobs in ``cover``, or of all if it is empty.
     """
     chosen = {case.slug for case in cases.chosen}
     joint = any(check.joint for check in checks)
-    checked_data: set[Any] = set()
     jobs = []
     for case in cases.every:
         if case.config is None or not (joint or case.slug in chosen):
             continue
-        case_checks: list[Check] = []
-        if case.slug in chosen:
-            case_checks = [c for c in checks if not c.joint and c.applies_to(case.config)]
-            case_checks = [c for c in case_checks if c.name != "resolve"]
-        if _data_key(case) in checked_data:
-            case_checks = [check for check in case_checks if check.name != "data"]
-        elif case_checks:
-            checked_data.add(_data_key(case))
-        if case_checks or joint:
-            jobs.append(CheckJob(case, case_checks, "one step" if joint else ""))
+        own = [c for c in checks if not c.joint and c.name != "resolve" and case.slug in chosen]
+        covered = not cover or case.slug in cover
+        own = [c for c in own if c.applies_to(case.config) and (c.every or covered)]
+        if own or joint:
+            jobs.append(CheckJob(case, own, joint))
     # The longest first, so that the workers end at about the same time.
-    return sorted(jobs, key=_mechanisms, reverse=True)
+    return sorted(jobs, key=_size, reverse=True)
 
 
-def _mechanisms(job: CheckJob) -> int:
-    """Return the number of score terms, gates and mechanisms, which take most of the time."""
+def _size(job: CheckJob) -> tuple[int, int]:
+    """Return the number of checks, and of components, which take most of the time."""
     assert job.case.config is not None
-    attention, mlp = job.case.config.model.attention, job.case.config.model.mlp
-    added = (*attention.transforms, *attention.terms, *attention.gates)
-    return len(added) + len(mlp.mechanisms)
+    return len(job.checks), len(components(job.case.config))
 
 
 def _complete(
-    case: CheckCase, cases: CheckPlan, checks: Sequence[Check], reports: Mapping[str, CaseReport]
+    case: CheckCase, checks: Sequence[Check], reports: Mapping[str, CaseReport]
 ) -> CaseReport:
-    """Return a case's report in the order of the checks, with results from other processes."""
-    results = dict(reports[case.slug].results) if case.slug in reports else {}
+    """Return a case's report in the order of the checks, with those that need no worker."""
+    results = dict(reports[case.slug].results)
+    if any(check.name == "resolve" for check in checks):
+        results["resolve"] = CheckResult(check_resolve(case), 0.0)
     fingerprints = {slug: r.fingerprint for slug, r in reports.items() if r.fingerprint}
     if case.slug in fingerprints and any(check.joint for check in checks):
         started = time.perf_counter()
         findings = find_duplicates(case.slug, fingerprints)
         seconds = results["distinct"].seconds + time.perf_counter() - started
         results["distinct"] = CheckResult(findings, seconds)
-    ordered = {}
-    for check in checks:
-        if check.name == "resolve":
-            ordered["resolve"] = CheckResult(check_resolve(case), 0.0)
-        elif check.name in results:
-            ordered[check.name] = results[check.name]
-        elif check.name == "data" and case.config is not None:
-            ordered["data"] = _shared_data(case, cases, reports)
-    return CaseReport(case.slug, ordered)
-
-
-def _shared_data(
-    case: CheckCase, cases: CheckPlan, reports: Mapping[str, CaseReport]
-) -> CheckResult:
-    """Return the data result of the first case with the same data."""
-    (shared,) = [
-        reports[other.slug].results["data"]
-        for other in cases.every
-        if other.slug in reports
-        and "data" in reports[other.slug].results
-        and _data_key(other) == _data_key(case)
-    ]
-    return CheckResult(shared.findings, 0.0)
-
-
-def _data_key(case: CheckCase) -> Any:
-    assert case.config is not None
-    shape = case.config.model.shape
-    return case.config.data, shape.vocab_size, shape.block_size
+    names = [check.name for check in checks if check.name in results]
+    return CaseReport(case.slug, {name: results[name] for name in names})

@@ -142,8 +142,8 @@ class ErrorCapture:
 def describe_error(error: Exception) -> tuple[str, str]:
     """Return the code and a one-line description of an error.
 
-    An exception raised in a file of this package, or in a mechanism's ``checks.py``, is a defect of
-    the check, and not a property of the step. A ``KablateError`` concerns the small form, which the
+    An exception raised in a file of this package is a defect of the check, and not a property of the
+    step. A ``KablateError`` concerns the small form, which the
     check made from a valid configuration: its command, meant for the user of a configuration, is
     omitted.
     """
@@ -156,8 +156,7 @@ def describe_error(error: Exception) -> tuple[str, str]:
     frames = traceback.extract_tb(error.__traceback__)
     # An error of a product belongs to the line that computes it.
     (last,) = [frame for frame in frames if frame.filename != machine.__file__][-1:]
-    path = Path(last.filename)
-    in_check = path.is_relative_to(Path(__file__).parent) or path.name == "checks.py"
+    in_check = Path(last.filename).is_relative_to(Path(__file__).parent)
     code = "check.defect" if in_check else "check.exception"
     source = "defect of the check" if in_check else "exception in the checked code"
     return code, f"{source}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"

@@ -30,16 +30,6 @@ class Fingerprint:
     trained: Projections
 
 
-def undecided(fingerprints: Mapping[str, Fingerprint]) -> list[str]:
-    """Return the steps that one training step does not distinguish from every other step.
-
-    They are to be trained for the whole budget. So is a single step, to show that it trains.
-    """
-    if len(fingerprints) == 1:
-        return list(fingerprints)
-    return [slug for slug in fingerprints if find_duplicates(slug, fingerprints)]
-
-
 def find_duplicates(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[CheckFinding]:
     """Return a finding for each step that is equal to ``slug``."""
     this, findings = fingerprints[slug], []

@@ -3,7 +3,6 @@
 B batch, T tokens, V vocabulary.
 """
 
-import copy
 import math
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from gpt2.attention import reference as attention_reference
 from gpt2.attention.options import PartOptions
 from gpt2.attention.projections import ZeroInitLinear
 from gpt2.check.cases import CheckFinding
-from gpt2.check.distinct import find_duplicates, undecided
+from gpt2.check.distinct import find_duplicates
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, name_and_shape
@@ -32,9 +31,11 @@ _CAUSAL_TOLERANCE = 1e-12
 
 
 def check_causal(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check causality in float64, by perturbing tokens and by gradients at several positions."""
+    """Check in float64 that logits depend on no later token, other row or earlier call."""
     with subject.chunked():
-        return _by_change(subject) + _by_gradient(subject)
+        # First, so that a value kept from a call is that of other tokens.
+        findings = _by_other_inputs(subject)
+        return findings + _by_change(subject) + _by_gradient(subject)
 
 
 def _by_change(subject: StepUnderTest) -> list[CheckFinding]:
@@ -95,137 +96,38 @@ def _positions(length: int) -> list[int]:
     return sorted({1, length // 3, length // 2 + 1, length - 1})
 
 
-# No two steps have the same configuration, or compute and learn the same function.
+def _by_other_inputs(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that a row depends neither on the others nor on earlier calls, in any place."""
+    model, idx_BT = subject.model, subject.tokens(3)
+    changed_BT = idx_BT.clone()
+    changed_BT[1] = idx_BT[1].flip(0)
+    with torch.no_grad():
+        before, after = model(idx_BT), model(changed_BT)
+        moved = model(changed_BT.roll(1, 0)).roll(-1, 0)
+    findings = []
+    if not torch.equal(before[::2], after[::2]):
+        expected = "rows 0 and 2 do not depend on row 1 of the batch"
+        findings.append(CheckFinding("independent-rows", expected, "other logits"))
+    if not (error := _error(moved, after)) <= _CAUSAL_TOLERANCE:
+        expected = "the same logits of each row in another call and place"
+        findings.append(
+            CheckFinding("stateless-call", expected, f"a relative error of {error:.1e}")
+        )
+    return findings
 
 
 def check_distinct(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare the step with every other step that resolves."""
     cases = {slug: case for slug, case in subject.study_cases.items() if case.config}
-    subjects = {slug: subject.for_case(case) for slug, case in cases.items()}
-    subjects[subject.case.slug] = subject
-    fingerprints = {slug: each.fingerprint for slug, each in subjects.items()}
-    for slug in undecided(fingerprints):
-        fingerprints[slug] = subjects[slug].whole_fingerprint
+    fingerprints = {slug: subject.for_case(case).fingerprint for slug, case in cases.items()}
+    fingerprints[subject.case.slug] = subject.fingerprint
     return find_duplicates(subject.case.slug, fingerprints)
-
-
-# Outputs of a sequence depend on nothing else: other rows, earlier calls, or earlier modes.
-#
-# B batch, T tokens, C n_embd.
 
 
 # Steps of a difference in float64, and its relative error. A weight that crosses a threshold within the
 # first step makes a difference that is no derivative.
 _DIFFERENCES = (1e-6, 1e-7, 1e-8)
 _DERIVATIVE_TOLERANCE = 1e-5
-# Allowed deviation of a dropped share, in standard deviations.
-_MAX_DEVIATION = 4.5
-
-
-def check_isolated(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check isolation bit by bit, at one batch size."""
-    with subject.chunked():
-        return _rows(subject) + _calls(subject)
-
-
-def _rows(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that the first and last rows do not depend on the middle row."""
-    model, idx_BT = subject.model, subject.tokens(3)
-    changed_BT = idx_BT.clone()
-    changed_BT[1] = idx_BT[1].flip(0)
-    with torch.no_grad():
-        before, after = model(idx_BT), model(changed_BT)
-    for row in (0, 2):
-        if not torch.equal(before[row], after[row]):
-            text = f"logits change by {float((before - after)[row].abs().max()):.1e}"
-            expected = f"row {row} does not depend on row 1 of the batch"
-            return [CheckFinding("independent-rows", expected, text)]
-    return []
-
-
-def _calls(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that the same input gives the same output after other calls."""
-    # Dropout still active in eval mode would draw another mask in every call.
-    model = subject.dropping_model() or subject.build(subject.small_exact)
-    with subject.chunked(model):
-        return _calls_of(model, subject, model.config.shape.dropout)
-
-
-def _calls_of(model: GPT, subject: StepUnderTest, dropout: float) -> list[CheckFinding]:
-    unused = copy.deepcopy(model)
-    idx_BT = subject.tokens(2)
-    other_BT = idx_BT.flip(1)
-    with torch.no_grad():
-        first = model(idx_BT)
-        if not torch.equal(model(idx_BT), first):
-            expected = "the same output for the same input"
-            return [CheckFinding("repeatable-call", expected, "the second call differs")]
-        if not torch.equal(model(other_BT), unused(other_BT)):
-            expected = "no state from a first batch of the same shape"
-            return [CheckFinding("stateless-call", expected, "the next call differs")]
-        model(subject.tokens(3, 7))
-        if not torch.equal(model(idx_BT), first):
-            expected = "no state from a batch of another shape"
-            return [CheckFinding("stateless-call", expected, "the next call differs")]
-    model.train()
-    if findings := _dropped(model, subject.tokens(32, 5), dropout):
-        return findings
-    model.zero_grad(set_to_none=True)
-    model.eval()
-    with torch.no_grad():
-        if not torch.equal(model(idx_BT), first):
-            expected = "no state from a training step without update"
-            return [CheckFinding("stateless-training", expected, "the evaluation differs")]
-    return []
-
-
-def _dropped(model: GPT, ids_BT: Tensor, rate: float) -> list[CheckFinding]:
-    """Check the dropout rates of embeddings, branches and attention weights in training."""
-    zeros: dict[str, Tensor] = {}
-
-    def record(location: str, x: Tensor) -> None:
-        zeros[location] = x == 0.0
-
-    has_keys_BT: list[Tensor] = []
-
-    def record_first_token(location: str, x_BTC: Tensor) -> None:
-        """Record the heads of the first token, which attends to one key or none."""
-        has_keys_BT[:] = [x_BTC.any(-1)]
-        record(location, x_BTC[:, 0].unflatten(-1, (model.config.shape.n_head, -1))[..., 0])
-
-    def record_attention(location: str, x_BTC: Tensor) -> None:
-        """Record tokens that attend to any key; others have no output to drop without a bias."""
-        record(location, x_BTC[has_keys_BT[0]])
-
-    def before(record: Any, location: str) -> Any:
-        return lambda module, given: record(location, given[0])
-
-    def after(record: Any, location: str) -> Any:
-        return lambda module, given, out: record(location, out[0])
-
-    hooks = [model.h[0].register_forward_pre_hook(before(record, "embeddings"))]
-    for i, block in enumerate(model.blocks):
-        hook = before(record_first_token, f"attention weights of block {i}")
-        hooks.append(block.attn.c_proj.register_forward_pre_hook(hook))
-        hooks.append(
-            block.attn.register_forward_hook(after(record_attention, f"the attention of block {i}"))
-        )
-        hooks.append(block.mlp.register_forward_hook(after(record, f"the MLP of block {i}")))
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        model(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
-    for hook in hooks:
-        hook.remove()
-    return [
-        CheckFinding(
-            "dropout-rate",
-            f"{rate:.0%} of {location} dropped in training",
-            f"{float(zero.double().mean()):.0%}",
-        )
-        for location, zero in zeros.items()
-        if abs(int(zero.sum()) / zero.numel() - rate)
-        > _MAX_DEVIATION * 0.5 / math.sqrt(zero.numel())
-    ]
 
 
 # Every parameter learns: its gradient is finite and nonzero, and the optimizer updates it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from gpt2.check import Check
+from gpt2.check import CHECKS, Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
 from gpt2.check.distinct import Fingerprint
 from gpt2.study.notes import note_lines
@@ -142,6 +142,9 @@ def to_text(
         table, unit = _counts(cases, reports), f"V=1 shows the {unit}"
     notes = [*_notes(cases), *_failures(cases, reports, command)]
     passed, failed = totals(reports)
+    covered = sum(any(not CHECKS[name].every for name in r.results) for r in reports)
+    if 0 < covered < len(reports):
+        notes.append(f"costly checks: {covered} of {len(reports)} steps, with every option of all")
     notes += [f"{unit}; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
     table += _full_size(cases, reports, width, columns)
     return "\n".join([*table, folded("\n".join(notes), columns, "        ")]) + "\n"

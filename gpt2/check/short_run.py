@@ -122,9 +122,9 @@ class ShortRun:
 
 # Steps after which every parameter must have received a gradient.
 GRADIENT_STEPS = 3
-CHECKPOINT_STEP = 4
+CHECKPOINT_STEP = 2
 # Steps of the last evaluation and the last statistics in the checkpoint.
-RECORDED_STEPS = (2, 3)
+RECORDED_STEPS = (1, 2)
 # One vector and one matrix that every model has.
 TRACED_PARAMETERS = ("ln_f.weight", "h.0.attn.c_proj.weight")
 # Elements of each followed tensor: enough to identify an algorithm, few enough for scalar formulas.
@@ -174,8 +174,6 @@ class TracedRun:
         self.weights_after_gradient_steps: dict[str, Tensor] = {}
         self.with_gradient: set[str] = set()
         self.nonfinite: set[str] = set()
-        # Types of the outputs of the followed matrix.
-        self.product_dtypes: set[torch.dtype] = set()
         # Sparsity after each step.
         self.sparsity: list[float] = []
         self.updates: list[TracedUpdate] = []
@@ -186,8 +184,6 @@ class TracedRun:
         # Unclipped gradients and weights of each step, by matrix, for scores that need them.
         self._history: dict[str, list[tuple[ArrayLike, ArrayLike]]] = {}
         hooks = [self._watch(name, p) for name, p in session.state.model.named_parameters()]
-        product = session.state.model.get_submodule(TRACED_PARAMETERS[1].removesuffix(".weight"))
-        hooks.append(product.register_forward_hook(self._record_product))
         # Every optimizer extends one of torch's, whose hooks the protocol does not declare.
         optimizer = cast(torch.optim.Optimizer, session.state.optimizer)
         optimizer.register_step_pre_hook(self._record_update)
@@ -224,11 +220,6 @@ class TracedRun:
                 self.with_gradient.add(name)
 
         return parameter.register_hook(record)
-
-    def _record_product(
-        self, module: nn.Module, inputs: tuple[Tensor, ...], product: Tensor
-    ) -> None:
-        self.product_dtypes.add(product.dtype)
 
     def _record_update(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
         """Record the inputs of an optimizer step, which may modify them.

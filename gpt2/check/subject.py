@@ -160,16 +160,14 @@ class StepUnderTest:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """Return logits and gradients of the filled model, and the result of one training step."""
-        return self._fingerprint(1)
+        """Return logits and gradients of the filled model, and the result of training.
 
-    @cached_property
-    def whole_fingerprint(self) -> Fingerprint:
-        """Return the fingerprint with the result of training for the whole budget."""
-        return self._fingerprint(None)
-
-    def _fingerprint(self, steps: int | None) -> Fingerprint:
+        Steps with equal models may differ in what optimizer or pruner do later: they train for the
+        whole budget, and all others for one step.
+        """
         config = self.small_exact
+        peers = [case.config for case in self.study_cases.values() if case.slug != self.case.slug]
+        whole = any(peer and peer.model == self.config.model for peer in peers)
         run = ShortRun(config, self.context.prepare_data(config), self.context.new_run_dir())
         session = run.session
         model = session.state.model.double().eval()
@@ -182,19 +180,24 @@ class StepUnderTest:
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         gradient_projections = _projections(_by_shape(gradients))
         session.state.optimizer.zero_grad(set_to_none=True)
-        for i in range(steps or session.state.budget.iterations):
-            piece_BT = self.tokens(1, skip=i * CONTEXT)
+        trained: dict[str, tuple[float, float]] = {}
+        steps = session.state.budget.iterations if whole else 1
+        for step in range(steps):
+            piece_BT = self.tokens(1, skip=step * CONTEXT)
             run.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
-        trained = _by_shape(session.state.weights())
-        with torch.no_grad():
-            trained["logits"] = model(idx_BT[:, :-1])
+            if step in (0, steps - 1):
+                weights = _by_shape(session.state.weights())
+                with torch.no_grad():
+                    weights["logits"] = model(idx_BT[:, :-1])
+                values = _projections(weights).items()
+                trained |= {f"step {step}: {name}": value for name, value in values}
         run.close()
         return Fingerprint(
             canonical_json(self.config.identity()),
             canonical_json(config.function()),
             _projections({"logits": logits}),
             gradient_projections,
-            _projections(trained),
+            trained,
         )
 
     def for_case(self, case: CheckCase) -> "StepUnderTest":
@@ -211,11 +214,7 @@ class StepUnderTest:
 
     @cached_property
     def dropping(self) -> GPT | None:
-        """Return a model with dropout that checks share."""
-        return self.dropping_model()
-
-    def dropping_model(self) -> GPT | None:
-        """Build the exact step with a dropout of one half; None if it does not support dropout."""
+        """Return the exact step with a dropout of one half; None if it does not support dropout."""
         # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
         flash = self.small_exact.values["ATTENTION_BACKEND"] == "flash"
         kernel = {"ATTENTION_BACKEND": "math"} if flash else {}

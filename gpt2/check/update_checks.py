@@ -29,13 +29,13 @@ from gpt2.check.short_run import (
 )
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
-from gpt2.check.training_checks import reference_learning_rate
 from gpt2.config import Config
 from gpt2.mlp.gate import MlpAttnGate
 from gpt2.nsa.module import BranchGates
 from gpt2.training.session import TrainingSession
 from lib.config.field import SymbolValue
 from lib.optim.reference import AdamwspamReference, optimizer_reference
+from lib.optim.schedule import ScheduleOptions
 from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PruningOptions
 from lib.pruning.pruners import MaskPruner, Pruner
@@ -63,6 +63,27 @@ _GROUP_OPTIONS = ("eps", "momentum", "dampening", "nesterov")
 
 Parameters = list[list[float]]
 Weights = dict[str, list[float]]
+
+
+def reference_learning_rate(options: ScheduleOptions, step: float, steps: int) -> float:
+    """Return the learning rate of optimizer step ``step``, counted from 0.
+
+    ``steps`` is the budget in iterations.
+    """
+    peak, low, warmup = options.learning_rate, options.min_learning_rate, options.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    x = (step - warmup) / (steps - warmup)
+    match options.kind:
+        case "constant":
+            return peak
+        case "linear":
+            return low * x + peak * (1 - x)
+        case "cosine":
+            return low + (peak - low) * math.cos(math.pi * x / 2) ** 2
+        case "wsd":
+            return low + (peak - low) * min(1.0, (1 - x) / options.wsd_decay_fraction)
+    raise ValueError(f"unknown schedule {options.kind!r}")
 
 
 def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:

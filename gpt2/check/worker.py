@@ -23,7 +23,6 @@ from gpt2.check.model_checks import (
     check_causal,
     check_distinct,
     check_gradients,
-    check_isolated,
     check_reference,
 )
 from gpt2.check.pairing_checks import check_paired
@@ -31,9 +30,7 @@ from gpt2.check.precision_checks import check_precise
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
 from gpt2.check.report import CaseReport, CheckResult
 from gpt2.check.subject import StepUnderTest
-from gpt2.check.training_checks import check_repeat, check_steps
 from gpt2.check.update_checks import check_optimized, check_pruned
-from gpt2.nsa.checks import NSA_CHECKS
 from lib.env.gpu import Gpu
 
 CheckFunction = Callable[[StepUnderTest], list[CheckFinding]]
@@ -43,15 +40,11 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "distinct": check_distinct,
     "declared": check_declared,
     "gradients": check_gradients,
-    "steps": check_steps,
     "causal": check_causal,
-    "isolated": check_isolated,
     "reference": check_reference,
     "decode": check_decode,
     "long": check_long,
-    **NSA_CHECKS,
     "reload": check_reload,
-    "repeat": check_repeat,
     "evaluated": check_evaluated,
     "precise": check_precise,
     "optimized": check_optimized,
@@ -109,12 +102,11 @@ def run_jobs(
         for number, job in enumerate(jobs):
             if not take_ticket(tickets / str(number)):
                 continue
-            subject, report = StepUnderTest(job.case, context, others), CaseReport(job.slug)
+            subject, report = StepUnderTest(job.case, context, others), CaseReport(job.case.slug)
             if job.fingerprint:
                 started = time.perf_counter()
                 with ErrorCapture() as outcome:
-                    whole = job.fingerprint == "whole"
-                    report.fingerprint = subject.whole_fingerprint if whole else subject.fingerprint
+                    report.fingerprint = subject.fingerprint
                 findings = _errors(outcome)
                 report.results["distinct"] = CheckResult(findings, time.perf_counter() - started)
             for check in job.checks:

@@ -57,7 +57,6 @@ class NsaOptions(PatternOptions):
 
     name: ClassVar[str] = "nsa"
     attends: ClassVar[bool] = True
-    own_checks: ClassVar[tuple[str, ...]] = ("field", "entropy")
     data_dependent: ClassVar[bool] = True
 
     compress: int = kconfig_field("NSA_COMPRESS_BLOCK", small=_small_block)

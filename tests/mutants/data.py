@@ -65,8 +65,6 @@ def _short(out: Any, *given: Any) -> Any:
 MUTANTS = (
     Mutant(
         "missing data becomes random tokens",
-        "training begins without a data set",
-        "added",
         "baseline",
         {"data": "no-substitute-data"},
         _opened(_invented),
@@ -74,8 +72,6 @@ MUTANTS = (
     ),
     Mutant(
         "tokens of another tokenizer",
-        "ids beyond the vocabulary",
-        "constant",
         "baseline",
         {"data": "token-range"},
         then(TokenSplit, "window", lambda out, *given: out + np.uint16(300)),
@@ -84,8 +80,6 @@ MUTANTS = (
     ),
     Mutant(
         "targets are not shifted",
-        "the target of every token is the token itself",
-        "dropped",
         "baseline",
         {"data": "shifted-targets"},
         then(loader._Windows, "__getitem__", _unshifted),
@@ -94,8 +88,6 @@ MUTANTS = (
     ),
     Mutant(
         "batches are too short",
-        "the last token is dropped",
-        "off by one",
         "baseline",
         {"data": ("batch-shape", r"\(\d+, 128\); \(\d+, 127\)$")},
         then(loader._Windows, "__getitem__", _short),
@@ -104,8 +96,6 @@ MUTANTS = (
     ),
     Mutant(
         "manifest does not match the data",
-        "the digest differs",
-        "constant",
         "baseline",
         {"data": ("intact-data", r"\[data\.damaged\]")},
         replaced(dataset, "manifest_digest", lambda _: lambda manifest: "0" * 64),
@@ -114,8 +104,6 @@ MUTANTS = (
     ),
     Mutant(
         "a hash decides beside held-out files",
-        "training documents of the file are held out",
-        "inverted",
         "baseline",
         {"evaluated": ("evaluation-windows", r"in 4 windows"), "paired": "paired-data"},
         then(

@@ -27,8 +27,6 @@ _COMPILED = {"COMPILE": True}
 MUTANTS = (
     Mutant(
         "a Triton kernel doubles the gradient of the keys",
-        "attention on a GPU learns other keys",
-        "gradient",
         "ra",
         {"device": ("triton-kernels", r"the gradient of h\.0\.attn\.c_attn\.weight")},
         replaced(triton, "_launch", _doubled),
@@ -36,8 +34,6 @@ MUTANTS = (
     ),
     Mutant(
         "a compiled loss is smoothed",
-        "a compiled run trains another loss",
-        "constant",
         "baseline",
         {"device": ("compiled-loss", "^the loss")},
         edited(
@@ -51,8 +47,6 @@ MUTANTS = (
     ),
     Mutant(
         "compiled hidden states are larger",
-        "a compiled run computes other logits",
-        "constant",
         "baseline",
         {"device": ("compiled-loss", "^the gradient")},
         edited(

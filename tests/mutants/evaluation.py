@@ -25,17 +25,15 @@ from lib.runs import documents
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
 from lib.runs.rows import EvalRow
-from tests.mutants.mutant import Expected, Kind, Mutant, Plant, edited, replaced, then
+from tests.mutants.mutant import Expected, Mutant, Plant, edited, replaced, then
 
 _WINDOWS = "evaluation-windows"
 _ROWS = "document-rows"
 _LOSS: Expected = ("final-result", r"^val_loss ")
 
 
-def _evaluated(
-    name: str, breaks: str, kind: Kind, expected: Expected, plant: Plant, **more: Any
-) -> Mutant:
-    return Mutant(name, breaks, kind, "baseline", {"evaluated": expected}, plant, **more)
+def _evaluated(name: str, expected: Expected, plant: Plant, **more: Any) -> Mutant:
+    return Mutant(name, "baseline", {"evaluated": expected}, plant, **more)
 
 
 def _spelled_end(lengths_V: np.ndarray, words: Any) -> np.ndarray:
@@ -191,23 +189,17 @@ def _without_moments(out: None, session: Any) -> None:
 MUTANTS = (
     _evaluated(
         "the loss is a mean over documents",
-        "short documents count as much as long ones",
-        "formula",
         _LOSS,
         _loss_of_items(lambda items: statistics.fmean(item.nll_mean for item in items)),
         quick=True,
     ),
     _evaluated(
         "rows of the metrics are means over documents",
-        "periodic evaluations weight documents equally",
-        "formula",
         ("exact-sum", "the last evaluation row"),
         replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
     ),
     _evaluated(
         "the last window of a document is dropped",
-        "unless it is whole",
-        "dropped",
         _WINDOWS,
         then(
             evaluation_windows,
@@ -217,92 +209,46 @@ MUTANTS = (
     ),
     _evaluated(
         "a last window of one token is dropped",
-        "one token less of some documents",
-        "off by one",
         _WINDOWS,
         edited(evaluation_windows, "_cut", "end - 1", "end - 2"),
     ),
     _evaluated(
         "evaluation reads the training split",
-        "data sets open with equal splits",
-        "leak",
         _WINDOWS,
         then(setup, "open_dataset", lambda out, *given: dataclasses.replace(out, val=out.train)),
     ),
     _evaluated(
         "evaluation budget is doubled",
-        "twice as many windows",
-        "constant",
         (_WINDOWS, r"^137 tokens in 5 "),
         _budget(lambda budget: 2 * budget),
     ),
-    _evaluated(
-        "evaluation budget is halved",
-        "half the windows",
-        "constant",
-        _WINDOWS,
-        _budget(lambda b: b // 2),
-    ),
-    _evaluated(
-        "windows depend on the seed",
-        "every seed evaluates windows in another order",
-        "stream",
-        _WINDOWS,
-        replaced(Evaluator, "__init__", _by_seed),
-    ),
+    _evaluated("evaluation budget is halved", _WINDOWS, _budget(lambda b: b // 2)),
+    _evaluated("windows depend on the seed", _WINDOWS, replaced(Evaluator, "__init__", _by_seed)),
     _evaluated(
         "windows are in the order of the text",
-        "a small budget evaluates the first documents alone",
-        "dropped",
         _WINDOWS,
         replaced(evaluation_windows, "_order", lambda _: _in_order),
     ),
-    _evaluated(
-        "windows cross documents",
-        "held-out data is one text",
-        "leak",
-        _WINDOWS,
-        then(setup, "open_dataset", _as_one_text),
-    ),
+    _evaluated("windows cross documents", _WINDOWS, then(setup, "open_dataset", _as_one_text)),
     _evaluated(
         "token files lose their first window",
-        "windows without documents start at the second token",
-        "off by one",
         (_WINDOWS, "of a token file"),
         then(evaluation_windows, "_unit_windows", lambda out, *given: out[1:]),
     ),
     _evaluated(
-        "evaluation has dropout",
-        "the model is in training mode",
-        "added",
-        (_ROWS, "nats"),
-        replaced(Evaluator, "_measure", _with_dropout),
+        "evaluation has dropout", (_ROWS, "nats"), replaced(Evaluator, "_measure", _with_dropout)
     ),
     _evaluated(
         "evaluation ignores the precision",
-        "fp32 although bf16 is configured",
-        "dtype",
         (_ROWS, "nats"),
         replaced(evaluate, "autocast", lambda _: lambda machine: nullcontext()),
     ),
     _evaluated(
-        "evaluation predicts the input",
-        "targets are not shifted",
-        "dropped",
-        _ROWS,
-        _batches(lambda x, y: (x, np.where(y < 0, y, x))),
+        "evaluation predicts the input", _ROWS, _batches(lambda x, y: (x, np.where(y < 0, y, x)))
     ),
-    _evaluated(
-        "padding counts as a target",
-        "short windows predict token 0 after their end",
-        "added",
-        _ROWS,
-        _batches(lambda x, y: (x, np.maximum(y, 0))),
-    ),
+    _evaluated("padding counts as a target", _ROWS, _batches(lambda x, y: (x, np.maximum(y, 0)))),
     _evaluated(
         "documents are in the order of evaluation",
-        "rows are not sorted by name",
-        "dropped",
         _ROWS,
         then(
             finish,
@@ -312,193 +258,113 @@ MUTANTS = (
     ),
     _evaluated(
         "a document is duplicated",
-        "the first row is written twice",
-        "added",
         _ROWS,
         then(finish, "items_of", lambda out, *given: [out[0], *out]),
     ),
     _evaluated(
-        "a document is missing",
-        "the last row is dropped",
-        "dropped",
-        _ROWS,
-        then(finish, "items_of", lambda out, *given: out[:-1]),
+        "a document is missing", _ROWS, then(finish, "items_of", lambda out, *given: out[:-1])
     ),
     _evaluated(
-        "accuracy is the loss",
-        "the table shows another figure",
-        "swapped",
-        _LOSS,
-        _summary(lambda final, session: final["token_accuracy"]),
+        "accuracy is the loss", _LOSS, _summary(lambda final, session: final["token_accuracy"])
     ),
     _evaluated(
         "the loss is in bits",
-        "divided by ln 2",
-        "formula",
         _LOSS,
         _summary(lambda final, session: final["val_loss"] / math.log(2)),
     ),
     _evaluated(
         "the result is the training loss",
-        "the loss of the last step",
-        "swapped",
         _LOSS,
         _summary(lambda final, session: final["train_loss"]),
     ),
     _evaluated(
         "the training loss is that of the last step",
-        "one batch in place of the last tenth of a run",
-        "constant",
         ("training-loss", r"^train_loss 841\.667.*; 900$"),
         edited(documents, "train_loss", "max(1, int(iterations * _TRAIN_LOSS_FRACTION))", "1"),
     ),
-    _evaluated(
-        "the result is the best evaluation", "not the final one", "swapped", _LOSS, _summary(_best)
-    ),
+    _evaluated("the result is the best evaluation", _LOSS, _summary(_best)),
     _evaluated(
         "the summary rounds",
-        "five digits of the loss",
-        "dtype",
         "exact-sum",
         _summary(lambda final, session: round(final["val_loss"], 7)),
     ),
+    _evaluated("the first evaluation is the result", _ROWS, _called(_first_result)),
+    _evaluated("a copy of the model is evaluated", _ROWS, _called(_first_weights)),
+    _evaluated("evaluation draws random numbers", "evaluation-random-state", _called(_random_draw)),
     _evaluated(
-        "the first evaluation is the result",
-        "its result is remembered",
-        "moved",
-        _ROWS,
-        _called(_first_result),
+        "the last block stays in evaluation mode", "evaluation-mode", _called(_left_in_evaluation)
     ),
+    _evaluated("evaluation rounds the weights", "evaluation-weights", _called(_rounded_weights)),
     _evaluated(
-        "a copy of the model is evaluated",
-        "it keeps the weights of the first evaluation",
-        "moved",
-        _ROWS,
-        _called(_first_weights),
-    ),
-    _evaluated(
-        "evaluation draws random numbers",
-        "dropout after an evaluation has other masks",
-        "stream",
-        "evaluation-random-state",
-        _called(_random_draw),
-    ),
-    _evaluated(
-        "the last block stays in evaluation mode",
-        "it has no dropout after the first evaluation",
-        "dropped",
-        "evaluation-mode",
-        _called(_left_in_evaluation),
-    ),
-    _evaluated(
-        "evaluation rounds the weights",
-        "training continues from bf16",
-        "dtype",
-        "evaluation-weights",
-        _called(_rounded_weights),
-    ),
-    _evaluated(
-        "losses are summed in fp32",
-        "sums of a document lose digits",
-        "dtype",
-        "evaluation-sums",
-        then(evaluate, "_documents", _in_fp32),
+        "losses are summed in fp32", "evaluation-sums", then(evaluate, "_documents", _in_fp32)
     ),
     _evaluated(
         "losses of a window are summed in fp32",
-        "sums of a window lose digits",
-        "dtype",
         "evaluation-sums",
         edited(Evaluator, "_rows", "column.double().sum(1)", "column.sum(1).double()"),
     ),
     _evaluated(
         "every prediction is correct",
-        "the accuracy is 1",
-        "constant",
         (_ROWS, "correct predictions"),
         then(GPT, "token_losses", _all_correct),
     ),
     _evaluated(
         "confidence is a square root",
-        "the calibration error is wrong",
-        "formula",
         ("final-result", "^expected_calibration_error"),
         then(GPT, "token_losses", _confident),
     ),
     _evaluated(
         "accuracy counts the tokens of the first document",
-        "the accuracy of an evaluation during training is another one",
-        "swapped",
         "evaluation-figures",
         replaced(EvaluationResult, "accuracy", lambda _: property(_accuracy_of_first)),
     ),
     _evaluated(
         "the loss of an evaluation is a mean over documents",
-        "the loss during training is another one",
-        "formula",
         "evaluation-figures",
         replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
     ),
     _evaluated(
         "differences from the parent are those from the baseline",
-        "a column of the table repeats another",
-        "swapped",
         ("table-figures", "delta_parent of "),
         edited(table, "row_document", '"parent", row, row.parent', '"parent", row, row.baseline'),
     ),
     _evaluated(
         "summary.json has another version",
-        "its readers expect other fields",
-        "constant",
         ("final-result", "'schema_version': 0"),
         lambda patch: patch.setattr(finish, "SCHEMA_VERSION", 0),
     ),
     _evaluated(
         "statistics leave the model in evaluation mode",
-        "training continues without dropout",
-        "dropped",
         "evaluation-mode",
         edited(metrics, "_measure", "model.train(training)", "model.eval()"),
     ),
     _evaluated(
         "the end of text counts as text",
-        "bits per byte are too low with a tokenizer that spells it",
-        "added",
         (_ROWS, "tokens, bytes"),
         then(per_query, "_token_lengths", _spelled_end),
     ),
     _evaluated(
         "bytes of a token are characters",
-        "bits per byte are too high with a tokenizer of several bytes per token",
-        "formula",
         (_ROWS, "tokens, bytes"),
         edited(per_query, "_token_lengths", "bytes(i)", 'bytes(i).decode(errors="replace")'),
     ),
     _evaluated(
         "rows name the last window's batch",
-        "the place of a document is another one",
-        "swapped",
         (_ROWS, "batch_index"),
         edited(per_query, "item_facts", "indices[0]", "indices[-1]"),
     ),
     _evaluated(
         "the sample has another stream",
-        "its text is that of dropout's numbers",
-        "stream",
         "text-sample",
         edited(result_checks, "generate_sample", '"sample"', '"dropout"'),
     ),
     _evaluated(
         "evaluation has batches of another size",
-        "as many sequences as micro-batches",
-        "binding",
         (_ROWS, "batch_index, row_in_batch"),
         edited(Evaluator, "__init__", "train.batch_size", "train.grad_accumulation"),
     ),
     _evaluated(
         "the mean of a document is per byte",
-        "nll_mean divides by the bytes of the text",
-        "binding",
         (_ROWS, "nll_mean"),
         replaced(
             DocumentResult, "nll_mean", lambda _: property(lambda row: row.nll_sum / row.n_bytes)
@@ -506,8 +372,6 @@ MUTANTS = (
     ),
     _evaluated(
         "bits of a document are per token",
-        "bits_per_byte divides by the tokens",
-        "binding",
         (_ROWS, "bits_per_byte"),
         replaced(
             DocumentResult,
@@ -517,15 +381,11 @@ MUTANTS = (
     ),
     _evaluated(
         "lines of the rows end as on Windows",
-        "the digest of per_query.csv differs",
-        "constant",
         (_ROWS, "carriage returns"),
         edited(finish, "to_csv", ', lineterminator="\\n"', ""),
     ),
     _evaluated(
         "a debug flag is recorded as another",
-        "detect_anomaly is called check_numerics",
-        "binding",
         ("final-result", "debug flags"),
         replaced(
             NumericsOptions,
@@ -535,36 +395,22 @@ MUTANTS = (
     ),
     _evaluated(
         "the sample has one token more",
-        "SAMPLE_TOKENS is not its length",
-        "off by one",
         "text-sample",
         edited(result_checks, "generate_sample", "sample_tokens)", "sample_tokens + 1)"),
     ),
     _evaluated(
         "the health check reads the steps after the first",
-        "a later step without a gradient fails it",
-        "off by one",
         "health-check",
         edited(metrics, "evaluate_criteria", "row.iteration <= steps", "row.iteration"),
     ),
-    _evaluated(
-        "evaluation leaves gradients",
-        "the next step adds to them",
-        "added",
-        "evaluation-gradient",
-        _called(_left_gradients),
-    ),
+    _evaluated("evaluation leaves gradients", "evaluation-gradient", _called(_left_gradients)),
     _evaluated(
         "statistics reset the moments",
-        "training continues with another optimizer state",
-        "added",
         ("evaluation-weights", "the optimizer's state"),
         then(evaluation_checks, "record_statistics", _without_moments),
     ),
     _evaluated(
         "the digest of tokens has another width",
-        "equal tokens have another digest",
-        "formula",
         (_ROWS, "doc_sha256, tokens_sha256"),
         edited(per_query, "item_facts", 'astype("<u2")', 'astype("<u4")'),
     ),

@@ -10,11 +10,11 @@ from gpt2 import generate
 from gpt2.check import generation_checks
 from gpt2.generate import SamplingOptions
 from gpt2.model import GPT
-from tests.mutants.mutant import Expected, Kind, Mutant, Plant, edited, replaced
+from tests.mutants.mutant import Expected, Mutant, Plant, edited, replaced
 
 
-def _sampled(name: str, breaks: str, kind: Kind, expected: Expected, plant: Plant) -> Mutant:
-    return Mutant(name, breaks, kind, "baseline", {"decode": expected}, plant)
+def _sampled(name: str, expected: Expected, plant: Plant) -> Mutant:
+    return Mutant(name, "baseline", {"decode": expected}, plant)
 
 
 def _greedy(options: SamplingOptions, logits: torch.Tensor, generator: torch.Generator) -> int:
@@ -58,53 +58,37 @@ def _ends_in_evaluation(right: Any) -> Any:
 
 MUTANTS = (
     _sampled(
-        "sampling is greedy",
-        "every sample has the most likely tokens",
-        "dropped",
-        "sampled-tokens",
-        replaced(SamplingOptions, "draw", lambda _: _greedy),
+        "sampling is greedy", "sampled-tokens", replaced(SamplingOptions, "draw", lambda _: _greedy)
     ),
     _sampled(
         "greedy decoding draws",
-        "temperature 0 has random tokens",
-        "added",
         "sampled-tokens",
         replaced(SamplingOptions, "draw", lambda _: _random),
     ),
     _sampled(
         "top-k drops one token too few",
-        "an unlikely token may be sampled",
-        "off by one",
         "token-probability",
         replaced(SamplingOptions, "distribution", _one_more),
     ),
     _sampled(
         "the temperature multiplies logits",
-        "a low temperature gives more random text",
-        "inverted",
         "token-probability",
         replaced(SamplingOptions, "distribution", _inverse_temperature),
     ),
     Mutant(
         "generated text has dropout",
-        "the model stays in training mode",
-        "dropped",
         "baseline",
         {"decode": "generation-mode"},
         edited(generate, "_evaluating", "model.eval()", "model.train()"),
     ),
     Mutant(
         "the context is not shortened",
-        "generated text beyond the context reads other positions",
-        "dropped",
         "baseline",
         {"decode": "generated-logits"},
         replaced(generation_checks, "generate", _keeps_the_first_tokens),
     ),
     Mutant(
         "generation leaves the model in evaluation mode",
-        "training continues without dropout",
-        "dropped",
         "baseline",
         {"decode": "generation-side-effect"},
         replaced(generation_checks, "generate", _ends_in_evaluation),

@@ -24,8 +24,6 @@ from gpt2.training.budget import TrainingBudget
 from lib.optim import schedule
 from tests.mutants.mutant import LOGITS, Mutant, after_init, edited, replaced, then
 
-_RATE = "learning-rate"
-
 
 def _same_span(self: Any) -> Iterator[tuple[int, int]]:
     for start in itertools.count(self.first, self.stride):
@@ -77,21 +75,14 @@ def _first_twice(right: Any) -> Any:
 MUTANTS = (
     Mutant(
         "micro-batches of a step are equal",
-        "accumulation repeats the same sequences",
-        "dropped",
         "baseline",
-        {"steps": ("data-order", r"of 1 process\(es\)")},
+        {"paired": ("paired-data", "^rank 1 of 2")},
         replaced(loader._Plan, "__iter__", lambda _: _same_span),
     ),
     Mutant(
         "parts of ranks overlap",
-        "rank 1 starts one micro-batch after rank 0, which has several",
-        "formula",
         "baseline",
-        {
-            "steps": ("data-order", r"of 2 process\(es\)"),
-            "paired": ("paired-data", "^rank 1 of 2"),
-        },
+        {"paired": ("paired-data", "^rank 1 of 2")},
         edited(
             loader.BatchLoader,
             "__init__",
@@ -101,88 +92,66 @@ MUTANTS = (
     ),
     Mutant(
         "ranks read the same",
-        "every rank reads rank 0's share of the batch",
-        "dropped",
         "full",
-        {"steps": ("data-order", r"of 2 process\(es\)")},
+        {"paired": ("paired-data", "^rank 1 of 2")},
         replaced(BatchLoader, "__init__", _as_rank_0),
     ),
     Mutant(
         "cosine is a parabola",
-        "the decay follows another curve",
-        "formula",
         "baseline",
-        {"steps": _RATE},
+        {"budgeted": ("schedule-end", "after 5200 of 10400 steps")},
         replaced(schedule, "_decayed_share", lambda _: lambda options, x: x * x),
     ),
     Mutant(
         "progress is ahead",
-        "the schedule ends early",
-        "moved",
         "mla",
-        {"steps": _RATE},
+        {"budgeted": ("schedule-end", "after 2000 of 10400 steps")},
         then(TrainingBudget, "progress", lambda out, *given: min(1.0, out + 0.1)),
     ),
     Mutant(
         "the last target is not learned",
-        "the loss mask in training differs",
-        "dropped",
         "golden",
         {"reference": ("reference-formulas", "^the loss")},
         replaced(GPT, "forward", _without_the_last),
     ),
     Mutant(
         "evaluation mode persists",
-        "training after the first evaluation has no dropout",
-        "dropped",
         "baseline",
-        {"repeat": ("same-loss", "step 2 .*evaluation")},
+        {"evaluated": "evaluation-mode"},
         then(Evaluator, "__call__", _still_evaluating),
     ),
     Mutant(
         "attention has no dropout",
-        "neither on weights nor on the output",
-        "dropped",
         "ra",
-        {"isolated": ("dropout-rate", "^50% of attention weights of block 0 .*; 0%$")},
+        {"precise": ("dropout-place", "^attention weights")},
         after_init(Attention, lambda self: setattr(self, "dropout", 0.0)),
     ),
     Mutant(
         "MLP has half the dropout",
-        "half of the configured rate",
-        "constant",
         "baseline",
-        {"isolated": ("dropout-rate", "^50% of the MLP of block 0 .*; 2[0-9]%$")},
+        {"precise": ("dropout-place", "output of the MLP")},
         after_init(Mlp, lambda self: setattr(self.dropout, "p", self.dropout.p / 2)),
     ),
     Mutant(
         "precision is ignored",
-        "products in fp32 although bf16 is configured",
-        "dtype",
         "baseline",
-        {"steps": ("precision", r"torch\.bfloat16; torch\.float32$")},
+        {"precise": ("product-type", r"torch\.bfloat16 in training; torch\.float32$")},
         replaced(step, "autocast", lambda _: lambda machine: nullcontext()),
     ),
     Mutant(
         "the first micro-batch counts twice",
-        "it replaces the last one",
-        "swapped",
         "baseline",
-        {"steps": ("accumulation", "gradient norm")},
+        {"parallel": ("same-loss", "rank 0")},
         replaced(step, "accumulate_gradients", _first_twice),
     ),
     Mutant(
         "positions are those of the next token",
-        "the table is rotated by one row",
-        "off by one",
         "baseline",
         {"reference": LOGITS},
         replaced(GPT, "hidden", _later_by_one),
     ),
     Mutant(
         "no gradient from the head to the embedding",
-        "only values are tied",
-        "gradient",
         "baseline",
         {"reference": ("reference-formulas", r"gradient of wte\.weight")},
         replaced(
@@ -193,8 +162,6 @@ MUTANTS = (
     ),
     Mutant(
         "reciprocal band is one token too wide",
-        "W + 2 tokens",
-        "off by one",
         "ra-golden",
         {"reference": LOGITS},
         after_init(Reciprocal, lambda self: setattr(self, "reach", self.reach + 1)),

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pytest
 
@@ -16,29 +16,6 @@ from lib.config.field import SymbolValue
 Plant = Callable[[pytest.MonkeyPatch], None]
 # A property of a finding, with regular expressions for names and numbers in the finding.
 Expected = str | tuple[str, ...]
-# The class of a fault: what differs from the correct code.
-Kind = Literal[
-    "constant",
-    "formula",
-    "off by one",
-    "swapped",
-    "dropped",
-    "added",
-    "inverted",
-    # To another place or time.
-    "moved",
-    # Of a symbol, a field or a name.
-    "binding",
-    # Of random numbers.
-    "stream",
-    "dtype",
-    # From later tokens, other rows, earlier calls or held-out data.
-    "leak",
-    # State that a resumed run loses.
-    "resume",
-    "gradient",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 RATIO = "gpt2-ratio-ablation"
 MECHANISMS = "gpt2-mechanisms"
 
@@ -51,8 +28,6 @@ class Mutant:
     """
 
     name: str
-    breaks: str
-    kind: Kind
     step: str
     caught_by: Mapping[str, Expected]
     plant: Plant
@@ -139,9 +114,9 @@ def after_init(owner: Any, change: Callable[..., Any]) -> Plant:
     return replaced(owner, "__init__", make)
 
 
-def step_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) -> Plant:
-    """Return a plant that replaces the changes of a step."""
-    return _step_with(study, slug, set=changes)
+def step_sets(study: str, slug: str, changes: Mapping[str, SymbolValue], **parts: Any) -> Plant:
+    """Return a plant that replaces the changes of a step, and other parts by name."""
+    return _step_with(study, slug, set=changes, **parts)
 
 
 def step_also_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) -> Plant:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpt2.attention.projections import ZeroInitLinear
 from gpt2.model import GPT
 from gpt2.nsa import branches, select
-from tests.mutants.mutant import Mutant, replaced, then
+from tests.mutants.mutant import LOGITS, Mutant, replaced, then
 
 _ON = {
     "ATTENTION_PROJECTION_GROUPED": True,
@@ -48,10 +48,8 @@ def _open_gates(out: None, self: GPT, *seed: int) -> None:
 MUTANTS = (
     Mutant(
         "NSA window off by one",
-        "w + 1 tokens are visible",
-        "off by one",
         "run",
-        {"field": ("receptive-field", "head 0 .* window branch;")},
+        {"reference": LOGITS},
         replaced(branches, "attend_window", _wider),
         defconfig="gpt2-ratio-small",
         settings=_ON,
@@ -59,10 +57,8 @@ MUTANTS = (
     ),
     Mutant(
         "NSA window sees the next token",
-        "a leak that looks like progress in the loss",
-        "leak",
         "run",
-        {"entropy": ("no-future-leak", r"2\.08 .*; [01]\.")},
+        {"causal": "causal-logits"},
         replaced(branches, "attend_window", _sees_next),
         defconfig="gpt2-ratio-small",
         settings=_ON,
@@ -70,17 +66,13 @@ MUTANTS = (
     ),
     Mutant(
         "NSA selects the lowest scores",
-        "blocks are ranked in the opposite order",
-        "inverted",
         "nsa",
-        {"field": ("receptive-field", "selected branch;")},
+        {"reference": LOGITS},
         replaced(select, "select_blocks", _lowest),
         defconfig="nsa-quickstart",
     ),
     Mutant(
         "NSA gates do not start at 0",
-        "the branches have other weights at the start",
-        "constant",
         "nsa",
         {"reference": ("initial-zero", "c_gate")},
         then(GPT, "init_weights", _open_gates),

@@ -24,7 +24,6 @@ from gpt2.training.session import TrainingSession
 from tests.mutants.mutant import (
     MECHANISMS,
     Expected,
-    Kind,
     Mutant,
     Plant,
     after_init,
@@ -39,14 +38,12 @@ _PLACE = "dropout-place"
 
 def _precise(
     name: str,
-    breaks: str,
-    kind: Kind,
     plant: Plant,
     expected: Expected,
     step: str = "baseline",
     **more: Any,
 ) -> Mutant:
-    return Mutant(name, breaks, kind, step, {"precise": expected}, plant, **more)
+    return Mutant(name, step, {"precise": expected}, plant, **more)
 
 
 def _narrow_softmax(right: Any) -> Any:
@@ -144,8 +141,6 @@ def _counting_in_bf16(out: Any, session: TrainingSession, *rest: Any) -> Any:
 MUTANTS = (
     _precise(
         "generated text computes attention in bf16",
-        "autocast acts in decoding, although fp32 is configured",
-        "dtype",
         edited(NsaCache, "attend", "enabled=False", "enabled=True"),
         ("check.exception", "dtype"),
         "nsa",
@@ -153,31 +148,21 @@ MUTANTS = (
     ),
     _precise(
         "the loss is in bf16",
-        "log-softmax of narrow logits",
-        "dtype",
         replaced(model, "linear_cross_entropy", _narrow_loss),
         (_WIDE, r"^loss \(_log_softmax\) .* in training; torch.bfloat16"),
     ),
     _precise(
         "attention softmax is in bf16",
-        "rows of weights do not sum to 1",
-        "dtype",
         replaced(rows, "softmaxes_from_scores", _narrow_softmax),
         (_WIDE, "^softmax"),
         "ra",
         quick=True,
     ),
     _precise(
-        "norms are in bf16",
-        "the residual stream is rounded in every block",
-        "dtype",
-        replaced(nn.LayerNorm, "forward", _narrow_norm),
-        (_WIDE, "^norm"),
+        "norms are in bf16", replaced(nn.LayerNorm, "forward", _narrow_norm), (_WIDE, "^norm")
     ),
     _precise(
         "rotary angles are in bf16",
-        "late positions share angles",
-        "dtype",
         then(Rope, "_angles", lambda out, *given: out.bfloat16()),
         "rotary-angles",
         "rope",
@@ -185,8 +170,6 @@ MUTANTS = (
     ),
     _precise(
         "queries and keys are rotated in bf16",
-        "sines and cosines have eight bits",
-        "dtype",
         edited(
             Rope,
             "encode_all",
@@ -199,8 +182,6 @@ MUTANTS = (
     ),
     _precise(
         "a running mean is in bf16",
-        "sums of many tokens stop growing",
-        "dtype",
         edited(
             gate,
             "_running_mean",
@@ -213,73 +194,47 @@ MUTANTS = (
     ),
     _precise(
         "training has no autocast",
-        "fp32 although bf16 is configured",
-        "dtype",
         replaced(step, "autocast", lambda _: lambda machine: nullcontext()),
         ("product-type", "in training; torch.float32"),
     ),
     _precise(
         "evaluation has no autocast",
-        "fp32 although bf16 is configured",
-        "dtype",
         replaced(evaluate, "autocast", lambda _: lambda machine: nullcontext()),
         ("product-type", "in evaluation; torch.float32"),
     ),
     _precise(
         "evaluation is in bf16",
-        "although fp32 is configured",
-        "dtype",
         replaced(evaluate, "autocast", _always_bf16),
         ("product-type", "torch.float32 in evaluation; torch.bfloat16"),
         defconfig="gpt2-ratio-small",
     ),
     _precise(
         "an embedding is stored in bf16",
-        "small updates are lost",
-        "dtype",
         replaced(TrainingSession, "batches", _stored_in_bf16),
         ("stored-type", r"wte\.weight"),
     ),
-    _precise(
-        "the head's input is rounded",
-        "a hidden downcast in fp32",
-        "dtype",
-        then(GPT, "hidden", _downcast),
-        "fp32-error",
-    ),
+    _precise("the head's input is rounded", then(GPT, "hidden", _downcast), "fp32-error"),
     _precise(
         "dropout is within the MLP",
-        "on hidden units",
-        "moved",
         after_init(Mlp, _hidden_dropout),
         (_PLACE, "^no dropout within the MLP"),
     ),
     _precise(
-        "dropout is on the context",
-        "elements of heads instead of weights",
-        "moved",
-        _context_instead_of_weights,
-        (_PLACE, "^attention weights"),
+        "dropout is on the context", _context_instead_of_weights, (_PLACE, "^attention weights")
     ),
     _precise(
         "the MLP reads dropped weights",
-        "the mix has dropout",
-        "moved",
         replaced(Attention, "forward", _read_dropped),
         (_PLACE, "^the MLP reads"),
         "golden-gate-cross",
     ),
     _precise(
         "dropout of the MLP is applied twice",
-        "a quarter of the branch remains",
-        "added",
         replaced(Mlp, "forward", _twice),
         (_PLACE, "^the output of the MLP"),
     ),
     _precise(
         "dropout of embeddings does not scale",
-        "kept elements are too small",
-        "dropped",
         after_init(
             GPT,
             lambda self: self.dropout.register_forward_hook(
@@ -290,15 +245,11 @@ MUTANTS = (
     ),
     _precise(
         "softmax of the loss in float64",
-        "twice the memory and another rounding",
-        "dtype",
         replaced(loss, "_wide_dtype", lambda _: lambda dtype: torch.float64),
         _WIDE,
     ),
     _precise(
         "a gate is in bf16",
-        "its sigmoid has eight bits",
-        "dtype",
         edited(
             gate.MlpAttnGate,
             "_gate",
@@ -310,15 +261,11 @@ MUTANTS = (
     ),
     _precise(
         "an activation is in fp16",
-        "although the precision is bf16",
-        "dtype",
         then(Mlp, "forward", lambda out, *given: (out[0].half().to(out[0].dtype), out[1])),
         ("narrow-type", "torch.float16"),
     ),
     _precise(
         "the optimizer counts its steps in bf16",
-        "the count stops at 256",
-        "dtype",
         then(train, "optimizer_step", _counting_in_bf16),
         ("stored-type", "the optimizer's step"),
     ),

@@ -54,16 +54,12 @@ def _as_if_whole(right: Any) -> Any:
 MUTANTS = (
     Mutant(
         "a width is wrong at the configured size",
-        "the small form has no such width",
-        "constant",
         "golden-gate-cross",
         {"full_size": ("training-step", r"mlp_cross_token\.up")},
         after_init(MlpCrossToken, _wrong_where_wide),
     ),
     Mutant(
         "a step saves too much",
-        "more than the memory of the GPU",
-        "added",
         "baseline",
         {"full_size": "fits-memory"},
         then(Attention, "forward", _keeping_scores),
@@ -71,8 +67,6 @@ MUTANTS = (
     ),
     Mutant(
         "decoding reverses the cached queries",
-        "the reciprocal term reads queries of other tokens",
-        "inverted",
         "ra",
         {"decode": _DECODED},
         replaced(BlockKVCache, "extend", _turned),
@@ -80,21 +74,13 @@ MUTANTS = (
     ),
     Mutant(
         "decoding forgets the oldest visible token",
-        "the cache's window is one token short",
-        "off by one",
         "sliding",
         {"decode": _DECODED},
-        replaced(
-            Window,
-            "left",
-            lambda _: lambda self, row: max(0, row - self.width + 2),
-        ),
+        replaced(Window, "left", lambda _: lambda self, row: max(0, row - self.width + 2)),
         MECHANISMS,
     ),
     Mutant(
         "decoding expands values by the keys' matrix",
-        "K instead of U",
-        "swapped",
         "mla",
         {"decode": _DECODED},
         replaced(
@@ -105,16 +91,12 @@ MUTANTS = (
     ),
     Mutant(
         "decoding starts at position 0 in every call",
-        "position embeddings of other tokens",
-        "dropped",
         "full",
         {"decode": _DECODED},
         replaced(KVCache, "advance", lambda _: _not_advanced),
     ),
     Mutant(
         "decoding pools the gate over new tokens alone",
-        "the running mean is not cached",
-        "dropped",
         "gate-pooled",
         {"decode": _DECODED},
         replaced(MlpAttnGate, "_gate", _as_if_whole),
@@ -122,8 +104,6 @@ MUTANTS = (
     ),
     Mutant(
         "the nucleus lacks its last token",
-        "the sampled tokens sum to less than TOP_P",
-        "off by one",
         "baseline",
         {"decode": ("token-probability", r"top_p=0\.6")},
         edited(

@@ -1,12 +1,10 @@
 """docs/check.md names, for each claim of a check, planted faults that the check detects."""
 
-from collections import Counter
-
 import pytest
 
 from gpt2.check import CHECKS
 from lib.project import ROOT
-from tests.mutants.mutant import KINDS, Mutant, planted_faults
+from tests.mutants.mutant import Mutant, planted_faults
 
 FAULTS = {mutant.name: mutant for mutant in planted_faults()}
 # Check, claim, and names of faults.
@@ -65,14 +63,3 @@ def test_every_property_that_a_fault_violates_is_claimed(claims):
     # Names with a dot are codes of errors.
     violated = {pair for fault in FAULTS.values() for pair in properties(fault)}
     assert not {pair for pair in violated if "." not in pair[1]} - claimed
-
-
-def test_the_table_of_fault_classes_is_current(document):
-    counts = Counter((check, fault.kind) for fault in FAULTS.values() for check in fault.caught_by)
-    rows = [["check", *KINDS, "all"], ["---"] * (len(KINDS) + 2)]
-    for check in CHECKS:
-        numbers = [counts[check, kind] for kind in KINDS]
-        rows.append([check, *(str(n or "") for n in numbers), str(sum(numbers))])
-    lines = ["|".join(f" {cell} " if cell else " " for cell in row) for row in rows]
-    table = "\n".join(f"|{line}|" for line in lines).replace(" --- ", "---")
-    assert f"{table}\n" in document, f"expected in docs/check.md:\n{table}"
