@@ -11,7 +11,7 @@ from torch import nn
 from gpt2.check.cases import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
-from gpt2.memory.predict import HEADINGS, estimate
+from gpt2.memory.predict import estimate
 from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.config.field import kconfig_fields
@@ -197,7 +197,7 @@ def check_full_size(subject: StepUnderTest) -> list[CheckFinding]:
         "cpu_peak_bytes": needs.cpu_peak_bytes,
         "memory_gib": needs.memory_gib,
         "largest_micro_batch": needs.largest_micro_batch,
-        "row": dict(zip(HEADINGS, needs.row(), strict=True)),
+        "row": needs.row(),
     }
     if needs.fits:
         return []

@@ -7,7 +7,6 @@ B batch or micro-batch, T tokens, N heads, D width of queries and keys, E width 
 """
 
 import dataclasses
-import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,48 +56,34 @@ def target_execution(
     Raises ConfigError if the target has no kernel of the loss, and it is named.
     """
     if target is None:
-        return Execution(FewScoreChunks(tracker=tracker), FirstLogitsBlocks())
+        return Execution(FewScoreChunks(tracker=tracker), FewLogitsBlocks(form="first"))
     chunks = FewScoreChunks(cpu_elements=GPU_CHUNK_ELEMENTS, tracker=tracker)
     # Flash attention has the same requirement as the Triton kernels.
     if target.flash:
-        logits = WholeLogitsChunks() if loss_backend == "torch" else FusedLogitsChunks()
+        logits = FewLogitsBlocks(form="whole" if loss_backend == "torch" else "kernel")
         return Execution(chunks, logits, fake_tile_launch(tracker))
     if loss_backend == "triton":
         what = f"LOSS_BACKEND: triton does not support {target.name}"
         raise ConfigError(
             Problem(what, next="type: SET=LOSS_BACKEND_TORCH=y", code="gpu.unsupported")
         )
-    return Execution(chunks, WholeLogitsChunks())
+    return Execution(chunks, FewLogitsBlocks(form="whole"))
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeLogitsChunks(LogitsChunks):
-    """Chunks of logits whose rows form one block, as on a GPU."""
+class FewLogitsBlocks(LogitsChunks):
+    """Chunks of logits whose rows form one whole block (torch on a GPU), or none (a kernel in place).
 
-    def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield all rows of the logits as one block."""
-        yield logits_XV, *others
-
-
-@dataclasses.dataclass(frozen=True)
-class FusedLogitsChunks(LogitsChunks):
-    """Chunks of logits of which a kernel computes loss and gradient in place."""
-
-    def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield nothing to compute by torch, which allocates memory."""
-        yield from ()
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstLogitsBlocks(LogitsChunks):
-    """First blocks of the logits on a CPU.
-
-    The blocks are alike and release their memory, so that a few determine the peak.
+    On a CPU, the first blocks: they are alike and release their memory, so a few determine the peak.
     """
 
+    form: Literal["kernel", "whole", "first"] = dataclasses.field(kw_only=True)
+
     def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the first blocks."""
-        return islice(super().blocks(logits_XV, *others), _CHUNKS_RUN)
+        if self.form == "whole":
+            return iter([(logits_XV, *others)])
+        count = _CHUNKS_RUN if self.form == "first" else 0
+        return islice(super().blocks(logits_XV, *others), count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +97,6 @@ class FewScoreChunks(ScoreChunks):
     tracker: StorageTracker = dataclasses.field(kw_only=True)
 
     def chunks(self, q_BNTH: Tensor, first_column: Callable[[int], int]) -> Iterator[RowChunk]:
-        """Yield the merged chunk and the last ones."""
         all_chunks = list(super().chunks(q_BNTH, first_column))
         if len(all_chunks) <= _MAX_CHUNKS:
             yield from all_chunks
@@ -123,11 +107,6 @@ class FewScoreChunks(ScoreChunks):
         with self.tracker.standing_for(pairs / whole.last**2):
             yield whole
         yield from all_chunks[-_CHUNKS_RUN:]
-
-
-def _packs_rows(target: Gpu | None, q: Tensor) -> bool:
-    """Return whether NSA's gather backend packs rows on ``target``; None is a CPU."""
-    return bool(target and target.flash and q.dtype == torch.bfloat16)
 
 
 class GpuFunctions(TorchFunctionMode):
@@ -145,11 +124,10 @@ class GpuFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Replace the two functions and call all others."""
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **(kwargs or {}))
         if func is F.dropout:
-            return _dropout(*args, **(kwargs or {}))
+            return self._dropout(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def hooks(self, blocks: nn.ModuleList, tracker: StorageTracker) -> list[RemovableHandle]:
@@ -200,13 +178,10 @@ class GpuFunctions(TorchFunctionMode):
             q, k, v, bias, True, dropout_p, is_causal
         )[0]
 
-
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Drop elements as a GPU does.
-
-    A GPU saves a byte per element; a CPU saves factors of the input's type.
-    """
-    return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
+    @staticmethod
+    def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Save a byte per element for backward; a CPU saves factors of the input's type."""
+        return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
 
 
 # The first block, one that represents all inner blocks, and the last.
@@ -219,6 +194,11 @@ class StepNeeds:
 
     peaks: dict[str, BytesByCategory]
     flops: float
+
+    def highest(self) -> tuple[BytesByCategory, str]:
+        """Return the bytes of the stage with the highest peak, and the stage's name."""
+        stage = max(self.peaks, key=lambda stage: self.peaks[stage].total())
+        return self.peaks[stage], stage
 
 
 class FakeTrainingStep:
@@ -234,14 +214,29 @@ class FakeTrainingStep:
         shape = dataclasses.replace(shape, n_layer=min(shape.n_layer, _BLOCKS))
         self.config = dataclasses.replace(
             config,
-            model=dataclasses.replace(config.model, shape=shape),
+            # The chunks of logits stand for the kernel of the loss.
+            model=dataclasses.replace(config.model, shape=shape, loss_backend="torch"),
             machine=dataclasses.replace(config.machine, device="cpu", compile=False),
-            # The check reads values at its interval.
-            numerics=dataclasses.replace(config.numerics, check=False),
+            # Tensors without memory have no values to check.
+            numerics=dataclasses.replace(config.numerics, check=False, detect_anomaly=False),
         )
+        self._loss_backend = config.model.loss_backend
+        # Sequences of GLOBAL_BATCH of a process.
+        self.share = config.train.global_batch // config.train.gpus
         self.location = "building the model"
         with self._named_errors(), StorageTracker():
-            self._build()
+            self.training = MinimalTraining(self.config)
+            self.state = self.training.state
+            self.model = self.state.model
+            is_sharded = config.machine.data_parallel == "fsdp"
+            ranks = config.train.gpus if is_sharded else 1
+            self.sharded = ShardedParameters(self.model, self.model.h, ranks)
+            for name, part in self.model.named_modules():
+                part.register_forward_pre_hook(partial(self._forward_of, name))
+            # The first update creates the optimizer's state.
+            self._set_gradients()
+            self.state.optimizer.step(gradient_norm=torch.zeros(()))
+            self.state.optimizer.zero_grad()
 
     @property
     def parameters(self) -> int:
@@ -254,14 +249,13 @@ class FakeTrainingStep:
 
         Raises RunError with source line and operation if dimensions do not fit.
         """
-        tracker = StorageTracker()
+        tracker, accumulates = StorageTracker(), batch < self.share
         self._use_kernels(target, tracker)
         backend = self.config.model.attention.backend
         functions = GpuFunctions(target, backend) if target else nullcontext()
         with self._named_errors(), functions, tracker:
-            static = self._track_static(tracker)
-            hooks = self.sharded.begin(tracker, self.config.train.grad_accumulation > 1)
-            hooks += self._hooks(tracker)
+            static = self._track_static(tracker, accumulates)
+            hooks = self.sharded.begin(tracker, accumulates) + self._hooks(tracker)
             if isinstance(functions, GpuFunctions):
                 hooks += functions.hooks(self.model.h, tracker)
             pruner = self.state.pruner
@@ -274,55 +268,42 @@ class FakeTrainingStep:
                 self.state.pruner = pruner
                 for hook in hooks:
                     hook.remove()
-        return self._at_full_depth(tracker, static)
+        peaks, flops = tracker.peaks, sum(tracker.flops.values())
+        if self.omitted:
+            extra = _growth(tracker, static)
+            peaks = {stage: _minus(p, extra[stage], -self.omitted) for stage, p in peaks.items()}
+            inner = tracker.flops["forward, inner block"] + tracker.flops["backward, inner block"]
+            flops += self.omitted * inner
+        if self.sharded.ranks > 1:
+            peaks["evaluation"] = self._evaluation(tracker, static)
+        return StepNeeds(peaks, flops)
 
     def _use_kernels(self, target: Gpu | None, tracker: StorageTracker) -> None:
         """Use chunk sizes and kernels of ``target``; raise ConfigError if it has none."""
-        model, loss = self.config.model, self.config.model.loss_backend
         if target:
             # A GPU may not support components that a CPU does.
             place: Place = "gpu" if target.flash else "gpu without kernels"
-            model.backends(place)
-        self.model.set_execution(target_execution(target, tracker, loss))
+            self.config.model.backends(place)
+        self.model.set_execution(target_execution(target, tracker, self._loss_backend))
+        packs = bool(target and target.flash)
         for block in self.model.blocks:
             pattern = block.attn.pattern
             if isinstance(pattern, Nsa):
                 fuses = target and pattern.options.fuses
                 pattern.fused = fake_nsa_kernels(tracker) if fuses else None
-                pattern.packs = partial(_packs_rows, target)
-
-    def _build(self) -> None:
-        # Tensors without memory have no values in which to detect an anomaly.
-        numerics = dataclasses.replace(self.config.numerics, detect_anomaly=False)
-        # The chunks of logits stand for the kernel of the loss.
-        model = dataclasses.replace(self.config.model, loss_backend="torch")
-        self.training = MinimalTraining(
-            dataclasses.replace(self.config, numerics=numerics, model=model)
-        )
-        self.state = self.training.state
-        self.model = self.state.model
-        shards = self.config.machine.data_parallel == "fsdp"
-        ranks = self.config.train.gpus if shards else 1
-        self.sharded = ShardedParameters(self.model, self.model.h, ranks)
-        for name, part in self.model.named_modules():
-            part.register_forward_pre_hook(partial(self._forward_of, name))
-        # The first update creates the optimizer's state.
-        self._set_gradients()
-        self.state.optimizer.step(gradient_norm=torch.zeros(()))
-        self.state.optimizer.zero_grad()
+                pattern.packs = lambda q: packs and q.dtype == torch.bfloat16
 
     def _set_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = torch.empty_like(parameter)
 
-    def _track_static(self, tracker: StorageTracker) -> BytesByCategory:
+    def _track_static(self, tracker: StorageTracker, accumulates: bool) -> BytesByCategory:
         """Track tensors that persist between steps. Return their bytes for an inner block."""
         assert isinstance(self.state.optimizer, torch.optim.Optimizer)
         state = self.state.optimizer.state
         masks = self.state.pruner.state_dict().get("masks", {})
         names = {p: name for name, p in self.model.named_parameters()}
         inner = set(self.model.h[1].parameters()) if self.omitted else set()
-        accumulates = self.config.train.grad_accumulation > 1
         if accumulates and self.sharded.ranks == 1:
             # Gradients exist from the second micro-batch on.
             self._set_gradients()
@@ -381,68 +362,30 @@ class FakeTrainingStep:
     def _forward_of(self, name: str, module: nn.Module, inputs: Any) -> None:
         self.location = f"forward of {name or 'the model'}"
 
-    def _at_full_depth(self, tracker: StorageTracker, static: BytesByCategory) -> StepNeeds:
-        """Add the memory of omitted blocks to the peak of each stage."""
-        if not self.omitted:
-            peaks = tracker.peaks | self._evaluation(tracker, static)
-            return StepNeeds(peaks, sum(tracker.flops.values()))
-        starts = tracker.starts
-        activations = _minus(starts["forward, last block"], starts["forward, inner block"])
-        backward_growth = _minus(starts["backward, first block"], starts["backward, inner block"])
-        # Inner blocks run in sequence, so memory peaks at the first or the last of them.
-        peak_growth = backward_growth if backward_growth.total() > 0 else Counter()
-        gradients = static["gradients"] or static["parameters"]
-        extra = {
-            "forward, first block": static,
-            "forward, inner block": static + activations,
-            "forward, last block": static + activations,
-            "head": static + activations,
-            "backward, last block": static + activations,
-            "backward, inner block": static + activations + peak_growth,
-            "backward, first block": _minus(static + activations, backward_growth, -1),
-            "update": static | Counter({"gradients": gradients}),
-        }
-        peaks = {
-            stage: _minus(peak, extra[stage], -self.omitted)
-            for stage, peak in tracker.peaks.items()
-        }
-        peaks |= self._evaluation(tracker, static)
-        inner = tracker.flops["forward, inner block"] + tracker.flops["backward, inner block"]
-        flops = sum(tracker.flops.values()) + self.omitted * inner
-        return StepNeeds(peaks, flops)
-
-    def _evaluation(
-        self, tracker: StorageTracker, static: BytesByCategory
-    ) -> dict[str, BytesByCategory]:
+    def _evaluation(self, tracker: StorageTracker, static: BytesByCategory) -> BytesByCategory:
         """Return the peak of an evaluation of sharded weights, which are gathered in a copy.
 
         Activations are at most those of the first block of a training step, or of the head.
         """
-        if self.sharded.ranks == 1:
-            return {}
         begin, head = tracker.starts["forward, first block"], tracker.starts["head"]
         first = tracker.peaks["forward, first block"]["activations"]
         last = _minus(tracker.peaks["head"], head)
-        numbers = {"activations": max(first, last["activations"] + last["temporaries"])}
-        state = {name: begin[name] + self.omitted * static[name] for name in ("optimizer",)}
         shards = self.sharded.stored_bytes() + self.omitted * static["parameters"]
-        return {
-            "evaluation": Counter(numbers | state | {"parameters": shards + 4 * self.parameters})
-        }
+        return Counter(
+            activations=max(first, last["activations"] + last["temporaries"]),
+            optimizer=begin["optimizer"] + self.omitted * static["optimizer"],
+            parameters=shards + 4 * self.parameters,
+        )
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
         """Convert torch's shape errors into a Problem with a source line."""
-        log = logging.getLogger("torch._subclasses.fake_tensor")
-        before, log.disabled = log.disabled, True
         try:
             yield
         except (RuntimeError, ValueError, IndexError) as error:
             what = f"{self.location}: {str(error).splitlines()[0]}"
             problem = Problem(what, _source_line(error), code="model.shape-mismatch")
             raise RunError(problem) from error
-        finally:
-            log.disabled = before
 
 
 class _UpdateStage:
@@ -452,13 +395,11 @@ class _UpdateStage:
         self.pruner, self.tracker, self.sharded = pruner, tracker, sharded
 
     def mask_gradients(self) -> None:
-        """Enter the update stage, then mask gradients."""
         self.sharded.end(self.tracker)
         self.tracker.enter("update")
         self.pruner.mask_gradients()
 
     def observe(self, gradient_norm: Tensor) -> None:
-        """Call the pruner."""
         self.pruner.observe(gradient_norm)
 
 
@@ -479,6 +420,26 @@ def _block_name(index: int, blocks: int) -> str:
     if index == blocks - 1:
         return "last block"
     return "inner block" if index else "first block"
+
+
+def _growth(tracker: StorageTracker, static: BytesByCategory) -> dict[str, BytesByCategory]:
+    """Return the bytes that one more inner block adds to the peak of each stage."""
+    starts = tracker.starts
+    forward = static + _minus(starts["forward, last block"], starts["forward, inner block"])
+    backward = _minus(starts["backward, first block"], starts["backward, inner block"])
+    # Inner blocks run in sequence, so memory peaks at the first or the last of them.
+    peak = backward if backward.total() > 0 else Counter()
+    gradients = static["gradients"] or static["parameters"]
+    return {
+        "forward, first block": static,
+        "forward, inner block": forward,
+        "forward, last block": forward,
+        "head": forward,
+        "backward, last block": forward,
+        "backward, inner block": forward + peak,
+        "backward, first block": _minus(forward, backward, -1),
+        "update": static | Counter({"gradients": gradients}),
+    }
 
 
 def _minus(left: BytesByCategory, right: BytesByCategory, times: int = 1) -> BytesByCategory:

@@ -21,9 +21,6 @@ from lib.units import GIB, format_size
 
 # Argument of gpt2.memory.predict.
 LIMITS = "limits"
-# File of the study's folder for a set of configurations.
-FILE = "micro-batch-{key}.json"
-SCHEMA_VERSION = 1
 # Parts of a configuration that decide the memory of a step, beside its numbers of sequences.
 _MEMORY_PARTS = ("model", "machine", "numerics", "optimizer", "pruning")
 
@@ -48,10 +45,11 @@ class MicroBatch:
             f"predicted to fit {memory} of {self.device}{self.run and f' (limited by {self.run})'}"
         )
 
-    @property
-    def layer(self) -> ConfigLayer:
-        """Return the settings that replace ``BATCH_SIZE=0``."""
-        return _layer(self.size, self.accumulation)
+
+def micro_batch_layer(size: int, accumulation: int) -> ConfigLayer:
+    """Return the settings that replace ``BATCH_SIZE=0``."""
+    settings = {"BATCH_SIZE": size, "GRAD_ACCUMULATION": accumulation}
+    return ConfigLayer.of("command line", "BATCH_SIZE=0", settings)
 
 
 def is_automatic(layers: Sequence[ConfigLayer]) -> bool:
@@ -69,7 +67,7 @@ def with_one_sequence(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Seque
         return layers
     values = tree.resolve(layers).values
     share = int(values["GLOBAL_BATCH"]) // int(values["GPUS"])
-    return [*layers, _layer(1, max(1, share))]
+    return [*layers, micro_batch_layer(1, max(1, share))]
 
 
 def largest_micro_batch(base: Config, configs: Mapping[str, Config], folder: Path) -> MicroBatch:
@@ -82,13 +80,24 @@ def largest_micro_batch(base: Config, configs: Mapping[str, Config], folder: Pat
     """
     distinct = {_digest(config): name for name, config in configs.items()}
     key = identity_digest({"base": _digest(base), "runs": sorted(distinct)})
-    path = folder / FILE.format(key=key[:8])
+    path = folder / f"micro-batch-{key[:8]}.json"
     try:
         return typed(MicroBatch, read_json_object(path), path, ())
     except MissingRecord:
         pass
     log("MEMORY", f"BATCH_SIZE=0: predicting the memory of {len(distinct)} configurations")
-    chosen = _chosen(base, _predicted({name: configs[name] for name in distinct.values()}))
+    limits = _predicted({name: configs[name] for name in distinct.values()})
+    run, limit = min(limits["sizes"].items(), key=lambda item: item[1])
+    count, memory_gib = base.train.grad_accumulation, limits["memory_gib"]
+    share = math.gcd(count, *limits["shares"])
+    sizes = [size for size in range(1, share + 1) if share % size == 0 and size <= limit]
+    if not sizes:
+        memory = f"{format_size(memory_gib * GIB)} of {limits['device']}"
+        what = f"one sequence of {run} does not fit (expected at most {memory})"
+        advice = "set GRAD_CHECKPOINTING=y, or a smaller model; make check shows the memory"
+        raise PreflightError(Problem(what, "BATCH_SIZE", advice, code="memory.too-small"))
+    limited_by = run if limit < max(limits["sizes"].values()) else ""
+    chosen = MicroBatch(sizes[-1], count // sizes[-1], limits["device"], memory_gib, limited_by)
     folder.mkdir(parents=True, exist_ok=True)
     return _stored(path, chosen)
 
@@ -101,43 +110,13 @@ def _digest(config: Config) -> str:
     return identity_digest({**parts, "batch": batch})
 
 
-def _chosen(base: Config, limits: "Limits") -> MicroBatch:
-    """Return the largest micro-batch that divides every share of a process, and exceeds no limit."""
-    run, limit = min(limits.sizes.items(), key=lambda item: item[1])
-    share = math.gcd(base.train.grad_accumulation, *limits.shares)
-    sizes = [size for size in range(1, share + 1) if share % size == 0 and size <= limit]
-    if not sizes:
-        memory = format_size(limits.memory_gib * GIB)
-        what = f"one sequence of {run} does not fit (expected at most {memory} of {limits.device})"
-        advice = "set GRAD_CHECKPOINTING=y, or a smaller model; make check shows the memory"
-        raise PreflightError(Problem(what, "BATCH_SIZE", advice, code="memory.too-small"))
-    size, count = sizes[-1], base.train.grad_accumulation
-    limited_by = run if limit < max(limits.sizes.values()) else ""
-    return MicroBatch(size, count // size, limits.device, limits.memory_gib, limited_by)
+def _predicted(configs: Mapping[str, Config]) -> dict[str, Any]:
+    """Return the limits of this machine, from a process that imports torch.
 
-
-def _layer(size: int, accumulation: int) -> ConfigLayer:
-    settings = {"BATCH_SIZE": size, "GRAD_ACCUMULATION": accumulation}
-    return ConfigLayer.of("command line", "BATCH_SIZE=0", settings)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Largest micro-batch of each run by its name, and the shares of GLOBAL_BATCH of a process.
-
-    ``memory_gib`` is the memory of the device for one process.
+    ``sizes`` has the largest micro-batch of each run by its name, ``shares`` the sequences of
+    GLOBAL_BATCH of a process, ``memory_gib`` the memory of ``device`` for one process.
     """
-
-    device: str
-    memory_gib: float
-    sizes: Mapping[str, int]
-    shares: Sequence[int]
-
-
-def _predicted(configs: Mapping[str, Config]) -> Limits:
-    """Return the limits of this machine, from a process that imports torch."""
-    values = {name: dict(config.values) for name, config in configs.items()}
-    done = run_predict(LIMITS, values)
+    done = run_predict(LIMITS, {name: dict(config.values) for name, config in configs.items()})
     if done.returncode == EXIT_PREFLIGHT:
         what = "0 requires the GPU whose memory decides (expected a visible GPU, got none)"
         advice = "type make plan on a machine that has it and shares this folder, or set BATCH_SIZE"
@@ -145,7 +124,8 @@ def _predicted(configs: Mapping[str, Config]) -> Limits:
     if done.returncode:
         what = "the memory of a step could not be predicted"
         raise RunError(Problem(what, "BATCH_SIZE", code="process.failed"))
-    return Limits(**json.loads(done.stdout))
+    limits: dict[str, Any] = json.loads(done.stdout)
+    return limits
 
 
 def run_predict(target: str, values: Any) -> subprocess.CompletedProcess[str]:
@@ -162,7 +142,7 @@ def run_predict(target: str, values: Any) -> subprocess.CompletedProcess[str]:
 def _stored(path: Path, chosen: MicroBatch) -> MicroBatch:
     """Write the record and return it, or that of a command that was faster, on any machine."""
     draft = temporary_path(path)
-    write_atomic(draft, pretty_json({"schema_version": SCHEMA_VERSION, **asdict(chosen)}))
+    write_atomic(draft, pretty_json({"schema_version": 1, **asdict(chosen)}))
     try:
         os.link(draft, path)
     except FileExistsError:

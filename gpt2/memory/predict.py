@@ -14,41 +14,38 @@ import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from gpt2.config import Config
-from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
-from gpt2.memory.micro_batch import LIMITS, Limits
-from gpt2.memory.tracker import CATEGORIES, BytesByCategory
+from gpt2.memory.fake_step import FakeTrainingStep
+from gpt2.memory.micro_batch import LIMITS
+from gpt2.memory.tracker import CATEGORIES
 from lib.console import show
 from lib.env.gpu import CONTEXT_BYTES, Gpu, find_gpu, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_PREFLIGHT
 from lib.units import GIB, format_size
 
 # Resident memory of a training process on a CPU relative to its tensors: fragmentation, and buffers
-# of matrix products. 3 to 20 % in five cases (gpt2.memory.measure).
+# of matrix products. 3 to 20 % in five cases of 124M.
 CPU_OVERHEAD = 0.11
 # A GPU with this much less memory than the others is left to the programs that use it.
 _IN_USE_BYTES = 2 * GIB
-HEADINGS = ("params", "MFLOP/token", "peak of GPU memory", "largest micro-batch", "CPU memory")
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Predicted needs of one process of a run.
 
-    ``peak_bytes`` are the tensors at peak memory, which is reached in ``stage``; only ``fits`` adds
-    the overhead of a GPU's context and allocator (``lib.env.gpu``). ``flops_per_token`` is
-    counted in the fake step and includes recomputation; ``declared_flops_per_token`` is the model's
-    own count without recomputation. ``largest_micro_batch`` is the largest divisor of a process's
-    share of GLOBAL_BATCH that fits, or 0 if a single sequence does not fit.
+    ``peak_bytes`` are the tensors at peak memory, by category, which is reached in ``stage``; only
+    ``fits`` adds the overhead of a GPU's context and allocator. ``flops_per_token`` includes
+    recomputation. ``largest_micro_batch`` is the largest divisor of a process's share of GLOBAL_BATCH
+    that fits, or 0 if a single sequence does not fit.
     """
 
     parameters: int
     flops_per_token: float
-    declared_flops_per_token: float
     peak_bytes: Mapping[str, int]
     stage: str
     # Resident memory of the same step on a CPU, with the CPU's kernels and allocator.
@@ -59,18 +56,18 @@ class MemoryEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """Return the sum over all categories."""
         return sum(self.peak_bytes.values())
 
-    def row(self) -> tuple[str, ...]:
-        """Return one line of a table with the columns ``HEADINGS``."""
-        return (
-            f"{self.parameters:,}",
-            f"{self.flops_per_token / 1e6:,.0f}",
-            f"{format_size(self.total_bytes)} of {format_size(self.memory_gib * GIB)}",
-            str(self.largest_micro_batch),
-            format_size(self.cpu_peak_bytes),
-        )
+    def row(self) -> dict[str, str]:
+        """Return the columns of a line of a table."""
+        memory = f"{format_size(self.total_bytes)} of {format_size(self.memory_gib * GIB)}"
+        return {
+            "params": f"{self.parameters:,}",
+            "MFLOP/token": f"{self.flops_per_token / 1e6:,.0f}",
+            "peak of GPU memory": memory,
+            "largest micro-batch": str(self.largest_micro_batch),
+            "CPU memory": format_size(self.cpu_peak_bytes),
+        }
 
 
 def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
@@ -84,66 +81,30 @@ def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
     training = FakeTrainingStep(config)
     batch = config.train.batch_size
     needs = training.needs(gpu, batch)
-    peak, stage = _highest(needs)
-    cpu_peak, _ = _highest(training.needs(None, batch)) if gpu else (peak, stage)
+    peak, stage = needs.highest()
+    cpu_peak, _ = (training.needs(None, batch) if gpu else needs).highest()
     memory = gpu or _this_machine()
-    largest = _largest_micro_batch(config, training, needs, gpu, memory)
-    shape = config.model.shape
     return MemoryEstimate(
         parameters=training.parameters,
-        flops_per_token=needs.flops / (batch * shape.block_size),
-        declared_flops_per_token=config.model.flops_per_token(),
+        flops_per_token=needs.flops / (batch * config.model.shape.block_size),
         peak_bytes={name: peak[name] for name in CATEGORIES},
         stage=stage,
         cpu_peak_bytes=round(cpu_peak.total() * (1 + CPU_OVERHEAD)),
         memory_gib=memory.memory_gib,
-        largest_micro_batch=largest,
+        largest_micro_batch=largest_that_fits(training, gpu, memory),
         fits=memory.holds(peak.total()),
     )
 
 
-def peak_bytes(config: Config, gpu: Gpu) -> int:
-    """Return the peak bytes of the tensors of a step on ``gpu``.
+def largest_that_fits(training: FakeTrainingStep, gpu: Gpu | None, memory: Gpu) -> int:
+    """Return the largest micro-batch of a step with the kernels of ``gpu`` that fits in ``memory``.
 
-    Raises RunError with the source line if dimensions do not fit.
+    It divides the share of GLOBAL_BATCH of a process; 0 if no sequence fits.
     """
-    return _highest(FakeTrainingStep(config).needs(gpu, config.train.batch_size))[0].total()
-
-
-def _largest_micro_batch(
-    config: Config, training: FakeTrainingStep, needs: StepNeeds, gpu: Gpu | None, memory: Gpu
-) -> int:
-    """Extrapolate linearly from two micro-batch sizes, separately for every stage's peak."""
-    train, batch = config.train, config.train.batch_size
-    other = batch // 2 or 2
-    points = training.needs(gpu, other)
-    share = train.global_batch // train.gpus
-    # Micro-batches smaller than the whole share accumulate gradients.
-    ranks = training.sharded.ranks
-    gradients = 0 if train.grad_accumulation > 1 else 4 * training.parameters // ranks
-
-    def peak(size: int) -> float:
-        at_batch = {stage: bytes_.total() for stage, bytes_ in needs.peaks.items()}
-        slopes = {s: (at_batch[s] - points.peaks[s].total()) / (batch - other) for s in at_batch}
-        highest = max(at_batch[s] + slopes[s] * (size - batch) for s in at_batch)
-        return highest + (gradients if size < share else 0)
-
-    sizes = (size for size in range(share, 0, -1) if share % size == 0)
-    return next((size for size in sizes if memory.holds(peak(size))), 0)
-
-
-def largest_that_fits(config: Config, device: Gpu) -> int:
-    """Return the largest micro-batch that fits the memory of ``device``; 0 if no sequence does.
-
-    The kernels are those of the configured device.
-    """
-    gpu = None if config.machine.device == "cpu" else device
-    training = FakeTrainingStep(config)
-    share = config.train.global_batch // config.train.gpus
-    sizes = [size for size in range(1, share + 1) if share % size == 0]
+    sizes = [size for size in range(1, training.share + 1) if training.share % size == 0]
 
     def exceeds(size: int) -> bool:
-        return not device.holds(_highest(training.needs(gpu, size))[0].total())
+        return not memory.holds(training.needs(gpu, size).highest()[0].total())
 
     return [0, *sizes][bisect_left(sizes, True, key=exceeds)]
 
@@ -166,26 +127,28 @@ def free_memory(config: Config) -> Gpu | None:
     return dataclasses.replace(gpu, memory_gib=min(gpu.memory_gib, least / GIB))
 
 
-def _highest(needs: StepNeeds) -> tuple[BytesByCategory, str]:
-    """Return the bytes of the stage with the highest peak, and the stage's name."""
-    stage = max(needs.peaks, key=lambda stage: needs.peaks[stage].total())
-    return needs.peaks[stage], stage
-
-
 def _this_machine() -> Gpu:
-    """Return the memory of this machine as a Gpu."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Gpu("cpu", memory_bytes / GIB, {})
 
 
-def micro_batch_limits(configs: Mapping[str, Config]) -> Limits | None:
+def micro_batch_limits(configs: Mapping[str, Config]) -> dict[str, Any] | None:
     """Predict the limits of this machine; None without the GPU that the configurations require."""
     device = free_memory(next(iter(configs.values())))
     if device is None:
         return None
-    sizes = {name: largest_that_fits(config, device) for name, config in configs.items()}
-    shares = [c.train.global_batch // c.train.gpus for c in configs.values()]
-    return Limits(device.name, device.memory_gib, sizes, shares)
+    sizes, shares = {}, []
+    for name, config in configs.items():
+        training = FakeTrainingStep(config)
+        gpu = None if config.machine.device == "cpu" else device
+        sizes[name] = largest_that_fits(training, gpu, device)
+        shares.append(training.share)
+    return {
+        "device": device.name,
+        "memory_gib": device.memory_gib,
+        "sizes": sizes,
+        "shares": shares,
+    }
 
 
 def main() -> int:
@@ -194,10 +157,13 @@ def main() -> int:
     values = json.load(sys.stdin)
     if name == LIMITS:
         limits = micro_batch_limits({run: Config.from_values(each) for run, each in values.items()})
-        show(json.dumps(limits and dataclasses.asdict(limits)))
+        show(json.dumps(limits))
         return EXIT_DONE if limits else EXIT_PREFLIGHT
-    gpu = find_gpu(name)
-    show(json.dumps([peak_bytes(Config.from_values(each), gpu) for each in values]))
+    gpu, peaks = find_gpu(name), []
+    for config in map(Config.from_values, values):
+        needs = FakeTrainingStep(config).needs(gpu, config.train.batch_size)
+        peaks.append(needs.highest()[0].total())
+    show(json.dumps(peaks))
     return EXIT_DONE
 
 

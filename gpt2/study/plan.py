@@ -11,6 +11,7 @@ from gpt2.memory.micro_batch import (
     MicroBatch,
     is_automatic,
     largest_micro_batch,
+    micro_batch_layer,
     with_one_sequence,
 )
 from gpt2.study.designs import combinations
@@ -193,7 +194,7 @@ def make_plan(
         whole = resolved(with_one_sequence(tree, layers))
         configs = {variant.slug: config for variant, config in whole.every}
         micro_batch = largest_micro_batch(whole.base, configs, whole.folder)
-        layers = [*layers, micro_batch.layer]
+        layers = [*layers, micro_batch_layer(micro_batch.size, micro_batch.accumulation)]
     plan = resolved(layers, *(() if optional else (steps,)))
     return with_runs(replace(plan, micro_batch=micro_batch), steps, seeds)
 

@@ -24,7 +24,7 @@ _STEPS_PER_EXCHANGE = 64
 
 
 class DataOrder:
-    """Running ``extend_order_digest``, independent of the number of ranks and workers, and of resumes."""
+    """Running digest of the data order, independent of the number of ranks and workers, and of resumes."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group

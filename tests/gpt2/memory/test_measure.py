@@ -1,21 +1,66 @@
 """Predicted memory against a real process."""
 
+import json
+import os
+import subprocess
 import sys
 
-import pytest
+from gpt2.memory.predict import estimate
+from gpt2.study.resolve import resolve_config
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.env.machine import worker_environment
+from lib.project import ROOT
 
-from gpt2.memory import measure
+# Prints the growth of the resident memory of two steps: the first creates the optimizer's state.
+REAL = """
+import json, sys, torch
+from pathlib import Path
+from gpt2.config import Config
+from gpt2.memory.predict import estimate
+from gpt2.training.minimal import MinimalTraining
+
+def resident(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+config = Config.from_values(json.load(sys.stdin))
+torch.set_num_threads(config.machine.cpu_threads)
+before, shape = resident("VmRSS"), config.model.shape
+training = MinimalTraining(config)
+for _ in range(2):
+    training.step([torch.randint(shape.vocab_size, (config.train.batch_size, shape.block_size + 1))])
+print(resident("VmHWM") - before)
+"""
+SETTINGS = {
+    "SINGLE_TRAINING": True,
+    "OPTIMIZER_ADAMW": True,
+    "DROPOUT": "0.0",
+    "PRECISION_FP32": True,
+    "BLOCK_SIZE": 64,
+    "GLOBAL_BATCH": 1,
+    "BATCH_SIZE": 1,
+    "GRAD_ACCUMULATION": 1,
+}
 
 
-def test_a_real_training_process_uses_the_predicted_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """GPT-2 124M, one sequence of 64 tokens, two steps, in a process of its own."""
-    monkeypatch.setattr(sys, "argv", ["measure", "b1-t64-fp32"])
-    measure.main()
-    printed = capsys.readouterr().out
-    case, _predicted, real, ratio = printed.splitlines()[-1].split()
-    assert case == "b1-t64-fp32"
+def test_a_real_training_process_uses_the_predicted_memory() -> None:
+    """GPT-2 124M, one sequence of 64 tokens, in a process of its own."""
+    layers = [
+        *defconfig_layers(ROOT, "gpt2-124m+cpu"),
+        ConfigLayer.of("command line", "test", SETTINGS),
+    ]
+    config = resolve_config(KconfigTree(), layers)
+    done = subprocess.run(
+        [sys.executable, "-c", REAL],
+        input=json.dumps(dict(config.values)),
+        env={**os.environ, **worker_environment(config.machine)},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     # At least weights, gradients and two moments.
-    assert float(real) > 4 * 4 * 123.7e6 / 2**30
-    assert 0.88 < float(ratio) < 1.12, printed
+    assert int(done.stdout) > 4 * 4 * 123.7e6
+    assert 0.88 < int(done.stdout) / estimate(config, "cpu").cpu_peak_bytes < 1.12

@@ -9,7 +9,6 @@ import pytest
 from gpt2.check.cases import plan_cases
 from gpt2.config import Config
 from gpt2.memory import micro_batch, predict
-from gpt2.memory.micro_batch import Limits
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.env.gpu import GPUS, gpu_with_memory
@@ -33,10 +32,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Return the limits of runs on this machine, by the name of the run; 24 for the others."""
     sizes: dict[str, int] = {}
 
-    def predicted(configs: Mapping[str, Config]) -> Limits:
+    def predicted(configs: Mapping[str, Config]) -> dict[str, object]:
         assert {config.train.batch_size for config in configs.values()} == {1}
         shares = [config.train.grad_accumulation for config in configs.values()]
-        return Limits("card", 80.0, {name: sizes.get(name, 24) for name in configs}, shares)
+        limits = {name: sizes.get(name, 24) for name in configs}
+        return {"device": "card", "memory_gib": 80.0, "sizes": limits, "shares": shares}
 
     monkeypatch.setattr(micro_batch, "_predicted", predicted)
     return sizes
@@ -116,16 +116,13 @@ def test_the_prediction_is_exact_at_its_result(configure: Callable[..., Config])
     config = configure("ra", BATCH_SIZE=1, GRAD_ACCUMULATION=8, DEVICE_CUDA=True)
     target = GPUS["h100"]
 
-    def peak(size: int) -> int:
-        return max(
-            p.total() for p in predict.FakeTrainingStep(config).needs(target, size).peaks.values()
-        )
-
+    training = predict.FakeTrainingStep(config)
     for size in (0, 2, 8):
         # Context and fragmentation, as of a card.
-        room = (peak(size) if size else peak(1) - 1000) * 1.05 / 2**30 + 1.0
-        memory = replace(gpu_with_memory(room * (1 + 1e-9)), flash=True)
-        assert predict.largest_that_fits(config, memory) == size
+        peak, _ = training.needs(target, size or 1).highest()
+        room = (peak.total() - (0 if size else 1000)) * 1.05 / 2**30 + 1.0
+        memory = gpu_with_memory(room * (1 + 1e-9))
+        assert predict.largest_that_fits(training, target, memory) == size
 
 
 def test_a_gpu_decides_if_there_is_one(configure: Callable[..., Config], monkeypatch) -> None:

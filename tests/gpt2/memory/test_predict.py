@@ -146,7 +146,7 @@ def test_flops_of_gpt2(configure: Configure) -> None:
     assert footprint.flops_per_token == pytest.approx(expected, rel=1e-12)
     assert estimate(config, "cpu").flops_per_token == pytest.approx(expected, rel=1e-12)
     recomputed = shape.n_layer * 2 * shape.n_embd * pairs
-    assert footprint.declared_flops_per_token == pytest.approx(expected - recomputed, rel=1e-12)
+    assert config.model.flops_per_token() == pytest.approx(expected - recomputed, rel=1e-12)
 
 
 def test_flops_of_a_window(configure: Configure) -> None:
