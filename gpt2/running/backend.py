@@ -22,6 +22,7 @@ from gpt2.study.plan import Plan
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.env.gpu import cpu_model
 from lib.env.machine import worker_environment
+from lib.env.preflight import require_usable_gpus
 from lib.env.snapshot import copy_snapshot
 from lib.files import size_bytes
 from lib.project import ROOT
@@ -32,6 +33,9 @@ from lib.runs.code import TreeDigests, run_drift
 from lib.runs.record import RunRecord
 from lib.runs.run import Run, training_order
 from lib.runs.run_dir import RunDir, State, read_status
+
+# Time in which a GPU answers; a lost one may never do.
+_GPU_SECONDS = 60.0
 
 
 class Gpt2Backend:
@@ -109,6 +113,12 @@ class Gpt2Backend:
             # Read by the worker's libraries at import.
             environment={**worker_environment(run.config.machine), **slot},
         )
+
+    def slot_problem(self, slot: DeviceSlot) -> str:
+        """Return why no run can be trained on ``slot`` any more, after one has failed there; or ""."""
+        if self._machine.device == "cpu":
+            return ""
+        return self._executor.attempt(require_usable_gpus, slot, _GPU_SECONDS)
 
     def write_inputs(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, the worker's input, and the environment snapshot.

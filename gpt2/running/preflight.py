@@ -139,7 +139,11 @@ def check_machine(
         log("DIRTY", f"{text}; the diff is saved with each run")
     if busy:
         log("GPU", f"not used, because other programs use them: {', '.join(busy.values())}")
-    return _slots(configs, busy)
+    slots = _slots(configs, busy)
+    if slots != [{}] * len(slots):
+        size = max(config.train.gpus for config in configs)
+        log("GPU", f"{len(slots)} group(s) of GPUS={size}: {jobs or len(slots)} runs at a time")
+    return slots
 
 
 def conditions(

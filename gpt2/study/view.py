@@ -17,7 +17,7 @@ from gpt2.study.plan import Plan
 from gpt2.study.power import power_text, study_power
 from gpt2.training.budget import run_budget
 from lib.console import folded
-from lib.env.gpu import cpu_model, find_gpu, usable_cores
+from lib.env.gpu import count_gpus, cpu_model, find_gpu, usable_cores
 from lib.errors import visible
 from lib.json_files import RecordError
 from lib.report.render import fitting_rows, json_document, text_lines
@@ -351,9 +351,11 @@ def summary_line(plan: Plan, rows: Sequence[Row]) -> str:
     left = [row["seconds_left"] for row in rows if row["state"] not in _DONE]
     if left and None not in left:
         machine, jobs = plan.base.machine, plan.base.study.jobs
-        # As many as fit the cores; GPUs cannot be counted without importing torch.
-        if not jobs and machine.device == "cpu":
-            jobs = usable_cores() // machine.cpu_threads
+        if not jobs:
+            # As many as fit the cores or the GPUs of this machine.
+            on_cpu = machine.device == "cpu"
+            units = usable_cores() // machine.cpu_threads if on_cpu else count_gpus()
+            jobs = units // plan.base.train.gpus
         jobs = min(len(left), max(1, jobs))
         parts.append(f"about {format_duration(sum(left) / jobs)} of training left with JOBS={jobs}")
     return ", ".join(parts)

@@ -129,12 +129,23 @@ def gpu_with_memory(memory_gib: float) -> Gpu:
 
 
 # Devices of the drivers of NVIDIA, AMD, and either under WSL.
+_GPU_DEVICES, _GPU_NODES = Path("/dev"), Path("/sys/class/kfd/kfd/topology/nodes")
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def has_driver() -> bool:
     """Return whether this machine has the driver of a GPU; imports no torch."""
     return any(os.path.exists(path) for path in _DRIVERS)
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that this process may use; 0 if unknown. Imports no torch."""
+    # Each GPU is a device of NVIDIA's driver, or a node of AMD's with an id other than 0.
+    nodes = _GPU_NODES.glob("*/gpu_id")
+    count = sum(1 for _ in _GPU_DEVICES.glob("nvidia[0-9]*"))
+    count += sum(path.read_text(encoding="ascii").strip() != "0" for path in nodes)
+    selected = selected_gpus(rocm=not any(_GPU_DEVICES.glob("nvidia[0-9]*")))
+    return min(count, len(selected.split(","))) if selected else count
 
 
 def local_gpu() -> Gpu | None:
@@ -162,6 +173,8 @@ def _key(name: str) -> str:
 
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _HIP = "HIP_VISIBLE_DEVICES"
+# Variables that select the GPUs of a process.
+VISIBLE = (_HIP, _CUDA)
 # Variables that hide all GPUs: a process on the CPU then starts no thread of a GPU's driver, and
 # its forks can run autograd.
 NO_GPUS = {_CUDA: "-1", _HIP: "-1"}

@@ -197,6 +197,24 @@ def _gpu_problems(machine: MachineConfig, processes: int) -> list[Problem]:
     return problems
 
 
+def require_usable_gpus() -> None:
+    """Use every visible GPU once. Raises PreflightError with what the driver reports of a lost one."""
+    import torch
+
+    try:
+        for index in range(torch.cuda.device_count()):
+            use_gpu(index)
+    except RuntimeError as error:
+        raise PreflightError(Problem(str(error).splitlines()[0], code="gpu.lost")) from None
+
+
+def use_gpu(index: int) -> None:
+    """Start a kernel on a GPU, and wait for it."""
+    import torch
+
+    torch.ones(1, device=torch.device("cuda", index)).add_(1).item()
+
+
 def compiler_problems(device: str) -> list[Problem]:
     """Return missing compilers: torch.compile requires C++ on a CPU and Triton on a GPU."""
     if device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):

@@ -22,6 +22,8 @@ class RunProgress:
     """Latest progress of one run; ``fraction`` is the used part of its budget."""
 
     run: Run[Any]
+    # Its GPUs, such as ``GPU 2,3``; "" on a CPU.
+    place: str = ""
     fraction: float = 0.0
     # Fraction at the first event of this session; above 0 for a resumed run.
     first_fraction: float | None = None
@@ -39,7 +41,7 @@ class RunProgress:
     def describe(self, room: int | None = None) -> str:
         """Return loss, iterations, speed and time left as text; unknown values are omitted.
 
-        Speed, then loss, then iterations are omitted too if the text has more than ``room`` columns.
+        GPUs, then speed, loss and iterations are omitted too if the text has more than ``room`` columns.
         """
         event, parts = self.news, dict[str, str]()
         if event.get("loss") is not None:
@@ -53,7 +55,9 @@ class RunProgress:
             parts["speed"] = f"{format_si(event['tokens_per_second'])} tok/s"
         if event.get("eta_seconds") is not None and not self.doing:
             parts["eta"] = f"eta {format_duration(event['eta_seconds'])}"
-        for name in ("speed", "loss", "iteration"):
+        if self.place:
+            parts["place"] = self.place
+        for name in ("place", "speed", "loss", "iteration"):
             if room is not None and len("   ".join(parts.values())) > room:
                 parts.pop(name, None)
         return "   ".join(parts.values())
@@ -76,9 +80,9 @@ class SessionProgress:
         """Return the number of runs that have ended, successful or not."""
         return sum(self.states.values())
 
-    def begin(self, run: Run[Any]) -> None:
-        """Record that a worker has started ``run``."""
-        self.active[run.label] = RunProgress(run)
+    def begin(self, run: Run[Any], place: str = "") -> None:
+        """Record that a worker has started ``run`` on the GPUs of ``place``."""
+        self.active[run.label] = RunProgress(run, place)
 
     def end(self, run: Run[Any], status: RunStatus) -> None:
         """Record that the worker of ``run`` has ended."""

@@ -249,6 +249,20 @@ class LocalExecutor(Executor):
             raise RunError(Problem(what, code="worker.died"))
         return values[0]
 
+    def attempt(
+        self, function: Callable[[], None], environment: Mapping[str, str], seconds: float
+    ) -> str:
+        """Call ``function`` in a worker; return why it failed or did not end in time, else ""."""
+        job = self.submit(worker.send_result, function, (), {}, environment=environment)
+        try:
+            if job.wait(seconds) is JobState.RUNNING:
+                return f"no answer within {seconds:g} s"
+            problems = [p for event in job.events for p in event.get("problems", ())]
+            return str(problems[0]) if problems else job.death
+        finally:
+            job.cancel(immediately=True)
+            self._jobs.remove(job)
+
     def call_many(
         self, function: Callable[..., Iterator[T]], calls: Sequence[Sequence[Any]]
     ) -> Iterator[T]:

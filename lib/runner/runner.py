@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lib.console import is_verbose, log
+from lib.env.gpu import VISIBLE
 from lib.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -107,6 +108,9 @@ class TrainingBackend(Protocol):
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return what changed since ``run`` was made: code, library versions, device."""
 
+    def slot_problem(self, slot: DeviceSlot) -> str:
+        """Return why ``slot`` is unusable after a run has failed on it, such as a lost GPU; or ""."""
+
     def submit(self, run: Run[Any], slot: DeviceSlot, executor: Executor, token: int) -> Job:
         """Write the inputs of a run to its existing directory, and start the run on ``slot``.
 
@@ -195,6 +199,8 @@ class RunScheduler:
         self._reported: set[str] = set()
         self._progress = SessionProgress([decision.run for decision in todo])
         self._results: dict[str, RunStatus] = {}
+        # Groups of GPUs that are not used any more.
+        self._lost: list[str] = []
         # Whether the wait for other processes has been logged.
         self._waiting_logged = False
         # Final message of each run, printed in the line that reports its outcome.
@@ -220,7 +226,8 @@ class RunScheduler:
 
     def _may_start(self, interrupts: SignalCounter) -> bool:
         failed = self._progress.states[State.FAILED] > 0
-        return not interrupts.stopped and (self._options.keep_going or not failed)
+        usable = self._free or self._active
+        return bool(usable) and not interrupts.stopped and (self._options.keep_going or not failed)
 
     def _waits(self) -> bool:
         """Return whether a run of the queue may still become free for this runner."""
@@ -237,7 +244,7 @@ class RunScheduler:
                 self._waiting_logged = True
                 log("WAIT", f"{len(self._queue)} runs of {', '.join(self._queue.holders)}")
             return False
-        self._progress.begin(taken.run)
+        self._progress.begin(taken.run, _place(self._free[0]))
         self._submit(taken)
         return True
 
@@ -327,15 +334,29 @@ class RunScheduler:
             return
         if cause := exceeded.cause if exceeded else job.failure_cause(status):
             status = self._status_after_death(directory, status, cause, interrupts)
+        if status.state is State.FAILED and (problem := self._backend.slot_problem(slot)):
+            self._give_up_slot(taken, slot, status, problem)
+            return
         taken.lease.release()
         self._record_end(run, status)
+
+    def _give_up_slot(
+        self, taken: TakenRun, slot: DeviceSlot, status: RunStatus, problem: str
+    ) -> None:
+        """Take a slot whose GPU is lost out of use; its run goes on elsewhere."""
+        self._free = [other for other in self._free if other != slot]
+        self._lost.append(_place(slot))
+        _interrupt(taken.run, status, problem)
+        taken.lease.release()
+        self._progress.drop(taken.run)
+        self._queue.put_back(taken.decision)
+        left = len({_place(s) for s in (*self._free, *(s for _, s in self._active.values()))})
+        log("GPU", f"{_place(slot)} is not used any more: {problem}; {left} group(s) left")
 
     def _retry(self, taken: TakenRun, status: RunStatus, cause: str) -> None:
         """Continue a run that has stalled from its last checkpoint, under the same lease."""
         self._stalled.add(taken.run.path)
-        # Not FAILED, with which other processes would give up the run.
-        stalled = replace(status, state=State.INTERRUPTED, exit_code=EXIT_FAILED, message=cause)
-        finalize_run(RunDir(taken.run.path), stalled)
+        _interrupt(taken.run, status, cause)
         log("RETRY", f"{taken.run.label}   {cause}; continued from its last checkpoint")
         self._submit(taken)
 
@@ -392,10 +413,21 @@ class RunScheduler:
             log("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: {command}")
         if interrupts.stopped:
             return interrupts.exit_code
-        if failed:
+        if failed or (self._lost and not self._free):
             return EXIT_FAILED
         codes = [s.exit_code for s in self._results.values() if s.state is State.INTERRUPTED]
         return max(codes, default=EXIT_DONE)
+
+
+def _interrupt(run: Run[Any], status: RunStatus, cause: str) -> None:
+    """Write that a run is to be continued: not FAILED, with which other processes would give it up."""
+    interrupted = replace(status, state=State.INTERRUPTED, exit_code=EXIT_FAILED, message=cause)
+    finalize_run(RunDir(run.path), interrupted)
+
+
+def _place(slot: DeviceSlot) -> str:
+    """Return the GPUs of a slot, such as ``GPU 2,3``; "" on a CPU."""
+    return next((f"GPU {value}" for name, value in slot.items() if name in VISIBLE), "")
 
 
 # Stopping active runs from another process; the runs save a checkpoint first.

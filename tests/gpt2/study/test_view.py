@@ -16,6 +16,24 @@ from tests.lib.fabricated import MANIFEST, write_run
 from tests.options import options
 
 
+@pytest.mark.parametrize(
+    ("gpus", "selected", "jobs"),
+    [(1, "", 4), (2, "", 2), (1, "2,3", 2), (8, "", 1)],
+    ids=["one each", "two each", "selected", "too few"],
+)
+def test_the_time_left_counts_the_gpus_of_this_machine(
+    planned, tmp_path, monkeypatch, gpus: int, selected: str, jobs: int
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("lib.env.gpu._GPU_DEVICES", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", selected)
+    batch = {"GLOBAL_BATCH": 8, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 8 // gpus, "GPUS": gpus}
+    plan = planned(DEVICE_CUDA=True, DEVICE_CPU=None, seeds="1-8", **batch)
+    rows = [{**row, "seconds_left": 60.0} for row in planning_view.look(plan)]
+    assert f" of training left with JOBS={jobs}" in planning_view.summary_line(plan, rows)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_stale_runs_are_named_once_with_what_changed(planned, device: str) -> None:
     settings = {"DEVICE_CUDA": True, "DEVICE_CPU": None} if device == "cuda" else {}

@@ -52,6 +52,9 @@ class FakeBackend:
     def drift(self, run: RunDir) -> list[str]:
         return list(self._options.get("changed", []))
 
+    def slot_problem(self, slot: DeviceSlot) -> str:
+        return ""
+
     def submit(self, run: Run[FakeConfig], slot: DeviceSlot, executor: Executor, token: int) -> Job:
         behaviour = {
             "steps": 3,
