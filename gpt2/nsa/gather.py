@@ -11,7 +11,6 @@ number of keys of a query.
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,28 +22,13 @@ from gpt2.nsa.options import selected_pairs
 from gpt2.nsa.query_major import accumulation_dtype, head_indices
 
 
-@dataclass(frozen=True)
-class TokenRanges:
-    """Token ranges [start, end) visible to queries, ordered by query and token."""
+def token_ranges(
+    blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return starts and ends of the token ranges of queries, in order, and the tokens of a query.
 
-    starts_f: Tensor
-    ends_f: Tensor
-    # Number of tokens of each query over all ranges.
-    lengths_r: Tensor
-
-    def tokens(self, total: int) -> Tensor:
-        """Return the token indices of all ranges, concatenated, c; ``total`` is their number."""
-        sizes_f = self.ends_f - self.starts_f
-        before_f = sizes_f.cumsum(0) - sizes_f
-        index_c = torch.arange(total, device=sizes_f.device)
-        offsets_c = (self.starts_f - before_f).repeat_interleave(sizes_f, output_size=total)
-        return index_c + offsets_c
-
-
-def token_ranges(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -> TokenRanges:
-    """Return a token range per selected block, or one per run of adjacent blocks if ``merged``.
-
-    The blocks are in ascending order, padded with −1; a query sees its own block up to its token.
+    A range is a selected block, or a run of adjacent blocks if ``merged``. The blocks are in
+    ascending order, padded with −1; a query sees its own block up to its token.
     """
     valid_rn = blocks_rn >= 0
     starts_rn = blocks_rn * size
@@ -55,8 +39,16 @@ def token_ranges(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -
         adjacent = (blocks_rn[:, 1:] == blocks_rn[:, :-1] + 1) & valid_rn[:, :-1]
         first_rn[:, 1:] &= ~adjacent
         last_rn[:, :-1] &= ~adjacent
-    # Starts and ends match one to one, in the same order.
-    return TokenRanges(starts_rn[first_rn], ends_rn[last_rn], lengths_r)
+    # Starts and ends match one to one.
+    return starts_rn[first_rn], ends_rn[last_rn], lengths_r
+
+
+def range_tokens(starts_f: Tensor, ends_f: Tensor, total: int) -> Tensor:
+    """Return the ``total`` token indices of all ranges, concatenated, c."""
+    sizes_f = ends_f - starts_f
+    before_f = sizes_f.cumsum(0) - sizes_f
+    offsets_c = (starts_f - before_f).repeat_interleave(sizes_f, output_size=total)
+    return torch.arange(total, device=sizes_f.device) + offsets_c
 
 
 # Largest number of key elements that a chunk gathers.
@@ -82,8 +74,7 @@ def attend_gathered(
     packs: RowPacking = packs_rows,
 ) -> Tensor:
     """Return the outputs of ``attend_selected``; ``merged``: adjacent blocks are one range."""
-    settings = (blocks_BKTn, size, merged, packs)
-    context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, *settings)
+    context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, blocks_BKTn, size, merged, packs)
     return context
 
 
@@ -100,8 +91,8 @@ class _Gathered(torch.autograd.Function):
         packs: RowPacking,
     ) -> Tensor:
         context = torch.empty_like(q)
-        for chunk, keys, qkv in _chunks(q, k, v, blocks, size, merged):
-            context[chunk] = _attend(*qkv, keys, packs)
+        for keys in _chunks(q, k, v, blocks, size, merged):
+            context[keys.chunk] = _attend(*keys.qkv, keys, packs)
         ctx.save_for_backward(q, k, v, blocks)
         ctx.settings = size, merged, packs
         return context
@@ -113,32 +104,32 @@ class _Gathered(torch.autograd.Function):
         size, merged, packs = ctx.settings
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(x)) for x in (k, v))
-        for chunk, keys, qkv in _chunks(q, k, v, blocks, size, merged):
+        for keys in _chunks(q, k, v, blocks, size, merged):
             with torch.enable_grad():
-                q_rgH, k_cH, v_cH = (x.detach().requires_grad_() for x in qkv)
+                q_rgH, k_cH, v_cH = leaves = [x.detach().requires_grad_() for x in keys.qkv]
                 out = _attend(q_rgH, k_cH, v_cH, keys, packs)
-            gradients = torch.autograd.grad(out, (q_rgH, k_cH, v_cH), dcontext[chunk])
-            dq[chunk] = gradients[0]
-            for sums, gradient in zip((dk, dv), gradients[1:], strict=True):
-                sums[chunk[:2]].index_add_(0, keys.tokens_c, gradient.to(sums.dtype))
+            dq[keys.chunk], *gradients = torch.autograd.grad(out, leaves, dcontext[keys.chunk])
+            for sums, gradient in zip((dk, dv), gradients, strict=True):
+                sums[keys.chunk[:2]].index_add_(0, keys.tokens_c, gradient.to(sums.dtype))
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
 class GatheredKeys(NamedTuple):
-    """Tokens of the gathered keys, ordered by query; ``longest`` is the largest of the lengths."""
+    """A sequence, a key head and queries of it, with the tokens that they see, ordered by query.
 
+    ``longest`` is the largest of the lengths.
+    """
+
+    chunk: tuple[int, int, slice]
+    qkv: tuple[Tensor, Tensor, Tensor]
     tokens_c: Tensor
     lengths_r: Tensor
     longest: int
 
 
-# A sequence, a key head and queries of it; the keys that these see; and q, k and v of both.
-_Chunk = tuple[tuple[int, int, slice], GatheredKeys, tuple[Tensor, Tensor, Tensor]]
-
-
 def _chunks(
     q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int, merged: bool
-) -> Iterator[_Chunk]:
+) -> Iterator[GatheredKeys]:
     length, count = blocks_BKTn.shape[2:]
     first = k_BKSH.shape[2] - length
     height = max(1, CHUNK_ELEMENTS // (count * size * q_BKTgH.shape[-1]))
@@ -147,11 +138,11 @@ def _chunks(
             stop = min(start + height, length)
             chunk = b, k, slice(start, stop)
             tokens_r = torch.arange(first + start, first + stop, device=k_BKSH.device)
-            ranges = token_ranges(blocks_BKTn[chunk], tokens_r, size, merged)
+            starts, ends, lengths_r = token_ranges(blocks_BKTn[chunk], tokens_r, size, merged)
             total, longest = visible_tokens(first + start, first + stop, size, count)
-            tokens_c = ranges.tokens(total)
+            tokens_c = range_tokens(starts, ends, total)
             qkv = q_BKTgH[chunk], k_BKSH[b, k][tokens_c], v_BKSH[b, k][tokens_c]
-            yield chunk, GatheredKeys(tokens_c, ranges.lengths_r, longest), qkv
+            yield GatheredKeys(chunk, qkv, tokens_c, lengths_r, longest)
 
 
 def visible_tokens(start: int, stop: int, size: int, count: int) -> tuple[int, int]:

@@ -58,7 +58,9 @@ def attend(
             selected = []
             for b in range(len(x_BTC)):
                 for n in range(n_head):
-                    chosen = _selection(t, p_BNi[b].detach(), n // group, group, nsa, block)
+                    head = n // group
+                    p_gi = p_BNi[b, head * group : (head + 1) * group].detach()
+                    chosen = selection(t, p_gi, head, nsa, block)
                     tokens = [s for s in range(t + 1) if s // nsa.select in chosen]
                     k_BNSH, v_BNSH = (x[b : b + 1, n : n + 1] for x in keys["selected"])
                     selected.append(_tokens(q_BNH[b : b + 1, n : n + 1], k_BNSH, v_BNSH, tokens))
@@ -85,15 +87,12 @@ def _hash(x: int) -> int:
     return x // 2**16 ^ x
 
 
-def _selection(
-    t: int, p_Ni: Tensor, head: int, group: int, nsa: NsaOptions, layer: int
-) -> list[int]:
-    """Return the blocks that query t selects for a key head shared by ``group`` query heads."""
+def selection(t: int, p_gi: Tensor, head: int, nsa: NsaOptions, layer: int) -> list[int]:
+    """Return the blocks that query t selects for a key head, from the weights of its query heads."""
     if nsa.select_by == "random":
         own = t // nsa.select
         return top_blocks({j: float(random_rank(layer, head, t, j)) for j in range(own + 1)}, nsa)
-    heads = slice(head * group, (head + 1) * group)
-    return selected_blocks(t, p_Ni[heads].sum(0).tolist(), nsa)
+    return selected_blocks(t, p_gi.sum(0).tolist(), nsa)
 
 
 def selected_blocks(t: int, p_i: list[float], nsa: NsaOptions) -> list[int]:
@@ -175,39 +174,31 @@ def _keys(
     n_kv_head: int,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the keys and values of each branch, repeated for every query head, BNTH."""
-    n_head = k_BNTH.shape[1]
     built = {
         "compressed": nsa.branch_compressed,
         "selected": nsa.branch_selected,
         "window": nsa.branch_window,
     }
     names = [name for name in built if built[name]]
-    first = "selected" if nsa.branch_selected else names[0]
     keys = dict.fromkeys(names, (k_BNTH, v_BNTH))
-    if not nsa.shared_kv:
-        others = [name for name in names if name != first]
-        for i, name in enumerate(others):
-            k, v = (
-                _separate_kv(x_BTC, parameters, n_head, n_kv_head, part)
-                for part in (2 * i, 2 * i + 1)
+    names.remove("selected" if nsa.branch_selected else names[0])
+    n_head, width = k_BNTH.shape[1], k_BNTH.shape[-1]
+
+    def separate(part: int) -> Tensor:
+        """Return slice ``part`` of c_kv, by query head."""
+        heads = []
+        for n in range(n_head):
+            start = (part * n_kv_head + n * n_kv_head // n_head) * width
+            rows = slice(start, start + width)
+            head = torch.einsum("btc,hc->bth", x_BTC, parameters["c_kv.weight"][rows])
+            heads.append(
+                head + parameters["c_kv.bias"][rows] if "c_kv.bias" in parameters else head
             )
-            keys[name] = k, v
+        return torch.stack(heads, 1)
+
+    if not nsa.shared_kv:
+        keys |= {name: (separate(2 * i), separate(2 * i + 1)) for i, name in enumerate(names)}
     return keys
-
-
-def _separate_kv(
-    x_BTC: Tensor, parameters: Parameters, n_head: int, n_kv_head: int, part: int
-) -> Tensor:
-    """Return a branch's separate keys or values per query head, BNTH: slice ``part`` of c_kv."""
-    weight, key_heads = parameters["c_kv.weight"], n_kv_head
-    width, heads = x_BTC.shape[-1] // n_head, []
-    for n in range(n_head):
-        start = (part * key_heads + n * key_heads // n_head) * width
-        head = torch.einsum("btc,hc->bth", x_BTC, weight[start : start + width])
-        if "c_kv.bias" in parameters:
-            head = head + parameters["c_kv.bias"][start : start + width]
-        heads.append(head)
-    return torch.stack(heads, 1)
 
 
 def _gates(x_BTC: Tensor, parameters: Parameters, n_head: int, nsa: NsaOptions) -> Tensor:

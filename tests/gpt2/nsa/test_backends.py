@@ -12,6 +12,7 @@ from gpt2.nsa.gather import (
     GatheredKeys,
     _attend_packed,
     attend_gathered,
+    range_tokens,
     token_ranges,
     visible_tokens,
 )
@@ -134,30 +135,25 @@ class TestRanges:
     def test_blocks_that_touch(self):
         blocks = torch.tensor([[0, 1, 3, 4, 5], [0, 2, 4, -1, -1]])
         tokens = torch.tensor([22, 17])
-        lists = token_ranges(blocks, tokens, 4, merged=False)
-        assert lists.starts_f.tolist() == [0, 4, 12, 16, 20, 0, 8, 16]
-        assert lists.ends_f.tolist() == [4, 8, 16, 20, 23, 4, 12, 18]
-        merged = token_ranges(blocks, tokens, 4, merged=True)
-        assert merged.starts_f.tolist() == [0, 12, 0, 8, 16]
-        assert merged.ends_f.tolist() == [8, 23, 4, 12, 18]
-        assert merged.lengths_r.tolist() == [19, 10]
+        starts, ends, _ = token_ranges(blocks, tokens, 4, merged=False)
+        assert starts.tolist() == [0, 4, 12, 16, 20, 0, 8, 16]
+        assert ends.tolist() == [4, 8, 16, 20, 23, 4, 12, 18]
+        starts, ends, lengths = token_ranges(blocks, tokens, 4, merged=True)
+        assert starts.tolist() == [0, 12, 0, 8, 16]
+        assert ends.tolist() == [8, 23, 4, 12, 18]
+        assert lengths.tolist() == [19, 10]
 
+    @pytest.mark.parametrize("merged", [False, True])
     @pytest.mark.parametrize("seed", range(4))
-    def test_the_same_tokens_and_no_later_one(self, seed):
+    def test_the_tokens_of_the_blocks_and_no_later_one(self, seed, merged):
         length, size = 61 + seed, 5
         blocks = selection(length, length, size, 6, touching=bool(seed % 2))[0, seed % 2]
-        tokens = torch.arange(length)
-        lists, merged = (token_ranges(blocks, tokens, size, m) for m in (False, True))
-        total = int(lists.lengths_r.sum())
-        assert torch.equal(lists.tokens(total), merged.tokens(total))
-        assert torch.equal(lists.lengths_r, merged.lengths_r)
-        assert len(merged.starts_f) < len(lists.starts_f)
+        starts, ends, lengths = token_ranges(blocks, torch.arange(length), size, merged)
+        tokens = range_tokens(starts, ends, int(lengths.sum()))
         expected = [
             [s for s in range(t + 1) if s // size in row] for t, row in enumerate(blocks.tolist())
         ]
-        assert [
-            part.tolist() for part in lists.tokens(total).split(lists.lengths_r.tolist())
-        ] == expected
+        assert [part.tolist() for part in tokens.split(lengths.tolist())] == expected
 
     @pytest.mark.parametrize("count", [3, 9])
     def test_sizes_follow_from_positions(self, count):
@@ -176,9 +172,10 @@ class TestRanges:
 class TestChoice:
     """Selection of the backend by device."""
 
-    def layers(self, **symbols):
+    def pattern(self, **symbols):
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-        return [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
+        layers = [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
+        return resolve_config(KconfigTree(), layers).model.attention.pattern
 
     @pytest.mark.parametrize(("installed", "expected"), [(True, "triton"), (False, "gather")])
     def test_by_device(self, monkeypatch, installed, expected):
@@ -188,36 +185,32 @@ class TestChoice:
         alone = replace(OPTIONS, backend="", branch_selected=False)
         assert resolve_backend(alone, "cpu") == ""
         assert resolve_backend(alone, "cuda") == ("triton" if installed else "")
-        fused = replace(OPTIONS, backend="triton")
-        refused = {"cpu": "gpu.unsupported"} | (
-            {} if installed else {"cuda": "env.missing-package"}
-        )
-        for device, code in refused.items():
-            with pytest.raises(PreflightError) as caught:
-                resolve_backend(fused, device)
-            assert caught.value.codes == [code]
+        assert resolve_backend(replace(OPTIONS, backend="gather"), "cpu") == "gather"
 
-    def test_fixed(self):
-        fixed = replace(OPTIONS, backend="gather")
-        assert resolve_backend(fixed, "cpu") == "gather"
+    @pytest.mark.parametrize(
+        ("backend", "device", "code"),
+        [
+            ("triton", "cpu", "gpu.unsupported"),
+            ("triton", "cuda", "env.missing-package"),
+            ("gather", "mps", "gpu.unsupported"),
+        ],
+    )
+    def test_refused(self, monkeypatch, backend, device, code):
+        monkeypatch.setattr("gpt2.nsa.options.find_spec", lambda name: None)
         with pytest.raises(PreflightError) as caught:
-            resolve_backend(fixed, "mps")
-        assert caught.value.codes == ["gpu.unsupported"]
-        assert "'mps'" in caught.value.problems[0].what
-        assert "SET=NSA_BACKEND_BLOCKS=y" in caught.value.problems[0].next
+            resolve_backend(replace(OPTIONS, backend=backend), device)
+        assert caught.value.codes == [code]
+        if code == "gpu.unsupported":
+            assert f"{device!r}" in caught.value.problems[0].what
+            assert "SET=NSA_BACKEND_BLOCKS=y" in caught.value.problems[0].next
 
     def test_symbols(self):
-        pattern = resolve_config(KconfigTree(), self.layers()).model.attention.pattern
+        pattern = self.pattern()
         assert (pattern.backend, pattern.ranges) == ("auto", "")
-        found = self.layers(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
-        pattern = resolve_config(KconfigTree(), found).model.attention.pattern
+        pattern = self.pattern(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
         assert (pattern.backend, pattern.ranges, pattern.ranges_min) == ("gather", "adaptive", 1024)
-
-    @pytest.mark.parametrize("backend", ["AUTO", "BLOCKS", "TRITON"])
-    def test_ranges_are_those_of_gather(self, backend):
-        symbols = {f"NSA_BACKEND_{backend}": True, "NSA_RANGES_MERGED": True}
         with pytest.raises(ConfigError, match="NSA_RANGES"):
-            resolve_config(KconfigTree(), self.layers(**symbols))
+            self.pattern(NSA_BACKEND_AUTO=True, NSA_RANGES_MERGED=True)
 
 
 def packed_attention(q, k, v, starts_q, starts_k, scale):
@@ -245,7 +238,7 @@ def test_packed_queries_are_rounded_once_if_torch_takes_a_scale(monkeypatch, has
 
     function = with_scale if has_scale else without_scale
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", function)
-    keys = GatheredKeys(torch.arange(9), torch.tensor([3, 1, 5]), 5)
+    keys = GatheredKeys((0, 0, slice(3)), (), torch.arange(9), torch.tensor([3, 1, 5]), 5)
     q, k, v = (normal(*size, 8, seed=i).bfloat16() for i, size in enumerate(((3, 2), (9,), (9,))))
     q = q * 8**-0.5
     found = _attend_packed(q, k, v, keys)
