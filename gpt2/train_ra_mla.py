@@ -68,7 +68,7 @@ def main() -> int:
         continue_half_trained(plan.runs, plan.folder)
     if args.in_process:
         return launch.train_here(plan, options)
-    code, text = launch.train_plan(plan, options, table_plan(plan))
+    code, text = launch.train_plan(plan, options)
     console.show(text)
     return code
 

@@ -53,9 +53,9 @@ class Gpt2Backend:
     ) -> None:
         """Create the backend of the runs of ``plan``.
 
-        ``allow_stale`` allows resuming from checkpoints written by other code, ``dirty`` uncommitted
-        code. ``settings`` are the recorded sources of the settings, by default those of ``.config``.
-        ``before_first`` is called before the first run starts.
+        ``allow_stale`` allows resuming from checkpoints of other code, ``dirty`` uncommitted code.
+        ``settings`` are the sources of the settings, by default those of ``.config``. ``before_first`` is
+        called before the first run starts.
         """
         self._before_first = cache(before_first)
         self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
@@ -88,16 +88,20 @@ class Gpt2Backend:
         return size_bytes(run.path)
 
     def drift(self, run: RunDir) -> Sequence[str]:
-        """Return the source files, torch version and device model changed since ``run``."""
         return run_drift(RunRecord(run), self._device, self._tree)
 
     def is_stale(self, record: RunRecord) -> bool:
-        """Return whether other code, torch or device made a result."""
         return bool(run_drift(record, self._device, self._tree))
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:
-        return _positions(self._plan)
+        """Return the place of each run in the training order: its block (seed), and which one in it."""
+        positions: dict[Path, dict[str, float]] = {}
+        last = Counter[int]()
+        for run in training_order(self._plan.runs):
+            last[run.seed] += 1
+            positions[run.path] = {"block": run.seed, "position": last[run.seed]}
+        return positions
 
     def submit(self, run: Run[Config], slot: DeviceSlot, executor: Executor, token: int) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
@@ -152,22 +156,11 @@ def train_in_worker(
     allow_stale: bool,
     order: Mapping[str, float],
 ) -> None:
-    """Train the run of a directory in a worker; the parent process imports no torch."""
+    """Train the run of a directory in a worker."""
     from gpt2.train import train_run
 
     train_run(run_dir, build_dir, report, stop, guard, allow_stale=allow_stale, order=order)
 
 
-def _positions(plan: Plan) -> dict[Path, dict[str, float]]:
-    """Return the place of each run in the training order: its block (seed), and which one in it."""
-    positions: dict[Path, dict[str, float]] = {}
-    last = Counter[int]()
-    for run in training_order(plan.runs):
-        last[run.seed] += 1
-        positions[run.path] = {"block": run.seed, "position": last[run.seed]}
-    return positions
-
-
 def new_executor(plan: Plan) -> LocalExecutor:
-    """Return the executor of the runs of ``plan``."""
     return LocalExecutor(PRELOADED_MODULES, worker_environment(plan.base.machine))

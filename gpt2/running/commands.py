@@ -56,9 +56,7 @@ def train(options: Namespace) -> int | tuple[int, str]:
         return launch.train_free_runs(plan, settings)
     confirm_power(plan, options.yes)
     form = {"json": options.json, "strict": options.strict}
-    if plan.auto is not None:
-        return launch.train_looks(plan, settings, **form)
-    return launch.train_plan(plan, settings, table_plan(plan), **form)
+    return launch.train_plan(plan, settings, **form)
 
 
 def rerun(options: Namespace) -> tuple[int, str]:

@@ -42,27 +42,29 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 _PROBE_TOKENS = 1024
 # Rows of the comparison of the loss.
 _LOSS_ROWS = 64
+_ROWS = "ATTENTION_BACKEND_ROWS"
 
 
 def _device(machine: MachineConfig) -> torch.device:
-    """Return the CPU, or the GPU of this process."""
     if machine.device == "cuda":
         return torch.device("cuda", current_process().local_rank)
     return torch.device(machine.device)
 
 
 def compare_values(
+    what: str,
+    fallback: str,
     kernels: Callable[[], list[Tensor]],
     exact: Callable[[], list[Tensor]],
-    tolerance: float,
+    dtype: torch.dtype,
     device: torch.device,
-    refusal: Callable[[str, str], PreflightError],
     measure: Callable[[Sequence[Tensor], Sequence[Tensor]], list[float]] | None = None,
 ) -> None:
     """Compare the tensors that kernels compute with those of another form in float64.
 
     The kernels run twice, because a race changes bits. ``measure`` returns the errors; by default
-    relative to the norm of each tensor. Raises the refusal, given a problem and its code.
+    relative to the norm of each tensor. Raises PreflightError on ``what``, which names the symbol
+    ``fallback``, whose form runs everywhere.
     """
     # The state of the generator is part of a run.
     gpus = [device] if device.type == "cuda" else []
@@ -71,18 +73,24 @@ def compare_values(
             first, again = kernels(), kernels()
     except kernel_errors() as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise refusal(f"cannot run: {lines[0]}", "gpu.unsupported") from error
+        raise _refusal(f"{what} cannot run: {lines[0]}", fallback, "gpu.unsupported") from error
     if not all(map(torch.equal, first, again)):
-        raise refusal("computed other bits in a second pass", "gpu.wrong-values")
-    errors = (measure or relative_errors)(first, exact())
+        problem = "computed other bits in a second pass"
+        raise _refusal(f"{what} {problem}", fallback, "gpu.wrong-values")
+    errors, tolerance = (measure or relative_errors)(first, exact()), TOLERANCES[dtype]
     # A NaN is not below.
     if not all(error <= tolerance for error in errors):
-        what = f"differ from float64 by {max(errors):.1e} (expected at most {tolerance:.0e})"
-        raise refusal(what, "gpu.wrong-values")
+        problem = f"differ from float64 by {max(errors):.1e} (expected at most {tolerance:.0e})"
+        raise _refusal(f"{what} {problem}", fallback, "gpu.wrong-values")
+
+
+def _refusal(what: str, fallback: str, code: str) -> PreflightError:
+    symbol = fallback.rpartition("_")[0]
+    return PreflightError(Problem(what, symbol, f"type: SET={fallback}=y", code=code))
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a kernel that cannot be compiled or launched."""
+    """Return the classes of errors of a kernel that cannot be compiled or launched."""
     try:
         from triton.errors import TritonError
     except ImportError:
@@ -91,18 +99,17 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 
 
 def relative_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Return the error of each tensor relative to the norm; the error if nothing is expected."""
+    """Return the error of each tensor, relative to the norm unless that is zero."""
     pairs = zip(actual, expected, strict=True)
     norms = [(float((a.double() - e).norm()), float(e.norm())) for a, e in pairs]
     return [error / norm if norm > 1e-12 else error for error, norm in norms]
 
 
 def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
-    """Check that the configured attention backend is available on this device.
+    """Check that the configured attention backend works on this device, or raise PreflightError.
 
-    Raises PreflightError if it is not. If a kernel of SDPA is named, torch is queried with tensors
-    of the configured shape; no kernel runs. The Triton kernels are compared with the row engine,
-    those of native sparse attention with its other backends.
+    For a named kernel of SDPA, torch is queried with tensors of the configured shape. The Triton kernels
+    are compared with the row engine, those of native sparse attention with its other backends.
     """
     options = model.attention
     if isinstance(options.pattern, NsaOptions):
@@ -120,9 +127,9 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
 
 
 def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare the Triton kernels on this device with the row engine in float64.
+    """Compare the Triton kernels with the row engine, on random tensors, forward and backward.
 
-    On random tensors, forward and backward, without dropout. With dropout, the kernels run once.
+    Without dropout; with it, the kernels run once.
     """
     if problem := tile_problem(dtype, device):
         raise PreflightError(problem)
@@ -130,7 +137,7 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         found = ".".join(map(str, torch.cuda.get_device_capability(device)))
         expected = f"compute capability {MIN_TILE_CAPABILITY}.0"
         what = f"triton: unsupported (expected {expected}, got {found})"
-        raise _refusal(model, what, "gpu.unsupported")
+        raise _refusal(what, _ROWS, "gpu.unsupported")
     shape = model.shape
     tokens = min(shape.block_size, _PROBE_TOKENS)
     generator = torch.Generator().manual_seed(0)
@@ -151,13 +158,8 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         return run(attend_tiles, 0.0)
 
     what = f"the Triton kernels of attention on {device} ({dtype}, head dim {shape.head_dim})"
-    compare_values(
-        tiled,
-        partial(run, attend_rows, 0.0, torch.float64),
-        TOLERANCES[dtype],
-        device,
-        lambda problem, code: _refusal(model, f"{what} {problem}", code),
-    )
+    exact = partial(run, attend_rows, 0.0, torch.float64)
+    compare_values(what, _ROWS, tiled, exact, dtype, device)
 
 
 def attention_pass(
@@ -200,17 +202,10 @@ def probe_plan(
     return AttentionPlan(pattern, terms, gates, reader, shape.dropout)
 
 
-def _refusal(model: ModelConfig, what: str, code: str) -> PreflightError:
-    where = f"ATTENTION_BACKEND_{model.attention.backend.upper()}"
-    next_ = "type: SET=ATTENTION_BACKEND_ROWS=y"
-    return PreflightError(Problem(what, where=where, next=next_, code=code))
-
-
 def _compare_sparse(model: ModelConfig, options: NsaOptions, machine: MachineConfig) -> None:
-    """Compare the kernels of native sparse attention with another backend in float64.
+    """Compare the kernels of sparse attention with another backend, forward and backward.
 
-    On random tensors of the configured heads, forward and backward. Rounding may change the
-    selection of a block, so up to a tenth of the vectors of a tensor may differ.
+    Rounding may change the selection of a block, so up to a tenth of the vectors of a tensor may differ.
     """
     shape, dtype, device = model.shape, DTYPES[machine.precision], _device(machine)
     inputs = [
@@ -229,15 +224,13 @@ def _compare_sparse(model: ModelConfig, options: NsaOptions, machine: MachineCon
 
     sizes = f"head dim {shape.head_dim}, blocks of {options.select}"
     what = f"the kernels of NSA on {device} ({dtype}, {sizes})"
-    advice = "type: SET=NSA_BACKEND_GATHER=y"
     compare_values(
+        what,
+        "NSA_BACKEND_GATHER",
         partial(_branches, inputs, options, fused, dtype),
         partial(_branches, inputs, options, exact, torch.float64),
-        TOLERANCES[dtype],
+        dtype,
         device,
-        lambda problem, code: PreflightError(
-            Problem(f"{what} {problem}", "NSA_BACKEND", advice, code=code)
-        ),
         _typical_errors,
     )
 
@@ -296,7 +289,7 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
 
     Raises PreflightError if it cannot run on this device, or differs.
     """
-    device, fix = _device(machine), "type: SET=LOSS_BACKEND_TORCH=y"
+    device = _device(machine)
     try:
         fused = None if machine.compile else fused_loss(model.loss_backend, device)
     except RunError as error:
@@ -325,11 +318,10 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
 
     what = f"the loss of liger-kernel on {device} ({dtype})"
     compare_values(
+        what,
+        "LOSS_BACKEND_TORCH",
         partial(values, fused, dtype),
         partial(values, exact, torch.float64),
-        TOLERANCES[dtype],
+        dtype,
         device,
-        lambda problem, code: PreflightError(
-            Problem(f"{what} {problem}", "LOSS_BACKEND", fix, code=code)
-        ),
     )

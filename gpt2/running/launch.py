@@ -1,11 +1,10 @@
-"""Execution of a plan: train its runs in workers or in this process, again, or outside of plans."""
+"""Train the runs of a plan in workers or in this process, again, or outside of the plans of .config."""
 
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.report.columns import VERDICTS
 from lib.report.study_verdicts import LASTING_WORDS, declare
 from lib.report.table import ResultTable
-from lib.report.text import verdicts_exit_code
+from lib.report.text import Document, verdicts_exit_code
 from lib.runner.display import RunProgress
 from lib.runner.job import JobLimits, watchdog
 from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
@@ -49,107 +48,95 @@ _INTERRUPTED_CODES = range(124, 256)
 def train_plan(
     plan: Plan,
     options: RunnerOptions,
-    table_of: Plan,
+    table_of: Plan | None = None,
     *,
     json: bool = False,
     strict: bool = False,
 ) -> tuple[int, str]:
     """Train the unfinished runs of ``plan``. Return the exit code and the result table.
 
-    ``table_of`` is the plan whose runs the table shows. If ``strict``, the exit code of finished
-    runs is that of their verdicts. ConfigError and PreflightError are raised before anything is
-    created.
+    ``table_of`` is the plan whose runs the table shows, by default those of the plan's study. If
+    ``strict``, the exit code of finished runs is that of their verdicts. ConfigError and PreflightError
+    are raised before anything is created.
     """
-    with command_at_end(options.study_command, plan.folder, lambda: _results(table_of).document):
-        code = _train_runs(plan, plan.runs, options)
-        if code in _INTERRUPTED_CODES:
+    shown = table_of or table_plan(plan)
+
+    def document() -> Document:
+        return StudyResults(shown, result_table(shown)).document
+
+    with command_at_end(options.study_command, plan.folder, document):
+        if plan.auto is not None:
+            code, results = _train_looks(plan, options)
+        else:
+            code = _train_runs(plan, plan.runs, options)
+            results = None if code in _INTERRUPTED_CODES else write_results(shown)
+        if results is None:
             return code, ""
-        results = write_results(table_of)
         text = results.text(results.publish(), json=json)
         if strict:
             code = code or verdicts_exit_code(results.document, strict=True)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
-        log(
-            "NEXT",
-            "the study at GPT-2 size, on a GPU: make defconfig-gpt2-ratio-ablation && make",
-        )
+        what = "the study at GPT-2 size, on a GPU: make defconfig-gpt2-ratio-ablation && make"
+        log("NEXT", what)
     return code, text
 
 
 def train_free_runs(plan: Plan, options: RunnerOptions) -> int:
-    """Train runs of ``plan`` until each is done or trained by another process; return the exit code.
-
-    Writes no table.
-    """
+    """Train runs of ``plan`` until each is done or trained by another process; write no table."""
     return _train_runs(plan, plan.runs, replace(options, wait=False))
 
 
-def train_looks(
-    plan: Plan,
-    options: RunnerOptions,
-    *,
-    json: bool = False,
-    strict: bool = False,
-) -> tuple[int, str]:
-    """Train the runs of a plan of SEEDS=auto, look by look. Return exit code and result table.
+def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults | None]:
+    """Train the runs of a plan of SEEDS=auto, look by look. Return exit code and results.
 
     After a look, further seeds are trained for the comparisons without a word. The run directories
-    and the record of the verdicts are the only state, so an interrupted study goes on where it was.
+    and the declarations are the only state, so an interrupted study goes on where it was.
     """
-    with command_at_end(
-        options.study_command, plan.folder, lambda: _results(table_plan(plan)).document
-    ):
-        attempted: set[Path] = set()
-        code = EXIT_DONE
-        while True:
-            # A failed run is tried once per command, as with a list of seeds.
-            runs = [run for run in plan.runs if run.path not in attempted]
-            outcome = _train_runs(plan, runs, options)
-            if outcome in _INTERRUPTED_CODES:
-                return outcome, ""
-            code = max(code, outcome)
-            attempted.update(run.path for run in runs)
-            results = write_results(table_plan(plan))
-            _log_look(results)
-            before = plan.auto
-            plan = with_runs(plan, seeds=AUTO_SEEDS)
-            assert before is not None and plan.auto is not None
-            if not plan.auto.looks or plan.auto.number == before.number:
-                break
-        if plan.auto.looks:
-            what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
-            log("LOOK", f"{what}; type: make SEEDS=auto")
-        else:
-            log("LOOK", _saving(plan, results.table))
-            ended = results.table.verdicts.baseline_diverged
-            code = max(code, EXIT_FAILED if ended else EXIT_DONE)
-        if strict:
-            code = code or verdicts_exit_code(results.document, strict=True)
-        return code, results.text(results.publish(), json=json)
-
-
-def _results(plan: Plan) -> StudyResults:
-    return StudyResults(plan, result_table(plan))
+    attempted: set[Path] = set()
+    code = EXIT_DONE
+    while True:
+        # A failed run is tried once per command, as with a list of seeds.
+        runs = [run for run in plan.runs if run.path not in attempted]
+        outcome = _train_runs(plan, runs, options)
+        if outcome in _INTERRUPTED_CODES:
+            return outcome, None
+        code = max(code, outcome)
+        attempted.update(run.path for run in runs)
+        results = write_results(table_plan(plan))
+        _log_look(results)
+        before = plan.auto
+        plan = with_runs(plan, seeds=AUTO_SEEDS)
+        assert before is not None and plan.auto is not None
+        if not plan.auto.looks or plan.auto.number == before.number:
+            break
+    if plan.auto.looks:
+        what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
+        log("LOOK", f"{what}; type: make SEEDS=auto")
+    else:
+        log("LOOK", _saving(plan, results.table))
+        ended = results.table.verdicts.baseline_diverged
+        code = max(code, EXIT_FAILED if ended else EXIT_DONE)
+    return code, results
 
 
 def _train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
     """Train unfinished ``runs`` of ``plan`` in training order and return the exit code."""
-    _log_skipped(plan)
+    for problem in plan.left_out:
+        log("OMIT", f"{plan.study}/{problem}")
     executor = new_executor(plan)
+
+    def declared() -> None:
+        if plan.judged:
+            declare(declared_verdicts(plan))
+
     backend = Gpt2Backend(
         plan,
         executor,
         allow_stale=options.stale == "keep",
         dirty=options.dirty,
-        before_first=partial(_declare, plan),
+        before_first=declared,
     )
     return run_all(training_order(runs), plan.folder, backend, executor, _limited(options, plan))
-
-
-def _declare(plan: Plan) -> None:
-    """Declare rule, looks, seeds and comparisons of the study beside its runs."""
-    if plan.judged:
-        declare(declared_verdicts(plan))
 
 
 def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
@@ -192,9 +179,9 @@ def _saving(plan: Plan, table: ResultTable) -> str:
 def train_here(plan: Plan, options: RunnerOptions) -> int:
     """Train the plan's only run in this process.
 
-    A debugger can reach all of the training. Of ``options``, those of one run apply. Returns the exit
-    code. torchrun starts one process per rank; the other ranks wait for rank 0 in ``train.run``.
-    Raises ConfigError if the plan has more than one run, or another process trains the run.
+    Of ``options``, those of one run apply. Returns the exit code. torchrun starts one process per rank;
+    the others wait for rank 0 in ``train.run``. Raises ConfigError if the plan has more than one run, or
+    another process trains the run.
     """
     if len(plan.runs) != 1:
         what = f"one process trains a single run (expected 1 planned run, got {len(plan.runs)})"
@@ -245,10 +232,9 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
 
 
 def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
-    """Move the directories of the matching runs aside. Return the plan of the matching runs.
+    """Move the directories of the matching runs aside, after a confirmation; return their plan.
 
-    Requires a confirmation. Raises ConfigError if stdin is not interactive, a pattern matches no
-    run, or a run is active.
+    Raises ConfigError if a pattern matches no run, or a run is active.
     """
     runs = plan.matching(patterns)
     for run in runs:
@@ -264,11 +250,6 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     return replace(plan, runs=runs)
 
 
-def _log_skipped(plan: Plan) -> None:
-    for problem in plan.left_out:
-        log("OMIT", f"{plan.study}/{problem}")
-
-
 def _log_event(run: Run[Config], event: dict[str, Any]) -> None:
     """Log one line per event, without a label: only one run is trained."""
     if event["kind"] == "line":
@@ -277,9 +258,6 @@ def _log_event(run: Run[Config], event: dict[str, Any]) -> None:
         progress = RunProgress(run)
         progress.update(event)
         log("TRAIN", progress.describe())
-
-
-# Standalone training: runs outside any plan of ``.config``, used to repeat and compare runs.
 
 
 def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: Path) -> Plan:
@@ -293,11 +271,10 @@ def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: 
 def train_scratch(
     plan: Plan, settings: Mapping[str, ExplicitSetting] | None = None, *, anew: bool = True
 ) -> int:
-    """Train the runs of ``plan`` and return the exit code.
+    """Train the runs of ``plan``, made by ``scratch_plan``, and return the exit code.
 
-    ``settings`` are the recorded sources of the settings. Finished and damaged runs are moved aside.
-    Started runs are resumed, unless ``anew``. ConfigError and PreflightError are raised before anything is
-    trained.
+    ``settings`` are the recorded sources of the settings. Finished and damaged runs are moved aside, and
+    with ``anew`` started ones, too.
     """
     for run in plan.runs:
         state = RunRecord(RunDir(run.path)).state

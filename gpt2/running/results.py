@@ -53,10 +53,7 @@ class StudyResults:
         return path
 
     def text(self, report: Path, *, json: bool) -> str:
-        """Return the document as JSON, for the columns of a terminal, or else as Markdown.
-
-        The text names the ``report`` below the table.
-        """
+        """Return the document as JSON, for a terminal, or as Markdown, with the files below the table."""
         plan, document = self.plan, self.document
         if json:
             log("REPORT", str(report))
@@ -75,10 +72,7 @@ class StudyResults:
 
 
 def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> StudyResults:
-    """Return the results of all runs of the study; write document and tables.
-
-    Runs of other configurations are listed below the rows.
-    """
+    """Return the results of all runs of the study; write document and tables."""
     results = StudyResults(plan, result_table(plan, label_by, looks=looks))
     if others := other_configurations(plan):
         results.document["sections"].append(asdict(others))
@@ -91,7 +85,7 @@ def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Tru
 def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
     """Return the result table of the plan's runs.
 
-    Without ``looks``, nothing is written, and the verdicts are those at the looks declared so far.
+    Without ``looks``, the verdicts are those at the looks declared so far.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
     skipped = [str(problem) for problem in plan.left_out]

@@ -1,9 +1,7 @@
 """The index page of a results folder: each study with its question, its answer and its runs.
 
-No word is taken from a stored document. The studies beside the reported one are planned again from
-the settings that their latest run recorded, and judged on their runs. A study that cannot be planned
-by this code is a row with the reason. The settings are data: they are checked as those of any
-configuration, and name no file that is read.
+The studies beside the reported one are planned again from the settings that their latest run recorded,
+and judged on their runs; one that cannot be planned by this code is a row with the reason.
 """
 
 import os

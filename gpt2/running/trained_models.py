@@ -6,13 +6,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpt2.data.tokenizer import Tokenizer
 from gpt2.quantized.options import parse_schemes
 from gpt2.records.files import find_finished, read_resolved_config
 from gpt2.study.arguments import RunLookup, asked_lookup
@@ -85,7 +83,7 @@ def generate(args: argparse.Namespace) -> str:
         "prompt": args.prompt,
         "seed": args.seed,
         "sampling": {name: vars(args)[name] for name in ("temperature", "top_k", "top_p")},
-        "samples": [vars(text) for text in texts],
+        "samples": texts,
     }
     return json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
 
@@ -110,50 +108,49 @@ def export(args: argparse.Namespace) -> str:
     return f"{target}\n"
 
 
-@dataclass
-class GeneratedText:
-    """Generated text: the continuation of the prompt, its length in tokens and the stop reason."""
-
-    seed: int
-    text: str = ""
-    tokens: int = 0
-    # "length" or "end_of_text" once the text is complete
-    end: str = "interrupted"
-
-
 def generate_texts(
     trained: "Trained", args: argparse.Namespace, write: Callable[[str], None]
-) -> list[GeneratedText]:
+) -> list[dict[str, Any]]:
     """Generate ``args.samples`` texts of up to ``args.tokens`` tokens after ``args.prompt``.
 
-    ``write`` receives the prompt and each complete character at once. The randomness of a text depends on the seed and the index of the text, not on the number of
-    texts. Raises ConfigError if the prompt is longer than the context.
+    ``write`` receives the prompt and each complete character at once. The randomness of a text depends
+    on the seed and the index of the text. Raises ConfigError if the prompt is longer than the context.
     """
     import torch
 
     from gpt2.generate import SamplingOptions, generate
 
     sampling = SamplingOptions(args.temperature, top_k=args.top_k, top_p=args.top_p)
-    prompt = encode_prompt(trained, args.prompt)
+    prompt, tokenizer = encode_prompt(trained, args.prompt), trained.tokenizer
     texts = []
     for index in range(args.samples):
         if args.samples > 1:
             log("SAMPLE", f"{index + 1}/{args.samples}")
         seed = stream_seed(args.seed, f"generate/{index}")
-        text = GeneratedText(seed)
+        text: dict[str, Any] = {"seed": seed, "text": "", "tokens": 0, "end": "interrupted"}
         texts.append(text)
         tokens = generate(trained.model, torch.tensor(prompt), seed, trained.machine, sampling)
+        characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         started = time.perf_counter()
         try:
             write(args.prompt)
-            for piece in _pieces(tokens, trained.tokenizer, args.tokens, text):
-                text.text += piece
-                write(piece)
+            while text["end"] == "interrupted":
+                token = next(tokens)
+                if token == tokenizer.end_of_text:
+                    text["end"], piece = "end_of_text", characters.decode(b"", final=True)
+                else:
+                    text["tokens"] += 1
+                    is_last = text["tokens"] == args.tokens
+                    piece = characters.decode(tokenizer.token_bytes(token), final=is_last)
+                    text["end"] = "length" if is_last else text["end"]
+                text["text"] += piece
+                if piece:
+                    write(piece)
         finally:
             # Also reached if Ctrl-C interrupts generation in the middle of a line.
             write("\n")
-            rate = text.tokens / (time.perf_counter() - started)
-            log("DONE", f"{text.tokens:,} tokens   {rate:.1f} tok/s   {text.end}")
+            rate = text["tokens"] / (time.perf_counter() - started)
+            log("DONE", f"{text['tokens']:,} tokens   {rate:.1f} tok/s   {text['end']}")
     return texts
 
 
@@ -174,22 +171,3 @@ def encode_prompt(trained: "Trained", prompt: str) -> Sequence[int]:
         what = f"prompt exceeds the context (expected <= {context:,} tokens, got {len(ids):,})"
         raise ConfigError(Problem(what, "PROMPT", code="usage.prompt-too-long"))
     return ids
-
-
-def _pieces(
-    tokens: Iterator[int], tokenizer: Tokenizer, limit: int, text: GeneratedText
-) -> Iterator[str]:
-    """Yield complete characters until ``limit`` tokens or end of text; update ``text``."""
-    characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for token in tokens:
-        if token == tokenizer.end_of_text:
-            text.end = "end_of_text"
-            break
-        text.tokens += 1
-        if piece := characters.decode(tokenizer.token_bytes(token)):
-            yield piece
-        if text.tokens == limit:
-            text.end = "length"
-            break
-    if rest := characters.decode(b"", final=True):
-        yield rest

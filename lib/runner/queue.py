@@ -198,7 +198,7 @@ class RunQueue:
 
     def may_become_free(self) -> bool:
         """Return whether a run waits that is free, or whose holder has not been seen alive yet."""
-        unknown = any(known is Observed.UNKNOWN for _, known in self._held)
+        unknown = any(known == "unknown" for _, known in self._held)
         return bool(self._waiting) and (self._found or unknown)
 
     def take(self) -> TakenRun | None:
@@ -234,7 +234,7 @@ class RunQueue:
         if self._leaves(decision):
             return None
         lease, known = self._observer.look(run)
-        if known is not Observed.FREE:
+        if known != "free":
             self._held.append((lease, known))
             return None
         run.path.mkdir(exist_ok=True)

@@ -1,9 +1,8 @@
 """Checkpoints that are written atomically and verified by digests before they are loaded.
 
 A checkpoint is a folder ``step-00000123`` with the weights (safetensors), all other state
-(``state.pt``) and, written last, ``digests.json`` with the size and SHA-256 of both. The folder is
-written under a temporary name and renamed: after a crash, older checkpoints are intact and the next
-save removes the temporary folder. Digests are needed because a flipped byte loads without an error.
+(``state.pt``) and ``digests.json`` with the size and SHA-256 of both, written under a temporary name and
+renamed. Digests are needed because a flipped byte loads without an error.
 """
 
 import hashlib
@@ -61,9 +60,8 @@ def save_checkpoint(
 ) -> None:
     """Write the checkpoint of ``step`` below ``folder`` and keep the newest ``keep`` checkpoints.
 
-    ``guard`` raises LeaseLost if the run was taken over: then nothing takes effect. Older
-    checkpoints are deleted only after the new one has been read back and matches its digests. Raises
-    RunError if the disk is full or not writable; older checkpoints are then unchanged.
+    ``guard`` raises LeaseLost if the run was taken over. Older checkpoints are deleted only after the
+    new one has been read back and matches its digests. Raises RunError if it cannot be written.
     """
     final = folder / CHECKPOINT_NAME.format(step)
     # The name of the process: another one may have taken over the run.
@@ -99,12 +97,11 @@ def load_latest_checkpoint(
     warn: Callable[[str], None],
     mismatch: Callable[[Checkpoint], Problem | None] = lambda checkpoint: None,
 ) -> Checkpoint | None:
-    """Return the newest checkpoint whose digests match, or None if there is none.
+    """Return the newest checkpoint whose digests match.
 
-    A damaged checkpoint is renamed to ``damaged-…`` and reported to ``warn``; the previous
-    checkpoint is tried next. ``mismatch`` returns the problem of a checkpoint that does not fit the
-    run's other files: it is treated alike if an earlier checkpoint fits, else nothing is renamed,
-    and RunError is raised with the problem of the newest one.
+    A damaged one is renamed to ``damaged-…`` and reported to ``warn``. ``mismatch`` returns the problem
+    of a checkpoint that does not fit the run's other files: it is treated alike if an earlier one fits,
+    else RunError is raised with the problem of the newest one.
     """
     mismatched: dict[Path, Problem] = {}
     for path in _steps(folder):
@@ -123,7 +120,7 @@ def load_latest_checkpoint(
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint of a folder. Raises RunError if it does not match its digests."""
+    """Return the checkpoint of a folder. Raises RunError if it is damaged."""
     loaded = _intact(path)
     if isinstance(loaded, str):
         advice = "type: make prolong with another FROM="
@@ -132,7 +129,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _intact(path: Path) -> Checkpoint | str:
-    """Return the checkpoint of a folder, or a description of its damage."""
+    """Return the checkpoint, or a description of its damage."""
     if damage := _damage(path):
         return damage
     try:
@@ -149,7 +146,7 @@ def _skip(path: Path, damage: str, warn: Callable[[str], None]) -> None:
 
 
 def set_checkpoint_aside(path: Path) -> Path:
-    """Rename a checkpoint, so that the next start takes an earlier one. Return the new path."""
+    """Rename a checkpoint, so that the next start takes an earlier one; return the new path."""
     aside = path.with_name(f"damaged-{path.name}")
     _remove(aside)
     path.rename(aside)
@@ -204,7 +201,6 @@ def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str
 
 
 def _read_record(path: Path) -> tuple[int, dict[str, str]]:
-    """Return the step of a checkpoint, and file → SHA-256."""
     file = path / _DIGESTS
     record = JsonRecord(file, read_json_object(file))
     digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, STATE)}
@@ -212,7 +208,6 @@ def _read_record(path: Path) -> tuple[int, dict[str, str]]:
 
 
 def _damage(path: Path) -> str:
-    """Return a description of the damage; "" if all files match their digests."""
     try:
         _, digests = _read_record(path)
     except RecordError as error:
@@ -227,7 +222,7 @@ def _damage(path: Path) -> str:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Return complete checkpoints, newest first; step numbers are padded, so names sort by step."""
+    """Return complete checkpoints, newest first."""
     return sorted(folder.glob("step-*"), reverse=True)
 
 
@@ -267,7 +262,7 @@ def _cannot_save(
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the hexadecimal SHA-256 of names and bytes, sorted by name, for any device."""
+    """Return the SHA-256, in hex, of names and bytes, sorted by name, for any device."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
@@ -276,8 +271,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def state_digest(state: Any) -> str:
-    """Return the hexadecimal SHA-256 of nested mappings and sequences of tensors, numbers and
-    strings.
+    """Return the SHA-256, in hex, of nested mappings and sequences of tensors, numbers and strings.
 
     Types, shapes and every bit count; the key order of mappings and the device do not.
     """

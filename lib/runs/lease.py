@@ -1,13 +1,12 @@
 """Lease of a run: the one process, on any machine that shares the folder, that may write the run.
 
 A lease is the file ``.lease-N`` in the run directory, and the highest N counts. Whoever creates the
-next number exclusively has the lease: no two processes can, also over NFS. The lower files are then
-removed, so a former holder, such as a process that was stopped for minutes, notices before its next
-write. A released lease stays, so that the numbers grow.
+next number exclusively has the lease, also over NFS. The lower files are then removed, so that a former
+holder notices before its next write. A released lease stays, so that the numbers grow.
 
 The holder renews the time of the file. No clocks are compared: a process takes over a lease that it
-has seen unchanged for the time that the lease states. The lease of a dead process of this machine is
-taken over at once.
+has seen unchanged for the time that the lease states, and at once that of a dead process of this
+machine.
 """
 
 import contextlib
@@ -22,8 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 from lib.env.gpu import booted_machine
 from lib.errors import ConfigError, KablateError, Problem
@@ -36,6 +35,8 @@ SCHEMA_VERSION = 1
 DEFAULT_SECONDS = 60
 # Renewals in that time.
 _RENEWALS = 6
+# Whether a lease is not held or not renewed in its time, seen renewed, or neither, yet.
+Observed = Literal["free", "held", "unknown"]
 
 
 class LeaseLost(KablateError):
@@ -94,13 +95,12 @@ class LeaseRecord:
 
 
 def read_lease(run: RunDir) -> LeaseRecord | None:
-    """Return the current lease of ``run``; None before the first."""
     token = max(run.leases(), default=0)
     return _read(run.lease(token), token) if token else None
 
 
 def current_holder(run: RunDir) -> LeaseRecord | None:
-    """Return the lease under which ``run`` is being trained, for display; None if there is none.
+    """Return the lease under which ``run`` is being trained, for display.
 
     A holder on another machine is judged by this machine's clock.
     """
@@ -122,7 +122,7 @@ def require_free(run: RunDir) -> None:
 
 
 def no_guard() -> None:
-    """Do nothing: the guard of a process that writes no files of the run, or needs no lease."""
+    """Do nothing: the guard of a process that needs no lease."""
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def take_lease(run: RunDir, seconds: int) -> "Iterator[Callable[[], None]]":
 def guard_of_other_ranks(run: RunDir, token: int = 0) -> Callable[[], None]:
     """Return the guard of a process that writes under the lease of rank 0, and does not renew it.
 
-    The lease is that of ``token``, or the current one, at the first call: rank 0 then has it.
+    The lease is that of ``token``, or the current one at the first call.
     """
 
     @functools.cache
@@ -157,22 +157,11 @@ def guard_of_other_ranks(run: RunDir, token: int = 0) -> Callable[[], None]:
     return lambda: shared().require(or_released=True)
 
 
-class Observed(Enum):
-    """Knowledge of this process about the lease of a run."""
-
-    # Not held, or not renewed in the time that the lease states.
-    FREE = "free"
-    # Seen renewed.
-    HELD = "held"
-    # Neither, yet.
-    UNKNOWN = "unknown"
-
-
 class LeaseObserver:
     """Observer of the leases of other processes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns seconds; it must not count the time of a suspended machine."""
+        # Does not count the time of a suspended machine.
         self._clock = clock
         # Run → the lease and when it was first seen, and whether it has been renewed since.
         self._seen: dict[Path, tuple[LeaseRecord, float, bool]] = {}
@@ -181,15 +170,15 @@ class LeaseObserver:
         """Return the lease of ``run``, and whether another process may take it."""
         lease, now = read_lease(run), self._clock()
         if lease is None or lease.is_free:
-            return lease, Observed.FREE
+            return lease, "free"
         before, since, renewed = self._seen.get(run.path, (lease, now, False))
         if before != lease:
             renewed, since = renewed or before.token == lease.token, now
         self._seen[run.path] = lease, since, renewed
         seconds = lease.holder.seconds if lease.holder else DEFAULT_SECONDS
         if now - since > seconds:
-            return lease, Observed.FREE
-        return lease, Observed.HELD if renewed else Observed.UNKNOWN
+            return lease, "free"
+        return lease, "held" if renewed else "unknown"
 
 
 class Lease:
@@ -204,22 +193,24 @@ class Lease:
 
     @classmethod
     def take(cls, run: RunDir, seconds: int, expected: LeaseRecord | None) -> "Lease | None":
-        """Take the lease after ``expected``; None if another process was faster.
-
-        The run directory must exist. ``seconds`` is the time after which the lease may be taken over.
-        """
-        token = expected.token + 1 if expected else 1
-        runner = os.getpid()
-        job = _job()
-        start = _start_time(runner)
+        """Take the lease after ``expected``; None if another process was faster."""
+        token, pid = expected.token + 1 if expected else 1, os.getpid()
         holder = Holder(
-            secrets.token_hex(8), platform.node(), booted_machine(), seconds, runner, start, job=job
+            id=secrets.token_hex(8),
+            host=platform.node(),
+            machine=booted_machine(),
+            seconds=seconds,
+            runner=pid,
+            runner_start=_start_time(pid),
+            job=_job(),
         )
         lease = cls(run, token, holder)
         try:
-            lease._create()
+            descriptor = no_follow(run.lease(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             return None
+        with open(descriptor, "wb") as stream:
+            stream.write(lease._content())
         # A directory that changes while it is listed may seem to have no lease.
         if max(run.leases(), default=token) > token:
             run.lease(token).unlink(missing_ok=True)
@@ -233,10 +224,7 @@ class Lease:
 
     @classmethod
     def shared(cls, run: RunDir, token: int) -> "Lease":
-        """Return the lease that another process took for this one.
-
-        Raises LeaseLost if the run has been taken over.
-        """
+        """Return the lease that another process took for this one. Raises LeaseLost."""
         record = _read(run.lease(token), token)
         if record.holder is None:
             raise _lost(run)
@@ -247,10 +235,7 @@ class Lease:
     @classmethod
     @contextmanager
     def adopt(cls, run: RunDir, token: int) -> "Iterator[Lease]":
-        """Share the lease that the runner of this process took, and renew it in the context.
-
-        Raises LeaseLost if the run has been taken over.
-        """
+        """Share the lease that the runner took, and renew it in the context. Raises LeaseLost."""
         lease, pid = cls.shared(run, token), os.getpid()
         lease._holder = replace(lease._holder, worker=pid, worker_start=_start_time(pid))
         lease._replace()
@@ -308,14 +293,6 @@ class Lease:
                 self.require()
                 os.utime(self._run.lease(self.token), follow_symlinks=False)
                 self._renewed_at = time.monotonic()
-
-    def _create(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = no_follow(self._run.lease(self.token), flags)
-        try:
-            os.write(descriptor, self._content())
-        finally:
-            os.close(descriptor)
 
     def _replace(self) -> None:
         # A full disk leaves the record before.

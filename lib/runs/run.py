@@ -1,9 +1,7 @@
-"""List of planned runs, created for a study, a test matrix or a single training.
+"""Planned runs of a study, a test matrix or a single training, and their order.
 
-A plan consists of blocks of configurations, one block per seed: every variant is trained with the
-first seed before any is trained with the second, so that a study stopped early is still a
-comparison. Inside a block, the baseline is trained first, a parent before its children, and the rest
-in random order, so that a drift of the machine over the study favours no step over another.
+Every variant is trained with the first seed before any is trained with the second, so that a study
+stopped early is still a comparison.
 """
 
 import fnmatch
@@ -29,15 +27,15 @@ ON, OFF = "on", "off"
 
 
 class RunConfig(Protocol):
-    """Protocol of a run configuration, as used by the planner and the runner."""
+    """A configuration, as far as planning and running read it."""
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256, in hex, of the identity's canonical JSON."""
+        """SHA-256, in hex, of the identity's canonical JSON."""
 
     @property
     def hash8(self) -> str:
-        """Return the first eight hex digits of the digest."""
+        """The first eight hex digits of the digest."""
 
     def identity(self) -> dict[str, Any]:
         """Return all settings that may affect a bit of the result."""
@@ -90,7 +88,7 @@ class Run(Generic[C]):
 
     @property
     def label(self) -> str:
-        """Return the name of the run in output: ``ratio/07-ra-golden-mech s2``."""
+        """Return the name in output: ``ratio/07-ra-golden-mech s2``."""
         number = "" if self.variant.number is None else f"{self.variant.number:02d}-"
         return f"{self.study}/{number}{self.variant.slug} s{self.seed}"
 
@@ -148,11 +146,11 @@ def build_runs(
 
 
 def training_order(runs: Sequence[Run[C]]) -> list[Run[C]]:
-    """Return ``runs`` in the order in which they are trained: blocks in order, each in its own.
+    """Return ``runs`` in the order in which they are trained: one block per seed.
 
-    In a block, the baseline is first, so that a difference is known early, a parent stands before its
-    children, and the rest is random, from study, seed and slugs: the same on every machine and after
-    an interruption. A repeat is the last of its block: the time to its first run is the longest.
+    In a block, the baseline is first, a parent stands before its children, a repeat is last, and the
+    rest is in a random order, so that a drift of the machine favours no step. The order depends on
+    study, seed and slugs alone: it is the same on every machine and after an interruption.
     """
     ordered: list[Run[C]] = []
     drawn = sorted(runs, key=_draw)
@@ -167,14 +165,13 @@ def training_order(runs: Sequence[Run[C]]) -> list[Run[C]]:
 
 
 def _draw(run: Run[Any]) -> tuple[bool, bool, int]:
-    """Return the key of the random order: variants without a parent first, repeats last."""
     variant = run.variant
     place = stream_seed(run.seed, f"order/{run.study}/{variant.slug}")
     return variant.is_repeat, bool(variant.parent), place
 
 
 def run_name(slug: str, seed: int, config: RunConfig) -> str:
-    """Return ``<slug>-s<seed>-<hash8>``: each configuration has its own directory."""
+    """Return ``<slug>-s<seed>-<hash8>``."""
     return f"{slug}-s{seed}-{config.hash8}"
 
 

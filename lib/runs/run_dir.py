@@ -1,7 +1,4 @@
-"""File names in a run directory, defined nowhere else, and the state of a run.
-
-Whether a run is done is decided by ``RunRecord.state``; logs are never parsed.
-"""
+"""File names in a run directory, defined nowhere else, and the status file of a run."""
 
 import os
 import re
@@ -26,7 +23,7 @@ CHECKPOINT_NAME = "step-{:08d}"
 
 
 def _below(*names: str) -> "cached_property[Path]":
-    """Return a property: a path below the directory, built at the first use."""
+    """Return a property: a path below the directory."""
     return cached_property(lambda run: run.path.joinpath(*names))
 
 
@@ -84,19 +81,15 @@ class RunDir:
         return _REPLACED in self.path.name
 
     def replaced(self, suffix: str) -> Path:
-        """Return the path that the directory gets when the run is trained again."""
         return self.path.with_name(f"{self.path.name}{_REPLACED}{suffix}")
 
     def heartbeat(self, rank: int) -> Path:
-        """Return the heartbeat file of one rank, one JSON line per heartbeat."""
         return self.path / f"heartbeat_rank{rank}.jsonl"
 
     def heartbeats(self) -> dict[int, Path]:
-        """Return the existing heartbeat files by rank."""
         return {rank: self.heartbeat(rank) for rank in sorted(self._numbers(_HEARTBEAT))}
 
     def tracker_log(self, name: str) -> Path:
-        """Return the output of a tracker's process."""
         return self.trackers / f"{name}.log"
 
     def checkpoint(self, step: int) -> Path:
@@ -104,7 +97,6 @@ class RunDir:
 
     @property
     def checkpoint_steps(self) -> list[int]:
-        """Return the steps of the checkpoints, ascending."""
         names = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -113,7 +105,7 @@ class RunDir:
         return self.path / "evaluations" / scheme
 
     def lease(self, token: int) -> Path:
-        """Return the file of one lease: the right to write the run (``lib.runs.lease``)."""
+        """Return the file of one lease (``lib.runs.lease``)."""
         return self.path / f".lease-{token}"
 
     def leases(self) -> list[int]:

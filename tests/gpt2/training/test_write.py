@@ -3,11 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpt2.records.files import find_finished
-from gpt2.running.trained_models import GeneratedText, generate, generate_texts
+from gpt2.running.trained_models import generate, generate_texts
 from gpt2.study.arguments import RunLookup
 from gpt2.weights.trained import open_trained
 from lib.config.field import SymbolValue
@@ -26,7 +27,7 @@ def run(trained: Trained) -> RunDir:
     return trained.files
 
 
-def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[GeneratedText]]:
+def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """Return the displayed text and the samples."""
     given = options("generate", "--run", str(run.path), *words)
     shown: list[str] = []
@@ -40,7 +41,7 @@ def test_a_document_has_the_texts_and_what_determines_them(run: RunDir, build_di
     given = options("generate", "--run", str(run.path), "-O", str(build_dir), *words)
     document = json.loads(generate(given))
     _, (text,) = written(run, build_dir, *words)
-    assert document["samples"] == [vars(text)] and document["run"] == run.path.name
+    assert document["samples"] == [text] and document["run"] == run.path.name
     assert document["sampling"] == {"temperature": 0.5, "top_k": 0, "top_p": 1.0}
     assert (document["prompt"], document["seed"]) == ("a", 1)
 
@@ -50,14 +51,14 @@ def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> No
     two, texts = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--samples", "2")
     other, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--seed", "2")
     assert one.startswith("an é") and one.endswith("\n")
-    assert two == one + "an é" + texts[1].text + "\n" and one != other
-    assert texts[0].text != texts[1].text and texts[0].seed != texts[1].seed
-    assert {text.tokens for text in texts} == {20} and texts[0].end == "length"
+    assert two == one + "an é" + texts[1]["text"] + "\n" and one != other
+    assert texts[0]["text"] != texts[1]["text"] and texts[0]["seed"] != texts[1]["seed"]
+    assert {text["tokens"] for text in texts} == {20} and texts[0]["end"] == "length"
 
 
 def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None:
     shown, (text,) = written(run, build_dir, "--tokens", "3")
-    assert shown == text.text + "\n"
+    assert shown == text["text"] + "\n"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
     given = options("generate", "--prompt", "a", "--tokens", "50")
     (text,) = generate_texts(trained, given, shown.append)
     assert shown == ["a", "é", "\ufffd", "b", "\ufffd", "\n"]
-    assert (text.text, text.tokens, text.end) == ("é\ufffdb\ufffd", 6, "end_of_text")
+    assert (text["text"], text["tokens"], text["end"]) == ("é\ufffdb\ufffd", 6, "end_of_text")
     given.tokens = 3
     (text,) = generate_texts(trained, given, shown.append)
-    assert (text.text, text.tokens, text.end) == ("é\ufffd", 3, "length")
+    assert (text["text"], text["tokens"], text["end"]) == ("é\ufffd", 3, "length")

@@ -16,7 +16,6 @@ from lib.runs.lease import (
     Lease,
     LeaseLost,
     LeaseObserver,
-    Observed,
     current_holder,
     guard_of_other_ranks,
     read_lease,
@@ -151,7 +150,7 @@ def test_a_dead_process_of_this_machine_holds_nothing(run: RunDir) -> None:
     )
     subprocess.run([sys.executable, "-c", code, str(run.path)], check=True)
     assert run.leases() == [1] and current_holder(run) is None
-    assert LeaseObserver().look(run)[1] is Observed.FREE
+    assert LeaseObserver().look(run)[1] == "free"
     # Another process with the number of the dead one, and a machine that cannot be looked at.
     edit(run, runner=os.getpid())
     assert current_holder(run) is None
@@ -175,16 +174,16 @@ def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_n
     path, clock = run.lease(1), Clock()
     # Two hours in the future by this clock, or in the past: only a change counts.
     observer = LeaseObserver(clock)
-    assert observer.look(run)[1] is Observed.UNKNOWN
+    assert observer.look(run)[1] == "unknown"
     for hours in (2, -2):
         clock.now += SECONDS - 1
         os.utime(path, (3600 * hours + 1e9, 3600 * hours + 1e9))
-        assert observer.look(run)[1] is Observed.HELD
+        assert observer.look(run)[1] == "held"
     clock.now += SECONDS
-    assert observer.look(run)[1] is Observed.HELD
+    assert observer.look(run)[1] == "held"
     clock.now += 1
     lease, known = observer.look(run)
-    assert known is Observed.FREE
+    assert known == "free"
     assert Lease.take(run, SECONDS, lease)
 
 
@@ -193,10 +192,10 @@ def test_a_damaged_lease_is_taken_over_after_its_time(run: RunDir, content: byte
     run.lease(7).write_bytes(content)
     clock = Clock()
     observer = LeaseObserver(clock)
-    assert observer.look(run)[1] is Observed.UNKNOWN
+    assert observer.look(run)[1] == "unknown"
     clock.now += SECONDS + 1
     lease, known = observer.look(run)
-    assert known is Observed.FREE
+    assert known == "free"
     taken = Lease.take(run, SECONDS, lease)
     assert taken and taken.token == 8
 
