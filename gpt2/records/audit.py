@@ -1,8 +1,9 @@
 """``make audit``: consistency checks of run directories against their own records and the data."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from gpt2.config import Config, identity_digest
 from gpt2.data import dataset, tokenizer
@@ -29,25 +30,24 @@ from lib.units import first_of
 SCHEMA_VERSION = 1
 
 
-@dataclass
-class Verdict:
-    """Audit result of one run: findings (none if VALID), and notes on skipped checks."""
+class Audit(NamedTuple):
+    """Findings of a run, none if it is VALID, and notes on skipped checks."""
 
     run: str
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    findings: list[Finding]
+    notes: list[str]
 
     @property
     def valid(self) -> bool:
         return not self.findings
 
 
-def audit(run: RunDir, build_dir: Path) -> Verdict:
+def audit(run: RunDir, build_dir: Path) -> Audit:
     """Audit a run from its directory, and against its data set if the data set is available."""
     record = RunRecord(run)
-    verdict = Verdict(str(run.path), [*artifact_findings(record)])
+    verdict = Audit(str(run.path), [*artifact_findings(record)], [])
     if problems := [Finding.of(error) for error in unreadable_contents(record)]:
-        verdict.findings = [*dict.fromkeys([*verdict.findings, *problems])]
+        verdict.findings.extend(each for each in problems if each not in verdict.findings)
         verdict.notes.append("recomputation: not every file can be read")
         return verdict
     # Files without a digest: a full disk leaves their lines incomplete.
@@ -55,10 +55,10 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
         if not isinstance(error, MissingRecord):
             verdict.notes.append(str(error.problems[0].located))
     try:
-        verdict.findings += consistency_findings(record)
+        verdict.findings.extend(consistency_findings(record))
         _configuration(record, build_dir, verdict)
         if run.weights.is_file():
-            verdict.findings += weight_findings(record)
+            verdict.findings.extend(weight_findings(record))
     except RecordError as error:
         verdict.findings.append(Finding.of(error))
     # Fields have been read; contents of lists and tables have not.
@@ -68,8 +68,7 @@ def audit(run: RunDir, build_dir: Path) -> Verdict:
     return verdict
 
 
-def to_text(verdicts: Sequence[Verdict]) -> str:
-    """Format one line per run, followed by one line per finding and skipped check."""
+def to_text(verdicts: Sequence[Audit]) -> str:
     lines = []
     for verdict in verdicts:
         lines.append(f"{'VALID' if verdict.valid else 'INVALID':<7} {verdict.run}")
@@ -78,19 +77,21 @@ def to_text(verdicts: Sequence[Verdict]) -> str:
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
-def to_json(verdicts: Sequence[Verdict]) -> str:
-    """Format the audit results as one JSON document."""
-    runs = [{"valid": verdict.valid, **asdict(verdict)} for verdict in verdicts]
+def to_json(verdicts: Sequence[Audit]) -> str:
+    runs = [
+        {"valid": each.valid, **each._asdict(), "findings": [asdict(f) for f in each.findings]}
+        for each in verdicts
+    ]
     return json_document(SCHEMA_VERSION, {"runs": runs})
 
 
-def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None:
+def _configuration(record: RunRecord, build_dir: Path, verdict: Audit) -> None:
     """Recompute the hashes from the identity, the identity from the symbols, and the documents."""
     run, manifest, name = record.run, record.manifest, record.run.resolved_config.name
     digest = identity_digest(record.identity)
-    verdict.findings += mismatch(name, "hash8", digest[:8], record.hash8)
+    verdict.findings.extend(mismatch(name, "hash8", digest[:8], record.hash8))
     recorded = manifest.value(str, "config", "config_digest")
-    verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
+    verdict.findings.extend(mismatch(run.manifest.name, "config.config_digest", digest, recorded))
     if changed := changed_since(record.sources):
         note = f"identity and documents: made by other code ({first_of(changed)})"
         verdict.notes.append(note)
@@ -101,12 +102,12 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
     except (KablateError, KeyError) as error:
         verdict.findings.append(Finding(name, "symbols of a configuration", str(error)))
         return
-    verdict.findings += mismatch(name, "identity of the symbols", config.digest, digest)
+    verdict.findings.extend(mismatch(name, "identity of the symbols", config.digest, digest))
     order = order_digest_from_manifest(manifest.fields, record.final.iterations)
     recorded = record.summary.find("final", "data_order_digest")
-    verdict.findings += mismatch(run.summary.name, "final.data_order_digest", order, recorded)
+    verdict.findings.extend(mismatch(run.summary.name, "final.data_order_digest", order, recorded))
     try:
-        verdict.findings += _documents(record, config, build_dir)
+        verdict.findings.extend(_documents(record, config, build_dir))
     except DataError as error:
         verdict.notes.append(f"evaluation documents: {error.problems[0].what}")
 

@@ -1,7 +1,6 @@
-"""Comparison of run directories in terms of their configuration symbols, and its selection of runs.
+"""Comparison of run directories by their symbols: which of them the study declares to differ.
 
-Runs to verify are compared with the symbols in which their study declares them to differ. Does not
-import torch.
+Does not import torch.
 """
 
 import dataclasses
@@ -45,9 +44,8 @@ def compare(
 ) -> Comparison:
     """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
 
-    ``axis`` and ``label_by`` are comma-separated symbols or fields. Two runs of .config's study may
-    also differ in the symbols that their steps set. Raises ConfigError if a symbol or field is
-    unknown, or a run is missing or unfinished.
+    Besides ``axis`` and ``label_by``, two runs of .config's study may differ in the symbols that their
+    steps set. Raises ConfigError for an unknown symbol or field, and for an unfinished run.
     """
     lookup = lookup or RunLookup()
     for value, name in ((a, "A"), (b, "B")):
@@ -84,11 +82,10 @@ def compare(
 
 def _study_of(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> Plan | None:
     """Return .config's study with every step if it plans all runs of ``facts``, else None."""
-    seeds = {str(run.symbols.get("SEED", "")) for run in facts}
+    seeds = ",".join(sorted({str(run.symbols.get("SEED", "")) for run in facts}))
     try:
         layers = [*config_layers(build_dir), *lookup.settings]
-        plan = make_plan(layers, build_dir, seeds=",".join(sorted(seeds)), yes=True, optional=True)
-        study = whole_study(plan)
+        study = whole_study(make_plan(layers, build_dir, seeds=seeds, yes=True, optional=True))
     # Runs can be compared without a configuration, and with one that has other steps.
     except ConfigError:
         return None
@@ -97,7 +94,6 @@ def _study_of(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> 
 
 
 def words(text: str) -> list[str]:
-    """Split a list separated by commas or spaces."""
     return text.replace(",", " ").split()
 
 
@@ -143,19 +139,16 @@ def _names(value: Any, path: str) -> dict[str, str]:
 
 
 def whole_study(plan: Plan) -> Plan:
-    """Return ``plan`` with every step of its study.
-
-    All steps are needed because a step's declared differences include those of its ancestors.
-    """
+    """Return ``plan`` with every step of its study, also the ancestors of its steps."""
     steps, seeds = "all" if plan.ablation else "", ",".join(map(str, plan.seeds))
     return with_runs(plan, steps, seeds)
 
 
 def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
-    """Return the finished runs of ``plan`` except repeats, or the runs selected by ``named``.
+    """Return the finished runs of ``plan`` except repeats, or those that ``named`` lists: directories,
+    or patterns over the names of ``study``.
 
-    ``named`` lists directories or patterns over run names. Skipped runs are logged. Raises
-    ConfigError if an item matches no run of ``study`` or selects an unfinished run.
+    Raises ConfigError if a word matches no run or an unfinished one.
     """
     paths: dict[Path, None] = {}
     for word in words(named):
@@ -183,11 +176,10 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
 
 
 def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path, Set[str]]:
-    """Return {run directory: symbols in which the run may differ}.
+    """Return {run directory: symbols in which the run may differ}: those that its step and the step's
+    ancestors in ``study`` set, and those in ``named``.
 
-    The symbols are those set by the run's step and its ancestors, plus those in ``named``. A
-    directory outside the plan declares none. ``study`` must contain every step. Raises ConfigError
-    if ``named`` contains an unknown symbol or field.
+    Raises ConfigError if ``named`` contains an unknown symbol or field.
     """
     if named:
         check_fields(map(read_run_facts, runs), names_of(runs), words(named), "AXIS")

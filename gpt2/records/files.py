@@ -43,12 +43,10 @@ _SHIPPED = ("defconfig", "fragment")
 def write_resolved_config(
     run: RunDir, config: Config, settings: Mapping[str, ExplicitSetting] | None = None
 ) -> None:
-    """Write all symbol values, the run's identity, and the source of each non-default value.
+    """Write all symbol values, the run's identity, and the source of each non-default value, as JSON,
+    which is valid YAML. Private values are empty, beside their digests.
 
-    Private values are empty; their digests are under ``private_sha256``.
-
-    The file contains JSON, which is valid YAML and needs no extra package. Raises ConfigError,
-    without changing any file, if the directory belongs to a different run.
+    Raises ConfigError, without changing any file, if the directory belongs to a different run.
     """
     recorded = config.hash8
     with contextlib.suppress(RecordError):
@@ -57,14 +55,13 @@ def write_resolved_config(
         what = f"directory belongs to a different run (expected {config.hash8}, got {recorded})"
         advice = "move the directory aside, then type: make"
         raise ConfigError(Problem(what, str(run.path), advice, code="run.foreign-directory"))
-    values = without_private({name: each["value"] for name, each in (settings or {}).items()})
+    settings = settings or {}
+    values = without_private({name: each["value"] for name, each in settings.items()})
     record = {
         "schema_version": SCHEMA_VERSION,
         "hash8": config.hash8,
         "identity": config.identity(),
-        "settings": {
-            name: {**each, "value": values[name]} for name, each in (settings or {}).items()
-        },
+        "settings": {name: {**each, "value": values[name]} for name, each in settings.items()},
         "symbols": without_private(config.values),
         "private_sha256": private_digests(config.values),
     }
@@ -72,11 +69,7 @@ def write_resolved_config(
 
 
 def read_settings(run: RunDir) -> dict[str, Any]:
-    """Return the non-default settings of a run.
-
-    ``overrides`` maps symbols to values and sources; ``defconfig`` lists the sources that are files
-    of this tree.
-    """
+    """Return the non-default settings of a run, and those of their sources that this tree ships."""
     settings = RunRecord(run).settings
     files = {s["where"].partition(":")[0] for s in settings.values() if s["label"] in _SHIPPED}
     return {"defconfig": sorted(files), "overrides": settings}
@@ -96,9 +89,8 @@ def read_planned_config(run: RunDir) -> Config:
 def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
     """Load the configuration of a run directory, which may be a stranger's.
 
-    A symbol that ``gpt2.records.files`` does not allow has the value of ``.config`` in ``build_dir``,
-    or without ``build_dir`` its default. Raises ConfigError if the file is missing or unreadable, or
-    if this code derives a different identity from the symbols than the code that wrote the file.
+    A symbol that is not allowed has the value of ``.config`` in ``build_dir``, or its default. Raises
+    ConfigError for an unreadable file, or one from which this code derives another identity.
     """
     record = RunRecord(run)
     config = recorded_config(record, own_values(build_dir) if build_dir else None)
@@ -121,13 +113,11 @@ _ALSO_ALLOWED = {
 
 
 def allowed_symbols() -> frozenset[str]:
-    """Return the symbols whose recorded values may reach this machine."""
     return identity_symbols() | _ALSO_ALLOWED
 
 
 @cache
 def identity_symbols() -> frozenset[str]:
-    """Return the symbols that the identity of a run contains."""
     classes: list[type] = [Config, *(r.options(name) for r in REGISTRIES for name in r)]
     bound = [symbol for cls in classes for symbol in _identity_symbols(cls)]
     return frozenset((*bound, *selecting_symbols()))
@@ -140,7 +130,6 @@ def selecting_symbols() -> frozenset[str]:
 
 
 def _identity_symbols(cls: type) -> Iterator[str]:
-    """Yield the symbols of the fields of ``cls`` and of the classes below that the identity has."""
     kinds = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if not field.metadata.get("identity", True):
@@ -152,7 +141,7 @@ def _identity_symbols(cls: type) -> Iterator[str]:
 
 
 def own_values(build_dir: Path) -> Mapping[str, SymbolValue]:
-    """Return this machine's values: those of ``.config``, or the defaults if there is none."""
+    """Return the values of ``.config``, or the defaults if there is none."""
     return configured_values(ConfigWorkspace(ROOT, build_dir))
 
 
@@ -239,8 +228,7 @@ def find_finished(
 ) -> RunDir:
     """Return the finished run ``named``: a directory, or a run name in the plan of ``.config``.
 
-    ``variable`` is the make variable that contains the name. Raises ConfigError unless exactly one
-    run matches, and is finished and not damaged.
+    Raises ConfigError about the make ``variable`` unless exactly one run matches, and is finished.
     """
     if not named:
         what = "no run given"
@@ -256,23 +244,25 @@ def find_finished(
 def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]:
     """Return all started runs that match ``named``, finished or not.
 
-    ``named`` is a directory, or a list of directories, patterns over the paths of run directories
-    and patterns over the plan's run names. Raises ConfigError if a directory is not a run's, a
-    pattern matches no run, or none of the runs has been started.
+    ``named`` is a directory, or a list of directories and patterns over their paths and over the
+    plan's run names. Raises ConfigError if a word matches no run, or no run has been started.
     """
     words = [named] if Path(named).is_dir() else named.replace(",", " ").split()
     runs, patterns = [], []
     for word in words:
-        if Path(word).is_dir():
-            run = RunDir(Path(word))
-            if not _is_run(run):
-                what = f"{word!r} is not a run directory"
-                raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
-            runs.append(run)
-        elif matching := _run_directories(word):
-            runs += matching
-        else:
-            patterns.append(word)
+        # Names in the plan have no slash.
+        paths = [word] if Path(word).is_dir() else sorted(glob(word)) if "/" in word else []
+        # A run without some of these files is damaged.
+        found = [
+            run
+            for run in map(RunDir, map(Path, paths))
+            if any(path.exists() for path in (run.status, run.resolved_config, run.manifest))
+        ]
+        if Path(word).is_dir() and not found:
+            what = f"{word!r} is not a run directory"
+            raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
+        runs += found
+        patterns += [] if found else [word]
     if patterns:
         plan = lookup.plan(build_dir)
         runs += [RunDir(run.path) for run in plan.matching(",".join(patterns))]
@@ -281,18 +271,6 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
         what = f"no started run matches {named!r}"
         raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
     return started
-
-
-def _is_run(run: RunDir) -> bool:
-    """Return whether one of these files exists: a run without one of them is damaged."""
-    return any(path.exists() for path in (run.status, run.resolved_config, run.manifest))
-
-
-def _run_directories(pattern: str) -> list[RunDir]:
-    """Return the run directories whose paths match ``pattern``, in order; names have no slash."""
-    if "/" not in pattern:
-        return []
-    return [run for path in sorted(glob(pattern)) if _is_run(run := RunDir(Path(path)))]
 
 
 def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> Path:
