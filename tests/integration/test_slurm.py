@@ -1,17 +1,26 @@
 """A study on a real SLURM cluster of two nodes, on the loopback interface."""
 
 import json
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from lib.config.field import SymbolValue
+from lib.project import ROOT
 from lib.runs.lease import read_lease
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.integration.conftest import Folder
-from tests.integration.test_kill import outcome
-from tests.loopback.slurm import ClusterNotStarted, SlurmCluster, is_installed, slurm_cluster
+from tests.integration.test_kill import DETERMINISTIC, outcome
+from tests.loopback.slurm import (
+    ClusterNotStarted,
+    SlurmCluster,
+    free_ports,
+    is_installed,
+    slurm_cluster,
+)
 
 STEPS = "0-3"
 _PATIENCE_SECONDS = 180
@@ -193,3 +202,37 @@ def test_without_slurm_the_script_is_printed_and_not_submitted(study, monkeypatc
     assert job.command("slurm")[0] == 0
     code, _, said = job.command("slurm", "--submit")
     assert code == 3 and "[slurm.missing]" in said
+
+
+def test_the_documented_job_trains_one_run_on_two_nodes_with_the_bytes_of_make(study) -> None:
+    """With one gloo process a node, and the names of the nodes resolved to this machine."""
+    text = (ROOT / "docs/distributed.md").read_text()
+    (script,) = re.findall(r"^```\n(#!/bin/bash\n#SBATCH --nodes=2 .*?)^```", text, re.M | re.S)
+    both = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2}
+    job = study("", **both, GRAD_ACCUMULATION=1, CPU_THREADS=1)
+    make = job.folder.start("all")
+    assert make.wait() == 0, make.stderr
+    (run,) = job.runs
+    made = {name: (run.path / name).read_bytes() for name in DETERMINISTIC}
+    run.path.rename(run.path.with_name("made"))
+    log = job.folder.path / "srun.log"
+    changes = {
+        " --gres=gpu:4": f" --output={log}",
+        "--nproc-per-node=4": "--nproc-per-node=1",
+        "$host:29500": f"127.0.0.1:{free_ports(1)[0]}",
+        "torchrun ": f"{sys.executable} -m torch.distributed.run ",
+        "gpt2/train_ra_mla.py": f"{ROOT}/gpt2/train_ra_mla.py",
+        " --ra-mla-ablation-step 0": "",
+        "-O BUILD": f"-O {job.folder.path} --allow-dirty",
+    }
+    for old, new in changes.items():
+        assert old in script, old
+        script = script.replace(old, new)
+    file = job.folder.path / "job.sh"
+    file.write_text(script)
+    job.cluster.command("sbatch", "--export=ALL,GLOO_SOCKET_IFNAME=lo", str(file))
+    job.wait_for(lambda: not job.jobs())
+    assert run.path.exists() and read_status(run).state is State.SUCCESS, log.read_text()
+    assert {name: (run.path / name).read_bytes() for name in DETERMINISTIC} == made
+    world = json.loads(run.manifest.read_text())["processes"]
+    assert (world["world_size"], world["backend"]) == (2, "gloo")

@@ -72,7 +72,7 @@ class SlurmCluster:
         self.conf = folder / "slurm.conf"
         self.nodes = [f"n{i}" for i in range(nodes)]
         (folder / "state").mkdir()
-        host, ports = socket.gethostname().split(".")[0], _free_ports(nodes + 1)
+        host, ports = socket.gethostname().split(".")[0], free_ports(nodes + 1)
         lines = []
         for name, port in zip(self.nodes, ports[1:], strict=True):
             (folder / f"spool-{name}").mkdir()
@@ -162,7 +162,8 @@ def slurm_cluster(folder: Path, nodes: int = 2, cores: int = 1) -> Iterator[Slur
         cluster.stop()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nothing listens on."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
