@@ -28,7 +28,6 @@ class EvaluationWindow:
 
     @property
     def predicted(self) -> int:
-        """Return the number of predicted tokens."""
         return self.length - 1
 
 
@@ -46,15 +45,12 @@ def evaluation_windows(
     """
     if documents:
         return _whole_documents(split, block_size, documents)
-    if split.documents is None:
+    spans = split.documents
+    if spans is None:
         windows = _unit_windows(split, block_size)
     else:
-        cut = [
-            (document, window)
-            for number, document in enumerate(split.documents)
-            for window in _cut(number, document, block_size)
-        ]
-        windows = [w for _, w in sorted(cut, key=lambda pair: _order(pair[0], pair[1].offset))]
+        windows = [w for number, span in enumerate(spans) for w in _cut(number, span, block_size)]
+        windows.sort(key=lambda window: _order(spans[window.document], window.offset))
     chosen = []
     for window in windows:
         budget_tokens -= window.predicted
@@ -62,14 +58,9 @@ def evaluation_windows(
             break
         chosen.append(window)
     if not chosen:
-        raise ConfigError(
-            Problem(
-                f"smaller than one evaluation window of {block_size} predicted tokens",
-                "EVAL_TOKENS",
-                "type: make menuconfig, and set EVAL_TOKENS to at least BLOCK_SIZE",
-                code="config.out-of-range",
-            )
-        )
+        what = f"smaller than one evaluation window of {block_size} predicted tokens"
+        remedy = "type: make menuconfig, and set EVAL_TOKENS to at least BLOCK_SIZE"
+        raise ConfigError(Problem(what, "EVAL_TOKENS", remedy, code="config.out-of-range"))
     return chosen
 
 

@@ -60,19 +60,23 @@ def test_budget_takes_a_prefix_that_mixes_documents() -> None:
     assert offsets != sorted(offsets)
 
 
-def test_order_follows_the_text_not_the_place() -> None:
-    moved = split()
+def reversed_split(factor: int) -> FakeSplit:
+    """Return the documents in reverse order, with ``factor`` times their tokens."""
+    moved, start = split(), 0
     moved.documents.reverse()
-    start = 0
     for i, document in enumerate(moved.documents):
-        moved.documents[i] = DocumentSpan(document.id, start, document.length, document.digest)
-        start += document.length
+        length = factor * document.length
+        moved.documents[i] = DocumentSpan(document.id, start, length, document.digest)
+        start += length
+    return moved
 
+
+def test_order_follows_the_text_not_the_place() -> None:
     def order(held_out):
         windows = evaluation_windows(held_out, 8, 10**6)
         return [(held_out.documents[w.document].id, w.length) for w in windows]
 
-    assert order(moved) == order(split())
+    assert order(reversed_split(1)) == order(split())
 
 
 def test_budget_below_a_window() -> None:
@@ -127,17 +131,10 @@ def test_whole_documents_are_predicted_from_their_first_token(block_size, count)
 
 def test_the_documents_are_the_same_for_every_tokenizer() -> None:
     """Their lengths in tokens and their order differ, and the windows with them."""
-    other = split()
-    other.documents.reverse()
-    start = 0
-    for i, document in enumerate(other.documents):
-        length = 2 * document.length
-        other.documents[i] = DocumentSpan(document.id, start, length, document.digest)
-        start += length
     for count in range(1, len(LENGTHS)):
         names = [
             {s.documents[w.document].id for w in evaluation_windows(s, 8, 8, count)}
-            for s in (split(), other)
+            for s in (split(), reversed_split(2))
         ]
         assert names[0] == names[1]
 

@@ -229,9 +229,16 @@ def test_prepared_data_needs_neither_package_nor_hub(
     assert open_dataset(settings, tmp_path).train.n_tokens
 
 
+def damage_page(path: Path) -> None:
+    content = np.fromfile(path, dtype=np.uint8)
+    content[4:400] = 255
+    content.tofile(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "code", "details"),
     [
+        (lambda f: damage_page(f / "000_00001.parquet"), "data.unreadable", "pages: "),
         (lambda f: shutil.rmtree(f), "data.missing", "pages: "),
         (lambda f: [p.unlink() for p in f.rglob("*.parquet")], "data.missing", "*.parquet"),
         (
@@ -268,14 +275,3 @@ def test_a_bad_local_copy(
     with pytest.raises(DataError) as caught:
         prepare_dataset(streamed(), tmp_path)
     assert caught.value.codes == [code] and details in str(caught.value)
-
-
-def test_a_damaged_page_of_a_file(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
-    path = tmp_path / "pages" / "000_00001.parquet"
-    content = np.fromfile(path, dtype=np.uint8)
-    content[4:400] = 255
-    content.tofile(path)
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(streamed(), tmp_path)
-    assert caught.value.codes == ["data.unreadable"]
-    assert caught.value.problems[0].where == str(tmp_path / "pages")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpt2.data.dataset import open_dataset
-from gpt2.data.loader import BatchLoader, batch_iterable
+from gpt2.data.loader import BatchLoader
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
@@ -142,13 +142,6 @@ def test_a_blocked_process_ends_with_its_run(
     worker = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
     # A zombie has no command line.
     assert soon(lambda: not worker.exists() or not worker.read_bytes())
-
-
-def test_a_plan_that_ends(config: Settings, sampler: TrainSampler) -> None:
-    found = list(batch_iterable(sampler, config(), [(4, 2), (100, 3)]))
-    assert [x_BT.shape for x_BT, _, _ in found] == [(2, 16), (3, 16)]
-    assert np.array_equal(found[1][1].numpy(), sampler.sequences(100, 3)[:, 1:])
-    assert found[1][2].tolist() == sampler.offsets(100, 3)
 
 
 def test_only_the_loader_imports_torch() -> None:
