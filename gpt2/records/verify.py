@@ -87,10 +87,9 @@ def verify(
 ) -> Checklist:
     """Compare all ``runs`` with the first one and return the checklist.
 
-    ``axes`` maps each run to the symbols in which it may differ; ``ask`` returns the settings stored
-    by the tracker ``source``; each variant needs ``min_seeds`` seeds; ``words`` are the rows of the
-    study's document. Raises ConfigError if a record cannot be read, PreflightError if the tracker
-    cannot be read.
+    ``axes`` maps each run to the symbols in which it may differ; ``ask`` queries the tracker
+    ``source``; ``words`` are the rows of the study's document. Raises ConfigError if a record cannot
+    be read, PreflightError if the tracker cannot be read.
     """
     # Before the tracker is queried, a damaged file is an error.
     facts = [read_run_facts(run) for run in runs]
@@ -134,10 +133,9 @@ def query_run_directory(run: RunDir) -> TrackerConfig:
 
 
 def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> TrackerQuery:
-    """Return a function that queries ``source`` for the tracked settings of a run.
+    """Return a function that queries ``source``, by default in the results folder.
 
-    ``folder`` defaults to the results folder. Raises ConfigError if ``source`` is unknown,
-    PreflightError if it cannot be reached.
+    Raises ConfigError if ``source`` is unknown, PreflightError if it cannot be reached.
     """
     if source not in SOURCES:
         expected = ", ".join(sorted(SOURCES))
@@ -152,10 +150,10 @@ def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Tracke
 
 
 def tracker_query(source: RunSource) -> TrackerQuery:
-    """Return a function that queries ``source`` for the configuration of a run.
+    """Return a function that queries ``source`` for the configuration of a run, by project and name.
 
-    A run is identified by project and name, and by id if several runs share them. For trackers with
-    ids of their own, the digest of the manifest identifies the run.
+    If several runs share these, the id identifies the run, or for trackers with ids of their own, the
+    digest of the manifest.
     """
     names: dict[str, list[RunRef]] = {}
 
@@ -249,8 +247,8 @@ def group_rows(
 ) -> list[CheckRow]:
     """Return one row per group of facts, comparing every run with the first.
 
-    Seeds have a row of their own. With another tokenizer declared, the tokens of the same text may
-    differ. ``names`` maps settings to symbols; ``texts`` maps groups to the text of a passing row.
+    With another tokenizer declared, the tokens of the same text may differ. ``names`` maps settings to
+    symbols; ``texts`` maps groups to the text of a passing row.
     """
     undeclared: dict[str, dict[str, FieldDifference]] = {}
     declared: dict[str, str] = {}
@@ -298,10 +296,7 @@ def _unequal(name: str, values: Sequence[tuple[RunEvidence, Any]]) -> Iterator[C
 
 
 def _software_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
-    """Yield a remark on another Python, and on each package with different versions in two runs.
-
-    A package that only one run has is ignored.
-    """
+    """Yield a remark on another Python, and on each package that both runs have in another version."""
     yield from _unequal("python", [(run, run.of("environment", "python_version")) for run in runs])
     packages = {run.name: run.of("environment", "packages") for run in runs}
     for run in runs:
@@ -336,9 +331,15 @@ def length_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
     """
     for each in runs:
         status, limit = each.facts.record.status, max_time(each)
-        done, tokens, stretch = map(_final(each), ("iterations", "tokens", "budget_stretch"))
-        seconds, step = (
-            each.figure("timing", name) for name in ("train_seconds", "mean_step_seconds")
+        done, tokens, stretch, seconds, step = (
+            each.figure(*place)
+            for place in (
+                ("final", "iterations"),
+                ("final", "tokens"),
+                ("final", "budget_stretch"),
+                ("timing", "train_seconds"),
+                ("timing", "mean_step_seconds"),
+            )
         )
         if status is None or UNKNOWN in (done, tokens, stretch, seconds, step, limit):
             yield each.lacks(f"the length of {each.name} is unknown")
@@ -350,10 +351,6 @@ def length_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
         elif not 0 <= seconds - limit * stretch <= _MAX_OVERTIME_STEPS * step:
             expected = f"expected {limit * stretch:g} s"
             yield each.fails(f"{each.name} trained for {seconds:.1f} s ({expected})")
-
-
-def _final(each: RunEvidence) -> Callable[[str], Any]:
-    return lambda name: each.figure("final", name)
 
 
 def _as_long(first: RunEvidence, each: RunEvidence) -> bool:

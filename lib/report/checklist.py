@@ -68,7 +68,6 @@ def values_by_run_text(values: Iterable[tuple[str, Any]]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text for one line."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     text = str(value)
@@ -80,7 +79,6 @@ def failing_rows(rows: Iterable[CheckRow]) -> list[CheckRow]:
 
 
 def checklist_to_markdown(checklist: Checklist) -> str:
-    """Return the rows as a Markdown table; if all rows pass, also the texts to publish."""
     rows, publish = checklist["rows"], checklist["publish"]
     title = f"# Verification of {len(checklist['runs'])} run(s), tracker: {checklist['source']}"
     cells = [(row.check, row.verdict, row.what) for row in rows]

@@ -1,7 +1,6 @@
 """Claims: numbers and words as a paper prints them, in a TOML file, against the study's document.
 
-docs/verdicts.md, Claims, has the format. A value is text, so that its digits count, and has one form:
-a decimal number with commas. A claim whose runs are not all there does not hold.
+A value is text, so that its digits count. A claim whose runs are not all there does not hold.
 """
 
 import re
@@ -57,8 +56,8 @@ def read_claims(path: Path) -> dict[str, Any]:
 
 
 def check_claims(content: Mapping[str, Any], document: Document) -> list[Claim]:
-    """Return each claim as its ``entry`` of the file, the ``runs`` behind it, ``problems`` if it does not
-    hold, whether a run is ``damaged`` or not comparable, and ``verdict``, None for a figure of a step.
+    """Return each entry with its runs, its ``problems`` if it does not hold, whether a run is ``damaged``
+    or not comparable, and its verdict, None for a figure of a step.
 
     Raises ConfigError for a claim on what the study does not have.
     """
@@ -117,14 +116,12 @@ def _misquotes(entry: Mapping[str, str], found: float | None, folder: Path) -> l
 
 
 def claims_exit_code(claims: Sequence[Claim]) -> int:
-    """Return 4 if a run is damaged or not comparable, 1 if a claim does not hold, else 0."""
     if any(claim["damaged"] for claim in claims):
         return EXIT_NOT_COMPARABLE
     return EXIT_FAILED if any(claim["problems"] for claim in claims) else EXIT_DONE
 
 
 def claim_lines(claims: Sequence[Claim]) -> str:
-    """Return a line for each claim that holds, and one for each reason why another does not."""
     lines = []
     for entry, problems in ((claim["entry"], claim["problems"]) for claim in claims):
         said = " ".join(entry[key] for key in ("value", "verdict") if key in entry)
@@ -142,7 +139,6 @@ def _cells(claim: Claim) -> list[str]:
 
 
 def claims_to_markdown(claims: Sequence[Claim]) -> str:
-    """Return a Markdown table, and in comments the origin of each number."""
     origins = [origin(c["entry"]["name"], c["runs"]).replace("--", "- -") for c in claims]
     table = markdown_table(_HEADER, map(_cells, claims), left=(0, 5))
     return "".join([f"{table}\n", *(f"<!-- {each} -->\n" for each in origins)])

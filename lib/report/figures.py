@@ -1,7 +1,6 @@
-"""Charts: axes and shapes in points, as an element of a web page and as PDF, PNG and SVG files.
+"""Charts: axes and shapes in points, drawn as an element of a web page and as PDF, PNG and SVG files.
 
-Every format draws the same shapes, and text remains text in the vector formats. The same data give
-the same bytes. PNG and PDF are written by matplotlib, which is imported then.
+The same data give the same bytes. PNG and PDF are written by matplotlib, which is imported then.
 """
 
 import html
@@ -32,7 +31,7 @@ PALETTE = {
 }
 # Folder of the figures, beside the runs of a study.
 FIGURES_FOLDER = "figures"
-FIGURE_FORMATS = ("pdf", "png", "svg")
+_FORMATS = ("pdf", "png", "svg")
 _PAPER_DPI = 300
 _POINTS_PER_INCH = 72
 _FONT_SIZE = 10
@@ -70,11 +69,9 @@ class Scale:
 
     def share(self, value: float) -> float:
         """Return the position of the value: 0 at ``low``, 1 at ``high``."""
-        low, high, value = (
-            (math.log(self.low), math.log(self.high), math.log(max(value, self.low / 1e3)))
-            if self.is_log
-            else (self.low, self.high, value)
-        )
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = map(math.log, (low, high, max(value, low / 1e3)))
         return (value - low) / (high - low) if high != low else 0.5
 
     def ticks(self, count: int = 4) -> list[float]:
@@ -118,16 +115,14 @@ class Chart:
     @property
     def box(self) -> tuple[float, float, float, float]:
         """Return left, right, top and bottom of the axes in points."""
-        (width, height), (left, right, top, bottom) = self.size, self.margins
-        return left, width - right, top, height - bottom
+        left, right, top, bottom = self.margins
+        return left, self.size[0] - right, top, self.size[1] - bottom
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Return the place of the values in points; ``y`` increases upwards."""
         left, right, top, bottom = self.box
-        return (
-            left + (right - left) * self.x.share(x),
-            bottom + (top - bottom) * self.y.share(y),
-        )
+        share_x, share_y = self.x.share(x), self.y.share(y)
+        return left + (right - left) * share_x, bottom + (top - bottom) * share_y
 
     def path(self, points: Points, layer: int = GRID, **style: Any) -> None:
         """Add a line or an area through the points: ``stroke``, ``fill``, ``width``, ``dash``,
@@ -140,7 +135,6 @@ class Chart:
         self.shapes.append({"layer": TEXT, "text": text, "x": x, "y": y, "role": role, **style})
 
     def line(self, x: Sequence[float], y: Sequence[float], role: str, **style: Any) -> None:
-        """Add a line through the values."""
         points = [self.at(*point) for point in zip(x, y, strict=True)]
         self.path(points, LINES, stroke=role, **{"width": 1.2, **style})
 
@@ -224,15 +218,12 @@ def _variable(role: str | None) -> str:
 
 
 def write_figures(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """Write each chart into ``folder`` in every format of ``FIGURE_FORMATS``. Return the paths."""
+    """Write each chart into ``folder`` in every format. Return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for chart in charts:
-        for suffix in FIGURE_FORMATS:
-            path = folder / f"{chart.name}.{suffix}"
-            write_atomic(path, _svg_file(chart) if suffix == "svg" else _drawn(chart, suffix))
-            paths.append(path)
-    return paths
+    files = {folder / f"{chart.name}.{s}": (chart, s) for chart in charts for s in _FORMATS}
+    for path, (chart, suffix) in files.items():
+        write_atomic(path, _svg_file(chart) if suffix == "svg" else _drawn(chart, suffix))
+    return list(files)
 
 
 def _svg_file(chart: Chart) -> str:

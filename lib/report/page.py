@@ -1,9 +1,7 @@
 """The report of a study as one web page, rendered from its document and its series.
 
-The page computes nothing: it formats, counts and arranges the values of the document. Every text is
-escaped by the templates, so that values of a run directory cannot become markup, and the content
-security policy allows no request and no script except that of the page. The same document gives the
-same bytes.
+The templates escape every text, and the content security policy allows no request and no script
+except that of the page. The same document gives the same bytes.
 """
 
 import base64
@@ -69,7 +67,6 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def write_report(document: Values, series: Sequence[Values], folder: Path) -> Path:
-    """Write the report into ``folder`` and return its path."""
     path = folder / REPORT_FILE
     write_atomic(path, report_page(document, series))
     return path

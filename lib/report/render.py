@@ -1,7 +1,6 @@
 """Rendering of any table: aligned text, Markdown, CSV, LaTeX, and JSON; one escaping for each.
 
-Texts of runs and studies may contain anything. In every rendering, control characters are shown by
-their codes, and a line break is a blank.
+In every rendering, control characters of a text are shown by their codes, and a line break is a blank.
 """
 
 import csv
@@ -44,10 +43,7 @@ class TableSection:
 def text_lines(
     rows: Sequence[Sequence[str]], *, right: Collection[int] = (), min_width: int = 0
 ) -> list[str]:
-    """Return the rows as lines with aligned columns, two blanks apart, without trailing blanks.
-
-    The columns ``right`` are right-aligned; the first column has at least ``min_width`` characters.
-    """
+    """Return the rows as lines with aligned columns, the first of at least ``min_width`` characters."""
     rows = [[visible(cell) for cell in row] for row in rows]
     widths = _column_widths(rows)
     widths[:1] = [max(min_width, width) for width in widths[:1]]
@@ -61,10 +57,9 @@ _MIN_TITLE_CHARS = 16
 def fitting_rows(
     columns: Mapping[str, Sequence[str]], priority: Sequence[str], width: int | None
 ) -> list[tuple[str, ...]]:
-    """Return headings and rows of the columns that fit ``width``, in their order; all without a width.
+    """Return headings and rows of the columns that fit ``width``, the first of ``priority`` in any case.
 
-    ``priority`` lists the headings, the most important first, which is always included. The column
-    ``title`` is shortened to the room that the more important columns leave.
+    The column ``title`` is shortened to the room that the more important columns leave.
     """
     chosen: dict[str, Sequence[str]] = {}
     room = math.inf if width is None else width
@@ -95,10 +90,7 @@ def _cut(text: str, length: int) -> str:
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> str:
-    """Return a Markdown table with aligned columns.
-
-    The columns ``left`` are left-aligned, the others right-aligned.
-    """
+    """Return a Markdown table; the columns ``left`` are left-aligned, the others right-aligned."""
     escaped = [[_markdown_cell(cell) for cell in row] for row in (header, *rows)]
     widths = [max(_MIN_RULE_CHARS, width) for width in _column_widths(escaped)]
     right = set(range(len(widths))) - set(left)
@@ -108,10 +100,7 @@ def markdown_table(
 
 
 def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return the rows as CSV; None is an empty field.
-
-    A text that a spreadsheet would take as a formula begins with an apostrophe.
-    """
+    """Return the rows as CSV; a text that a spreadsheet would take as a formula gets an apostrophe."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in (header, *rows):
@@ -126,20 +115,18 @@ def _csv_cell(text: str) -> str:
 
 def markdown_text(text: str) -> str:
     """Return Markdown that shows ``text`` as it is, as a paragraph, an item or a heading."""
-    return _MARKDOWN_BLOCK.sub(_escaped_mark, _markdown_cell(text))
+    # The backslash is before a mark, and after a number.
+    return _MARKDOWN_BLOCK.sub(
+        lambda match: f"{match[0]}\\" if match[0].isdigit() else f"\\{match[0]}",
+        _markdown_cell(text),
+    )
 
 
 def _markdown_cell(text: str) -> str:
-    """Return Markdown of a cell, which begins no block: no emphasis, tag, link, code or formula."""
     return _MARKDOWN.sub(lambda match: f"\\{match[0]}", visible(text))
 
 
-def _escaped_mark(match: re.Match[str]) -> str:
-    return match[0] + "\\" if match[0].isdigit() else f"\\{match[0]}"
-
-
 def json_document(schema_version: int, fields: Mapping[str, Any]) -> str:
-    """Return ``fields`` and the version of their schema as one JSON document with sorted keys."""
     return pretty_json({"schema_version": schema_version, **fields})
 
 
