@@ -28,7 +28,6 @@ from gpt2.training.finish import generate_sample
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
-from lib.files import write_json
 from lib.runs import documents as document_records
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
@@ -148,7 +147,7 @@ def check_results(
     return (
         _rows(subject, record, documents)
         or _summary(subject, session, record, documents, calibration_error)
-        or _table(subject, record)
+        or _table(subject)
     )
 
 
@@ -406,35 +405,25 @@ _VARIANTS: Mapping[str, tuple[str, Mapping[str, Sequence[float]]]] = {
 }
 
 
-def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
-    """Check means and paired differences in table.csv, once for all steps."""
+def _table(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check means and paired differences of a table's rows, once for all steps."""
     if next(iter(subject.study_cases), subject.case.slug) != subject.case.slug:
         return []
     # Imported here: only the first step needs them.
-    from lib.report.columns import to_csv
-    from lib.report.table import RowRuns, row_document
+    from lib.report.study import row_losses
     from lib.report.verdicts import SeedOutcome
-    from lib.runs.run import RunVariant
 
-    # Rows of a table name the origin of their runs, which training alone records.
-    write_json(record.run.manifest, {})
-    record = RunRecord(record.run)
-    rows: dict[str, RowRuns] = {}
+    runs: dict[str, list[SeedOutcome]] = {}
     for slug, (parent, figures) in _VARIANTS.items():
-        losses = dict(enumerate(figures["val_loss"], 1))
+        outcomes = [SeedOutcome(seed, loss) for seed, loss in enumerate(figures["val_loss"], 1)]
         # Seeds in another order than those of the other variants.
-        ordered = {seed: losses[seed] for seed in sorted(losses, reverse=slug == "parent")}
-        others = rows.get("baseline"), rows.get(parent)
-        variant = RunVariant(slug, parent=parent)
-        runs = [(record, SeedOutcome(seed, loss)) for seed, loss in ordered.items()]
-        rows[slug] = RowRuns(variant, {}, runs, *others)
-    table = [row_document(row) | {"flops_per_token": None} for row in rows.values()]
-    document = {"rows": table, "verdicts": [], "aa_steps": []}
-    for row in csv.DictReader(to_csv(document).splitlines()):
-        for column, values in _VARIANTS[row["slug"]][1].items():
-            numbers = (statistics.fmean(values), statistics.stdev(values)) if values else ("", "")
-            expected = [str(number) for number in numbers]
+        runs[slug] = outcomes[::-1] if slug == "parent" else outcomes
+        row = row_losses(runs[slug], runs["baseline"] if parent else (), runs.get(parent, ()))
+        for column, values in figures.items():
+            expected = (
+                [statistics.fmean(values), statistics.stdev(values)] if values else [None] * 2
+            )
             if (actual := [row[column], row[f"{column}_sd"]]) != expected:
-                what = f"mean and standard deviation of {column} of {row['slug']}: {expected}"
+                what = f"mean and standard deviation of {column} of {slug}: {expected}"
                 return [CheckFinding("table-figures", what, f"{actual}")]
     return []

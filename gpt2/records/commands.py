@@ -109,8 +109,8 @@ def figures(options: Namespace) -> str:
     shown = (plan if selected else whole).only(options.runs)
     # A selection does not replace the figures of all runs.
     folder = SELECTION_FOLDER if selected or options.runs else FIGURES_FOLDER
-    table = results.result_table(whole).of_runs({run.path for run in shown.runs})
-    paths = draw_figures(shown, table, folder)
+    study = results.judged_study(whole).of_runs({run.path for run in shown.runs})
+    paths = draw_figures(shown, study, folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     return json_document(1, {"files": [str(path) for path in paths]}) if options.json else ""
 
@@ -130,8 +130,8 @@ def check_claims(options: Namespace) -> tuple[int, str]:
         options.seeds = options.seeds or content.get("seeds", "")
     plan = asked_plan(options)
     shown = {run.path for run in plan.runs}
-    table = results.result_table(table_plan(plan)).of_runs(shown)
-    checked = claims.check_claims(content, study_document_of(plan, table))
+    judged = results.judged_study(table_plan(plan)).of_runs(shown)
+    checked = claims.check_claims(content, study_document_of(plan, judged))
     if any(claim["problems"] for claim in checked):
         log("SKIP", f"{' and '.join(_CLAIM_FILES)}: not every claim holds")
     else:
@@ -205,7 +205,7 @@ def verify_results(options: Namespace) -> int:
     axes = compare.declared_axes(study, runs, options.axis)
     paths = {run.path.resolve() for run in runs}
     names = {run.path.name for run in table.runs if run.path.resolve() in paths}
-    document = study_document_of(table, results.result_table(table))
+    document = study_document_of(table, results.judged_study(table))
     words = word_rows(document, names, plan.folder) if names else ()
     min_seeds = plan.base.repro.finalist_min_seeds
     checklist = verify(runs, axes, ask, options.source, min_seeds, words)

@@ -16,7 +16,7 @@ from gpt2.running.preflight import (
     check_machine,
     check_weights,
 )
-from gpt2.running.results import StudyResults, result_table, write_results
+from gpt2.running.results import StudyResults, judged_study, write_results
 from gpt2.running.study_end import command_at_end
 from gpt2.study.looks import AUTO_SEEDS
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
@@ -26,8 +26,7 @@ from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.report.columns import VERDICTS
-from lib.report.study_verdicts import LASTING_WORDS, declare
-from lib.report.table import ResultTable
+from lib.report.judge import LASTING_WORDS, declare
 from lib.report.text import Document, verdicts_exit_code
 from lib.runner.display import RunProgress
 from lib.runner.job import JobLimits, watchdog
@@ -62,7 +61,7 @@ def train_plan(
     shown = table_of or table_plan(plan)
 
     def document() -> Document:
-        return StudyResults(shown, result_table(shown)).document
+        return StudyResults(shown, judged_study(shown)).document
 
     with command_at_end(options.study_command, plan.folder, document):
         if plan.auto is not None:
@@ -113,8 +112,8 @@ def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults 
         what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
         log("LOOK", f"{what}; type: make SEEDS=auto")
     else:
-        log("LOOK", _saving(plan, results.table))
-        ended = results.table.verdicts.baseline_diverged
+        log("LOOK", _saving(plan, results.document))
+        ended = results.study.judged["baseline_diverged"]
         code = max(code, EXIT_FAILED if ended else EXIT_DONE)
     return code, results
 
@@ -148,12 +147,11 @@ def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
 
 def _log_look(results: StudyResults) -> None:
     """Log the look that was taken, and each new word."""
-    study = results.table.verdicts
-    look = study.plan.taken
+    judged, look = results.study.judged, results.study.plan.taken
     if look is None:
         return
     kind = "" if look.planned else ", unplanned"
-    waiting = len(study.family.keys() - study.closed[-1])
+    waiting = len(judged["family"].keys() - judged["closed"][-1])
     log(
         "LOOK",
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
@@ -163,12 +161,12 @@ def _log_look(results: StudyResults) -> None:
             log("LOOK", "  ".join(column.text(verdict) for column in VERDICTS if column.text))
 
 
-def _saving(plan: Plan, table: ResultTable) -> str:
+def _saving(plan: Plan, document: Mapping[str, Any]) -> str:
     """Return how many runs and hours the looks saved against all seeds of the last look."""
     seeds = max(*planned_looks(plan).seeds, len({run.seed for run in plan.runs}))
     trained = Counter(run.variant.slug for run in plan.runs)
     spare = {v.slug: seeds - trained[v.slug] for v in plan.variants}
-    seconds = {row["slug"]: row["train_seconds"] or 0.0 for row in table.rows}
+    seconds = {row["slug"]: row["train_seconds"] or 0.0 for row in document["rows"]}
     hours = format_duration(sum(n * seconds.get(slug, 0.0) for slug, n in spare.items()))
     total = seeds * len(plan.variants)
     return (

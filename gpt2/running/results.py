@@ -16,7 +16,7 @@ from lib.errors import ConfigError, Problem
 from lib.report.columns import to_json, to_markdown, write_tables
 from lib.report.page import write_report
 from lib.report.series import study_series
-from lib.report.table import ResultTable, build_table
+from lib.report.study import JudgedStudy, read_study
 from lib.report.terminal import to_terminal, training_text, verdicts_to_terminal
 from lib.report.text import (
     Document,
@@ -29,24 +29,24 @@ from lib.tracking.verdict_run import send_verdicts
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The table of a plan's runs, and the document that is made from it."""
+    """The runs of a plan, read and judged, and the document that is made from them."""
 
     plan: Plan
-    table: ResultTable
+    study: JudgedStudy
 
     @cached_property
     def document(self) -> Document:
-        return study_document_of(self.plan, self.table)
+        return study_document_of(self.plan, self.study)
 
     def part(self, plan: Plan) -> "StudyResults":
         """Return the rows of ``plan`` in the table of its whole study."""
-        return StudyResults(plan, self.table.of_runs({run.path for run in plan.runs}))
+        return StudyResults(plan, self.study.of_runs({run.path for run in plan.runs}))
 
     def publish(self) -> Path:
         """Write report and index, and send the verdicts to the trackers. Return the report's path."""
         plan, document = self.plan, self.document
-        path = write_report(document, study_series(self.table), plan.folder)
-        log("INDEX", str(write_index(plan, document, result_table)))
+        path = write_report(document, study_series(self.study), plan.folder)
+        log("INDEX", str(write_index(plan, document, judged_study)))
         if not document["exploratory"]:
             shown, base = verdict_table(document), plan.base
             send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))
@@ -67,13 +67,13 @@ class StudyResults:
             return f"{to_markdown(document)}\n{files}"
         text = to_terminal(document, columns)
         if len(plan.runs) == 1:
-            text += "".join(training_text(series, columns) for series in study_series(self.table))
+            text += "".join(training_text(series, columns) for series in study_series(self.study))
         return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
 
 
 def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> StudyResults:
     """Return the results of all runs of the study; write document and tables."""
-    results = StudyResults(plan, result_table(plan, label_by, looks=looks))
+    results = StudyResults(plan, judged_study(plan, label_by, looks=looks))
     if others := other_configurations(plan):
         results.document["sections"].append(asdict(others))
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -82,16 +82,14 @@ def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Tru
     return results
 
 
-def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
-    """Return the result table of the plan's runs.
+def judged_study(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> JudgedStudy:
+    """Return the plan's runs, read and judged.
 
     Without ``looks``, the verdicts are those at the looks declared so far.
     """
     backend = Gpt2Backend(plan, new_executor(plan))
-    skipped = [str(problem) for problem in plan.left_out]
     declared = replace(declared_verdicts(plan), exploratory=not looks)
-    table = build_table(plan.study, plan.runs, backend.is_stale, skipped, label_by, declared)
-    return replace(table, plan_note=plan.note)
+    return read_study(plan.study, plan.runs, declared, label_by, backend.is_stale)
 
 
 def report(

@@ -18,7 +18,7 @@ from lib.errors import KablateError
 from lib.files import write_atomic
 from lib.report.answer import answer, best_verdict
 from lib.report.page import REPORT_FILE, render_page
-from lib.report.table import ResultTable
+from lib.report.study import JudgedStudy
 from lib.report.text import verdict_colour, verdict_word
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -29,7 +29,7 @@ _STUDY_FILE = "ABLATION_STUDY_FILE"
 # Choices of the study, which a run does not record among its settings.
 _CHOICES = ("RUN_MODE", "ABLATION_STUDY")
 
-Judge = Callable[[Plan], ResultTable]
+Judge = Callable[[Plan], JudgedStudy]
 # Runs of a folder with their statuses, the latest first.
 Runs = Sequence[tuple[RunStatus, RunDir]]
 

@@ -8,8 +8,7 @@ from typing import Any
 from lib.console import log
 from lib.errors import KablateError
 from lib.report.render import json_document
-from lib.report.study import SCHEMA_VERSION
-from lib.report.study_verdicts import VERDICTS_FILE
+from lib.report.study import SCHEMA_VERSION, VERDICTS_FILE
 from lib.runner.hooks import feed_command
 from lib.runner.queue import file_version
 from lib.runs.run_dir import RunDir

@@ -25,8 +25,7 @@ from lib.report.render import TableSection
 from lib.report.run_curves import read_curves
 from lib.report.run_results import planned_run, run_origin
 from lib.report.series import study_series
-from lib.report.study import study_document
-from lib.report.table import ResultTable
+from lib.report.study import JudgedStudy, finished_of, study_document
 from lib.runs.record import RunRecord
 from lib.runs.run import Run
 from lib.units import format_difference
@@ -37,32 +36,33 @@ SELECTION_FOLDER = f"{FIGURES_FOLDER}-selection"
 _SHIPPED = ("defconfig", "fragment")
 
 
-def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
+def draw_figures(plan: Plan, study: JudgedStudy, folder: str) -> list[Path]:
     """Write the figures of the plan's report into ``folder`` beside the runs. Return their paths.
 
     Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
     """
-    figures = study_figures(study_document_of(plan, table), study_series(table))
+    figures = study_figures(study_document_of(plan, study), study_series(study))
     if not figures:
         raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
     return write_figures(figures, plan.folder / folder)
 
 
-def study_document_of(plan: Plan, table: ResultTable) -> dict[str, Any]:
+def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
     """Return the document of the plan's study; see ``lib.report.study``."""
-    first = next(iter(table.results), None)
-    settings = recorded_settings(first) if first else []
+    results = finished_of(study.listed)
+    settings = recorded_settings(results[0]) if results else []
     runs = {run.variant.slug: run for run in plan.runs}
     context = {
         "title": _TITLES.get(plan.study, f"Study {plan.study}"),
         "question": _question(plan),
         "flops": {slug: run.config.model.flops_per_token() for slug, run in runs.items()},
         "settings": [(n, str(s["value"]), f"{s['label']}, {s['where']}") for n, s in settings],
-        "commands": _commands(plan, table.results, settings),
+        "commands": _commands(plan, results, settings),
+        "left_out": map(str, plan.left_out),
+        "note": plan.note,
     }
-    document = study_document(table, context)
-    of_plan = [asdict(section) for section in sections(plan, table)]
-    return {**document, "sections": [*of_plan, *document["sections"]]}
+    document = study_document(study, context)
+    return document | {"sections": list(map(asdict, sections(plan, study, document["rows"])))}
 
 
 def _question(plan: Plan) -> list[str]:
@@ -168,13 +168,15 @@ _GATE_HEADINGS = {
 }
 
 
-def sections(plan: Plan, table: ResultTable) -> list[TableSection]:
+def sections(
+    plan: Plan, study: JudgedStudy, rows: Sequence[Mapping[str, Any]]
+) -> list[TableSection]:
     """Return the non-empty sections for the plan's finished runs."""
     combined = bool(plan.sweep) or plan.base.study.mode == "test_matrix_mode"
     candidates = [
-        ranking(table.rows) if plan.sweep else None,
-        _attention(table.finished),
-        _speed(table.finished) if combined else None,
+        ranking(rows) if plan.sweep else None,
+        _attention(study.finished),
+        _speed(study.finished) if combined else None,
     ]
     return [section for section in candidates if section]
 

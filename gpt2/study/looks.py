@@ -4,20 +4,21 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpt2.config import Config
 from lib.errors import ConfigError, Problem
-from lib.report.contrasts import contrasts_of, control_contrasts
 from lib.report.declarations import (
-    LookSchedule,
     VerdictPlan,
     configuration_digest,
+    judged_seeds,
     read_declarations,
+    share_at,
 )
+from lib.report.judge import judge
 from lib.report.options import NATS, LookPlan
 from lib.report.statistics import VerdictRule
-from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import build_table
+from lib.report.study import planned_contrasts, read_study
 from lib.runs.run import Run, RunVariant
 
 # The value of SEEDS that trains until every comparison has a word.
@@ -39,33 +40,27 @@ def verdict_plan(
     A study that is not ``judged`` declares no comparison. Raises ConfigError if the declarations in
     the study's ``folder`` are damaged.
     """
-    variants = [variant for variant, _ in block]
-    options = config.verdicts
-    rule = VerdictRule(
-        options.variance,
-        options.alpha,
-        options.band,
-        options.power,
-        config.repro.finalist_min_seeds,
-    )
-    is_matrix = config.study.mode == "test_matrix_mode"
-    is_factorial = is_matrix and config.study.design == "factorial"
-    interactions = options.interactions if is_factorial else None
-    declared = contrasts_of(variants, options.against, interactions)
+    options, study = config.verdicts, config.study
+    is_factorial = study.mode == "test_matrix_mode" and study.design == "factorial"
     plan = VerdictPlan(
-        rule,
+        VerdictRule(
+            options.variance,
+            options.alpha,
+            options.band,
+            options.power,
+            config.repro.finalist_min_seeds,
+        ),
         options.against,
-        interactions,
+        options.interactions if is_factorial else None,
         looks=looks,
         seeds=tuple(sorted(set(seeds))),
-        declared=declared if judged else (),
-        controls=control_contrasts(variants) if judged else (),
         configurations={v.slug: configuration_digest(c.identity()) for v, c in block},
+        declarations=read_declarations(folder) if folder else (),
         folder=folder,
         judged=judged,
         unit=unit,
     )
-    return replace(plan, declarations=read_declarations(folder)) if folder else plan
+    return replace(plan, declared=planned_contrasts([variant for variant, _ in block], plan))
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ def auto_seeds(
     """
     looks = config.verdicts.look_plan
     plan = verdict_plan(config, looks, block, folder=folder, judged=judged, unit=unit)
-    if not plan.declared:
+    if not plan.contrasts:
         what = "nothing to compare (expected a study, a test matrix or a sweep)"
         advice = "type: make defconfig-gpt2-ratio-ablation, or make SEEDS=1,2,3"
         if not judged:
@@ -112,53 +107,49 @@ def auto_seeds(
     if first < plan.rule.min_seeds:
         what = f"VERDICT_LOOKS: first look at {first} seeds (expected FINALIST_MIN_SEEDS="
         raise ConfigError(Problem(f"{what}{plan.rule.min_seeds})", code="config.conflict"))
-    study = StudyVerdicts([], plan)
-    if study.looks:
-        seen = sorted({seed for look in study.looks for seed in look.seeds})
+    judged_now: Mapping[str, Any] = judge([], {}, plan)
+    if looked := judged_now["looks"]:
+        seen = sorted({seed for look in looked for seed in look.seeds})
         # No look is taken: these are the words at the looks declared so far.
-        judged_now = replace(plan, exploratory=True)
-        study = build_table("", runs_of(seen), verdict_plan=judged_now).verdicts
-    return _next_seeds(config, study, [variant for variant, _ in block])
+        judged_now = read_study("", runs_of(seen), replace(plan, exploratory=True)).judged
+    return _next_seeds(config, plan, judged_now, [variant for variant, _ in block])
 
 
-def _next_seeds(config: Config, study: StudyVerdicts, variants: Sequence[RunVariant]) -> AutoSeeds:
-    schedule = study.schedule
-    assert schedule is not None
+def _next_seeds(
+    config: Config, plan: VerdictPlan, judged: Mapping[str, Any], variants: Sequence[RunVariant]
+) -> AutoSeeds:
+    taken, look_plan = judged["looks"], judged["look_plan"]
+    last = judged_seeds(taken)
     everything = frozenset(variant.slug for variant in variants)
-    trained = [everything, *(_open_variants(study, closed, variants) for closed in study.closed)]
-    looks = _looks_left(schedule, config.verdicts.looks)
-    if study.waiting:
+    trained = [everything, *(_open_variants(plan, closed, variants) for closed in judged["closed"])]
+    # The numbers of seeds at the looks to come: planned, then configured since.
+    end = max(last, look_plan.seeds[-1])
+    extended = (n for n in config.verdicts.looks if n > end and share_at(look_plan, taken, n) > 0)
+    looks = (*(n for n in look_plan.seeds if n > last), *extended)
+    if judged["waiting"]:
         # Its comparisons are judged before further seeds are trained.
         trained.pop()
-        looks = (schedule.judged, *looks)
+        looks = (last, *looks)
     elif not trained[-1]:
         looks = ()
     seeds = {
         s: trained[min(k, len(trained) - 1)]
-        for k, look in reversed([*enumerate(study.looks)])
+        for k, look in reversed([*enumerate(taken)])
         for s in look.seeds
     }
     seeds = dict(sorted(seeds.items()))
     fresh = (seed for seed in itertools.count(config.seed) if seed not in seeds)
-    for _ in range((looks[0] if looks else schedule.judged) - schedule.judged):
+    for _ in range((looks[0] if looks else last) - last):
         seeds[next(fresh)] = trained[-1]
-    number = len(study.looks) + (not study.waiting)
-    return AutoSeeds(seeds, number, looks, schedule.judged, len(trained[-1]))
-
-
-def _looks_left(schedule: LookSchedule, configured: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of seeds at the looks to come: planned, then configured since."""
-    planned = [n for n in schedule.plan.seeds if n > schedule.judged]
-    end = max(schedule.judged, schedule.plan.seeds[-1])
-    extended = [n for n in configured if n > end and schedule.share_at(n) > 0]
-    return (*planned, *extended)
+    number = len(taken) + (not judged["waiting"])
+    return AutoSeeds(seeds, number, looks, last, len(trained[-1]))
 
 
 def _open_variants(
-    study: StudyVerdicts, closed: frozenset[str], variants: Sequence[RunVariant]
+    plan: VerdictPlan, closed: frozenset[str], variants: Sequence[RunVariant]
 ) -> frozenset[str]:
     """Return the variants of the open comparisons, and their baselines and A/A steps."""
-    contrasts = study.plan.contrasts.items()
+    contrasts = plan.contrasts.items()
     names = {arm for name, contrast in contrasts if name not in closed for arm in contrast.weights}
     if names:
         names.update(v.slug for v in [v for v in variants if not v.parent][:1])

@@ -13,6 +13,7 @@ from gpt2.study.plan import Plan, declared_verdicts, planned_looks
 from lib.console import confirm
 from lib.json_files import RecordError
 from lib.report.contrasts import EFFECT, Contrast, scale_of
+from lib.report.judge import judge
 from lib.report.options import MIN_SEEDS, UNITS, short_unit
 from lib.report.run_results import evaluated_loss
 from lib.report.statistics import (
@@ -22,7 +23,6 @@ from lib.report.statistics import (
     shared_degrees,
     t_isf,
 )
-from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -53,7 +53,7 @@ def study_power(plan: Plan, seconds: Sequence[float | None] = ()) -> dict[str, A
     effects = [c for c in family.values() if c.role == EFFECT]
     if rule.variance == "factorial" and not effects:
         rule = replace(rule, variance="shared")
-    m = StudyVerdicts([], declared).planned
+    m = judge([], {}, declared)["planned"]
     live = len(effects) if rule.variance == "factorial" else m
     # Of a design with missing cells, the effect with the largest variance.
     noise = _noise(

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from lib.console import log
 from lib.json_files import RecordError, read_json_object
 from lib.report.render import json_document, markdown_table
-from lib.report.study import SCHEMA_VERSION
-from lib.report.study_verdicts import VERDICTS_FILE
+from lib.report.study import SCHEMA_VERSION, VERDICTS_FILE
 from lib.units import first_of
 
 _SCHEMA_VERSION = 1

@@ -21,8 +21,7 @@ from lib.report.render import (
     markdown_text,
 )
 from lib.report.run_results import UTILISATION_COLUMNS
-from lib.report.study import SCHEMA_VERSION
-from lib.report.study_verdicts import VERDICTS_FILE
+from lib.report.study import SCHEMA_VERSION, VERDICTS_FILE
 from lib.report.text import (
     LINE_WIDTH,
     Document,

@@ -22,6 +22,7 @@ from lib.runs.run import OFF, ON, RunVariant
 AA_ROLE = "a/a"
 # Role of a configuration that is trained twice against its first training.
 REPEAT_ROLE = "repeat"
+CONTROL_ROLES = (AA_ROLE, REPEAT_ROLE)
 EFFECT = "effect"
 # Names of the features of a design, without I, which is the identity.
 _LETTERS = "ABCDEFGHJK"
@@ -42,11 +43,19 @@ class Contrast:
     role: str
     # Arm → weight; step minus reference for a pair.
     weights: Mapping[str, float]
+    # Beginning of the names of its part of a study; each part has a variance of its own.
+    part: str = ""
 
     @classmethod
     def pair(cls, step: str, reference: str, role: str = "baseline") -> "Contrast":
         """Return the contrast step minus reference."""
         return cls(step, reference, role, {step: 1.0, reference: -1.0})
+
+    def in_part(self, part: str) -> "Contrast":
+        """Return the contrast with the name of its part before the names of its arms."""
+        weights = {f"{part}{arm}": weight for arm, weight in self.weights.items()}
+        reference = self.reference and f"{part}{self.reference}"
+        return Contrast(f"{part}{self.step}", reference, self.role, weights, part)
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ from lib.json_files import (
     read_json_object,
     read_record,
 )
-from lib.report.contrasts import Contrast
+from lib.report.contrasts import CONTROL_ROLES, Contrast
 from lib.report.options import NATS, LookPlan, sum_of_shares
 from lib.report.statistics import VerdictRule
 
@@ -38,9 +38,6 @@ _FORMER_FILE, _FORMER_SCHEMA = "verdicts.json", 3
 _ADVICE = "move it aside: its looks then no longer count, and the report says so"
 _DIGEST_DIGITS = 16
 _MAX_BYTES = 1 << 26
-_MAX_SEED = 2**63
-# Years of dates that are possible.
-_MAX_TIME = 1e11
 
 # Name of a comparison → arm → digest of its configuration without the seed, "" if unknown.
 Family = Mapping[str, Mapping[str, str]]
@@ -81,65 +78,90 @@ class Look:
     imported: bool = False
 
 
-def declaration_record(line: DeclaredPlan | Look) -> dict[str, Any]:
-    """Return the line of the file, as plain JSON types."""
-    record = asdict(line) | {"at": _date(line.at), "seeds": list(line.seeds)}
-    if not line.imported:
-        del record["imported"]
-    if isinstance(line, DeclaredPlan):
-        looks = record.pop("looks")
-        return record | {"kind": "plan", "look_plan": looks}
-    added = record.pop("is_at_added")
-    return record | {"kind": "look", "added": added, "judged": sorted(line.judged)}
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+Line = DeclaredPlan | Look
 
 
 @dataclass(frozen=True)
-class Declarations:
-    """The lines of a file in their order, or those that concern one study."""
+class VerdictPlan:
+    """Declarations before the first run (rule, looks, comparisons), and those recorded earlier."""
 
-    lines: tuple[DeclaredPlan | Look, ...] = ()
-    # Whether a crash left a part of a line, which declares nothing.
-    incomplete: bool = False
+    rule: VerdictRule = field(default_factory=VerdictRule)
+    # both, baseline or parent
+    against: str = "both"
+    # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
+    # interactions are, too. None for another design.
+    interactions: bool | None = None
+    # Planned looks; None judges once, without looks.
+    looks: LookPlan | None = None
+    # Seeds of the next look; all that have a run if empty.
+    seeds: tuple[int, ...] = ()
+    # Comparisons of the configured study, those of its A/A steps and repeats included.
+    declared: Sequence[Contrast] = ()
+    # Arm → digest of its configuration without the seed.
+    configurations: Mapping[str, str] = field(default_factory=dict)
+    # All lines of the study's folder; None if nothing is written.
+    declarations: tuple[Line, ...] = ()
+    folder: Path | None = None
+    # True if rows are split by labels, or nothing is written: no look is taken.
+    exploratory: bool = False
+    # The look that was declared last, for these verdicts; None if none was due.
+    taken: Look | None = None
+    # Whether verdicts are given; a study of speed has none.
+    judged: bool = True
+    # Of losses and differences.
+    unit: str = NATS
 
     @property
-    def plans(self) -> list[DeclaredPlan]:
-        """Return the declared plans, the oldest first."""
-        return [line for line in self.lines if isinstance(line, DeclaredPlan)]
+    def rule_record(self) -> dict[str, Any]:
+        """Return the declared rule as plain JSON types."""
+        rule = {**asdict(self.rule), "against": self.against}
+        if self.interactions is not None:
+            rule |= {"interactions": self.interactions}
+        return rule | ({"unit": self.unit} if self.unit != NATS else {})
 
     @property
-    def looks(self) -> list[Look]:
-        """Return each look once, numbered from 1: several processes may have declared it.
+    def contrasts(self) -> dict[str, Contrast]:
+        """Return the comparisons of the declared family by name."""
+        return {c.name: c for c in self.declared if c.role not in CONTROL_ROLES}
 
-        A look without alpha left for it cannot give a word and is left out.
-        """
-        looks: dict[Any, Look] = {}
-        for line in self.lines:
-            if not isinstance(line, Look):
-                continue
+
+# Lines.
+
+
+def plans_of(lines: Iterable[Line]) -> list[DeclaredPlan]:
+    """Return the declared plans, the oldest first."""
+    return [line for line in lines if isinstance(line, DeclaredPlan)]
+
+
+def looks_of(lines: Iterable[Line]) -> list[Look]:
+    """Return each look once, numbered from 1: several processes may have declared it.
+
+    A look without alpha left for it cannot give a word and is left out.
+    """
+    looks: dict[Any, Look] = {}
+    for line in lines:
+        if isinstance(line, Look):
             key = (line.seeds, line.is_at_added and tuple(sorted(line.family)))
             first = looks.setdefault(key, line)
             looks[key] = replace(first, judged={**line.judged, **first.judged})
-        counted: list[Look] = []
-        for look in looks.values():
-            if sum_of_shares([*(each.share for each in counted), look.share]) <= 1:
-                counted.append(replace(look, number=len(counted) + 1))
-        return counted
-
-    def concerning(self, arms: Mapping[str, str]) -> "Declarations":
-        """Return the lines with one of ``arms`` (name → configuration)."""
-        return replace(self, lines=tuple(line for line in self.lines if _concerns(line, arms)))
+    counted: list[Look] = []
+    for look in looks.values():
+        if sum_of_shares([*(each.share for each in counted), look.share]) <= 1:
+            counted.append(replace(look, number=len(counted) + 1))
+    return counted
 
 
-def _concerns(line: DeclaredPlan | Look, arms: Mapping[str, str]) -> bool:
-    return any(
-        name in arms and _same_digest(digest, arms[name])
-        for each in line.family.values()
-        for name, digest in each.items()
-    )
+def concerning(lines: Iterable[Line], arms: Mapping[str, str]) -> list[Line]:
+    """Return the lines with one of ``arms`` (name → configuration)."""
+    return [
+        line
+        for line in lines
+        if any(
+            name in arms and _same_digest(digest, arms[name])
+            for each in line.family.values()
+            for name, digest in each.items()
+        )
+    ]
 
 
 def _same_digest(one: str, other: str) -> bool:
@@ -173,53 +195,6 @@ def family_size(families: Iterable[Family]) -> int:
     return sum(max(1, len(digests)) for digests in known.values())
 
 
-@dataclass(frozen=True)
-class VerdictPlan:
-    """Declarations before the first run (rule, looks, comparisons), and those recorded earlier."""
-
-    rule: VerdictRule = field(default_factory=VerdictRule)
-    # both, baseline or parent
-    against: str = "both"
-    # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
-    # interactions are, too. None for another design.
-    interactions: bool | None = None
-    # Planned looks; None judges once, without looks.
-    looks: LookPlan | None = None
-    # Seeds of the next look; all that have a run if empty.
-    seeds: tuple[int, ...] = ()
-    # Comparisons of the configured study, and those of its A/A steps.
-    declared: Sequence[Contrast] = ()
-    controls: Sequence[Contrast] = ()
-    # Arm → digest of its configuration without the seed.
-    configurations: Mapping[str, str] = field(default_factory=dict)
-    # All lines of the study's folder; None if nothing is written.
-    declarations: Declarations = field(default_factory=Declarations)
-    folder: Path | None = None
-    # True if rows are split by labels, or nothing is written: no look is taken.
-    exploratory: bool = False
-    # The look that was declared last, for these verdicts; None if none was due.
-    taken: Look | None = None
-    # Whether verdicts are given; a study of speed has none.
-    judged: bool = True
-    # Of losses and differences.
-    unit: str = NATS
-
-    @property
-    def rule_record(self) -> dict[str, Any]:
-        """Return the declared rule as plain JSON types."""
-        rule = {**asdict(self.rule), "against": self.against}
-        if self.interactions is not None:
-            rule |= {"interactions": self.interactions}
-        if self.unit != NATS:
-            rule |= {"unit": self.unit}
-        return rule
-
-    @property
-    def contrasts(self) -> dict[str, Contrast]:
-        """Return the declared comparisons by name."""
-        return {contrast.name: contrast for contrast in self.declared}
-
-
 # Looks: the numbers of seeds after which a study is judged, and the part of alpha that each spends.
 #
 # Each look j tests the undecided comparisons at ``share_j * alpha``. The shares of all looks sum to
@@ -228,71 +203,51 @@ class VerdictPlan:
 # leave is the reserve: each unplanned look takes half of the rest.
 
 
-@dataclass(frozen=True)
-class LookSchedule:
-    """The planned looks of a study, and those taken so far, the oldest first."""
+def judged_seeds(looks: Sequence[Look]) -> int:
+    """Return the largest number of seeds that was judged."""
+    return max((look.n for look in looks), default=0)
 
-    plan: LookPlan
-    taken: tuple[Look, ...] = ()
 
-    @property
-    def last(self) -> Look | None:
-        """Return the look at most seeds, the latest of them; None before the first."""
-        return max(reversed(self.taken), key=lambda look: look.n, default=None)
+def reserve_share(plan: LookPlan, looks: Sequence[Look]) -> float:
+    """Return the share of an unplanned look after ``looks``: half of the rest of the reserve."""
+    unplanned = [look.share for look in looks if not look.planned]
+    planned = [look.share for look in looks if look.planned]
+    # Looks of several studies that were joined may have planned more than one plan.
+    left = min(plan.reserve, 1 - sum_of_shares(planned)) - sum_of_shares(unplanned)
+    return float(max(Decimal(0), left / 2))
 
-    @property
-    def spent(self) -> float:
-        """Return the part of alpha that the looks have spent."""
-        return float(sum_of_shares([look.share for look in self.taken]))
 
-    @property
-    def reserve_share(self) -> float:
-        """Return the share of an unplanned look: half of the rest of the reserve."""
-        unplanned = [look.share for look in self.taken if not look.planned]
-        planned = [look.share for look in self.taken if look.planned]
-        # Looks of several studies that were joined may have planned more than one plan.
-        left = min(self.plan.reserve, 1 - sum_of_shares(planned)) - sum_of_shares(unplanned)
-        return float(max(Decimal(0), left / 2))
+def due_look(plan: LookPlan, looks: Sequence[Look], n: int) -> Look | None:
+    """Return the look to take after ``n`` blocks; None if none is due, or no alpha is left."""
+    judged, number = judged_seeds(looks), len(looks) + 1
+    if n <= judged:
+        return None
+    waiting = [(s, share) for s, share in plan.spending if s > judged]
+    if not waiting:
+        share = reserve_share(plan, looks)
+        return Look(number, n, share, planned=False) if share else None
+    # The share of a skipped planned look is lost.
+    shares = [share for seeds, share in waiting if seeds <= n]
+    return Look(number, n, shares[-1], planned=True) if shares else None
 
-    @property
-    def judged(self) -> int:
-        """Return the largest number of seeds that was judged."""
-        return self.last.n if self.last else 0
 
-    def due(self, n: int) -> Look | None:
-        """Return the look to take after ``n`` blocks; None if none is due, or no alpha is left."""
-        if n <= self.judged:
-            return None
-        waiting = [(s, share) for s, share in self._planned if s > self.judged]
-        number = len(self.taken) + 1
-        if not waiting:
-            share = self.reserve_share
-            return Look(number, n, share, planned=False) if share else None
-        # The share of a skipped planned look is lost.
-        shares = [share for seeds, share in waiting if seeds <= n]
-        return Look(number, n, shares[-1], planned=True) if shares else None
-
-    def share_at(self, n: int) -> float:
-        """Return the share of the look that decides about ``n`` seeds, if it is the next one."""
-        for seeds, share in self._planned:
-            if seeds > self.judged and seeds >= n:
-                return share
-        return self.reserve_share
-
-    @property
-    def _planned(self) -> list[tuple[int, float]]:
-        return list(zip(self.plan.seeds, self.plan.shares, strict=True))
+def share_at(plan: LookPlan, looks: Sequence[Look], n: int) -> float:
+    """Return the share of the look that decides about ``n`` seeds, if it is the next one."""
+    judged = judged_seeds(looks)
+    coming = (share for seeds, share in plan.spending if seeds > judged and seeds >= n)
+    return next(coming, None) or reserve_share(plan, looks)
 
 
 # The file.
 
 
-def read_declarations(folder: Path) -> Declarations:
+def read_declarations(folder: Path) -> tuple[Line, ...]:
     """Return the declarations of the studies in ``folder``; those of a former record if none.
 
-    Raises ConfigError with the line that is damaged: it may be a look, which must not be forgotten.
+    A part of a line that a crash left declares nothing. Raises ConfigError with the line that is
+    damaged: it may be a look, which must not be forgotten.
     """
-    path, former, lines = folder / DECLARATIONS_FILE, folder / _FORMER_FILE, []
+    path, former = folder / DECLARATIONS_FILE, folder / _FORMER_FILE
     try:
         content = read_record(path, "one JSON object per line", _MAX_BYTES)
     except MissingRecord:
@@ -301,12 +256,12 @@ def read_declarations(folder: Path) -> Declarations:
         raise _damaged(error) from None
     if not content:
         with _refusing(former, "a record of verdicts"):
-            return Declarations(tuple(_former(former)))
-    *complete, rest = content.split(b"\n")
-    for number, text in enumerate(complete, 1):
+            return tuple(_former(former))
+    lines = []
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):
         with _refusing(path, "a plan or a look", number):
             lines.append(_line(parse_json_line(path, number, text)))
-    return Declarations(tuple(lines), incomplete=bool(rest))
+    return tuple(lines)
 
 
 @contextmanager
@@ -321,62 +276,78 @@ def _refusing(path: Path, expected: str, line: int = 0) -> Iterator[None]:
         raise _damaged(RecordError(path, expected, text[:200], line)) from None
 
 
+def _damaged(error: RecordError) -> ConfigError:
+    return ConfigError(*(replace(problem, next=_ADVICE) for problem in error.problems))
+
+
 def append_declarations(
-    folder: Path, missing: Callable[[Declarations], Sequence[DeclaredPlan | Look]]
-) -> Declarations:
+    folder: Path, missing: Callable[[Sequence[Line]], Sequence[Line]]
+) -> tuple[Line, ...]:
     """Append the declarations that ``missing`` returns for the present ones; return all of them.
 
     Other processes wait meanwhile. A part of a line that a crash left is removed: nothing was judged
     before the whole line was on the disk. Raises ConfigError if the file is damaged, RunError if it
     is a link.
     """
-    if not missing(read_declarations(folder)):
-        return read_declarations(folder)
+    known = read_declarations(folder)
+    if not missing(known):
+        return known
     path = folder / DECLARATIONS_FILE
     folder.mkdir(parents=True, exist_ok=True)
     with naming(path), file_lock(path):
         known = read_declarations(folder)
         new = list(missing(known))
         # The imported ones are not in the file yet.
-        lines = [*known.lines, *new] if not path.stat().st_size else new
+        lines = [*known, *new] if not path.stat().st_size else new
         if new:
-            _append(
-                path, "".join(canonical_json(declaration_record(line)) + "\n" for line in lines)
-            )
-    return Declarations((*known.lines, *new))
+            _append(path, "".join(canonical_json(line_record(line)) + "\n" for line in lines))
+    return (*known, *new)
 
 
 def _append(path: Path, text: str) -> None:
     descriptor = no_follow(path, os.O_RDWR | os.O_APPEND)
-    try:
-        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
+    with open(descriptor, "r+b", buffering=0) as file:
+        os.ftruncate(descriptor, file.read().rfind(b"\n") + 1)
         data = text.encode()
         while data:
-            data = data[os.write(descriptor, data) :]
+            data = data[file.write(data) :]
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     fsync_directory(path.parent)
 
 
-def _damaged(error: RecordError) -> ConfigError:
-    return ConfigError(*(replace(problem, next=_ADVICE) for problem in error.problems))
+def line_record(line: Line) -> dict[str, Any]:
+    """Return the line of the file, as plain JSON types."""
+    record = asdict(line) | {"at": _date(line.at), "seeds": list(line.seeds)}
+    if not line.imported:
+        del record["imported"]
+    if isinstance(line, DeclaredPlan):
+        return record | {"kind": "plan", "look_plan": record.pop("looks")}
+    added, judged = record.pop("is_at_added"), sorted(line.judged)
+    return record | {"kind": "look", "added": added, "judged": judged}
 
 
-def _line(fields: Mapping[str, Any]) -> DeclaredPlan | Look:
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _line(fields: Mapping[str, Any]) -> Line:
     """Return the declaration of a line. Raises KeyError, TypeError or ValueError if it is none."""
-    kind = _typed(fields["kind"], str)
-    family = _family(fields["family"])
+    family = {
+        name: {arm: _typed(digest, str) for arm, digest in _typed(arms, dict).items()}
+        for name, arms in _typed(fields["family"], dict).items()
+    }
+    seeds = tuple(sorted(_typed(seed, int) for seed in _typed(fields["seeds"], list)))
+    if len(set(seeds)) < len(seeds) or min(seeds, default=0) < 0:
+        raise ValueError(f"different seeds of at least 0, got {str(seeds)[:60]}")
     at = datetime.fromisoformat(_typed(fields["at"], str)).timestamp()
-    seeds = _seeds(fields["seeds"])
     imported = _typed(fields.get("imported", False), bool)
-    if not 0 <= at <= _MAX_TIME or kind not in ("plan", "look"):
-        raise ValueError(f"{kind} at {at}")
-    if kind == "plan":
-        return DeclaredPlan(
-            _rule(fields["rule"]), _look_plan(fields["look_plan"]), seeds, family, at, imported
-        )
+    if fields["kind"] == "plan":
+        rule = {
+            n: _typed(v, str, float, int, bool) for n, v in _typed(fields["rule"], dict).items()
+        }
+        return DeclaredPlan(rule, _look_plan(fields["look_plan"]), seeds, family, at, imported)
+    if fields["kind"] != "look":
+        raise ValueError(f"a plan or a look, got {str(fields['kind'])[:60]}")
     n, share = _typed(fields["n"], int), _typed(fields["share"], float, int)
     if n != len(seeds) or not seeds or not 0 < share <= 1:
         raise ValueError(f"a look at its seeds with a share of at most 1, got {n} and {share}")
@@ -402,46 +373,25 @@ def _typed(value: Any, *kinds: type) -> Any:
     return value
 
 
-def _seeds(value: Any) -> tuple[int, ...]:
-    seeds = tuple(_typed(seed, int) for seed in _typed(value, list))
-    if len(set(seeds)) < len(seeds) or not all(0 <= seed < _MAX_SEED for seed in seeds):
-        raise ValueError(f"different seeds of at least 0, got {str(value)[:60]}")
-    return tuple(sorted(seeds))
-
-
-def _family(value: Any) -> Family:
-    return {
-        name: {arm: _typed(digest, str) for arm, digest in _typed(arms, dict).items()}
-        for name, arms in _typed(value, dict).items()
-    }
-
-
-def _rule(value: Any) -> dict[str, Any]:
-    return {n: _typed(v, str, float, int, bool) for n, v in _typed(value, dict).items()}
-
-
 def _look_plan(value: Any) -> LookPlan:
-    fields = _typed(value, dict)
-    shares = tuple(float(_typed(s, float, int)) for s in _typed(fields["shares"], list))
-    plan = LookPlan(tuple(_typed(n, int) for n in _typed(fields["seeds"], list)), shares)
+    shares = tuple(float(_typed(s, float, int)) for s in _typed(value["shares"], list))
+    plan = LookPlan(tuple(_typed(n, int) for n in _typed(value["seeds"], list)), shares)
     if plan.problems:
         raise ValueError(plan.problems[0].what)
     return plan
 
 
-# The record of words of an earlier version.
-
-
-def _former(path: Path) -> list[DeclaredPlan | Look]:
-    """Return plan and looks of each study of a former record; the looks come after the first rule."""
+def _former(path: Path) -> list[Line]:
+    """Return plan and looks of each study of an earlier version's record of words; the looks come
+    after the first rule.
+    """
     try:
         record = read_json_object(path)
     except MissingRecord:
         return []
     if record.get("schema_version") != _FORMER_SCHEMA:
         return []
-    at = path.stat().st_mtime
-    common = {"at": _date(at), "imported": True}
+    common = {"at": _date(path.stat().st_mtime), "imported": True}
     rules = [_typed(each["rule"], dict) for each in (*record["former"], record)]
     for rule in rules:
         if not rule.get("simple_effects", True):
@@ -453,16 +403,14 @@ def _former(path: Path) -> list[DeclaredPlan | Look]:
     }
     lines: list[dict[str, Any]] = []
     for each in (record, *record["other_looks"]):
-        looks = []
+        looks, family = [], {**(judged if each is record else {})}
         for look in each["looks"]:
             planned = _typed(look["family"], dict).items()
-            family = {name: dict.fromkeys(arms, "") for name, arms in planned} or judged
-            looks.append({**look, **common, "kind": "look", "family": family})
+            arms = {name: dict.fromkeys(arms, "") for name, arms in planned} or judged
+            looks.append({**look, **common, "kind": "look", "family": arms})
             looks[-1] |= {"number": look["look"], "judged": list(look["verdicts"])}
             looks[-1] |= {"evaluation_set": record.get("evaluation_set") or ""}
-        family = {**(judged if each is record else {})}
-        for look in looks:
-            family |= look["family"]
+            family |= arms
         seeds = looks[-1]["seeds"] if looks else []
         plan = {**common, "kind": "plan", "look_plan": each["look_plan"], "seeds": seeds}
         plans = [{**plan, "family": family, "rule": rule} for rule in rules]
@@ -470,27 +418,20 @@ def _former(path: Path) -> list[DeclaredPlan | Look]:
     return [_line(line) for line in lines]
 
 
-# Other studies.
-
-
 def studies_on(evaluation_set: str, folder: Path, arms: Mapping[str, str]) -> list[str]:
     """Return the other studies, here and beside ``folder``, that were judged on the same documents.
 
     One whose declarations cannot be read may be of a study on any documents.
     """
-    if not evaluation_set:
-        return []
-    names = []
-    for other in sorted({folder, *folder.parent.glob("*/")}):
+    names: list[str] = []
+    for other in sorted({folder, *folder.parent.glob("*/")}) if evaluation_set else ():
         try:
-            known = read_declarations(other)
+            lines = read_declarations(other)
         except ConfigError:
-            if other != folder:
-                names.append(f"{other.name} (unreadable declarations)")
+            names += [f"{other.name} (unreadable declarations)"] * (other != folder)
             continue
-        looks = [line for line in known.lines if isinstance(line, Look)]
-        if other == folder:
-            looks = [look for look in looks if not _concerns(look, arms)]
+        own = concerning(lines, arms) if other == folder else []
+        looks = [line for line in lines if isinstance(line, Look) and line not in own]
         if any(look.evaluation_set == evaluation_set for look in looks):
             names.append(other.name + " (another configuration)" * (other == folder))
     return names

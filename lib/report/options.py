@@ -57,6 +57,11 @@ class LookPlan:
         return problems
 
     @property
+    def spending(self) -> list[tuple[int, float]]:
+        """Return each number of seeds with its share."""
+        return list(zip(self.seeds, self.shares, strict=True))
+
+    @property
     def reserve(self) -> Decimal:
         """Return the share of alpha that no planned look spends."""
         return max(Decimal(0), 1 - sum_of_shares(self.shares))

@@ -109,6 +109,7 @@ def absent_outcome(
         undeclared=undeclared,
         reused=_is_reused(record),
         ended=state not in _OPEN_STATES,
+        record=record,
     )
 
 
@@ -182,6 +183,7 @@ def _finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
         ended_at=attempts[-1].ended_at if attempts else None,
         unstable=bool(unstable_steps(record)),
         reused=_is_reused(record),
+        record=record,
     )
     first = next((row.loss for row in record.train_rows), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.

@@ -12,7 +12,7 @@ from lib.json_files import MissingRecord, RecordError
 from lib.report.options import NATS
 from lib.report.run_curves import Curve, bin_width, binned, read_curves
 from lib.report.run_results import planned_run, run_outcome
-from lib.report.table import ResultTable
+from lib.report.study import JudgedStudy, finished_of
 from lib.runs.record import RunRecord, derived
 
 # A series over training: ``at`` (tokens), and mean, smallest (``low``) and largest value (``high``)
@@ -20,27 +20,30 @@ from lib.runs.record import RunRecord, derived
 Band = Mapping[str, list[float]] | None
 
 
-def study_series(table: ResultTable) -> list[dict[str, Any]]:
+def study_series(study: JudgedStudy) -> list[dict[str, Any]]:
     """Return the curves of each row over its seeds, and its sample: what only figures show.
 
     Training texts are not compared in bits per byte, because runs do not record their bytes.
     """
-    rows, unit = table.runs, table.verdicts.plan.unit
+    rows, unit = {arm: finished_of(runs) for arm, runs in study.outcomes.items()}, study.plan.unit
     # The bins of the longest run, so that bins of two rows are paired.
-    width = bin_width(max((r.final.tokens for row in rows for r in row.records), default=0))
+    width = bin_width(max((r.final.tokens for row in rows.values() for r in row), default=0))
     series = []
-    for row in rows:
-        gaps = [(_evaluations(a, unit), _evaluations(b, unit)) for a, b in row.pairs]
-        training_gaps = [(_training(a, width), _training(b, width)) for a, b in row.pairs]
+    for arm, records in rows.items():
+        baseline, _ = study.references(arm)
+        first = {planned_run(record).seed: record for record in rows.get(baseline, ())}
+        pairs = [(r, first[seed]) for r in records if (seed := planned_run(r).seed) in first]
+        gaps = [(_evaluations(a, unit), _evaluations(b, unit)) for a, b in pairs]
+        training_gaps = [(_training(a, width), _training(b, width)) for a, b in pairs]
         series.append(
             {
-                "name": row.name,
-                "training": _band([_training(record, width) for record in row.records]),
-                "evaluation": _band([_evaluations(record, unit) for record in row.records]),
+                "name": arm,
+                "training": _band([_training(record, width) for record in records]),
+                "evaluation": _band([_evaluations(record, unit) for record in records]),
                 "training_difference": _differences(training_gaps) if unit == NATS else None,
                 "evaluation_difference": _differences(gaps),
-                "spikes": [list(point) for r in row.records for point in read_curves(r).spikes],
-                "sample": _sample(row.records),
+                "spikes": [list(point) for r in records for point in read_curves(r).spikes],
+                "sample": _sample(records),
             }
         )
     return series

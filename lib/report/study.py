@@ -1,9 +1,14 @@
-"""The document of a study: everything that its table, page, figures and claims show, as plain values.
+"""The runs of a study, read and judged once, and the document of everything that is shown of them.
 
-A dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures render it and compute
-nothing. It is written as ``verdicts.json`` and never read back; the curves, which are long, are in
-``lib.report.series`` and only drawn. Losses and differences are in ``unit``; a value that is not known is
-null.
+``read_study`` reads the directories, decides which runs can be compared, declares the look that is due
+and judges (``lib.report.judge``). A result is comparable with the baseline if the two runs differ only
+in planned settings. Any other result is listed with the reason, or put into a separate part if the
+user names the differing fields as labels. Differences are taken between runs of the same seed.
+
+``study_document`` returns a dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures
+render it and compute nothing. It is written as ``verdicts.json`` and never read back; the curves, which
+are long, are in ``lib.report.series`` and only drawn. Losses and differences are in ``unit``; a value
+that is not known is null.
 
 ``rows``: one per variant, with losses, differences, costs and the runs behind them; ``against`` names
 its comparisons with baseline and parent in ``verdicts``, or for an A/A step in ``aa_steps``.
@@ -14,22 +19,50 @@ corrected p on which the word rests.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from lib.report.contrasts import REPEAT_ROLE, scale_of
-from lib.report.declarations import Look, declaration_record
-from lib.report.options import UNITS
-from lib.report.run_facts import code_digest, recorded_facts
-from lib.report.run_results import planned_run, run_origin
+from lib.errors import ConfigError, Problem
+from lib.report.contrasts import (
+    AA_ROLE,
+    Contrast,
+    contrasts_of,
+    control_contrasts,
+    design_effects,
+    scale_of,
+)
+from lib.report.declarations import (
+    Look,
+    VerdictPlan,
+    configuration_digest,
+    line_record,
+    studies_on,
+)
+from lib.report.judge import Outcomes, declare, judge
+from lib.report.options import NATS, UNITS, sum_of_shares
+from lib.report.run_facts import code_digest, observed_differences, recorded_facts
+from lib.report.run_results import (
+    absent_outcome,
+    mean_over_seeds,
+    read_records,
+    run_origin,
+    run_outcome,
+    run_utilisation,
+)
 from lib.report.statistics import INTERVAL_ERROR, noisier_than_others
-from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import ResultTable, RowRuns
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.record import UNKNOWN, RunRecord
+from lib.runs.run import Run, RunVariant
+from lib.tracking.stability import instability_text, unstable_steps
+from lib.units import format_runs
 
+VERDICTS_FILE = "verdicts.json"
 SCHEMA_VERSION = 5
+# Note on a study without verdicts.
+NOT_JUDGED = "no verdicts: the file of the study has judge = false"
 # Conditions of a row that must be those of the first one unless its step declares them.
 _CONDITIONS = {
     "data": "data",
@@ -41,61 +74,279 @@ _CONDITIONS = {
 }
 _DIGEST_CHARS = 8
 
+Verdicts = Sequence[Mapping[str, Any]]
 
-def study_document(table: ResultTable, context: Mapping[str, Any]) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class JudgedStudy:
+    """The runs of a study, read and judged once."""
+
+    name: str
+    plan: VerdictPlan
+    # In the order of the plan, also those without a result.
+    records: Sequence[RunRecord]
+    # Name of a row (labels and variant) → its runs by seed.
+    outcomes: Outcomes
+    # Of ``lib.report.judge``, on all runs of the study.
+    judged: Mapping[str, Any]
+    # Directories of the runs that were made by other code.
+    stale: Collection[Path] = ()
+    evaluation_set: str = ""
+    # Other studies that were judged on the same documents.
+    same_documents: Sequence[str] = ()
+
+    @cached_property
+    def variants(self) -> list[RunVariant]:
+        return _variants(self.records)
+
+    @property
+    def finished(self) -> list[RunRecord]:
+        """Return all finished runs: also those that are not comparable."""
+        return [r for r in self.records if run_outcome(r, self.plan.unit).loss is not None]
+
+    @cached_property
+    def listed(self) -> list[SeedOutcome]:
+        """Return the outcomes of all rows, in the order of the plan."""
+        by_path = {o.run.path: o for runs in self.outcomes.values() for o in runs}
+        return [by_path[r.run.path] for r in self.records if r.run.path in by_path]
+
+    def of_runs(self, shown: Collection[Path]) -> "JudgedStudy":
+        """Return the part with the rows of the directories ``shown``, judged among all."""
+        outcomes = {
+            arm: [o for o in runs if o.run.path in shown] for arm, runs in self.outcomes.items()
+        }
+        outcomes = {arm: runs for arm, runs in outcomes.items() if runs}
+        verdicts = {
+            name: [v for v in self.judged[name] if v["weights"].keys() <= outcomes.keys()]
+            for name in ("verdicts", "aa_steps")
+        }
+        gain = pairing_gain(self.judged["verdicts"])
+        return replace(
+            self, outcomes=outcomes, judged={**self.judged, "pairing_gain": gain, **verdicts}
+        )
+
+    def references(self, arm: str) -> tuple[str, str]:
+        """Return the rows of baseline and parent of a row; "" if there is none."""
+        variant, labels = self.outcomes[arm][0].run.variant, self.outcomes[arm][0].labels
+        baseline = f"{_prefix(labels)}{_baselines(self.variants).get(variant.text, '')}"
+        parent = f"{_prefix(labels)}{variant.parent}"
+        return (
+            baseline if baseline in self.outcomes and baseline != arm else "",
+            parent if parent in self.outcomes else "",
+        )
+
+
+def read_study(
+    name: str,
+    runs: Sequence[Run[Any]],
+    plan: VerdictPlan | None = None,
+    label_by: Sequence[str] = (),
+    is_stale: Callable[[RunRecord], bool] = lambda record: False,
+) -> JudgedStudy:
+    """Read the directories of ``runs`` and return the study, judged under the rule of ``plan``.
+
+    ``is_stale`` tells the runs made by different code. A run that differs from the baseline in more
+    than its variant's settings is reported as not comparable, unless ``label_by`` lists the differing
+    fields: then it gets a separate row labelled with their values. Raises ConfigError if ``label_by``
+    contains an unknown field, or no run has a result to label.
+    """
+    plan = plan or VerdictPlan()
+    records = read_records(runs, plan.unit)
+    variants, parts = _variants(records), _parts(records, label_by, plan.unit)
+    outcomes: dict[str, list[SeedOutcome]] = {}
+    for part, listed in parts.items():
+        for variant in variants:
+            own = [outcome for outcome in listed if outcome.run.variant.slug == variant.slug]
+            if own:
+                outcomes[f"{part}{variant.slug}"] = sorted(own, key=lambda outcome: outcome.seed)
+    contrasts = [c.in_part(part) for part in parts for c in planned_contrasts(variants, plan)]
+    finished = [record for each in outcomes.values() for record in finished_of(each)]
+    evaluation_set = _evaluation_set(finished, plan.unit)
+    if plan.looks is not None:
+        configs = {run.variant.slug: run.config for run in reversed(runs)}
+        digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
+        plan = replace(plan, configurations={**digests, **plan.configurations})
+    plan = declare(plan, contrasts, outcomes, evaluation_set)
+    others: list[str] = []
+    if plan.folder is not None:
+        others = studies_on(evaluation_set, plan.folder, plan.configurations)
+    judged = judge(contrasts, outcomes, plan)
+    stale = {
+        record.run.path
+        for record in records
+        if run_outcome(record, plan.unit).loss is not None and is_stale(record)
+    }
+    return JudgedStudy(name, plan, records, outcomes, judged, stale, evaluation_set, others)
+
+
+def planned_contrasts(variants: Sequence[RunVariant], plan: VerdictPlan) -> list[Contrast]:
+    """Return the comparisons of ``variants`` and their controls; none if the study is not judged."""
+    if not plan.judged:
+        return []
+    return [
+        *contrasts_of(variants, plan.against, plan.interactions),
+        *control_contrasts(variants),
+    ]
+
+
+def _variants(records: Sequence[RunRecord]) -> list[RunVariant]:
+    """Return the planned variants in their order."""
+    runs = [record.planned for record in records]
+    return list({r.variant.slug: r.variant for r in runs if isinstance(r, Run)}.values())
+
+
+def _baselines(variants: Sequence[RunVariant]) -> dict[str, str]:
+    """Return the text that an evaluation predicts → slug of its first variant without a parent."""
+    return {v.text: v.slug for v in reversed(variants) if not v.parent}
+
+
+def _prefix(labels: Mapping[str, str]) -> str:
+    """Return the beginning of the names of a labelled part in verdicts."""
+    return "".join(f"{value}:" for value in labels.values())
+
+
+# Which runs can be compared.
+
+
+def _parts(
+    records: Sequence[RunRecord], label_by: Sequence[str], unit: str
+) -> dict[str, list[SeedOutcome]]:
+    """Return the outcomes of one part, or of one part per combination of label values.
+
+    A run that differs in an observed fact or in code from its part's first run of the baseline loses
+    its result. Runs without a result are in the first part. Raises ConfigError if ``label_by``
+    contains an unknown field, or no run has a result to label.
+    """
+    outcomes = [run_outcome(record, unit) for record in records]
+    finished = [record for record, o in zip(records, outcomes, strict=True) if o.loss is not None]
+    if label_by and not finished:
+        what = f"no run has a result to label by {', '.join(label_by)}"
+        raise ConfigError(Problem(what, "LABEL_BY", "type: make", code="run.not-found"))
+    grouped: dict[tuple[str, ...], list[RunRecord]] = {} if finished else {(): []}
+    for record, values in zip(finished, _labels(finished, label_by), strict=True):
+        grouped.setdefault(values, []).append(record)
+    baselines = _baselines(_variants(records))
+    absent = [outcome for outcome in outcomes if outcome.loss is None]
+    parts = {}
+    for values, group in grouped.items():
+        labels = dict(zip(label_by, values, strict=True))
+        listed = [*_compared(group, baselines, unit), *absent]
+        parts[_prefix(labels)] = [replace(o, labels=labels) if labels else o for o in listed]
+        absent = []
+    return parts
+
+
+def _compared(
+    records: Sequence[RunRecord], baselines: Mapping[str, str], unit: str
+) -> list[SeedOutcome]:
+    outcomes = [run_outcome(record, unit) for record in records]
+    references: dict[str, SeedOutcome] = {o.run.variant.text: o for o in reversed(outcomes)}
+    for outcome in reversed(outcomes):
+        variant = outcome.run.variant
+        if variant.slug == baselines.get(variant.text):
+            references[variant.text] = outcome
+    compared = []
+    for record, outcome in zip(records, outcomes, strict=True):
+        reference = references[outcome.run.variant.text]
+        facts = recorded_facts(reference.record), recorded_facts(record)
+        if mismatches := observed_differences(*facts, unit):
+            fields = tuple(difference.field for difference in mismatches)
+            details = f"against {reference.run.label}: {'; '.join(map(str, mismatches))}"
+            state = f"not comparable: {', '.join(fields)}"
+            outcome = absent_outcome(record, state, details, fields)
+        compared.append(outcome)
+    return compared
+
+
+def _labels(records: Sequence[RunRecord], label_by: Sequence[str]) -> list[tuple[str, ...]]:
+    if not label_by:
+        return [()] * len(records)
+    shared = sorted(set.intersection(*(set(record.sources) for record in records)))
+    labels: list[tuple[str, ...]] = []
+    for record in records:
+        facts = recorded_facts(record)
+        try:
+            values = {name: facts.value(name) for name in label_by}
+        except KeyError as error:
+            what = f"unknown field {error.args[0]!r} (expected a symbol or field of these runs)"
+            raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
+        if "code" in values:
+            values["code"] = code_digest(facts.sources, shared)
+        labels.append(tuple(map(str, values.values())))
+    return labels
+
+
+def _evaluation_set(results: Sequence[RunRecord], unit: str) -> str:
+    """Return the digest of the evaluation documents of the runs; "" if they differ."""
+    facts = map(recorded_facts, results)
+    digests = {str(f.observed["documents"]) if unit == NATS else f.text for f in facts}
+    return digests.pop() if len(digests) == 1 else ""
+
+
+# The document.
+
+
+def study_document(study: JudgedStudy, context: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of the study.
 
     ``context`` has the parts that follow from the plan: ``title``, sentences of the ``question``,
     training ``flops`` per token by variant, ``settings`` that are not defaults (symbol, value,
-    source), and ``commands`` (command, purpose).
+    source), ``commands`` (command, purpose), and if there are any, ``sections`` below the rows, a remark
+    (``note``) and the combinations that are ruled out, with reasons (``left_out``).
     """
-    study, flops = table.verdicts, context["flops"]
-    schedule, effects = study.schedule, study.effects
-    looks = zip(study.looks, study.closed, strict=True)
+    plan, judged, flops = study.plan, study.judged, context["flops"]
+    verdicts, looks, look_plan = judged["verdicts"], judged["looks"], judged["look_plan"]
+    effects = design_effects(study.variants if plan.judged else (), plan.interactions)
+    rows = [_row(study, arm) for arm in study.outcomes]
+    results = finished_of(study.listed)
+    has_entropy = results and plan.unit == NATS
+    spent = float(sum_of_shares([look.share for look in looks]))
+    notes = judged["notes"] if plan.judged else [NOT_JUDGED]
     return {
         "metric": "val_loss",
-        "rule": study.plan.rule_record,
-        "is_declared_first": study.is_declared_first,
-        "look_plan": schedule and asdict(schedule.plan),
-        "looks": [_look_record(look, closed) for look, closed in looks],
-        "alpha_spent": schedule and schedule.spent * study.plan.rule.alpha,
-        "family": sorted(study.family),
-        "planned_comparisons": study.planned,
-        "pairing_gain": pairing_gain(study.judged),
+        "rule": plan.rule_record,
+        "is_declared_first": judged["is_declared_first"],
+        "look_plan": look_plan and asdict(look_plan),
+        "looks": [_look(*each) for each in zip(looks, judged["closed"], strict=True)],
+        "alpha_spent": look_plan and spent * plan.rule.alpha,
+        "family": sorted(judged["family"]),
+        "planned_comparisons": judged["planned"],
+        "pairing_gain": judged.get("pairing_gain", pairing_gain(verdicts)),
         "not_estimable": effects and effects.not_estimable,
         "inflated_variances": effects and effects.inflated,
-        "aa_failed": study.aa_failed,
+        "aa_failed": judged["aa_failed"],
         "evaluation_set": study.evaluation_set or None,
         "same_documents": study.same_documents,
-        "repeats": _repeats(study),
-        "study": table.study,
+        "repeats": judged["repeats"],
+        "study": study.name,
         "title": context["title"],
         "question": list(context["question"]),
-        "unit": UNITS[study.plan.unit],
-        "unigram_entropy": table.unigram_entropy,
-        "verdicts": list(study.verdicts),
-        "aa_steps": list(study.aa_steps),
-        "exploratory": study.plan.exploratory,
-        "noise": _noise(study),
-        "divergence_limit": _divergence_limit(study),
-        "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in table.rows],
-        "runs": _runs(table),
-        "conditions": [_conditions(row) for row in table.runs if row.records],
-        "sections": [asdict(section) for section in table.sections],
-        "left_out": list(table.left_out),
-        "notes": list(table.notes),
+        "unit": UNITS[plan.unit],
+        # The loss of a model that predicts token frequencies only.
+        "unigram_entropy": results[0].final.unigram_entropy if has_entropy else None,
+        "verdicts": verdicts,
+        "aa_steps": judged["aa_steps"],
+        "exploratory": plan.exploratory,
+        "noise": _noise(verdicts) if plan.rule.variance == "shared" else [],
+        "divergence_limit": _divergence_limit(verdicts),
+        "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in rows],
+        "runs": _runs(study),
+        "conditions": [_conditions(a, r) for a, r in study.outcomes.items() if finished_of(r)],
+        "sections": [asdict(section) for section in context.get("sections", ())],
+        "left_out": list(context.get("left_out", ())),
+        "notes": [*filter(None, [context.get("note")]), *notes, *_notes(study)],
         "settings": [list(setting) for setting in context["settings"]],
         "commands": [list(command) for command in context["commands"]],
     }
 
 
-def _look_record(look: Look, closed: frozenset[str]) -> dict[str, Any]:
-    record = declaration_record(look) | {"closed": sorted(closed), "family": sorted(look.family)}
+def _look(look: Look, closed: frozenset[str]) -> dict[str, Any]:
+    record = line_record(look) | {"closed": sorted(closed), "family": sorted(look.family)}
     del record["kind"], record["at"]
     return record
 
 
-def pairing_gain(verdicts: Sequence[Mapping[str, Any]]) -> float | None:
+def pairing_gain(verdicts: Verdicts) -> float | None:
     """Return the share of the variance that pairing by seed removes, over all step contrasts.
 
     None without a tested contrast of two runs. One contrast has too few seeds for this figure.
@@ -108,87 +359,212 @@ def pairing_gain(verdicts: Sequence[Mapping[str, Any]]) -> float | None:
     return 1 - paired / separate if separate else None
 
 
-def _repeats(study: StudyVerdicts) -> dict[str, dict[int, float]]:
-    """Return the differences of each repeat to the first training of its seeds."""
-    repeats: dict[str, dict[int, float]] = {}
-    for contrast in study.controls.values():
-        if contrast.role == REPEAT_ROLE:
-            again, first = (
-                {run.seed: run.loss for run in study.outcomes.get(arm, ())}
-                for arm in (contrast.step, contrast.reference)
-            )
-            repeats[contrast.step] = {
-                seed: loss - before
-                for seed, loss in sorted(again.items())
-                if loss is not None and (before := first.get(seed)) is not None
-            }
-    return repeats
-
-
-def _noise(study: StudyVerdicts) -> list[dict[str, Any]]:
+def _noise(verdicts: Verdicts) -> list[dict[str, Any]]:
     """Return the comparisons whose variance hides the others under the rule shared.
 
     ``factor`` is the ratio of its deviation to the root of the mean variance of the others.
     """
-    if study.plan.rule.variance != "shared":
-        return []
     deviations = {
         v["name"]: v["sd"] / math.sqrt(scale_of(v["weights"]))
-        for v in study.verdicts
+        for v in verdicts
         if v["p"] is not None and v["sd"]
     }
     noisy = noisier_than_others(deviations).items()
     return [{"comparison": name, "factor": factor} for name, factor in noisy]
 
 
-def _divergence_limit(study: StudyVerdicts) -> dict[str, Any] | None:
+def _divergence_limit(verdicts: Verdicts) -> dict[str, Any] | None:
     """Return the largest rate of divergences that n seeds without one leave open, at 95 %.
 
     The rate is 1 - 0.05^(1/n). None if a seed diverged or nothing was tested.
     """
-    tested = [v for v in study.verdicts if v["p"] is not None]
-    if not tested or any(v["verdict"] is VerdictWord.DIVERGED for v in study.verdicts):
+    tested = [v for v in verdicts if v["p"] is not None]
+    if not tested or any(v["verdict"] is VerdictWord.DIVERGED for v in verdicts):
         return None
     n = min(v["n"] for v in tested)
     return {"n": n, "rate": 1 - INTERVAL_ERROR ** (1 / n)}
 
 
-def _runs(table: ResultTable) -> list[dict[str, Any]]:
-    runs = [_run(*each, row) for row in table.runs for each in row.runs]
-    numbers = {row.variant.slug: row.variant.number or 0 for row in table.runs}
-    return sorted(runs, key=lambda run: (numbers[run["variant"]], run["label"]))
+def _runs(study: JudgedStudy) -> list[dict[str, Any]]:
+    runs = []
+    for outcome in (each for runs_of_row in study.outcomes.values() for each in runs_of_row):
+        run, is_absent = outcome.run, outcome.loss is None
+        entry = {
+            "label": run.label,
+            "folder": run.path.name,
+            "variant": run.variant.slug,
+            "labels": dict(outcome.labels),
+            "seed": run.seed,
+            "state": outcome.reason if is_absent else "done",
+            "reason": outcome.details,
+            "diverged": outcome.diverged,
+            "unstable": outcome.unstable,
+            "val_loss": outcome.loss,
+            **({} if is_absent else run_origin(outcome.record)),
+            "configuration": run.config.hash8,
+        }
+        runs.append((run.variant.number or 0, run.label, entry))
+    return [entry for _, _, entry in sorted(runs, key=lambda each: each[:2])]
 
 
-def _run(record: RunRecord, outcome: SeedOutcome, row: RowRuns) -> dict[str, Any]:
-    run, is_absent = planned_run(record), outcome.loss is None
-    return {
-        "label": run.label,
-        "folder": run.path.name,
-        "variant": run.variant.slug,
-        "labels": dict(row.labels),
-        "seed": run.seed,
-        "state": outcome.reason if is_absent else "done",
-        "reason": outcome.details,
-        "diverged": outcome.diverged,
-        "unstable": outcome.unstable,
-        "val_loss": outcome.loss,
-        **({} if is_absent else run_origin(record)),
-        "configuration": run.config.hash8,
-    }
-
-
-def _conditions(row: RowRuns) -> dict[str, Any]:
+def _conditions(arm: str, runs: Sequence[SeedOutcome]) -> dict[str, Any]:
     """Return the distinct values, over the seeds of a row, of what must not differ in silence."""
-    facts = [recorded_facts(record) for record in row.records]
+    facts = [recorded_facts(record) for record in finished_of(runs)]
     values = {
         name: list(dict.fromkeys(str(each.observed.get(field, UNKNOWN)) for each in facts))
         for name, field in _CONDITIONS.items()
     }
     sources = {id(each.sources): each.sources for each in facts}.values()
     code = dict.fromkeys(code_digest(each, each)[:_DIGEST_CHARS] for each in sources)
-    return {
-        "name": row.name,
-        **values,
-        "code": list(code),
-        "seeds": [planned_run(record).seed for record in row.records],
+    seeds = [outcome.seed for outcome in runs if outcome.loss is not None]
+    return {"name": arm, **values, "code": list(code), "seeds": seeds}
+
+
+def _notes(study: JudgedStudy) -> list[str]:
+    """Return remarks on single runs, such as failures, that hold even if all runs share them."""
+    results = [outcome for outcome in study.listed if outcome.loss is not None]
+    reasons: dict[str, list[str]] = {}
+    for outcome in study.listed:
+        if outcome.loss is None and outcome.details:
+            reason = f"{outcome.reason}: {outcome.details}"
+            reasons.setdefault(reason, []).append(outcome.run.label)
+    stale = [o.run.label for o in results if o.run.path in study.stale]
+    if stale:
+        reasons["stale, made by other code"] = stale
+    if unstable := [o for o in results if o.unstable]:
+        text = instability_text(unstable_steps(unstable[0].record))
+        reasons[text] = [o.run.label for o in unstable]
+    notes = [f"{format_runs(labels)}: {reason}" for reason, labels in reasons.items()]
+    for outcome in results:
+        observed = recorded_facts(outcome.record).observed
+        _, damage = run_utilisation(outcome.record)
+        edited, fallbacks = observed["changed_during_run"], observed["oom_fallbacks"]
+        divisions = observed["earlier_divisions"]
+        remarks = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
+        remarks += [f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else []
+        remarks += [f"begun with another division of the batch: {divisions}"] if divisions else []
+        remarks += [f"{damage}; figures of the machine are missing"] if damage else []
+        notes += [f"{outcome.run.label}: {remark}" for remark in remarks]
+    runs = [outcome.run for outcome in results]
+    reused = [run for run in runs if run.path.parts[-2:] != (study.name, run.name)]
+    return notes + [f"{r.label}: reuses run {r.path.parent.name}/{r.path.name}" for r in reused]
+
+
+# Rows.
+
+
+def finished_of(runs: Sequence[SeedOutcome]) -> list[RunRecord]:
+    """Return the runs with a comparable result."""
+    return [outcome.record for outcome in runs if outcome.loss is not None]
+
+
+def _row(study: JudgedStudy, arm: str) -> dict[str, Any]:
+    """Return one row of the table: name, losses, differences, costs, and the runs behind them."""
+    judged, runs = study.judged, study.outcomes[arm]
+    variant, labels = runs[0].run.variant, runs[0].labels
+    found = [v for v in (*judged["verdicts"], *judged["aa_steps"]) if v["step"] == arm]
+    parent = f"{_prefix(labels)}{variant.parent}"
+    verdicts = {
+        "baseline": next((v for v in found if v["role"] in ("baseline", AA_ROLE)), None),
+        "parent": next((v for v in reversed(found) if v["reference"] == parent), None),
     }
+    records = finished_of(runs)
+    origins = [run_origin(record) for record in records]
+    references = dict(zip(verdicts, study.references(arm), strict=True))
+    figures = row_losses(
+        runs, **{kind: study.outcomes.get(other, ()) for kind, other in references.items()}
+    )
+    loss = figures["val_loss"]
+    for kind, verdict in verdicts.items():
+        low, high = (verdict and verdict["interval_95"]) or (None, None)
+        figures |= {
+            f"{kind}_verdict": verdict and verdict["verdict"],
+            f"{kind}_low": low,
+            f"{kind}_high": high,
+            f"{kind}_p": verdict and verdict["p_of_word"],
+            f"{kind}_p_own": verdict and verdict["p_own"],
+        }
+    baseline = verdicts["baseline"]
+    return {
+        "number": variant.number,
+        "slug": variant.slug,
+        "parent": variant.parent or None,
+        "name": arm,
+        "title": variant.title,
+        "control": "a/a" if variant.is_aa else "repeat" if variant.is_repeat else None,
+        "changes": dict(variant.delta or {}),
+        "levels": dict(variant.levels or {}),
+        "labels": dict(labels),
+        **figures,
+        # exp(mean loss): the geometric mean of the seeds' perplexities.
+        "perplexity": _perplexity(loss) if study.plan.unit == NATS else None,
+        "comparisons": baseline and baseline["planned_comparisons"],
+        "against": {kind: v and v["name"] for kind, v in verdicts.items()},
+        "parameters": records[0].final.parameters if records else None,
+        "tokens": _mean([record.final.tokens for record in records]),
+        "train_seconds": _mean([record.timing.train_seconds for record in records]),
+        "sparsity": _mean([record.final.sparsity for record in records]),
+        "machine": mean_over_seeds([run_utilisation(record)[0] for record in records]),
+        "state": _state(runs, study.stale),
+        "runs": [record.run.path.name for record in records],
+        "run_ids": [origin["run_id"] for origin in origins],
+        "configurations": [origin["configuration"] for origin in origins],
+        "commits": list(dict.fromkeys(origin["commit"] or UNKNOWN for origin in origins)),
+    }
+
+
+def row_losses(
+    runs: Sequence[SeedOutcome],
+    baseline: Sequence[SeedOutcome] = (),
+    parent: Sequence[SeedOutcome] = (),
+) -> dict[str, Any]:
+    """Return mean, sample deviation and number of the losses, and of the differences from the others.
+
+    A difference is taken over the seeds of both. If a seed diverged, the finished ones are a biased
+    sample: there is neither.
+    """
+    losses, own, others = _losses(runs), _diverged(runs), {"baseline": baseline, "parent": parent}
+    figures = _sample("val_loss", [] if own else list(losses.values()), "n")
+    for kind, reference in others.items():
+        first = {} if own or _diverged(reference) else _losses(reference)
+        gaps = [loss - first[seed] for seed, loss in losses.items() if seed in first]
+        figures |= _sample(f"delta_{kind}", gaps, f"delta_{kind}_n")
+    return figures
+
+
+def _losses(runs: Sequence[SeedOutcome]) -> dict[int, float]:
+    return {outcome.seed: outcome.loss for outcome in runs if outcome.loss is not None}
+
+
+def _diverged(runs: Sequence[SeedOutcome]) -> bool:
+    return any(outcome.diverged for outcome in runs)
+
+
+def _sample(name: str, values: Sequence[float], number: str) -> dict[str, Any]:
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {name: _mean(values), f"{name}_sd": sd, number: len(values)}
+
+
+def _state(runs: Sequence[SeedOutcome], stale: Collection[Path]) -> str:
+    """Return "done", the states of unfinished runs, and "stale" if a run was made by other code."""
+    results = [outcome for outcome in runs if outcome.loss is not None]
+    done, total = len(results), len(runs)
+    word = "stale" if any(outcome.run.path in stale for outcome in results) else "done"
+    parts = [word if done == total else f"{done} of {total} {word}"] if done else []
+    if unstable := sum(outcome.unstable for outcome in results):
+        # Only finished runs are counted, and a narrow terminal has no columns for two words.
+        parts = [part for part in parts if part != "done"]
+        parts.append("UNSTABLE" if unstable == done else f"UNSTABLE {unstable}/{done}")
+    return ", ".join([*parts, *sorted({o.reason for o in runs if o.loss is None})])
+
+
+def _perplexity(loss: float | None) -> float | None:
+    """Return exp(loss); None if there is no loss or the result overflows."""
+    try:
+        return None if loss is None else math.exp(loss)
+    except OverflowError:
+        return None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

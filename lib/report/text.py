@@ -9,8 +9,8 @@ from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.contrasts import AA_ROLE
+from lib.report.judge import AA_FAILED
 from lib.report.options import short_unit
-from lib.report.study_verdicts import AA_FAILED
 from lib.tracking.tracker import TrackerTable
 from lib.units import first_of, format_difference, format_interval
 

@@ -16,7 +16,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +41,8 @@ from lib.report.statistics import (
     sign_flip_p,
     smallest_p,
 )
+from lib.runs.record import RunRecord
+from lib.runs.run import Run
 from lib.units import format_difference, format_interval
 
 # Differences below this many nats are rounding; no step is better because of them.
@@ -62,13 +64,9 @@ class VerdictWord(StrEnum):
     DIVERGED = "DIVERGED"
 
 
-# Beginning of the remark on unstable runs.
-UNSTABLE_REMARK = "UNSTABLE: "
-
-
 @dataclass(frozen=True)
 class SeedOutcome:
-    """Outcome of one run: a loss in nats per token, a divergence, or a missing result."""
+    """Outcome of one run: a loss in the unit of the study, a divergence, or a missing result."""
 
     seed: int
     # None if the run diverged or has no result.
@@ -92,9 +90,20 @@ class SeedOutcome:
     reused: bool = False
     # False if the run waits or is running: its outcome is not known yet.
     ended: bool = True
+    # None in a study of plain losses.
+    record: RunRecord = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
+    # Field → value shared by the results of a part of the study; empty without labels. Parts are
+    # not compared with each other, and each has its own baselines.
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run[Any]:
+        """Return the planned run."""
+        assert isinstance(self.record.planned, Run)
+        return self.record.planned
 
 
-def judge(
+def verdicts_at(
     contrasts: Sequence[Contrast],
     outcomes: Mapping[str, Sequence[SeedOutcome]],
     rule: VerdictRule,
@@ -102,7 +111,7 @@ def judge(
     level: ErrorLevel | None = WHOLE_ALPHA,
     decided: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Return the verdict on each contrast, as in the document of the study.
+    """Return the verdict on each contrast at one level of error, as in the document of the study.
 
     ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
     the family, at least and by default that of the ``contrasts``. ``level`` is the level of the look,
@@ -166,9 +175,9 @@ def _instability(
         )
         for arm in verdict["weights"]
     }
-    remarks = [f"{UNSTABLE_REMARK}{arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
+    remarks = [f"UNSTABLE: {arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
     if remarks and not verdict["reference"]:
-        remarks = [f"{UNSTABLE_REMARK}{sum(map(len, arms.values()))} runs"]
+        remarks = [f"UNSTABLE: {sum(map(len, arms.values()))} runs"]
     return remarks
 
 

@@ -20,7 +20,7 @@ from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.model import GPT
 from gpt2.training import finish, metrics, per_query, setup
 from lib.env.options import NumericsOptions
-from lib.report import table
+from lib.report import study
 from lib.runs import documents
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
@@ -326,7 +326,7 @@ MUTANTS = (
     _evaluated(
         "differences from the parent are those from the baseline",
         ("table-figures", "delta_parent of "),
-        edited(table, "row_document", '"parent", row, row.parent', '"parent", row, row.baseline'),
+        edited(study, "row_losses", '"parent": parent', '"parent": baseline'),
     ),
     _evaluated(
         "summary.json has another version",

@@ -73,11 +73,11 @@ def test_a_study_that_was_not_trained_has_no_word_of_another_configuration(plann
     )
     assert "BETTER" not in shown and "-0.3" not in shown
     assert set(words(long).values()) <= {None}
-    table = results.result_table(long)
-    assert all(verdict["verdict"] is None for verdict in table.verdicts.verdicts)
+    table = results.judged_study(long)
+    assert all(verdict["verdict"] is None for verdict in table.judged["verdicts"])
     claim = {"name": "it", "text": "it helps", "verdict": "BETTER"}
     for plan, holds in ((short, True), (long, False)):
-        document = study_document_of(plan, results.result_table(plan))
+        document = study_document_of(plan, results.judged_study(plan))
         contrast = document["verdicts"][0]["name"]
         (checked,) = check_claims(
             {"claims": [{**claim, "contrast": contrast}], "path": tmp_path / "claims.toml"},

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.running.study_end import command_at_end
 from lib.errors import PreflightError, Problem, RunError
-from lib.report.study_verdicts import VERDICTS_FILE
+from lib.report.study import VERDICTS_FILE
 from lib.runner.hooks import command_words
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 

@@ -17,7 +17,6 @@ from gpt2.study.plan import (
 )
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
-from lib.report.study_verdicts import StudyVerdicts
 from lib.runs.run import training_order
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
@@ -106,7 +105,7 @@ def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):
     plan = planned(seeds="auto", RA_MLA_ABLATION_STEPS="0,golden,ra")
     assert slugs(plan) == ["baseline", "golden", "ra", "baseline-aa"]
     variants = plan.variants
-    declared = StudyVerdicts([], declared_verdicts(plan))
+    declared = declared_verdicts(plan)
     trained = _open_variants(declared, frozenset({"golden vs baseline"}), variants)
     assert trained == {"baseline", "ra", "baseline-aa"}
     everything = frozenset({"golden vs baseline", "ra vs baseline"})

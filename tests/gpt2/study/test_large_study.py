@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.config import identity_digest
 from gpt2.records.listing import list_runs
-from gpt2.running.results import result_table
+from gpt2.running.results import judged_study
 from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.study.view import look
 from lib import json_files
@@ -123,7 +123,7 @@ def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Pla
         intact.rename(run.path)
 
 
-def test_a_result_table_reads_each_record_of_a_run_once(
+def test_a_judged_study_reads_each_record_of_a_run_once(
     build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: Counter[Path] = Counter()
@@ -137,7 +137,7 @@ def test_a_result_table_reads_each_record_of_a_run_once(
     monkeypatch.setattr("lib.json_files.read_record", counted)
     monkeypatch.setattr("lib.runs.record.read_record", counted)
     monkeypatch.setattr("lib.runs.audit.sha256_file", lambda path: counted(path, "a file"))
-    result_table(plan)
+    judged_study(plan)
     of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
     assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}
     assert set(of_runs.values()) == {1}

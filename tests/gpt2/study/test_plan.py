@@ -27,7 +27,7 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.options import LookPlan
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.runs.lease import take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.gpt2.study.large_study import this_origin
@@ -462,7 +462,7 @@ def looked(plan: Plan, waiting: str, effect: float = 2.5) -> None:
             write_planned(
                 run, 60, 10, symbols=values, manifest=own, offset=0.05 * run.seed + offset
             )
-    build_table(plan.study, plan.runs, verdict_plan=declared_verdicts(plan))
+    read_study(plan.study, plan.runs, plan=declared_verdicts(plan))
 
 
 def trained(plan: Plan) -> dict[int, list[str]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gpt2.config import Config
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.runs.run import Run, RunVariant
 from tests.lib.report.documents import document_of
 
@@ -36,7 +36,7 @@ def test_three_renamed_baselines_over_three_seeds(configure: Callable[..., Confi
                 path = train(config, name).files.path
                 variant = RunVariant(f"arm{arm}", number=arm, parent="arm0" if arm else "")
                 runs.append(Run(f"study{study}", variant, seed, config, path))
-        verdicts = document_of(build_table(f"study{study}", runs))["verdicts"]
+        verdicts = document_of(read_study(f"study{study}", runs))["verdicts"]
         counts = [(v["n"], v["planned_comparisons"]) for v in verdicts]
         assert counts == [(SEEDS, ARMS - 1)] * (ARMS - 1), verdicts
         claims.append(sum(v["verdict"] in ("BETTER", "WORSE") for v in verdicts))

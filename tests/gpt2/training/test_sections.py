@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.running.results import result_table
+from gpt2.running.results import judged_study
 from gpt2.study.document import sections
 from gpt2.study.plan import Plan
 from lib.files import canonical_json
 from lib.report.columns import to_markdown
+from lib.report.declarations import VerdictPlan
+from lib.report.judge import judge
 from lib.report.render import TableSection
-from lib.report.table import ResultTable, build_table
+from lib.report.study import JudgedStudy, read_study
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import reseal
@@ -51,7 +53,11 @@ def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[.
 
 
 def _sections(plan: Plan) -> list[TableSection]:
-    return sections(plan, build_table(plan.study, plan.runs))
+    return _sections_of(plan, read_study(plan.study, plan.runs))
+
+
+def _sections_of(plan: Plan, study: JudgedStudy) -> list[TableSection]:
+    return sections(plan, study, document_of(study)["rows"])
 
 
 def test_pairs_and_reads_are_listed_if_runs_differ(planned: Callable) -> None:
@@ -108,9 +114,12 @@ def test_speed_is_shown_of_runs_of_other_documents(
         path = train(config, f"of-{length}").files.path
         runs.append(Run("matrix", RunVariant(f"of-{length}"), 1, config, path))
     plan = Plan("matrix", tmp_path, tmp_path, runs[0].config, runs)
-    table = result_table(plan)
-    assert [row["state"] for row in table.rows] == ["done", "not comparable: documents"]
-    speed = sections(plan, table)[-1]
+    table = judged_study(plan)
+    assert [row["state"] for row in document_of(table)["rows"]] == [
+        "done",
+        "not comparable: documents",
+    ]
+    speed = _sections_of(plan, table)[-1]
     assert [row[0] for row in speed.rows] == ["of-16 s1", "of-8 s1"]
 
 
@@ -123,19 +132,19 @@ def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
 
 def test_the_ranking_of_a_sweep_comes_first(planned: Callable) -> None:
     plan = planned()
-    table = build_table(plan.study, [replace(plan.runs[0], variant=RunVariant(s)) for s in "ab"])
+    table = read_study(plan.study, [replace(plan.runs[0], variant=RunVariant(s)) for s in "ab"])
     swept = replace(plan, sweep="LEARNING_RATE=1e-3,2e-3")
-    assert [part.title for part in sections(swept, table)] == ["Ranking", "Speed"]
-    assert [part.title for part in sections(plan, table)] == []
+    assert [part.title for part in _sections_of(swept, table)] == ["Ranking", "Speed"]
+    assert [part.title for part in _sections_of(plan, table)] == []
 
 
 def test_a_section_is_in_the_text_and_in_the_document() -> None:
     part = TableSection(
         "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"
     )
-    table = ResultTable("demo", sections=[part])
+    document = document_of(judge([], {}, VerdictPlan()), sections=[part])
     expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
-    text = to_markdown(document_of(table))
+    text = to_markdown(document)
     assert expected in text and text.endswith("By the clock.\n")
-    (section,) = document_of(table)["sections"]
+    (section,) = document["sections"]
     assert section["title"] == "Speed" and section["rows"] == [("a", "1.0"), ("b", "20.0")]

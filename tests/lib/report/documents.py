@@ -5,9 +5,8 @@ from copy import deepcopy
 from typing import Any
 
 from lib.report.contrasts import Contrast, contrasts_of
-from lib.report.study import study_document
-from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import ResultTable
+from lib.report.declarations import VerdictPlan
+from lib.report.study import JudgedStudy, study_document
 from lib.runs.run import RunVariant
 
 CONTEXT: dict[str, Any] = {
@@ -26,13 +25,13 @@ def family_of(parents: Mapping[str, str], against: str = "both") -> list[Contras
     )
 
 
-def document_of(results: ResultTable | StudyVerdicts) -> dict[str, Any]:
-    """Return the document of a table, or of verdicts without one; a test may change it."""
-    if isinstance(results, StudyVerdicts):
-        results = ResultTable("demo", verdicts=results)
-    return deepcopy(study_document(results, CONTEXT))
+def document_of(study: JudgedStudy | Mapping[str, Any], **context: Any) -> dict[str, Any]:
+    """Return the document of a study, or of verdicts without runs; a test may change it."""
+    if not isinstance(study, JudgedStudy):
+        study = JudgedStudy("demo", study.get("plan", VerdictPlan()), [], {}, study)
+    return deepcopy(study_document(study, {**CONTEXT, **context}))
 
 
-def verdict_of(study: StudyVerdicts, name: str) -> dict[str, Any]:
+def verdict_of(study: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the verdict with a name, as in the document."""
     return next(v for v in document_of(study)["verdicts"] if v["name"] == name)

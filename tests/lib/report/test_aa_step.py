@@ -8,11 +8,12 @@ import pytest
 
 from lib.report.columns import to_markdown, write_tables
 from lib.report.declarations import VerdictPlan
+from lib.report.judge import AA_FAILED
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
-from lib.report.study_verdicts import AA_FAILED, VERDICTS_FILE
-from lib.report.table import build_table
-from lib.report.text import verdict_lines, verdict_table, verdicts_exit_code
+from lib.report.study import VERDICTS_FILE, read_study
+from lib.report.terminal import verdicts_to_terminal
+from lib.report.text import verdict_table, verdicts_exit_code
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.report.documents import document_of
@@ -39,20 +40,20 @@ def study(make_run):
 
 
 def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
-    table = build_table("demo", study(), verdict_plan=PLAN)
-    without = build_table("demo", [r for r in study() if not r.variant.is_aa], verdict_plan=PLAN)
-    (wide,) = table.verdicts.verdicts
-    assert [wide] == list(without.verdicts.verdicts)
-    assert table.verdicts.planned == 1
+    table = read_study("demo", study(), plan=PLAN)
+    without = read_study("demo", [r for r in study() if not r.variant.is_aa], plan=PLAN)
+    (wide,) = table.judged["verdicts"]
+    assert [wide] == list(without.judged["verdicts"])
+    assert table.judged["planned"] == 1
     gain = document_of(table)["pairing_gain"]
     assert gain == document_of(without)["pairing_gain"]
-    (aa,) = table.verdicts.aa_steps
+    (aa,) = table.judged["aa_steps"]
     assert (aa["planned_comparisons"], aa["variance"], aa["n"]) == (1, "own", 5)
     # It stands in the table, with its verdict.
-    assert table.rows[2]["slug"] == "base-aa"
-    assert table.rows[2]["against"]["baseline"] == aa["name"]
-    assert table.rows[2]["baseline_p_own"] == aa["p_own"] is not None
-    assert "A/A step passed" in verdict_lines(document_of(table))
+    assert document_of(table)["rows"][2]["slug"] == "base-aa"
+    assert document_of(table)["rows"][2]["against"]["baseline"] == aa["name"]
+    assert document_of(table)["rows"][2]["baseline_p_own"] == aa["p_own"] is not None
+    assert "A/A step passed" in verdicts_to_terminal(document_of(table))
     assert "A/A step passed" in to_markdown(document_of(table))
     assert verdicts_exit_code(document_of(table)) == 0
     write_tables(document_of(table), tmp_path)
@@ -62,30 +63,30 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
 
 
 def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
-    verdicts = build_table("demo", study(), verdict_plan=VerdictPlan()).verdicts
-    (aa,) = verdicts.aa_steps
+    document = document_of(read_study("demo", study()))
+    (aa,) = document["aa_steps"]
     assert "seeds" in aa["reason"]
-    table = verdict_table(document_of(verdicts))
+    table = verdict_table(document)
     wide, passed = (dict(zip(table.header, row, strict=True)) for row in table.rows)
-    (verdict,) = verdicts.verdicts
+    (verdict,) = document["verdicts"]
     assert (wide["comparison"], wide["verdict"]) == ("wide vs base", "BETTER")
     assert [wide["low"], wide["high"]] == verdict["interval_95"]
     assert (wide["n"], wide["p"], wide["of"]) == (5, verdict["p_adjusted"], 1)
     assert passed["verdict"] == "A/A step passed" and "seeds" not in passed["remarks"]
     few = [run for run in study() if run.seed < 3]
-    assert not verdict_table(document_of(build_table("demo", few).verdicts)).rows
+    assert not verdict_table(document_of(read_study("demo", few))).rows
 
 
 def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):
-    table = build_table("demo", study(shift=0.03), verdict_plan=PLAN)
-    (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
+    table = read_study("demo", study(shift=0.03), plan=PLAN)
+    (wide,), (aa,) = table.judged["verdicts"], table.judged["aa_steps"]
     # In the band and real: the band wins, and the step is not a failure.
     assert aa["verdict"] is VerdictWord.EQUIVALENT and verdicts_exit_code(document_of(table)) == 0
-    table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan())
-    (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
+    table = read_study("demo", study(shift=0.03), plan=VerdictPlan())
+    (wide,), (aa,) = table.judged["verdicts"], table.judged["aa_steps"]
     assert aa["verdict"] is VerdictWord.WORSE and wide["verdict"] is VerdictWord.BETTER
     assert AA_FAILED in wide["remarks"]
-    assert AA_FAILED in verdict_lines(document_of(table)) and AA_FAILED in to_markdown(
+    assert AA_FAILED in verdicts_to_terminal(document_of(table)) and AA_FAILED in to_markdown(
         document_of(table)
     )
     assert verdicts_exit_code(document_of(table)) == 4
@@ -94,11 +95,11 @@ def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):
 def test_a_diverged_step_is_named(study):
     runs = study()
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
-    table = build_table("demo", runs, verdict_plan=PLAN)
-    assert table.verdicts.aa_steps[0]["verdict"] is VerdictWord.DIVERGED
-    assert "A/A step DIVERGED" in verdict_lines(document_of(table))
+    table = read_study("demo", runs, plan=PLAN)
+    assert table.judged["aa_steps"][0]["verdict"] is VerdictWord.DIVERGED
+    assert "A/A step DIVERGED" in verdicts_to_terminal(document_of(table))
     assert verdicts_exit_code(document_of(table)) == 1
-    assert AA_FAILED not in table.verdicts.verdicts[0]["remarks"]
+    assert AA_FAILED not in table.judged["verdicts"][0]["remarks"]
 
 
 def test_a_failure_at_a_look_stays_at_the_next_one(study, make_run):
@@ -107,24 +108,28 @@ def test_a_failure_at_a_look_stays_at_the_next_one(study, make_run):
     # A shift of 0.03 at three seeds, and none on the whole.
     runs = study(shift=0.03)
     plan, first = VerdictPlan(looks=looks), [run for run in runs if run.seed < 4]
-    at_three = build_table("demo", first, verdict_plan=plan).verdicts
-    assert at_three.aa_failed
+    at_three = read_study("demo", first, plan=plan)
+    assert at_three.judged["aa_failed"]
     for seed, base in enumerate(BASE[3:], 4):
         run = make_run("base-aa", base - 0.05, seed=seed, parent="base", number=None)
         runs[3 * seed - 1] = replace(run, variant=replace(run.variant, is_aa=True))
-    later = build_table("demo", runs, verdict_plan=at_three.plan).verdicts
-    assert [look.n for look in later.looks] == [3] and later.closed[0]
-    (aa,) = later.aa_steps
-    assert aa["verdict"] is None and later.aa_failed and verdicts_exit_code(document_of(later)) == 4
-    assert AA_FAILED in later.verdicts[0]["remarks"]
+    later = read_study("demo", runs, plan=at_three.plan)
+    assert [look.n for look in later.judged["looks"]] == [3] and later.judged["closed"][0]
+    (aa,) = later.judged["aa_steps"]
+    assert (
+        aa["verdict"] is None
+        and later.judged["aa_failed"]
+        and verdicts_exit_code(document_of(later)) == 4
+    )
+    assert AA_FAILED in later.judged["verdicts"][0]["remarks"]
 
 
 def test_between_looks_it_is_not_tested(study):
     plan = VerdictPlan(looks=LookPlan((8,), (0.9,)))
-    table = build_table("demo", study(shift=0.03), verdict_plan=plan)
-    (aa,) = table.verdicts.aa_steps
+    table = read_study("demo", study(shift=0.03), plan=plan)
+    (aa,) = table.judged["aa_steps"]
     assert aa["verdict"] is None and verdicts_exit_code(document_of(table)) == 0
-    assert "passed" not in verdict_lines(document_of(table))
+    assert "passed" not in verdicts_to_terminal(document_of(table))
 
 
 def test_a_repeat_is_the_noise_of_one_seed_and_has_no_verdict(study, make_run, tmp_path):
@@ -135,12 +140,12 @@ def test_a_repeat_is_the_noise_of_one_seed_and_has_no_verdict(study, make_run, t
             runs.append(replace(run, variant=replace(run.variant, is_repeat=True)))
         return runs
 
-    without = build_table("demo", study(), verdict_plan=PLAN).verdicts
+    without = read_study("demo", study(), plan=PLAN)
     for shift, shown in ((0.0, "is equal"), (0.001, "differs by up to 5.0e-03 nats")):
-        table = build_table("demo", [*study(), *again(shift)], verdict_plan=PLAN)
-        assert table.verdicts.verdicts == without.verdicts
-        assert table.verdicts.aa_steps == without.aa_steps
-        assert f"REPEAT base-again {shown} (5 seeds)" in verdict_lines(document_of(table))
+        table = read_study("demo", [*study(), *again(shift)], plan=PLAN)
+        assert table.judged["verdicts"] == without.judged["verdicts"]
+        assert table.judged["aa_steps"] == without.judged["aa_steps"]
+        assert f"REPEAT base-again {shown} (5 seeds)" in verdicts_to_terminal(document_of(table))
         assert f"REPEAT base-again {shown}" in to_markdown(document_of(table))
     write_tables(document_of(table), tmp_path)
     record = json.loads((tmp_path / VERDICTS_FILE).read_text())

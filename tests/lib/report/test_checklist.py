@@ -10,7 +10,7 @@ import pytest
 from lib.files import write_json
 from lib.report.checklist import word_rows
 from lib.report.columns import write_tables
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import seal
@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> Rows:
     def found(
         runs: list[Run[Any]], *, written: bool = True, **changes: Any
     ) -> dict[str, tuple[str, str]]:
-        document = {**document_of(build_table("demo", runs)), **changes}
+        document = {**document_of(read_study("demo", runs)), **changes}
         if written:
             write_tables(document, tmp_path)
         names = {run.path.name for run in runs}
@@ -83,7 +83,7 @@ def test_a_comparison_without_a_word_does_not_pass(
 
 
 def test_a_failed_aa_step_says_what_to_do(runs: list[Run[Any]], tmp_path: Path) -> None:
-    document = document_of(build_table("demo", runs))
+    document = document_of(read_study("demo", runs))
     step = {**document["verdicts"][0], "name": "base-aa vs base"}
     for word, failed in (("BETTER", True), ("WORSE", True), ("INCONCLUSIVE", False)):
         changed = {**document, "aa_steps": [{**step, "verdict": word}], "aa_failed": failed}
@@ -104,7 +104,7 @@ def test_only_the_runs_to_publish_are_judged(
     runs: list[Run[Any]], tmp_path: Path, make_run: Any
 ) -> None:
     make_run("wide", 3.0, seed=1, number=1, losses=SPIKED)
-    document = document_of(build_table("demo", runs))
+    document = document_of(read_study("demo", runs))
     for arms, unstable, words in (({"base", "wide"}, "FAIL", 1), ({"base"}, "PASS", 0)):
         names = {run.path.name for run in runs if run.variant.slug in arms}
         rows = {row.check: row for row in word_rows(document, names, tmp_path)}

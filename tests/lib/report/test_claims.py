@@ -16,7 +16,7 @@ from lib.report.claims import (
 )
 from lib.report.declarations import VerdictPlan
 from lib.report.statistics import VerdictRule
-from lib.report.table import build_table
+from lib.report.study import read_study
 from tests.lib.report.documents import document_of
 
 BASE = (3.0, 3.25, 2.875)
@@ -43,7 +43,7 @@ def check(tmp_path):
         texts = [f'[[claim]]\nname = "c-{names[i]}"\n{entry}' for i, entry in enumerate(entries)]
         path.write_text(head + "".join(texts))
         plan = VerdictPlan(VerdictRule(band=0.05))
-        document = document_of(build_table("demo", planned, verdict_plan=plan))
+        document = document_of(read_study("demo", planned, plan=plan))
         return check_claims(read_claims(path), document | changes)
 
     return checked
@@ -125,9 +125,7 @@ def test_a_claim_without_its_runs_does_not_hold(runs, check, make_run):
 
 def test_a_word_of_runs_that_are_gone_does_not_hold(runs, check):
     """A document whose verdict stayed, while its runs have no result any more."""
-    document = document_of(
-        build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule(band=0.05)))
-    )
+    document = document_of(read_study("demo", runs, plan=VerdictPlan(VerdictRule(band=0.05))))
     gone = [{**run, "val_loss": None, "state": "new"} for run in document["runs"]]
     (claim,) = check(runs, contrast(), runs=gone)
     assert len(claim["runs"]) == 6 and any("wide-s1" in text for text in claim["problems"])
@@ -249,7 +247,7 @@ def test_a_file_without_entries_is_refused(tmp_path, text):
     ],
 )
 def test_a_number_holds_if_it_has_the_quoted_digits_and_sign(runs, check, text, recorded, holds):
-    document = document_of(build_table("demo", runs))
+    document = document_of(read_study("demo", runs))
     row = document["rows"][0] | {"val_loss": recorded}
     (claim,) = check(runs, figure(text), rows=[row])
     assert bool(claim["problems"]) is not holds

@@ -21,7 +21,7 @@ from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.declarations import VerdictPlan
 from lib.report.options import BITS_PER_BYTE
 from lib.report.statistics import VerdictRule
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.report.terminal import to_terminal
 from lib.runs.run import Run, RunVariant, run_name
 from lib.runs.run_dir import RunDir
@@ -263,7 +263,7 @@ def expected(step: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     runs = write(tmp_path_factory.mktemp("columns"))
-    document = document_of(build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule("own"))))
+    document = document_of(read_study("demo", runs, plan=VerdictPlan(VerdictRule("own"))))
     for row in document["rows"]:
         row["flops_per_token"] = FLOPS[row["slug"]]
     return document
@@ -452,7 +452,7 @@ def test_origin_names_every_run(document: dict[str, Any]) -> None:
 
 def test_losses_in_bits_per_byte(tmp_path: Path) -> None:
     plan = VerdictPlan(VerdictRule("own"), unit=BITS_PER_BYTE)
-    document = document_of(build_table("demo", write(tmp_path), verdict_plan=plan))
+    document = document_of(read_study("demo", write(tmp_path), plan=plan))
     rows = {row["slug"]: row for row in csv.DictReader(io.StringIO(to_csv(document)))}
     tokens = sum(count for count, _ in DOCUMENTS.values())
     size = sum(count * width for count, width in DOCUMENTS.values())

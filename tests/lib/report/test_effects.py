@@ -11,11 +11,11 @@ import pytest
 from lib.report.columns import to_markdown
 from lib.report.contrasts import EFFECT, design_effects, scale_of
 from lib.report.declarations import VerdictPlan, read_declarations
+from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
-from lib.report.study_verdicts import StudyVerdicts, declare
-from lib.report.table import build_table
-from lib.report.text import verdict_lines
+from lib.report.study import read_study
+from lib.report.terminal import verdicts_to_terminal
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run import RunVariant
 from tests.lib.report.documents import document_of
@@ -164,13 +164,13 @@ def factorial(make_run):
 
 
 def words(table):
-    return {verdict["name"]: verdict["verdict"] for verdict in table.verdicts.verdicts}
+    return {verdict["name"]: verdict["verdict"] for verdict in table.judged["verdicts"]}
 
 
 def test_effects_have_words_and_a_row_each(factorial):
-    table = build_table("demo", factorial(), verdict_plan=PLAN)
+    table = read_study("demo", factorial(), plan=PLAN)
     expected = dict.fromkeys(["B Q", "C R", "AB", "AC", "BC"], INCONCLUSIVE) | {"A P": BETTER}
-    assert words(table) == expected and table.verdicts.planned == 6
+    assert words(table) == expected and table.judged["planned"] == 6
     text = to_markdown(document_of(table))
     (row,) = (line for line in text.splitlines() if line.startswith("| A P "))
     assert "BETTER" in row and "-0.40" in row
@@ -180,37 +180,37 @@ def test_effects_have_words_and_a_row_each(factorial):
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_give_no_word(factorial, seeds):
-    table = build_table("demo", factorial(seeds), verdict_plan=PLAN)
-    text = to_markdown(document_of(table)) + verdict_lines(document_of(table)).replace(
+    table = read_study("demo", factorial(seeds), plan=PLAN)
+    text = to_markdown(document_of(table)) + verdicts_to_terminal(document_of(table)).replace(
         "VERDICT", ""
     )
     assert not any(word in text for word in VerdictWord)
-    assert all(verdict["p"] is None for verdict in table.verdicts.verdicts)
+    assert all(verdict["p"] is None for verdict in table.judged["verdicts"])
 
 
 def test_a_noisy_run_stops_the_words(factorial):
-    table = build_table("demo", factorial(noisy="r110"), verdict_plan=PLAN)
+    table = read_study("demo", factorial(noisy="r110"), plan=PLAN)
     assert set(words(table).values()) == {INCONCLUSIVE}
-    for verdict in table.verdicts.verdicts:
+    for verdict in table.judged["verdicts"]:
         assert any(remark.startswith("SPREAD: r110") for remark in verdict["remarks"])
-    assert set(words(build_table("demo", factorial(), verdict_plan=PLAN)).values()) != {
-        INCONCLUSIVE
-    }
+    assert set(words(read_study("demo", factorial(), plan=PLAN)).values()) != {INCONCLUSIVE}
 
 
 def test_effects_that_do_not_follow_are_listed_with_their_reason(factorial):
     missing = [cell for cell in full_design(3) if cell[1] and not cell[0]]
-    table = build_table("demo", factorial(missing=missing), verdict_plan=PLAN)
+    table = read_study("demo", factorial(missing=missing), plan=PLAN)
     assert set(words(table)) == {"A P", "B Q", "C R", "AC", "BC"}
     text = to_markdown(document_of(table))
     assert "AB: not estimable, because Q needs P" in text
-    assert "EFFECT  AB: not estimable, because Q needs P" in verdict_lines(document_of(table))
+    assert "EFFECT  AB: not estimable, because Q needs P" in verdicts_to_terminal(
+        document_of(table)
+    )
     assert "EFFECT  variance x 2.00 because of missing cells: A P, B Q" in text
 
 
 def test_an_effect_without_a_pair_is_not_estimable(factorial):
     missing = [cell for cell in full_design(3) if cell[0] != cell[1]]
-    table = build_table("demo", factorial(missing=missing), verdict_plan=PLAN)
+    table = read_study("demo", factorial(missing=missing), plan=PLAN)
     assert set(words(table)) == {"C R"}
     assert ": not estimable" in to_markdown(document_of(table))
 
@@ -228,9 +228,9 @@ def test_runs_that_are_no_cells_are_judged_by_the_rule_shared(make_run):
         for seed in (1, 2, 3)
         for number, (slug, loss) in enumerate(losses.items())
     ]
-    table = build_table("demo", runs, verdict_plan=PLAN)
+    table = read_study("demo", runs, plan=PLAN)
     assert document_of(table)["not_estimable"] is None
-    assert {verdict["variance"] for verdict in table.verdicts.verdicts} == {"shared"}
+    assert {verdict["variance"] for verdict in table.judged["verdicts"]} == {"shared"}
 
 
 def outcomes_of(losses_RN, cells):
@@ -255,24 +255,22 @@ def test_a_cell_added_after_a_look_gives_its_effects_a_look_of_their_own(tmp_pat
         plan = VerdictPlan(rule, interactions=True, looks=LookPlan.fixed(3), declared=declared)
         plan = replace(plan, declarations=known, folder=tmp_path)
         outcomes = outcomes_of(losses_RN[:count], cells[:count])
-        parts = [("", effects.contrasts, outcomes)]
-        study = StudyVerdicts(parts, declare(plan, parts), effects=effects)
-        return study, {v["name"]: v for v in study.verdicts}
+        study = judge(effects.contrasts, outcomes, declare(plan, effects.contrasts, outcomes))
+        return study, {v["name"]: v for v in study["verdicts"]}
 
     _, first = report(7)
     assert first["AB"]["verdict"] is WORSE and first["BC"]["verdict"] is INCONCLUSIVE
     study, whole = report(8)
     assert all((len(v["values"]), v["look"]) == (8, 2) for v in whole.values())
-    assert [(look.n, look.share) for look in study.looks] == [(3, 0.9), (3, 0.05)]
-    assert study.planned == 12 and whole["BC"]["planned_comparisons"] == 6
+    assert [(look.n, look.share) for look in study["looks"]] == [(3, 0.9), (3, 0.05)]
+    assert study["planned"] == 12 and whole["BC"]["planned_comparisons"] == 6
 
 
 def judged(losses_RN, cells, rule):
     effects = design_effects(variants(cells), True)
     outcomes = outcomes_of(losses_RN, cells)
-    return StudyVerdicts(
-        [("", effects.contrasts, outcomes)], VerdictPlan(rule, interactions=True)
-    ).verdicts
+    plan = VerdictPlan(rule, interactions=True)
+    return judge(effects.contrasts, outcomes, plan)["verdicts"]
 
 
 def needs(cell):
@@ -321,7 +319,7 @@ def test_false_words_of_a_factorial_design(noise, n):
 def test_the_web_page_has_the_same_words(factorial):
     missing = [cell for cell in full_design(3) if cell[0] != cell[1]]
     for left_out, word in (((), "BETTER"), (missing, "not estimable")):
-        page = page_of(build_table("demo", factorial(missing=left_out), verdict_plan=PLAN))
+        page = page_of(read_study("demo", factorial(missing=left_out), plan=PLAN))
         # Effects have no reference, and runs no verdict.
         assert ">against<" not in page and "Δ baseline<" not in page
         assert word in page and ("not estimable" in page) == bool(left_out)

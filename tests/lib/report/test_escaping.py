@@ -10,7 +10,7 @@ import pytest
 from lib.console import shown
 from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.render import TableSection, csv_table, latex_text, markdown_table, markdown_text
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.report.terminal import to_terminal, verdicts_to_terminal
 from tests.lib.report.documents import document_of
 
@@ -43,7 +43,7 @@ def document(make_run) -> dict[str, Any]:
         for seed in (1, 2, 3)
         for number, (slug, loss, parent) in enumerate((("base", 3.0, ""), ("wide", 2.9, "base")))
     ]
-    document = document_of(build_table("demo", runs, label_by=["torch"], left_out=["a: b"]))
+    document = document_of(read_study("demo", runs, label_by=["torch"]), left_out=["a: b"])
     section = TableSection("Speed", ("run", "step ms"), [("a", "1.0")], is_short=True)
     document |= {"sections": [vars(section)], "notes": ["demo/00-base s1: failed"]}
     document["same_documents"] = ["other"]

@@ -3,6 +3,7 @@
 import random
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,15 +11,17 @@ from lib.report.contrasts import Contrast
 from lib.report.declarations import (
     DECLARATIONS_FILE,
     Look,
-    LookSchedule,
     VerdictPlan,
+    due_look,
     read_declarations,
+    reserve_share,
+    share_at,
 )
+from lib.report.judge import AA_FAILED, declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import PART_FACTOR, ErrorLevel, VerdictRule
-from lib.report.study_verdicts import AA_FAILED, StudyVerdicts, declare
 from lib.report.text import seeds_notes, verdicts_exit_code
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
 from tests.lib.report.documents import document_of, family_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
@@ -58,20 +61,24 @@ def report(
     plan = VerdictPlan(
         rule, looks=looks, declared=family, declarations=known, folder=folder, **plan
     )
-    parts = [("", contrasts(arms), outcomes(seeds, changes, arms))]
-    return StudyVerdicts(parts, declare(plan, parts))
+    return judged(contrasts(arms), outcomes(seeds, changes, arms), plan)
+
+
+def judged(comparisons, runs, plan):
+    plan = declare(plan, comparisons, runs)
+    return {**judge(comparisons, runs, plan), "plan": plan}
 
 
 def words(study):
-    return {v["step"]: v["verdict"] for v in study.verdicts}
+    return {v["step"]: v["verdict"] for v in study["verdicts"]}
 
 
 def by_step(study):
-    return {v["step"]: v for v in study.verdicts}
+    return {v["step"]: v for v in study["verdicts"]}
 
 
 def shares(study):
-    return [look.share for look in study.looks]
+    return [look.share for look in study["looks"]]
 
 
 def declared_lines(folder):
@@ -99,30 +106,28 @@ def test_a_plan_of_looks_that_cannot_hold_its_promise_is_refused(seeds, spend, c
 
 
 def test_planned_looks_spend_their_shares_and_later_ones_half_of_the_rest():
-    schedule = LookSchedule(LOOKS)
-    seen = []
+    taken, seen = [], []
     for n in range(1, 13):
-        look = schedule.due(n)
+        look = due_look(LOOKS, taken, n)
         if look is not None:
             seen.append((look.n, look.share, look.planned))
-            schedule = LookSchedule(LOOKS, (*schedule.taken, look))
-        assert schedule.due(n) is None
+            taken.append(look)
+        assert due_look(LOOKS, taken, n) is None
     planned = [(3, 0.2, True), (5, 0.3, True), (8, 0.4, True)]
     halves = [(9, 0.05, False), (10, 0.025, False), (11, 0.0125, False), (12, 0.00625, False)]
     assert seen == planned + halves
     n = 13
-    while look := schedule.due(n):
+    while look := due_look(LOOKS, taken, n):
         assert look.share > 0
-        schedule, n = LookSchedule(LOOKS, (*schedule.taken, look)), n + 1
-    assert n > 30 and 0.999 < schedule.spent <= 1
+        taken, n = [*taken, look], n + 1
+    assert n > 30 and 0.999 < sum(look.share for look in taken) <= 1
 
 
 def test_a_planned_look_that_was_passed_over_is_lost():
-    assert LookSchedule(LOOKS).due(6).share == 0.3
-    late = LookSchedule(LOOKS, (Look(1, 8, 0.4, True),))
-    assert late.due(9).share == pytest.approx(0.05)
-    whole = LookSchedule(LookPlan((3,), (1.0,)), (Look(1, 3, 1.0, True),))
-    assert whole.due(4) is None and whole.share_at(4) == 0
+    assert due_look(LOOKS, (), 6).share == 0.3
+    assert due_look(LOOKS, [Look(1, 8, 0.4, True)], 9).share == pytest.approx(0.05)
+    whole = LookPlan((3,), (1.0,)), [Look(1, 3, 1.0, True)]
+    assert due_look(*whole, 4) is None and share_at(*whole, 4) == 0
 
 
 def test_a_fixed_list_has_one_look_and_keeps_a_reserve(tmp_path):
@@ -134,7 +139,7 @@ def test_a_fixed_list_has_one_look_and_keeps_a_reserve(tmp_path):
     study = report(tmp_path, 8, looks=LookPlan.fixed(8))
     assert shares(study) == [0.9, 0.05]
     assert "unplanned look" in by_step(study)["none"]["remarks"]
-    assert report(tmp_path, 2, looks=LookPlan.fixed(2)).plan.taken is None
+    assert report(tmp_path, 2, looks=LookPlan.fixed(2))["plan"].taken is None
 
 
 # Words.
@@ -142,7 +147,9 @@ def test_a_fixed_list_has_one_look_and_keeps_a_reserve(tmp_path):
 
 def test_a_corrected_p_includes_the_share_of_the_look():
     family, runs = contrasts(), outcomes(5)
-    plain, look = (judge(family, runs, RULE, 3, level) for level in (ErrorLevel(), ErrorLevel(0.2)))
+    plain, look = (
+        verdicts_at(family, runs, RULE, 3, level) for level in (ErrorLevel(), ErrorLevel(0.2))
+    )
     for one, other in zip(plain, look, strict=True):
         assert other["p"] == one["p"]
         assert other["p_adjusted"] == min(1, one["p_adjusted"] / 0.2)
@@ -153,7 +160,7 @@ def test_a_corrected_p_includes_the_share_of_the_look():
 
 def test_p_and_word_agree_at_every_look(tmp_path):
     for n in (3, 5, 8, 9):
-        for verdict in report(tmp_path, n).verdicts:
+        for verdict in report(tmp_path, n)["verdicts"]:
             assert (verdict["p_of_word"] <= RULE.alpha) == (verdict["verdict"] is not INCONCLUSIVE)
 
 
@@ -177,19 +184,19 @@ def test_a_hundred_reports_cost_nothing_and_an_extra_block_half_of_the_reserve(t
     assert document_of(study)["alpha_spent"] == pytest.approx(0.045)
     for _ in range(100):
         study = report(tmp_path, 8)
-        assert study.plan.taken is None and document_of(study) == expected
+        assert study["plan"].taken is None and document_of(study) == expected
     assert declared_lines(tmp_path) == before
     study = report(tmp_path, 9)
-    assert study.plan.taken is not None and not study.plan.taken.planned
+    assert study["plan"].taken is not None and not study["plan"].taken.planned
     assert document_of(study)["alpha_spent"] == pytest.approx(0.0475)
-    open_ones = [v for v in study.verdicts if v["look"] == 4]
+    open_ones = [v for v in study["verdicts"] if v["look"] == 4]
     assert open_ones and all("unplanned look" in v["remarks"] for v in open_ones)
 
 
 def test_between_looks_there_are_estimates_and_no_words(tmp_path):
     report(tmp_path, 3)
     study = report(tmp_path, 4)
-    for verdict in [v for v in study.verdicts if v["step"] != "large"]:
+    for verdict in [v for v in study["verdicts"] if v["step"] != "large"]:
         assert (
             verdict["n"] == 4
             and verdict["difference"] is not None
@@ -204,7 +211,7 @@ def test_the_next_look_is_announced(tmp_path):
     study = report(tmp_path, 4)
     assert by_step(study)["small"]["reason"] == "next look at 5 seeds"
     assert "next look at 5 seeds" in " ".join(seeds_notes(document_of(study)))
-    assert by_step(study)["large"]["verdict"] is BETTER and study.plan.taken is None
+    assert by_step(study)["large"]["verdict"] is BETTER and study["plan"].taken is None
 
 
 @pytest.mark.parametrize(
@@ -213,15 +220,15 @@ def test_the_next_look_is_announced(tmp_path):
 def test_a_comparison_waits_for_its_own_runs_only(tmp_path, arm, judged):
     running = {(arm, 3): SeedOutcome(3, None, reason="running", ended=False)}
     study = report(tmp_path, 3, running)
-    assert {v["step"] for v in study.verdicts if v["look"] == 1} == judged
-    waiting = [v for v in study.verdicts if v["step"] not in judged]
+    assert {v["step"] for v in study["verdicts"] if v["look"] == 1} == judged
+    waiting = [v for v in study["verdicts"] if v["step"] not in judged]
     assert all(v["n"] == 2 and v["verdict"] is None for v in waiting)
     taken = len(declared_lines(tmp_path))
     # The others are judged at the same look.
     study = report(tmp_path, 3)
-    assert shares(study) == [0.2] and {v["look"] for v in study.verdicts} == {1}
-    assert bool(study.plan.taken) is not bool(judged) and len(declared_lines(tmp_path)) > taken
-    assert not any("since" in remark for v in study.verdicts for remark in v["remarks"])
+    assert shares(study) == [0.2] and {v["look"] for v in study["verdicts"]} == {1}
+    assert bool(study["plan"].taken) is not bool(judged) and len(declared_lines(tmp_path)) > taken
+    assert not any("since" in remark for v in study["verdicts"] for remark in v["remarks"])
 
 
 @pytest.mark.parametrize("variance", ["shared", "own"])
@@ -242,7 +249,7 @@ def test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(tm
     whole = report(tmp_path / "whole", 3, better, rule=rule)
     later = report(tmp_path / "parts", 3, better, rule=rule)
     assert document_of(later)["verdicts"] == document_of(whole)["verdicts"]
-    assert not any("until" in remark for v in later.verdicts for remark in v["remarks"])
+    assert not any("until" in remark for v in later["verdicts"] for remark in v["remarks"])
     step = "large" if variance == "shared" else "small"
     assert by_step(later)[step]["p_adjusted"] < part[step]["p_adjusted"]
 
@@ -251,11 +258,11 @@ def test_a_decided_step_needs_no_runs(tmp_path):
     report(tmp_path, 3)
     absent = {("large", s): SeedOutcome(s, None, reason="new", ended=False) for s in (4, 5)}
     study = report(tmp_path, 5, absent)
-    assert study.plan.taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
-    assert not study.waiting
+    assert study["plan"].taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
+    assert not study["waiting"]
     # The large step is the only one of this study that is decided.
     waits = {(arm, 8): SeedOutcome(8, None, reason="new", ended=False) for arm in ("small", "none")}
-    assert report(tmp_path, 8, absent | waits).plan.taken is None
+    assert report(tmp_path, 8, absent | waits)["plan"].taken is None
 
 
 @pytest.mark.parametrize("arm", ["small", "base"])
@@ -267,10 +274,10 @@ def test_a_diverged_step_needs_no_further_runs_and_no_look(tmp_path, arm):
         (step, s): SeedOutcome(s, None, reason="new", ended=False) for step in steps for s in (4, 5)
     }
     study = report(tmp_path, 5, bad | absent)
-    assert not study.waiting and shares(study) == ([0.2, 0.3] if arm == "small" else [0.2])
+    assert not study["waiting"] and shares(study) == ([0.2, 0.3] if arm == "small" else [0.2])
     assert words(study)["small"] is DIVERGED
     # The others are judged as a whole.
-    assert not any("until" in remark for v in study.verdicts for remark in v["remarks"])
+    assert not any("until" in remark for v in study["verdicts"] for remark in v["remarks"])
     # More seeds of nothing but diverged steps need no look.
     assert shares(report(tmp_path, 8, bad)) == ([0.2, 0.3, 0.4] if arm == "small" else [0.2])
 
@@ -290,8 +297,8 @@ def test_the_own_rule_steps_down_over_the_open_comparisons(tmp_path):
     rule = VerdictRule("own")
     report(tmp_path, 3, rule=rule, looks=LookPlan((3, 8), (0.5, 0.4)))
     study = report(tmp_path, 8, rule=rule, looks=LookPlan((3, 8), (0.5, 0.4)))
-    decided = [v for v in study.verdicts if v["look"] == 1 and v["verdict"] in (BETTER, WORSE)]
-    tested = [v for v in study.verdicts if v["look"] == 2]
+    decided = [v for v in study["verdicts"] if v["look"] == 1 and v["verdict"] in (BETTER, WORSE)]
+    tested = [v for v in study["verdicts"] if v["look"] == 2]
     assert len(decided) == 1 and len(tested) == 2
     smallest = min(tested, key=lambda verdict: verdict["p"])
     assert smallest["p_adjusted"] == pytest.approx(min(1, 2 * smallest["p"] / 0.4))
@@ -302,11 +309,11 @@ def test_further_seeds_are_counted_at_the_level_of_their_look():
     runs, family = outcomes(3) | {"none": wide}, [Contrast.pair("none", "base")]
     counts = []
     for plan in (LookPlan((3, 8), (1e-4, 0.9)), LookPlan((3, 4, 5, 60), (1e-4, 1e-5, 1e-6, 1e-9))):
-        schedule = LookSchedule(plan, (Look(1, 3, 1e-4, True),))
-        (verdict,) = judge(family, runs, RULE, 3, ErrorLevel(1e-4, share_at=schedule.share_at))
+        shares = partial(share_at, plan, [Look(1, 3, 1e-4, True)])
+        (verdict,) = verdicts_at(family, runs, RULE, 3, ErrorLevel(1e-4, share_at=shares))
         counts.append(verdict["more_seeds"])
     assert 0 < counts[0] < counts[1]
-    assert [schedule.share_at(n) for n in (4, 5, 6)] == [1e-5, 1e-6, 1e-9]
+    assert [shares(n) for n in (4, 5, 6)] == [1e-5, 1e-6, 1e-9]
 
 
 # What may not be looked at twice, and what may not be left out.
@@ -318,20 +325,22 @@ def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
     assert words(study)["small"] is DIVERGED
     for seeds in ((1, 3, 4), (1, 3, 4, 5, 6)):
         later = report(tmp_path, seeds)
-        assert later.plan.taken is None and shares(later) == [0.2]
+        assert later["plan"].taken is None and shares(later) == [0.2]
         assert words(later)["small"] is None
 
 
 def test_a_missing_run_is_judged_once_when_it_arrives(tmp_path):
     lost = {("small", 2): SeedOutcome(2, None, reason="out of memory")}
     study = report(tmp_path, 3, lost)
-    assert study.plan.taken.n == 3 and by_step(study)["small"]["n"] == 2 and study.planned == 3
+    assert (
+        study["plan"].taken.n == 3 and by_step(study)["small"]["n"] == 2 and study["planned"] == 3
+    )
     large = by_step(study)["large"]
     assert large["p_adjusted"] == pytest.approx(3 * large["p"] / 0.2)
     study = report(tmp_path, 3)
     small = by_step(study)["small"]
     assert (
-        study.plan.taken is None
+        study["plan"].taken is None
         and (small["n"], small["look"]) == (3, 1)
         and shares(study) == [0.2]
     )
@@ -360,7 +369,7 @@ def test_a_run_that_was_damaged_since_gives_no_word(tmp_path):
     changes = {("large", 2): SeedOutcome(2, None, reason="damaged")}
     study = report(tmp_path, 3, changes)
     large = by_step(study)["large"]
-    assert study.plan.taken is None and (large["n"], large["verdict"]) == (2, None)
+    assert study["plan"].taken is None and (large["n"], large["verdict"]) == (2, None)
     assert large["excluded"] == ["large s2: damaged"]
     assert words(report(tmp_path, 3))["large"] is BETTER
 
@@ -378,18 +387,18 @@ def test_a_diverged_baseline_ends_the_study(tmp_path):
     report(tmp_path, 3)
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
     study = report(tmp_path, 5, bad)
-    assert study.baseline_diverged and verdicts_exit_code(document_of(study)) == 1
-    assert study.closed[-1] == set(study.family)
+    assert study["baseline_diverged"] and verdicts_exit_code(document_of(study)) == 1
+    assert study["closed"][-1] == set(study["family"])
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
 
 
 def test_a_part_of_the_study_is_judged_among_all_comparisons(tmp_path):
     part = report(tmp_path, 3, arms=("base", "large"))
-    assert shares(part) == [0.2] and part.planned == 3 and words(part) == {"large": BETTER}
+    assert shares(part) == [0.2] and part["planned"] == 3 and words(part) == {"large": BETTER}
     whole = report(tmp_path, 3)
-    assert whole.plan.taken is None and whole.planned == 3 and shares(whole) == [0.2]
+    assert whole["plan"].taken is None and whole["planned"] == 3 and shares(whole) == [0.2]
     again = report(tmp_path, 3, arms=("base", "large"))
-    assert words(again) == {"large": BETTER} and again.planned == 3
+    assert words(again) == {"large": BETTER} and again["planned"] == 3
 
 
 def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
@@ -398,11 +407,14 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     before = report(tmp_path, 3, arms=few, declared=few)
     study = report(tmp_path, 3)
     none = by_step(study)["none"]
-    assert shares(study) == [0.2, 0.05] and (study.plan.taken.n, study.plan.taken.planned) == (
+    assert shares(study) == [0.2, 0.05] and (
+        study["plan"].taken.n,
+        study["plan"].taken.planned,
+    ) == (
         3,
         False,
     )
-    assert (none["look"], none["planned_comparisons"], study.planned) == (
+    assert (none["look"], none["planned_comparisons"], study["planned"]) == (
         2,
         1,
         3,
@@ -413,12 +425,12 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
         assert by_step(study)[step] == by_step(before)[step]
     written = declared_lines(tmp_path)
     again = report(tmp_path, 3)
-    assert again.plan.taken is None and declared_lines(tmp_path) == written
+    assert again["plan"].taken is None and declared_lines(tmp_path) == written
     # Planned before a look, they take part in it.
     later = report(tmp_path, 5)
     assert shares(later) == [0.2, 0.05, 0.3] and by_step(later)["none"]["planned_comparisons"] == 3
     # The reserve left is 0.05: half of it for the next addition.
-    assert later.schedule.reserve_share == 0.025
+    assert reserve_share(later["look_plan"], later["looks"]) == 0.025
 
 
 def test_a_run_that_arrives_after_a_look_at_added_comparisons_is_judged_at_it(tmp_path):
@@ -439,12 +451,12 @@ def test_another_rule_with_more_comparisons_judges_these_at_a_look_of_their_own(
     for _ in range(2):
         study = report(tmp_path, 3, rule=VerdictRule(band=0.5))
         assert shares(study) == [0.2, 0.05]
-        assert [(v["look"], v["planned_comparisons"]) for v in study.verdicts] == [
+        assert [(v["look"], v["planned_comparisons"]) for v in study["verdicts"]] == [
             (1, 2),
             (1, 2),
             (2, 1),
         ]
-        assert all("rule changed after results: band" in v["remarks"] for v in study.verdicts)
+        assert all("rule changed after results: band" in v["remarks"] for v in study["verdicts"])
         assert words(study)["large"] is EQUIVALENT
 
 
@@ -459,13 +471,12 @@ def test_a_study_without_common_runs_has_looks_and_a_family_of_its_own(tmp_path)
     for _ in range(2):
         known = read_declarations(tmp_path)
         plan = VerdictPlan(RULE, looks=LookPlan((5,), (0.9,)), declared=other, folder=tmp_path)
-        parts = [("", other, runs)]
-        study = StudyVerdicts(parts, declare(replace(plan, declarations=known), parts))
-        assert shares(study) == [0.9] and study.planned == 1
+        study = judged(other, runs, replace(plan, declarations=known))
+        assert shares(study) == [0.9] and study["planned"] == 1
         assert by_step(study)["other-large"]["planned_comparisons"] == 1
     # The first study still has its look, and the next one is at five seeds.
     again = report(tmp_path, 3)
-    assert again.plan.taken is None and shares(again) == [0.2] and words(again) == words(first)
+    assert again["plan"].taken is None and shares(again) == [0.2] and words(again) == words(first)
     assert shares(report(tmp_path, 5)) == [0.2, 0.3]
 
 
@@ -474,10 +485,10 @@ def test_a_changed_configuration_of_one_step_is_a_comparison_of_its_own(tmp_path
     configurations = dict.fromkeys(EFFECTS, "a")
     report(tmp_path, 3, configurations=configurations)
     changed = report(tmp_path, 3, configurations={**configurations, "small": "b"})
-    assert shares(changed) == [0.2, 0.05] and changed.planned == 4
-    assert [v["look"] for v in changed.verdicts] == [1, 2, 1]
+    assert shares(changed) == [0.2, 0.05] and changed["planned"] == 4
+    assert [v["look"] for v in changed["verdicts"]] == [1, 2, 1]
     other = report(tmp_path, 3, configurations=dict.fromkeys(EFFECTS, "c"))
-    assert shares(other) == [0.2] and other.planned == 3
+    assert shares(other) == [0.2] and other["planned"] == 3
 
 
 def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_path):
@@ -485,7 +496,7 @@ def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_
     before = report(tmp_path, 3, arms=few, declared=few)
     waiting = {("none", 3): SeedOutcome(3, None, reason="running", ended=False)}
     study = report(tmp_path, 3, waiting)
-    assert study.plan.taken is None and shares(study) == [0.2]
+    assert study["plan"].taken is None and shares(study) == [0.2]
     assert by_step(study)["small"] == by_step(before)["small"]
     # Known since that report, but not since the look.
     assert by_step(report(tmp_path, 3))["none"]["look"] == 2
@@ -493,7 +504,7 @@ def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_
 
 def test_a_table_with_labels_takes_no_look(tmp_path):
     study = report(tmp_path, 3, exploratory=True)
-    assert study.plan.taken is None and by_step(study)["large"]["verdict"] is None
+    assert study["plan"].taken is None and by_step(study)["large"]["verdict"] is None
 
 
 def test_a_changed_rule_is_judged_at_the_same_cost_and_marked(tmp_path):
@@ -503,12 +514,12 @@ def test_a_changed_rule_is_judged_at_the_same_cost_and_marked(tmp_path):
     assert words(study)["none"] is EQUIVALENT and words(study)["large"] is BETTER
     wider = report(tmp_path, 5, rule=replace(rule, band=1.0))
     assert shares(wider) == [0.2] and set(words(wider).values()) == {EQUIVALENT}
-    for verdict in wider.verdicts:
+    for verdict in wider["verdicts"]:
         assert verdict["remarks"][-1] == "rule changed after results: band"
     again = report(tmp_path, 5, rule=replace(rule, band=1.0))
     assert document_of(again) == document_of(wider)
     back = report(tmp_path, 5, rule=rule)
-    assert back.verdicts[0]["remarks"][-1] == "rule changed after results: now as before"
+    assert back["verdicts"][0]["remarks"][-1] == "rule changed after results: now as before"
     assert words(back) == words(study)
 
 
@@ -525,7 +536,7 @@ def test_looks_do_not_depend_on_how_often_the_study_was_reported(tmp_path):
 def test_rounding_needs_no_further_seeds(tmp_path):
     same = {("none", s): SeedOutcome(s, LOSSES["base"][s - 1] + 1e-7 * s) for s in range(1, 4)}
     study = report(tmp_path, 3, same)
-    assert "none vs base" in study.closed[-1] and words(study)["none"] is INCONCLUSIVE
+    assert "none vs base" in study["closed"][-1] and words(study)["none"] is INCONCLUSIVE
 
 
 def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
@@ -534,14 +545,14 @@ def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
         verdicts_exit_code(document_of(study)) == 0
         and verdicts_exit_code(document_of(study), strict=True) == 5
     )
-    decided = StudyVerdicts([("", [Contrast.pair("large", "base")], outcomes(5))], VerdictPlan())
+    decided = judge([Contrast.pair("large", "base")], outcomes(5), VerdictPlan())
     assert verdicts_exit_code(document_of(decided), strict=True) == 0
 
 
 def test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all():
     pair = [Contrast.pair("none", "base", "a/a")]
     arms = [arm for arm in EFFECTS if arm != "none"]
-    plan = VerdictPlan(RULE, looks=LOOKS, declared=contrasts(arms), controls=pair)
+    plan = VerdictPlan(RULE, looks=LOOKS, declared=[*contrasts(arms), *pair])
     runs = outcomes(3)
     absent = {**runs, "none": []}
     running = {**runs, "none": runs["none"][:2]}
@@ -553,8 +564,7 @@ def test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all(
         (runs, None, 0),
         ({**runs, "none": failed}, AA_FAILED, 4),
     ):
-        parts = [("", contrasts(arms), results)]
-        study = StudyVerdicts(parts, declare(plan, parts), [("", pair, results)])
+        study = judged([*contrasts(arms), *pair], results, plan)
         large = by_step(study)["large"]
         assert large["verdict"] is BETTER and large["look"] == 1
         seen = [r for r in ("its A/A step has not ended", AA_FAILED) if r in large["remarks"]]

@@ -1,14 +1,14 @@
 """Speed, memory and utilisation of each table row, from telemetry beside the runs."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lib.report.columns import to_markdown
+from lib.report.render import TableSection
 from lib.report.run_results import run_utilisation
-from lib.report.table import TableSection, build_table
+from lib.report.study import read_study
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
@@ -52,7 +52,7 @@ def test_memory_and_utilisation_of_each_step(make_run):
         mfu=(0.1, 0.4, 0.42),
     )
     beside(wide, first, sample(10.0, 2 * GIB, 40 * GIB, None))
-    table = build_table("demo", [base, wide])
+    table = read_study("demo", [base, wide])
     expected = {
         "tokens_per_second": 33.6,
         "mfu": 0.4,
@@ -81,10 +81,10 @@ def test_speed_stands_once_in_a_table(make_run):
     run = make_run("base", 3.0)
     beside(run, sample(0.0, 1.0), sample(9.0, GIB))
     speed = TableSection("Speed", ("run", "tok/s"), [("base s1", "34")], "")
-    table = replace(build_table("demo", [run]), sections=[speed])
-    before, _, machine = to_markdown(document_of(table)).partition("## Machine")
+    document = document_of(read_study("demo", [run]), sections=[speed])
+    before, _, machine = to_markdown(document).partition("## Machine")
     assert "tok/s" in before and "tok/s" not in machine and "RSS GB, peak" in machine
-    (row,) = document_of(table)["rows"]
+    (row,) = document["rows"]
     assert row["machine"]["tokens_per_second"] == 33.6
 
 
@@ -92,13 +92,13 @@ def test_seeds_are_taken_together(make_run):
     runs = [make_run("base", 3.0, seed=seed) for seed in (1, 2)]
     for run, memory in zip(runs, (1.0, 3.0), strict=True):
         beside(run, sample(0.0, 1.0), sample(9.0, memory * GIB))
-    (row,) = build_table("demo", runs).rows
+    (row,) = document_of(read_study("demo", runs))["rows"]
     assert row["machine"]["process/rss_peak_gb"] == 2.0
 
 
 def test_without_samples_the_speed_is_known_and_damage_costs_no_table(make_run):
     run = make_run("base", 3.0)
-    text = to_markdown(document_of(build_table("demo", [run])))
+    text = to_markdown(document_of(read_study("demo", [run])))
     assert text.partition("## Machine")[2].split("\n")[2:5:2] == [
         "| run  | tok/s |",
         "| base |    34 |",
@@ -108,8 +108,10 @@ def test_without_samples_the_speed_is_known_and_damage_costs_no_table(make_run):
     files.telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
     figures, damage = run_utilisation(RunRecord(files))
     assert figures == {"tokens_per_second": 33.6} and damage.startswith("telemetry.jsonl:1: ")
-    table = build_table("demo", [run])
-    assert table.rows[0]["state"] == "done" and table.notes[-1].startswith(f"{run.label}: {damage}")
+    table = read_study("demo", [run])
+    assert document_of(table)["rows"][0]["state"] == "done" and document_of(table)["notes"][
+        -1
+    ].startswith(f"{run.label}: {damage}")
 
 
 def test_damaged_telemetry_costs_no_figure_of_another_file(make_run):

@@ -20,8 +20,7 @@ from lib.report.plots import study_figures
 from lib.report.render import TableSection
 from lib.report.series import study_series
 from lib.report.statistics import VerdictRule
-from lib.report.study import study_document
-from lib.report.table import build_table
+from lib.report.study import read_study, study_document
 from lib.report.verdicts import VerdictWord
 from lib.runs.run import OFF, ON, RunVariant
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -36,7 +35,7 @@ def study(tmp_path_factory):
     """Three steps with three seeds each, and their table."""
     folder = tmp_path_factory.mktemp("study")
     runs = write_study(folder, steps(3), 3, iterations=30, documents=6)
-    return runs, build_table("demo", runs)
+    return runs, read_study("demo", runs)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def test_every_run_step_and_comparison_is_named(study, parsed):
     assert [line["run"] for line in parsed.tables["Runs"]] == [
         run.path.name for run in runs[::3]
     ] + [run.path.name for run in runs[1::3]] + [run.path.name for run in runs[2::3]]
-    given = [verdict["verdict"] for verdict in table.verdicts.verdicts]
+    given = [verdict["verdict"] for verdict in table.judged["verdicts"]]
     assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
     for title in ("Question", "Answer", "Verdicts", "Losses", "Training", "What differed"):
         assert title in parsed.texts
@@ -112,7 +111,7 @@ def test_ids_are_unique_and_links_have_a_target(parsed):
 
 def test_the_same_results_give_the_same_bytes(study, page, tmp_path):
     runs, _ = study
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     path = write_report(study_document(table, CONTEXT), study_series(table), tmp_path)
     assert path.name == REPORT_FILE and path.read_text() == page
     assert list(tmp_path.iterdir()) == [path]
@@ -141,7 +140,8 @@ def test_values_of_a_run_are_never_markup(tmp_path):
         "commands": [(HOSTILE, HOSTILE)],
     }
     section = TableSection(HOSTILE, (HOSTILE,), [(HOSTILE,)], HOSTILE)
-    table = replace(build_table("demo", [*hostile, broken], left_out=[HOSTILE]), sections=[section])
+    context |= {"left_out": [HOSTILE], "sections": [section]}
+    table = read_study("demo", [*hostile, broken])
     page = page_of(table, context)
     parsed = Parsed(page)
     assert parsed.tags.count("script") == 1 and not parsed.values("onclick")
@@ -178,7 +178,7 @@ def test_no_text_of_a_document_is_markup(study):
 
 def test_one_seed_has_losses_first_and_one_line_on_what_is_missing(tmp_path):
     runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     parsed = Parsed(page_of(table))
     assert parsed.answer == answer(study_document(table, CONTEXT))
     assert parsed.answer.startswith("n=1: no verdict") and "SEEDS=1-3" in parsed.answer
@@ -299,7 +299,7 @@ def test_damaged_and_excluded_runs_are_named(tmp_path):
     runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
     RunDir(runs[1].path).status.write_text("{")
     RunDir(runs[2].path).summary.write_text("{}")
-    parsed = Parsed(page_of(build_table("demo", runs), CONTEXT))
+    parsed = Parsed(page_of(read_study("demo", runs), CONTEXT))
     origins = {line["run"]: line["state"] for line in parsed.tables["Runs"]}
     assert all(origins[run.path.name].startswith("damaged: ") for run in runs[1:])
     assert all(
@@ -308,7 +308,7 @@ def test_damaged_and_excluded_runs_are_named(tmp_path):
 
 
 def test_without_results_the_report_still_appears(make_run):
-    table = build_table("demo", [make_run("base"), make_run("wide", parent="base")])
+    table = read_study("demo", [make_run("base"), make_run("wide", parent="base")])
     parsed = Parsed(page_of(table))
     assert "svg" not in parsed.tags and "new" in parsed.texts
     assert parsed.answer == "No run has a result yet."
@@ -321,12 +321,12 @@ def test_a_run_has_its_machine_its_branch_and_its_log(make_run):
         "hardware": {**MANIFEST["hardware"], "cuda_version": "12.8"},
         "processes": {"world_size": 2, "backend": "nccl"},
     }
-    text = page_of(build_table("demo", [make_run("base", 3.0, manifest=on_gpus)]))
+    text = page_of(read_study("demo", [make_run("base", 3.0, manifest=on_gpus)]))
     (run,) = Parsed(text).tables["Runs"]
     assert run["torch"] == "2.13.0, CUDA 12.8" and run["device"] == "2 x a cpu"
     assert run["commit"] == "000000000000 on a-topic"
     assert f'<a href="{run["run"]}/logs.txt">' in text
-    (run,) = Parsed(page_of(build_table("demo", [make_run("base", 3.0, seed=2)]))).tables["Runs"]
+    (run,) = Parsed(page_of(read_study("demo", [make_run("base", 3.0, seed=2)]))).tables["Runs"]
     assert (run["torch"], run["device"], run["commit"]) == ("2.13.0", "a cpu", "0" * 12)
 
 
@@ -337,7 +337,7 @@ def test_a_step_that_differs_by_rounding_has_no_p(make_run):
         for number, name in enumerate(losses)
         for seed, loss in enumerate(losses[name], 1)
     ]
-    table = build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule(band=0.01)))
+    table = read_study("demo", runs, plan=VerdictPlan(VerdictRule(band=0.01)))
     parsed = Parsed(page_of(table))
     assert parsed.words == ["EQUIVALENT"] and "rounding" in parsed.answer
     assert "p=" not in parsed.answer and "p" not in parsed.tables["Verdicts"][0]
@@ -349,7 +349,7 @@ def test_the_page_needs_no_matplotlib(study, page, without_matplotlib):
 
 def test_a_single_training_compares_nothing(tmp_path):
     runs = write_study(tmp_path, [RunVariant("run")], 1, iterations=12, documents=3)
-    parsed = Parsed(page_of(build_table("single", runs)))
+    parsed = Parsed(page_of(read_study("single", runs)))
     assert parsed.words == [] and parsed.answer.endswith("nothing is compared.")
     assert "notice" not in parsed.values("class") and "Loss over training" in parsed.values(
         "aria-label"
@@ -363,11 +363,11 @@ def test_combinations_have_no_tree(tmp_path):
         for i, level in enumerate(levels)
     ]
     runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
-    parsed = Parsed(page_of(build_table("matrix", runs)))
+    parsed = Parsed(page_of(read_study("matrix", runs)))
     assert "tree" not in parsed.values("class")
     # There is no parent to compare with.
     assert any("compared with the first one" in text for text in parsed.texts)
-    assert len(parsed.words) == len(build_table("matrix", runs).verdicts.verdicts)
+    assert len(parsed.words) == len(read_study("matrix", runs).judged["verdicts"])
 
 
 def test_a_factorial_design_has_its_effects(tmp_path):
@@ -375,9 +375,9 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     cells = [RunVariant(f"cell-{i}", number=i, levels=level) for i, level in enumerate(levels)]
     runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
     plan = VerdictPlan(VerdictRule("factorial"), interactions=True)
-    table = build_table("matrix", runs, verdict_plan=plan)
+    table = read_study("matrix", runs, plan=plan)
     parsed = Parsed(page_of(table))
-    names = {verdict["step"] for verdict in table.verdicts.verdicts}
+    names = {verdict["step"] for verdict in table.judged["verdicts"]}
     assert len(parsed.words) == len(names) == 3 and names <= set(parsed.texts)
     assert "Effects of the design" in parsed.values("aria-label")
     # An effect has no reference.
@@ -390,7 +390,7 @@ def test_runs_under_a_label_are_compared_within_themselves(tmp_path):
     for run in runs:
         if run.seed == 2:
             seal(RunDir(run.path), changed(MANIFEST, origin__torch="2.12.0"))
-    table = build_table("demo", runs, label_by=["torch"])
+    table = read_study("demo", runs, label_by=["torch"])
     titles = Parsed(page_of(table)).values("aria-label")
     titles = [label for label in titles if "minus the baseline" in label]
     assert len(titles) == 2 and "2.12.0:step-1" in titles[1]
@@ -399,7 +399,7 @@ def test_runs_under_a_label_are_compared_within_themselves(tmp_path):
 def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     variants = [*steps(2), RunVariant("aa", "A/A", parent="baseline", is_aa=True)]
     runs = write_study(tmp_path, variants, 3, iterations=12, documents=3)
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     parsed = Parsed(page_of(table))
     assert len(parsed.words) == 2 and parsed.words[-1].startswith("A/A step")
     document = document_of(table)
@@ -422,8 +422,8 @@ def test_a_rule_is_called_declared_only_if_it_was_before_the_runs(study):
 def test_a_changed_rule_is_stated(study):
     runs, _ = study
     plan = VerdictPlan(VerdictRule(band=1.0), looks=LookPlan.fixed(3))
-    known = build_table("demo", runs, verdict_plan=plan).verdicts.plan
-    table = build_table("demo", runs, verdict_plan=replace(known, rule=VerdictRule()))
+    known = read_study("demo", runs, plan=plan).plan
+    table = read_study("demo", runs, plan=replace(known, rule=VerdictRule()))
     parsed = Parsed(page_of(table))
     (note,) = [text for text in parsed.texts if "rule changed after results" in text]
     assert note.endswith("(all)")
@@ -443,7 +443,7 @@ def test_a_remark_is_listed_once_and_repeats_no_column(study):
 
 def test_a_study_of_19_steps_stays_small(tmp_path: Path):
     runs = write_study(tmp_path, steps(19), 2, iterations=12, documents=3)
-    page = page_of(build_table("demo", runs))
+    page = page_of(read_study("demo", runs))
     assert len(page.encode()) < 500_000
 
 

@@ -16,8 +16,7 @@ from lib.report.declarations import VerdictPlan
 from lib.report.plots import study_figures
 from lib.report.series import study_series
 from lib.report.statistics import VerdictRule
-from lib.report.study import study_document
-from lib.report.table import build_table
+from lib.report.study import read_study, study_document
 from lib.runs.documents import bits_per_byte
 from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir
@@ -83,7 +82,7 @@ def _rewrite(run):
 
 @pytest.fixture(scope="module")
 def table(runs):
-    return build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule("own")))
+    return read_study("demo", runs, plan=VerdictPlan(VerdictRule("own")))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from lib.report.declarations import VerdictPlan
 from lib.report.figures import PALETTE, Scale, svg_element, write_figures
 from lib.report.plots import MAX_PANELS, study_figures
 from lib.report.series import study_series
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, seal
@@ -19,7 +19,7 @@ from tests.lib.report.fabricated_study import steps, write_study
 
 
 def _figures(runs, **options):
-    table = build_table("demo", runs, **options)
+    table = read_study("demo", runs, **options)
     return study_figures(document_of(table), study_series(table))
 
 
@@ -48,7 +48,7 @@ def test_a_forest_has_a_line_with_words_per_comparison(figures):
 @pytest.mark.parametrize(("large", "end"), [(1, 0.0108), (2, 0.216)])
 def test_the_axis_of_a_forest_leaves_out_few_differences_only(tmp_path, large, end):
     runs = write_study(tmp_path, steps(6), 3, iterations=12, documents=5)
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     document = document_of(table)
     against = [v for v in document["verdicts"] if v["role"] == "baseline"]
     for index, verdict in enumerate(against):
@@ -140,7 +140,7 @@ def test_the_curves_show_the_whole_training(tmp_path):
 def test_a_large_sweep_has_every_comparison_and_a_limited_number_of_panels(tmp_path):
     cells = [RunVariant(f"cell-{i}-with-a-rather-long-name", number=i) for i in range(45)]
     runs = write_study(tmp_path, cells, 1, iterations=6, documents=2)
-    drawn = _figures(runs, verdict_plan=VerdictPlan())
+    drawn = _figures(runs, plan=VerdictPlan())
     groups = [figure.group for figure in drawn]
     assert groups.count("forest") == 1 and groups.count("panels") == MAX_PANELS
 

@@ -1,11 +1,9 @@
 """The ranking of the points of a sweep."""
 
-from dataclasses import replace
-
 from gpt2.study.document import ranking
 from lib.console import shown
 from lib.report.columns import to_json, to_markdown
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.report.terminal import to_terminal
 from tests.lib.report.documents import document_of
 
@@ -21,14 +19,14 @@ def points(make_run, seeds=(1, 2, 3)):
             result = None if loss is None and seed == 2 else shifted
             levels = {"LEARNING_RATE": rate}
             runs.append(make_run(rate, result, seed=seed, number=number, levels=levels))
-    return build_table("sweep", runs)
+    return read_study("sweep", runs)
 
 
 def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
     table = points(make_run)
     # The comparisons with the first point have words.
-    assert {verdict["verdict"] for verdict in table.verdicts.verdicts} >= {"BETTER"}
-    section = ranking(table.rows)
+    assert {verdict["verdict"] for verdict in table.judged["verdicts"]} >= {"BETTER"}
+    section = ranking(document_of(table)["rows"])
     assert section.header == ["rank", "LEARNING_RATE", "val loss", "Δ lowest", "state"]
     shown = [row[:2] + row[3:] for row in section.rows]
     assert shown == [
@@ -43,20 +41,20 @@ def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
 
 def test_a_terminal_and_the_file_show_it(make_run):
     table = points(make_run, seeds=(1,))
-    table = replace(table, sections=[ranking(table.rows)])
-    text = shown(to_terminal(document_of(table), 60), colour=False)
+    document = document_of(table, sections=[ranking(document_of(table)["rows"])])
+    text = shown(to_terminal(document, 60), colour=False)
     lines = text.splitlines()
     assert lines[lines.index("Ranking") + 1].split()[:2] == ["rank", "LEARNING_RATE"]
     assert max(map(len, lines)) <= 60
-    assert "## Ranking" in to_markdown(document_of(table))
-    assert '"title": "Ranking"' in to_json(document_of(table))
+    assert "## Ranking" in to_markdown(document)
+    assert '"title": "Ranking"' in to_json(document)
 
 
 def test_a_point_that_diverged_has_no_rank_and_one_point_no_ranking(make_run):
     runs = [make_run(s, 3.0, levels={"A": s}, number=i) for i, s in enumerate("ab")]
-    assert len(ranking(build_table("sweep", runs).rows).rows) == 2
+    assert len(ranking(document_of(read_study("sweep", runs))["rows"]).rows) == 2
     # It ends at the loss of an untrained model.
     diverged = [*runs[:1], make_run("c", 20.0, levels={"A": "c"}, number=2)]
-    assert build_table("sweep", diverged).rows[1]["val_loss"] is None
-    assert ranking(build_table("sweep", diverged).rows) is None
-    assert ranking(build_table("sweep", runs, label_by=["data"]).rows) is None
+    assert document_of(read_study("sweep", diverged))["rows"][1]["val_loss"] is None
+    assert ranking(document_of(read_study("sweep", diverged))["rows"]) is None
+    assert ranking(document_of(read_study("sweep", runs, label_by=["data"]))["rows"]) is None

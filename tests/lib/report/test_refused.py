@@ -9,7 +9,7 @@ from lib.report.columns import to_markdown
 from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE
 from lib.report.run_facts import observed_differences, read_run_facts
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.runs.run import Run, RunVariant
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, digest_of, write_run
 from tests.lib.report.documents import document_of
@@ -93,14 +93,14 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
         Run("demo", RunVariant(slug, parent=parent), 1, Planned(), run.path)
         for run, slug, parent in zip(forged(name), ("base", "wide"), ("", "base"), strict=True)
     ]
-    base, wide = build_table("demo", runs).rows
+    base, wide = document_of(read_study("demo", runs))["rows"]
     assert (base["state"], wide["state"]) == ("done", f"not comparable: {field}")
     assert wide["val_loss"] is None and wide["delta_baseline"] is None
-    table = build_table("demo", runs, label_by=[field])
-    assert [row["state"] for row in table.rows] == ["done", "done"]
-    values = [row["labels"][field] for row in table.rows]
+    table = read_study("demo", runs, label_by=[field])
+    assert [row["state"] for row in document_of(table)["rows"]] == ["done", "done"]
+    values = [row["labels"][field] for row in document_of(table)["rows"]]
     # Side by side, and never subtracted.
-    assert values[0] != values[1] and table.rows[1]["delta_baseline"] is None
+    assert values[0] != values[1] and document_of(table)["rows"][1]["delta_baseline"] is None
     head = next(
         line for line in to_markdown(document_of(table)).splitlines() if line.startswith("|")
     )

@@ -6,7 +6,7 @@ import pytest
 
 from lib.report.run_curves import read_curves
 from lib.report.series import study_series
-from lib.report.table import build_table
+from lib.report.study import finished_of, read_study
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
 
@@ -41,15 +41,13 @@ def table(make_run):
         other = changed(MANIFEST, origin__torch="2.12.0")
         return [*runs, write(make_run("base", 4.0, seed=3, **size), [2.0, 2.0], manifest=other)]
 
-    return build_table("demo", planned(), label_by=["torch"])
+    return read_study("demo", planned(), label_by=["torch"])
 
 
 def test_rows_have_the_baseline_of_their_own_part(table):
-    rows = table.runs
-    assert [row.name for row in rows] == ["2.13.0:base", "2.13.0:wide", "2.12.0:base"]
-    assert [list(row.losses) for row in rows] == [[1, 2], [2, 3], [3]]
-    assert [row.baseline and len(row.baseline.records) for row in rows] == [None, 2, None]
-    assert [(a.planned.seed, b.planned.seed) for a, b in rows[1].pairs] == [(2, 2)]
+    rows = {arm: [run.seed for run in runs] for arm, runs in table.outcomes.items()}
+    assert rows == {"2.13.0:base": [1, 2], "2.13.0:wide": [2, 3], "2.12.0:base": [3]}
+    assert [table.references(arm)[0] for arm in rows] == ["", "2.13.0:base", ""]
 
 
 def test_curves_are_means_and_ranges_over_seeds(table):
@@ -72,8 +70,8 @@ def test_differences_are_those_of_equal_seeds(table):
 
 
 def test_the_last_statistics_are_reduced_over_layers(table):
-    base, wide, _ = table.runs
+    base, wide, _ = map(finished_of, table.outcomes.values())
     # The other seed logged more than one.
     expected = {"gate": 0.75, "top_max": 4.0}
-    assert [read_curves(r).last_statistics for r in wide.records] == [expected, expected]
-    assert read_curves(base.records[0]).last_statistics == {}
+    assert [read_curves(r).last_statistics for r in wide] == [expected, expected]
+    assert read_curves(base[0]).last_statistics == {}

@@ -8,7 +8,7 @@ import pytest
 
 from lib.report.contrasts import Contrast
 from lib.report.statistics import VerdictRule, outlier_limit
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
 from tests.lib.report.simulated import NOISE, STEPS, Words, differences
 
 STUDIES = 10_000
@@ -25,7 +25,7 @@ def judged(losses_AN, rule, planned=None):
         f"a{i}": [SeedOutcome(s, float(y)) for s, y in enumerate(losses)]
         for i, losses in enumerate(losses_AN)
     }
-    return judge(
+    return verdicts_at(
         [Contrast.pair(f"a{i}", "a0") for i in range(1, len(losses_AN))], outcomes, rule, planned
     )
 

@@ -5,9 +5,9 @@ import pytest
 
 from lib.report.contrasts import Contrast
 from lib.report.declarations import VerdictPlan
+from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
-from lib.report.study_verdicts import StudyVerdicts, declare
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from tests.lib.report.simulated import NOISE, STEPS, Words, arrivals, differences
 
@@ -31,11 +31,10 @@ def words_in_parts(losses_AN, arrives_C, variance):
         runs = {
             f"a{i}": [SeedOutcome(s, float(y)) for s, y in enumerate(losses_AN[i])] for i in arms
         }
-        parts = [("", FAMILY, runs)]
-        plan = declare(plan, parts)
-        study = StudyVerdicts(parts, plan)
-        assert len(study.looks) == 1
-        yield [v["verdict"] in (VerdictWord.BETTER, VerdictWord.WORSE) for v in study.verdicts]
+        plan = declare(plan, FAMILY, runs)
+        study = judge(FAMILY, runs, plan)
+        assert len(study["looks"]) == 1
+        yield [v["verdict"] in (VerdictWord.BETTER, VerdictWord.WORSE) for v in study["verdicts"]]
 
 
 @pytest.mark.parametrize("variance", ["shared", "own"])

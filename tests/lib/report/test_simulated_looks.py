@@ -1,14 +1,16 @@
 """Error rates of a study that is judged at several looks, over many simulated studies."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from lib.report.contrasts import Contrast
-from lib.report.declarations import Look, LookSchedule, VerdictPlan
+from lib.report.declarations import Look, VerdictPlan, share_at
+from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import ErrorLevel, VerdictRule
-from lib.report.study_verdicts import StudyVerdicts, declare
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
 from tests.lib.report.simulated import NOISE, STEPS, at_looks, differences
 
 STUDIES = 10_000
@@ -34,15 +36,15 @@ def judged_at_looks(losses_AN, rule):
     """Return word and look of each contrast from the product, after all looks."""
     plan = VerdictPlan(rule, looks=PLAN)
     for n, share in PLANNED + UNPLANNED:
-        parts = [("", FAMILY, outcomes(losses_AN, n))]
-        plan = declare(plan, parts)
-        study = StudyVerdicts(parts, plan)
+        runs = outcomes(losses_AN, n)
+        plan = declare(plan, FAMILY, runs)
+        study = judge(FAMILY, runs, plan)
         if plan.taken is None:
-            assert study.closed[-1] == set(study.family)
+            assert study["closed"][-1] == set(study["family"])
             break
         assert plan.taken.share == pytest.approx(share)
-    words = np.array([CODES.get(verdict["verdict"], 1) for verdict in study.verdicts])
-    looks = np.array([0 if v["look"] is None else v["look"] - 1 for v in study.verdicts])
+    words = np.array([CODES.get(verdict["verdict"], 1) for verdict in study["verdicts"]])
+    looks = np.array([0 if v["look"] is None else v["look"] - 1 for v in study["verdicts"]])
     return words, np.where(words > 0, looks, 0)
 
 
@@ -108,9 +110,8 @@ def shares_of_lists(memory: bool) -> list[tuple[int, float]]:
     losses_AN = NOISE["equal, r 0.5"][0](np.random.default_rng(3), 1, 8)[0]
     known = VerdictPlan().declarations
     for n in (3, 5, 8):
-        parts = [("", FAMILY, outcomes(losses_AN, n))]
         plan = VerdictPlan(looks=LookPlan.fixed(n), declarations=known)
-        plan = declare(plan, parts)
+        plan = declare(plan, FAMILY, outcomes(losses_AN, n))
         known = plan.declarations if memory else known
         looks.append((n, plan.taken.share))
     return looks
@@ -141,12 +142,12 @@ def test_no_false_equivalence_at_the_band_at_looks():
 def test_the_predicted_seeds_decide_at_their_look():
     rng = np.random.default_rng(11)
     rule, decided = VerdictRule(band=2.0), []
-    after = LookSchedule(PLAN, (Look(1, 3, 0.2, True),))
+    after = partial(share_at, PLAN, [Look(1, 3, 0.2, True)])
     for _ in range(250):
         effect_A = np.concatenate([[0], rng.uniform(-3, 3, STEPS)])[:, None]
         losses_AN = 10.0 + effect_A + rng.standard_normal((STEPS + 1, 63)) / np.sqrt(2)
-        level = ErrorLevel(0.2, share_at=after.share_at)
-        first = judge(FAMILY, outcomes(losses_AN, 3), rule, STEPS, level)
+        level = ErrorLevel(0.2, share_at=after)
+        first = verdicts_at(FAMILY, outcomes(losses_AN, 3), rule, STEPS, level)
         waiting = [
             i
             for i, v in enumerate(first)
@@ -155,7 +156,7 @@ def test_the_predicted_seeds_decide_at_their_look():
         if waiting:
             step = int(rng.choice(waiting))
             n = 3 + first[step]["more_seeds"]
-            level = ErrorLevel(after.share_at(n))
-            later = judge(FAMILY, outcomes(losses_AN, n), rule, STEPS, level)
+            level = ErrorLevel(after(n))
+            later = verdicts_at(FAMILY, outcomes(losses_AN, n), rule, STEPS, level)
             decided.append(later[step]["verdict"] is not VerdictWord.INCONCLUSIVE)
     assert len(decided) > 150 and 70 <= percent(decided) <= 100

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lib.report.series import study_series
-from lib.report.study import study_document
-from lib.report.table import ResultTable, build_table
+from lib.report.study import JudgedStudy, read_study, study_document
 from lib.runs.run import Run
 from tests.lib.report.documents import CONTEXT
 from tests.lib.report.fabricated_study import steps, write_study
@@ -24,15 +23,15 @@ def runs(tmp_path: Path) -> list[Run[Any]]:
 
 
 @pytest.fixture
-def table(runs: list[Run[Any]]) -> ResultTable:
-    return build_table("demo", runs)
+def table(runs: list[Run[Any]]) -> JudgedStudy:
+    return read_study("demo", runs)
 
 
 def recorded_loss(run: Run[Any]) -> float:
     return json.loads((run.path / "summary.json").read_text())["final"]["val_loss"]
 
 
-def test_the_document_is_json_and_its_references_resolve(table: ResultTable) -> None:
+def test_the_document_is_json_and_its_references_resolve(table: JudgedStudy) -> None:
     document = study_document(table, CONTEXT)
     text = json.dumps(document, allow_nan=False)
     assert json.loads(text) == document
@@ -45,7 +44,7 @@ def test_the_document_is_json_and_its_references_resolve(table: ResultTable) -> 
 
 
 def test_losses_and_differences_of_rows_are_those_of_their_runs(
-    table: ResultTable, runs: list[Run[Any]]
+    table: JudgedStudy, runs: list[Run[Any]]
 ) -> None:
     document = study_document(table, CONTEXT)
     by_name = {(run.variant.slug, run.seed): recorded_loss(run) for run in runs}
@@ -64,16 +63,18 @@ def test_a_run_without_a_result_has_a_reason_and_no_loss(
     runs: list[Run[Any]],
 ) -> None:
     (runs[-1].path / "summary.json").write_text("{")
-    document = study_document(build_table("demo", runs), CONTEXT)
+    document = study_document(read_study("demo", runs), CONTEXT)
     [damaged] = [run for run in document["runs"] if run["state"] != "done"]
     assert (damaged["folder"], damaged["state"]) == (runs[-1].path.name, "damaged")
     assert damaged["val_loss"] is None
     assert "summary.json" in damaged["reason"]
 
 
-def test_series_have_one_entry_per_row_and_the_points_of_all_seeds(table: ResultTable) -> None:
+def test_series_have_one_entry_per_row_and_the_points_of_all_seeds(table: JudgedStudy) -> None:
     series = study_series(table)
-    assert [each["name"] for each in series] == [row["name"] for row in table.rows]
+    assert [each["name"] for each in series] == [
+        row["name"] for row in study_document(table, CONTEXT)["rows"]
+    ]
     band = series[1]["training"]
     assert len(band["at"]) == len(band["mean"]) > 10
     # The loss, and not a difference, which is near 0.

@@ -8,11 +8,11 @@ import pytest
 from lib.errors import ConfigError
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrasts import Contrast, contrasts_of
-from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, read_declarations
+from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, plans_of, read_declarations
+from lib.report.judge import judge
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
-from lib.report.study_verdicts import VERDICTS_FILE, StudyVerdicts
-from lib.report.table import build_table
+from lib.report.study import VERDICTS_FILE, read_study
 from lib.report.terminal import verdicts_to_terminal
 from lib.report.text import format_p, legend, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
@@ -42,17 +42,17 @@ def study(make_run):
 
 
 def words(table):
-    return {(v["step"], v["reference"]): v["verdict"] for v in table.verdicts.verdicts}
+    return {(v["step"], v["reference"]): v["verdict"] for v in table.judged["verdicts"]}
 
 
 def test_every_comparison_has_a_verdict(study):
-    table = build_table("demo", study(), verdict_plan=BAND)
+    table = read_study("demo", study(), plan=BAND)
     assert words(table) == {
         ("wide", "base"): BETTER,
         ("gate", "base"): EQUIVALENT,
         ("gate", "wide"): WORSE,
     }
-    gate = table.rows[2]
+    gate = document_of(table)["rows"][2]
     assert (gate["baseline_verdict"], gate["parent_verdict"]) == (EQUIVALENT, WORSE)
     section = to_markdown(document_of(table)).partition("## Verdicts")[2]
     assert "3 comparisons" in section.replace("\n", " ") and "BETTER" in section
@@ -61,7 +61,7 @@ def test_every_comparison_has_a_verdict(study):
 
 
 def test_one_seed_gives_no_word_and_one_line_says_why(study):
-    table = build_table("demo", study(1), verdict_plan=BAND)
+    table = read_study("demo", study(1), plan=BAND)
     text = to_markdown(document_of(table))
     assert "## Verdicts" not in text and not any(word in text for word in VerdictWord)
     note = " ".join(text.split()).partition("n=1: no verdict")[2].partition("#")[0]
@@ -73,9 +73,9 @@ def test_the_record_does_not_depend_on_the_order_of_runs(study, tmp_path):
     shuffled = [*runs[:1], *random.Random(5).sample(runs[1:], len(runs) - 1)]
     # The order of the variants is that of the plan.
     order = sorted(shuffled, key=lambda run: run.variant.number)
-    write_tables(document_of(build_table("demo", runs, verdict_plan=BAND)), tmp_path)
+    write_tables(document_of(read_study("demo", runs, plan=BAND)), tmp_path)
     expected = (tmp_path / VERDICTS_FILE).read_bytes()
-    write_tables(document_of(build_table("demo", order, verdict_plan=BAND)), tmp_path)
+    write_tables(document_of(read_study("demo", order, plan=BAND)), tmp_path)
     assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
 
 
@@ -87,30 +87,28 @@ def declared(folder, plan=BAND):
 
 def test_a_changed_rule_is_marked_and_the_words_are_those_of_the_present_one(study, tmp_path):
     runs, folder = study(), tmp_path / "here"
-    first = build_table("demo", runs, verdict_plan=declared(folder))
+    first = read_study("demo", runs, plan=declared(folder))
     write_tables(document_of(first), tmp_path)
     expected = (tmp_path / VERDICTS_FILE).read_bytes()
-    again = build_table("demo", runs, verdict_plan=declared(folder))
+    again = read_study("demo", runs, plan=declared(folder))
     write_tables(document_of(again), tmp_path)
     assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
     wider = replace(BAND, rule=VerdictRule(band=0.5, alpha=0.01))
     # Also in a table that takes no look, and writes nothing.
     shown = replace(declared(folder, wider), exploratory=True)
     for plan in (shown, declared(folder, wider)):
-        table = build_table("demo", runs, verdict_plan=plan)
+        table = read_study("demo", runs, plan=plan)
         assert set(words(table).values()) == {EQUIVALENT}
-        for verdict in table.verdicts.verdicts:
+        for verdict in table.judged["verdicts"]:
             assert verdict["remarks"][-1] == "rule changed after results: alpha, band"
-    assert len(read_declarations(folder).plans) == 2
+    assert len(plans_of(read_declarations(folder))) == 2
 
 
 def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     here = tmp_path / "here"
-    table = build_table("demo", study(), verdict_plan=declared(here))
-    evaluation_set = table.verdicts.evaluation_set
-    assert len(evaluation_set) == 64 and "other study" not in " ".join(
-        legend(document_of(table.verdicts))
-    )
+    table = read_study("demo", study(), plan=declared(here))
+    evaluation_set = table.evaluation_set
+    assert len(evaluation_set) == 64 and "other study" not in " ".join(legend(document_of(table)))
     line = (here / DECLARATIONS_FILE).read_text()
     for name, content in {
         "same": line,
@@ -119,24 +117,24 @@ def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / DECLARATIONS_FILE).write_text(content)
-    table = build_table("demo", study(), verdict_plan=declared(here))
+    table = read_study("demo", study(), plan=declared(here))
     others = ["damaged (unreadable declarations)", "same"]
-    assert table.verdicts.same_documents == others
-    assert "2 other studies" in " ".join(legend(document_of(table.verdicts)))
+    assert table.same_documents == others
+    assert "2 other studies" in " ".join(legend(document_of(table)))
     # Another configuration in the same folder is another study.
-    for arms in read_declarations(here).plans[0].family.values():
+    for arms in plans_of(read_declarations(here))[0].family.values():
         for digest in arms.values():
             line = line.replace(digest, "0" * 16)
     (here / DECLARATIONS_FILE).write_text(line)
-    table = build_table("demo", study(), verdict_plan=declared(here))
-    assert table.verdicts.same_documents[1] == "here (another configuration)"
+    table = read_study("demo", study(), plan=declared(here))
+    assert table.same_documents[1] == "here (another configuration)"
 
 
 def test_a_damaged_line_is_named_and_a_part_is_judged_among_all_comparisons(study, tmp_path):
     runs, folder = study(), tmp_path / "here"
-    build_table("demo", runs, verdict_plan=declared(folder))
+    read_study("demo", runs, plan=declared(folder))
     part = [run for run in runs if run.variant.slug != "gate"]
-    (verdict,) = build_table("demo", part, verdict_plan=declared(folder)).verdicts.verdicts
+    (verdict,) = read_study("demo", part, plan=declared(folder)).judged["verdicts"]
     assert verdict["planned_comparisons"] == 3
     damaged = len((folder / DECLARATIONS_FILE).read_text().splitlines()) + 1
     with (folder / DECLARATIONS_FILE).open("a") as file:
@@ -148,35 +146,33 @@ def test_a_damaged_line_is_named_and_a_part_is_judged_among_all_comparisons(stud
 
 
 def test_runs_without_a_divergence_leave_its_rate_open(study, make_run):
-    table = build_table("demo", study(), verdict_plan=BAND)
-    assert "0 of 5 seeds" in " ".join(legend(document_of(table.verdicts))) and "45%" in " ".join(
-        legend(document_of(table.verdicts))
+    table = read_study("demo", study(), plan=BAND)
+    assert "0 of 5 seeds" in " ".join(legend(document_of(table))) and "45%" in " ".join(
+        legend(document_of(table))
     )
     stuck = study()
     write_status(RunDir(stuck[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
-    assert "0 of" not in " ".join(
-        legend(document_of(build_table("demo", stuck, verdict_plan=BAND).verdicts))
-    )
+    assert "0 of" not in " ".join(legend(document_of(read_study("demo", stuck, plan=BAND))))
 
 
 def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make_run):
     runs = study()
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
-    table = build_table("demo", runs, verdict_plan=BAND)
-    assert words(table)[("gate", "base")] is DIVERGED and table.verdicts.planned == 3
+    table = read_study("demo", runs, plan=BAND)
+    assert words(table)[("gate", "base")] is DIVERGED and table.judged["planned"] == 3
     assert words(table)[("wide", "base")] is BETTER
-    gate = table.rows[2]
+    gate = document_of(table)["rows"][2]
     # The other four seeds say nothing about the step.
     assert gate["val_loss"] is gate["delta_baseline"] is gate["delta_parent"] is None
     assert verdicts_exit_code(document_of(table)) == 1
     write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "out of memory"))
-    (lost,) = (v for v in build_table("demo", runs).verdicts.verdicts if v["role"] == "parent")
+    (lost,) = (v for v in read_study("demo", runs).judged["verdicts"] if v["role"] == "parent")
     assert lost["n"] == 4 and lost["planned_comparisons"] == 3
     runs[5] = make_run(
         "gate", 3.2, seed=2, parent="wide", number=2, manifest={"origin__torch": "2.12.0"}
     )
-    table = build_table("demo", runs, verdict_plan=BAND)
-    (unfair,) = (v for v in table.verdicts.verdicts if v["role"] == "parent")
+    table = read_study("demo", runs, plan=BAND)
+    (unfair,) = (v for v in table.judged["verdicts"] if v["role"] == "parent")
     assert (unfair["verdict"], unfair["reason"]) == (UNFAIR, "torch")
     assert verdicts_exit_code(document_of(table)) == 4
 
@@ -188,23 +184,23 @@ def test_a_finished_run_that_did_not_learn_has_diverged(make_run):
         for s, base in enumerate(BASE[:4], 1)
     ]
     stuck = make_run("w", 19.95, seed=5, parent="base", number=1)
-    (verdict,) = build_table("demo", [*runs, stuck]).verdicts.verdicts
+    (verdict,) = read_study("demo", [*runs, stuck]).judged["verdicts"]
     assert (verdict["verdict"], verdict["reason"]) == (DIVERGED, "1/5 (seed 5)")
     # Pretrained weights begin below the unigram entropy of 3.145, and improve by little.
     tuned = [
         make_run(v, 3.0 + x, seed=1, losses=(3.1, 3.0), number=0)
         for v, x in (("a", 0), ("b", 0.05))
     ]
-    assert [row["n"] for row in build_table("demo", tuned).rows] == [1, 1]
+    assert [row["n"] for row in document_of(read_study("demo", tuned))["rows"]] == [1, 1]
 
 
 def test_the_parts_of_a_labelled_table_are_one_family(study, make_run):
     other = {"origin__torch": "2.12.0"}
     runs = study()
     runs += [make_run("base", 4.0, seed=9, number=0, manifest=other)]
-    table = build_table("demo", runs, label_by=["torch"], verdict_plan=BAND)
-    assert table.verdicts.planned == 6
-    assert table.verdicts.verdicts[0]["step"] == "2.13.0:wide"
+    table = read_study("demo", runs, label_by=["torch"], plan=BAND)
+    assert table.judged["planned"] == 6
+    assert table.judged["verdicts"][0]["step"] == "2.13.0:wide"
 
 
 def test_a_parent_outside_the_plan_is_not_compared(make_run):
@@ -228,7 +224,7 @@ def test_a_step_that_hides_the_others_is_named():
         for variance in ("shared", "own"):
             plan = VerdictPlan(VerdictRule(variance))
             text = verdicts_to_terminal(
-                document_of(StudyVerdicts([("", contrasts, outcomes)], plan))
+                document_of({**judge(contrasts, outcomes, plan), "plan": plan})
             )
             noise = [line for line in text.splitlines() if line.startswith("NOISE ")]
             shown[factor, variance] = [line.split(":")[0] for line in noise]

@@ -15,9 +15,8 @@ from lib.errors import ConfigError
 from lib.report.columns import to_csv, to_json, to_markdown, write_tables
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan
 from lib.report.options import BITS_PER_BYTE, LookPlan
-from lib.report.run_results import run_outcome
 from lib.report.series import study_series
-from lib.report.table import NOT_JUDGED, build_table
+from lib.report.study import NOT_JUDGED, read_study
 from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
@@ -25,7 +24,7 @@ from tests.lib.report.documents import document_of
 
 
 def _row(table, slug):
-    return next(row for row in table.rows if row["slug"] == slug)
+    return next(row for row in document_of(table)["rows"] if row["slug"] == slug)
 
 
 def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
@@ -34,18 +33,18 @@ def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
         make_run("wide", 2.9, parent="base", number=1),
         make_run("wide-gate", 2.95, parent="wide", number=2),
     ]
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     base, gate = _row(table, "base"), _row(table, "wide-gate")
     assert base["delta_baseline"] is None and base["delta_parent"] is None
     assert gate["delta_baseline"] == pytest.approx(-0.05)
     assert gate["delta_parent"] == pytest.approx(0.05)
     assert gate["perplexity"] == pytest.approx(math.exp(2.95))
-    assert table.unigram_entropy == 3.145
+    assert document_of(table)["unigram_entropy"] == 3.145
 
 
 def test_one_seed_is_marked_and_has_no_spread(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    text = to_markdown(document_of(build_table("demo", runs)))
+    text = to_markdown(document_of(read_study("demo", runs)))
     assert "-0.1000 n=1" in text and "±" not in text and "p=" not in text and "p:" not in text
     assert "\nn=1: " in text and "SEEDS=1-3" in text
 
@@ -54,7 +53,7 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
     losses = {1: (3.0, 2.8), 2: (3.2, 3.1), 3: (3.1, 2.7)}
     runs = [make_run("base", base, seed=s) for s, (base, _) in losses.items()]
     runs += [make_run("wide", wide, seed=s, parent="base") for s, (_, wide) in losses.items()]
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     wide = _row(table, "wide")
     assert wide["val_loss"] == pytest.approx(8.6 / 3)
     # Differences -0.2, -0.1, -0.4: the spread of the differences, not of the losses.
@@ -76,7 +75,7 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
 def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
     runs = [make_run("base", 3.0), make_run("base", seed=2)]
     runs += [make_run("wide", 2.9, parent="base"), make_run("wide", 2.0, seed=2, parent="base")]
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     assert _row(table, "wide")["delta_baseline_n"] == 1
     assert _row(table, "wide")["delta_baseline"] == pytest.approx(-0.1)
     assert _row(table, "base")["state"] == "1 of 2 done, new"
@@ -85,10 +84,10 @@ def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
 def test_holes_are_rows_with_their_reason(make_run):
     failed = make_run("wide", 2.9, parent="base")
     write_status(RunDir(failed.path), RunStatus(State.FAILED, 1, "loss is NaN at it 7\nmore"))
-    table = build_table("demo", [make_run("base", 3.0), failed, make_run("late", parent="base")])
+    table = read_study("demo", [make_run("base", 3.0), failed, make_run("late", parent="base")])
     assert _row(table, "wide")["state"] == "failed" and _row(table, "wide")["val_loss"] is None
     assert _row(table, "late")["state"] == "new"
-    assert table.notes == ["demo/00-wide s1: failed: loss is NaN at it 7"]
+    assert document_of(table)["notes"] == ["demo/00-wide s1: failed: loss is NaN at it 7"]
 
 
 @pytest.mark.parametrize(
@@ -107,17 +106,19 @@ def test_holes_are_rows_with_their_reason(make_run):
 )
 def test_a_run_that_differs_in_more_than_its_step_is_not_compared(make_run, other, field):
     runs = [make_run("base", 3.0), make_run("wide", 2.0, parent="base", **other)]
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     wide = _row(table, "wide")
     assert wide["state"] == f"not comparable: {field}" and wide["val_loss"] is None
-    assert table.notes[0].startswith(f"demo/00-wide s1: not comparable: {field}: against demo/00-b")
+    assert document_of(table)["notes"][0].startswith(
+        f"demo/00-wide s1: not comparable: {field}: against demo/00-b"
+    )
 
 
 def test_runs_with_the_same_reason_are_one_note(make_run):
     other = {"manifest": {"origin__torch": "2.12.0"}}
     runs = [make_run("base", 3.0)]
     runs += [make_run(name, 2.0, parent="base", **other) for name in ("wide", "deep", "long")]
-    (note,) = build_table("demo", runs).notes
+    (note,) = document_of(read_study("demo", runs))["notes"]
     assert note.startswith("demo/00-wide s1 and 2 more runs: not comparable: torch: ")
 
 
@@ -126,8 +127,8 @@ def test_code_that_shows_results_may_differ(make_run):
     for name, digit in (("base", "b"), ("wide", "c")):
         sources = {"gpt2/train.py": "a" * 64, "lib/report/text.py": digit * 64}
         runs.append(make_run(name, 3.0, manifest={"origin__sources": sources}))
-    table = build_table("demo", runs)
-    assert [row["state"] for row in table.rows] == ["done", "done"]
+    table = read_study("demo", runs)
+    assert [row["state"] for row in document_of(table)["rows"]] == ["done", "done"]
 
 
 def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
@@ -135,8 +136,8 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
     runs += [make_run("base", 3.5, seed=2, **other)]
     runs += [make_run("wide", 3.3, seed=2, parent="base", **other)]
-    table = build_table("demo", runs, label_by=["torch"])
-    found = [(r["slug"], r["labels"]["torch"], r["val_loss"]) for r in table.rows]
+    table = read_study("demo", runs, label_by=["torch"])
+    found = [(r["slug"], r["labels"]["torch"], r["val_loss"]) for r in document_of(table)["rows"]]
     assert found == [
         ("base", "2.13.0", 3.0),
         ("wide", "2.13.0", 2.9),
@@ -144,7 +145,9 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
         ("wide", "2.12.0", 3.3),
     ]
     # Each against the baseline of its own torch, never over both.
-    assert [r["delta_baseline"] for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
+    assert [r["delta_baseline"] for r in document_of(table)["rows"][1::2]] == pytest.approx(
+        [-0.1, -0.2]
+    )
     assert re.search(r"\| step +\| torch +\|", to_markdown(document_of(table)))
     assert [row["torch"] for row in csv.DictReader(io.StringIO(to_csv(document_of(table))))][
         ::2
@@ -160,35 +163,41 @@ def test_compiled_and_eager_runs_are_compared_only_as_declared(make_run):
     compiled = {"knobs__torch_compile_enabled__observed": True}
     axis = compiled | {"knobs__torch_compile_enabled__requested": True}
     eager = make_run("compile-n", 3.0)
-    table = build_table("demo", [eager, make_run("compile-y", 2.9, manifest=axis)])
-    assert [row["state"] for row in table.rows] == ["done", "done"]
-    assert table.rows[1]["delta_baseline"] == pytest.approx(-0.1)
+    table = read_study("demo", [eager, make_run("compile-y", 2.9, manifest=axis)])
+    assert [row["state"] for row in document_of(table)["rows"]] == ["done", "done"]
+    assert document_of(table)["rows"][1]["delta_baseline"] == pytest.approx(-0.1)
     runs = [eager, make_run("other", 2.8, manifest=compiled)]
-    table = build_table("demo", runs)
-    assert table.rows[1]["state"] == "not comparable: knobs.torch_compile_enabled"
-    assert table.rows[1]["val_loss"] is None
-    table = build_table("demo", runs, label_by=["knobs.torch_compile_enabled"])
-    assert [[*row["labels"].values()] for row in table.rows] == [["False"], ["True"]]
-    assert table.rows[1]["val_loss"] == 2.8 and table.rows[1]["delta_baseline"] is None
+    table = read_study("demo", runs)
+    assert document_of(table)["rows"][1]["state"] == "not comparable: knobs.torch_compile_enabled"
+    assert document_of(table)["rows"][1]["val_loss"] is None
+    table = read_study("demo", runs, label_by=["knobs.torch_compile_enabled"])
+    assert [[*row["labels"].values()] for row in document_of(table)["rows"]] == [
+        ["False"],
+        ["True"],
+    ]
+    assert (
+        document_of(table)["rows"][1]["val_loss"] == 2.8
+        and document_of(table)["rows"][1]["delta_baseline"] is None
+    )
 
 
 def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
     other = {"origin__torch": "2.12.0", "origin__device": "another cpu"}
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base", manifest=other)]
     runs += [make_run("base", 3.0, seed=2, manifest={"origin__torch": "2.12.0"})]
-    table = build_table("demo", runs, label_by=["torch"])
-    assert table.rows[-1]["state"] == "not comparable: device"
+    table = read_study("demo", runs, label_by=["torch"])
+    assert document_of(table)["rows"][-1]["state"] == "not comparable: device"
     with pytest.raises(ConfigError) as caught:
-        build_table("demo", runs, label_by=["weather"])
+        read_study("demo", runs, label_by=["weather"])
     assert caught.value.codes == ["usage.unknown-field"]
     assert "LABEL_BY" in str(caught.value) and "'weather'" in str(caught.value)
 
 
 def test_labels_without_a_result_are_refused(make_run):
     runs = [make_run("base"), make_run("wide", parent="base")]
-    assert [row["state"] for row in build_table("demo", runs).rows] == ["new", "new"]
+    assert [row["state"] for row in document_of(read_study("demo", runs))["rows"]] == ["new", "new"]
     with pytest.raises(ConfigError) as caught:
-        build_table("demo", runs, label_by=["torch"])
+        read_study("demo", runs, label_by=["torch"])
     assert caught.value.codes == ["run.not-found"]
     assert caught.value.problems[0].where == "LABEL_BY"
 
@@ -197,10 +206,10 @@ def test_runs_of_several_codes_stand_under_the_digest_of_what_they_share(make_ru
     old = {"gpt2/train.py": "b" * 64, "gpt2/only_here.py": "c" * 64}
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
     runs += [make_run("base", 3.1, seed=2, manifest={"origin__sources": old})]
-    table = build_table("demo", runs, label_by=["code"])
-    codes = [row["labels"]["code"] for row in table.rows]
+    table = read_study("demo", runs, label_by=["code"])
+    codes = [row["labels"]["code"] for row in document_of(table)["rows"]]
     assert codes[0] == codes[1] != codes[2] and len(codes[0]) == 12
-    assert [row["state"] for row in table.rows] == ["done"] * 3
+    assert [row["state"] for row in document_of(table)["rows"]] == ["done"] * 3
 
 
 def test_remarks_are_listed_even_if_all_runs_share_them(make_run):
@@ -210,9 +219,9 @@ def test_remarks_are_listed_even_if_all_runs_share_them(make_run):
         make_run("base", 3.0, manifest=facts),
         make_run("w", 2.9, parent="base", manifest=facts),
     ]
-    table = build_table("demo", runs)
-    assert [row["state"] for row in table.rows] == ["done", "done"]
-    notes = [note for note in table.notes if note.startswith("demo/00-w s1: ")]
+    table = read_study("demo", runs)
+    assert [row["state"] for row in document_of(table)["rows"]] == ["done", "done"]
+    notes = [note for note in document_of(table)["notes"] if note.startswith("demo/00-w s1: ")]
     assert len(notes) == 3
     assert notes[0].endswith(": gpt2/train.py") and "[{'action': 'halve'}]" in notes[1]
     assert notes[2].endswith("[{'gpus': 2, 'iterations': 5}]")
@@ -222,7 +231,7 @@ def test_a_directory_of_another_configuration_is_not_compared(make_run):
     run = make_run("wide", 2.0, parent="base")
     RunDir(run.path).resolved_config.write_text('{"identity": {"name": "other"}}')
     seal(RunDir(run.path), MANIFEST)
-    wide = _row(build_table("demo", [make_run("base", 3.0), run]), "wide")
+    wide = _row(read_study("demo", [make_run("base", 3.0), run]), "wide")
     assert wide["state"] == "not comparable"
 
 
@@ -232,25 +241,28 @@ def test_a_run_that_breaks_its_contract_is_no_result(make_run, file):
     path = operator.attrgetter(file)(RunDir(run.path))
     text = path.read_text()
     path.write_text({"logs": "", "manifest": text.replace("d1", "d2")}.get(file, text + "\n"))
-    table = build_table("demo", [run])
-    assert table.rows[0]["state"] == "damaged" and table.unigram_entropy is None
-    assert path.name in table.notes[0]
+    table = read_study("demo", [run])
+    assert (
+        document_of(table)["rows"][0]["state"] == "damaged"
+        and document_of(table)["unigram_entropy"] is None
+    )
+    assert path.name in document_of(table)["notes"][0]
 
 
 def test_a_summary_of_other_fields_is_no_result(make_run):
     run = make_run("base", 3.0)
     RunDir(run.path).summary.write_text('{"final": {}, "timing": {}}')
     seal(RunDir(run.path), MANIFEST)
-    assert build_table("demo", [run]).rows[0]["state"] == "damaged"
+    assert document_of(read_study("demo", [run]))["rows"][0]["state"] == "damaged"
 
 
 def test_runs_of_other_code_are_marked(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    table = build_table(
+    table = read_study(
         "demo", runs, is_stale=lambda record: record.planned.label == "demo/00-wide s1"
     )
     assert _row(table, "wide")["state"] == "stale" and _row(table, "base")["state"] == "done"
-    (note,) = table.notes
+    (note,) = document_of(table)["notes"]
     assert note.startswith("demo/00-wide s1: ")
 
 
@@ -261,33 +273,34 @@ def test_unstable_runs_are_marked_in_rows_notes_and_verdicts(make_run):
         for slug, parent, losses in (("base", "", (5.5, 3.2)), ("wide", "base", spiked))
         for seed in (1, 2)
     ]
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     assert [_row(table, slug)["state"] for slug in ("base", "wide")] == ["done", "UNSTABLE"]
-    (note,) = table.notes
+    (note,) = document_of(table)["notes"]
     assert note.startswith("demo/00-wide s1 and 1 more run: UNSTABLE") and "it 7" in note
-    (verdict,) = table.verdicts.verdicts
+    (verdict,) = table.judged["verdicts"]
     assert verdict["remarks"] == ["UNSTABLE: wide, seeds 1, 2"]
     assert shown(to_terminal(document_of(table), 80), colour=False).count("UNSTABLE") == 2
 
 
 def test_sparsity_is_a_column_where_something_is_pruned(make_run):
-    plain = build_table("demo", [make_run("base", 3.0)])
+    plain = read_study("demo", [make_run("base", 3.0)])
     assert "sparsity" not in to_markdown(document_of(plain))
     runs = [make_run("pruned", 3.1, parent="base", sparsity=0.5)]
-    assert "50.0%" in to_markdown(document_of(build_table("demo", runs)))
+    assert "50.0%" in to_markdown(document_of(read_study("demo", runs)))
 
 
 def test_what_was_left_out_is_listed_with_its_reason(make_run):
     reason = "sgd-state: PRUNING_STATE=y: needs OPTIMIZER_ADAMWPRUNE=y, which is n"
-    table = build_table("demo", [make_run("base", 3.0)], left_out=[reason])
-    assert f"## Left out\n\n- {reason}\n" in to_markdown(document_of(table))
-    assert document_of(table)["left_out"] == [reason]
-    assert "Left out" not in to_markdown(document_of(build_table("demo", [make_run("lone", 3.0)])))
+    table = read_study("demo", [make_run("base", 3.0)])
+    document = document_of(table, left_out=[reason])
+    assert f"## Left out\n\n- {reason}\n" in to_markdown(document)
+    assert document["left_out"] == [reason]
+    assert "Left out" not in to_markdown(document_of(read_study("demo", [make_run("lone", 3.0)])))
 
 
 def test_combinations_have_no_parents_and_differ_from_the_first(make_run):
     text = to_markdown(
-        document_of(build_table("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
+        document_of(read_study("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
     )
     assert "Δ first row" in text and "-0.1000 n=1" in text
     assert "parent" not in text and "baseline" not in text
@@ -295,7 +308,7 @@ def test_combinations_have_no_parents_and_differ_from_the_first(make_run):
 
 def test_columns_line_up(make_run):
     runs = [make_run("base", 3.0), make_run("a-much-longer-name", 12.25, parent="base", number=10)]
-    text = to_markdown(document_of(build_table("demo", runs))).partition("\n## ")[0]
+    text = to_markdown(document_of(read_study("demo", runs))).partition("\n## ")[0]
     grid = [line for line in text.split("\n") if line[:1] == "|"]
     bars = [[i for i, c in enumerate(line) if c == "|"] for line in grid]
     assert len(grid) == 4 and all(found == bars[0] for found in bars)
@@ -303,7 +316,7 @@ def test_columns_line_up(make_run):
 
 def test_csv_and_json_hold_the_same_figures(make_run):
     runs = [make_run("base", 3.0), make_run("late", parent="base")]
-    table = build_table("demo", runs)
+    table = read_study("demo", runs)
     base, late = csv.DictReader(io.StringIO(to_csv(document_of(table))))
     document = document_of(table)
     assert float(base["val_loss"]) == document["rows"][0]["val_loss"] == 3.0
@@ -314,7 +327,7 @@ def test_csv_and_json_hold_the_same_figures(make_run):
 
 
 def test_writes_beside_the_runs(make_run, tmp_path):
-    table = build_table("demo", [make_run("base", 3.0)])
+    table = read_study("demo", [make_run("base", 3.0)])
     paths = write_tables(document_of(table), tmp_path)
     assert [path.name for path in paths] == ["table.md", "table.csv", "table.tex", "verdicts.json"]
     assert paths[0].read_text() == to_markdown(document_of(table))
@@ -324,7 +337,7 @@ def test_writes_beside_the_runs(make_run, tmp_path):
 def test_a_reused_run_with_another_name_in_its_study_is_noted(make_run):
     run = make_run("base", 3.0)
     twin = replace(run, variant=replace(run.variant, slug="base-n"))
-    notes = build_table("demo", [twin]).notes
+    notes = document_of(read_study("demo", [twin]))["notes"]
     (note,) = notes
     assert note.startswith("demo/00-base-n s1: ") and note.endswith(" demo/base-s1-base1")
 
@@ -333,20 +346,19 @@ def test_a_study_that_is_not_judged_has_differences_and_no_word(make_run, tmp_pa
     runs = [make_run("base", 3.0 + seed / 100, seed=seed) for seed in (1, 2, 3)]
     runs += [make_run("wide", 2.9 + seed / 90, seed=seed, parent="base") for seed in (1, 2, 3)]
     judged, speed = (
-        build_table(
+        read_study(
             "demo",
             runs,
-            verdict_plan=VerdictPlan(
-                judged=judged, looks=LookPlan.fixed(3), folder=tmp_path / str(judged)
-            ),
+            plan=VerdictPlan(judged=judged, looks=LookPlan.fixed(3), folder=tmp_path / str(judged)),
         )
         for judged in (True, False)
     )
     assert (tmp_path / "True" / DECLARATIONS_FILE).exists()
     assert not (tmp_path / "False").exists()
-    assert len(judged.verdicts.verdicts) == 1 and not speed.verdicts.verdicts
+    assert len(judged.judged["verdicts"]) == 1 and not speed.judged["verdicts"]
     assert _row(speed, "wide")["delta_baseline"] == _row(judged, "wide")["delta_baseline"]
-    assert NOT_JUDGED not in judged.notes and speed.notes == [NOT_JUDGED]
+    assert NOT_JUDGED not in document_of(judged)["notes"]
+    assert document_of(speed)["notes"] == [NOT_JUDGED]
     assert "## Verdicts" in to_markdown(document_of(judged))
     assert "## Verdicts" not in to_markdown(document_of(speed))
     assert NOT_JUDGED in to_markdown(document_of(speed))
@@ -368,16 +380,20 @@ def test_cells_of_a_grid_are_compared_with_the_first_that_predicts_their_text(ma
         for number, ((context, form), loss) in enumerate(losses.items())
         for seed in (1, 2, 3)
     ]
-    table = build_table("demo", runs)
-    assert table.notes == [] and [row["state"] for row in table.rows] == ["done"] * 4
-    differences = [row["delta_baseline"] for row in table.rows]
+    table = read_study("demo", runs)
+    assert (
+        document_of(table)["notes"] == []
+        and [row["state"] for row in document_of(table)["rows"]] == ["done"] * 4
+    )
+    differences = [row["delta_baseline"] for row in document_of(table)["rows"]]
     assert differences == [None, pytest.approx(-0.098), None, pytest.approx(0.202)]
-    names = [verdict["name"] for verdict in table.verdicts.verdicts]
+    names = [verdict["name"] for verdict in table.judged["verdicts"]]
     assert names == ["512-b vs 512-a", "1024-b vs 1024-a"]
     # No row is the first one of all the others.
     assert "Δ reference" in to_markdown(document_of(table))
     assert "Δ: row - reference" in to_terminal(document_of(table), 80)
-    assert [len(row.pairs) for row in table.runs] == [0, 3, 0, 3]
+    references = [table.references(arm) for arm in table.outcomes]
+    assert references == [("", ""), ("512-a", ""), ("", ""), ("1024-a", "")]
 
 
 @pytest.mark.parametrize("reference", ["base", "wide"])
@@ -392,7 +408,7 @@ def test_nothing_is_compared_with_a_reference_that_has_a_diverged_seed(make_run,
     runs[-1] = replace(
         runs[-1], variant=next(r.variant for r in runs if r.variant.slug == reference)
     )
-    document = document_of(build_table("demo", runs))
+    document = document_of(read_study("demo", runs))
     rows = {row["slug"]: row for row in document["rows"]}
     assert rows[reference]["val_loss"] is None and rows["gate"]["val_loss"] is not None
     kind = "baseline" if reference == "base" else "parent"
@@ -407,18 +423,17 @@ def test_nothing_is_compared_with_a_reference_that_has_a_diverged_seed(make_run,
 def test_a_table_in_bits_per_byte(make_run):
     """Documents x and y have 31.4 nats each, over 40 bytes."""
     runs = [make_run("base", 3.0, losses=(20.0, 3.1, 3.2)), make_run("wide", 2.9, parent="base")]
-    table = build_table("demo", runs, verdict_plan=VerdictPlan(unit=BITS_PER_BYTE))
-    base, wide = table.rows
+    table = read_study("demo", runs, plan=VerdictPlan(unit=BITS_PER_BYTE))
+    base, wide = document_of(table)["rows"]
     bits = 31.4 / 40 / math.log(2)
     assert base["val_loss"] == wide["val_loss"] == pytest.approx(bits, rel=1e-12)
     assert wide["delta_baseline"] == 0 and base["perplexity"] is None
-    assert table.unigram_entropy is None
-    rows = table.runs
+    assert document_of(table)["unigram_entropy"] is None
     # The last evaluation is the loss of the run, in the same unit; training texts are not compared.
     series = study_series(table)[1]
     assert series["evaluation"]["mean"] == [pytest.approx(3.14 * bits / 2.9)]
     assert series["training_difference"] is None
-    assert [run_outcome(row.records[0], BITS_PER_BYTE).documents for row in rows] == [
+    assert [o.documents for row in table.outcomes.values() for o in row] == [
         (pytest.approx(bits),) * 2
     ] * 2
 
@@ -427,4 +442,4 @@ def test_a_run_that_no_process_trains_is_interrupted(make_run):
     runs = [make_run("base", 3.0), make_run("wide", parent="base")]
     runs[1].path.mkdir()
     write_status(RunDir(runs[1].path), RunStatus(State.RUNNING))
-    assert _row(build_table("demo", runs), "wide")["state"] == "interrupted"
+    assert _row(read_study("demo", runs), "wide")["state"] == "interrupted"

@@ -7,13 +7,13 @@ import pytest
 
 from lib.console import shown
 from lib.report.render import fitting_rows, shortened
-from lib.report.table import ResultTable, build_table
+from lib.report.study import JudgedStudy, read_study
 from lib.report.terminal import to_terminal, training_text
 from tests.lib.report.documents import document_of
 
 
 @pytest.fixture
-def table(make_run) -> ResultTable:
+def table(make_run) -> JudgedStudy:
     """Return a table of three steps, of which one is better and one is unfinished."""
     runs = []
     for seed, loss in enumerate((3.0, 3.2, 3.1), 1):
@@ -24,21 +24,19 @@ def table(make_run) -> ResultTable:
                 make_run(slug, loss - gain + noise, seed=seed, parent="base", number=number)
             )
     runs.append(make_run("later", parent="base", number=3))
-    return build_table(
-        "demo",
-        runs,
-        lambda record: record.planned in (runs[1], runs[4]),
-        ["x" * 40 + " is impossible"],
-    )
+    stale = (runs[1], runs[4])
+    return read_study("demo", runs, is_stale=lambda record: record.planned in stale)
 
 
 @pytest.mark.parametrize("width", [80, 132])
-def test_every_line_fits_and_the_table_is_first(table: ResultTable, width: int) -> None:
-    text = shown(to_terminal(document_of(table), width), colour=False)
+def test_every_line_fits_and_the_table_is_first(table: JudgedStudy, width: int) -> None:
+    text = shown(
+        to_terminal(document_of(table, left_out=["x" * 40 + " is impossible"]), width), colour=False
+    )
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert not re.search(r"[|#]|\x1b", text)
-    end = 1 + len(table.rows)
+    end = 1 + len(document_of(table, left_out=["x" * 40 + " is impossible"])["rows"])
     assert lines[0].startswith("step ") and lines[end] == ""
     assert "BETTER" in text and "2 golden-gate-cross" in text
     assert ("params" in lines[0]) == (width == 132)
@@ -48,9 +46,13 @@ def test_every_line_fits_and_the_table_is_first(table: ResultTable, width: int) 
     assert "Rule" not in notes and "normal model" not in notes
 
 
-def test_colours_mark_the_verdict_and_the_best_row(table: ResultTable) -> None:
-    plain = shown(to_terminal(document_of(table), 80), colour=False)
-    text = shown(to_terminal(document_of(table), 80), colour=True)
+def test_colours_mark_the_verdict_and_the_best_row(table: JudgedStudy) -> None:
+    plain = shown(
+        to_terminal(document_of(table, left_out=["x" * 40 + " is impossible"]), 80), colour=False
+    )
+    text = shown(
+        to_terminal(document_of(table, left_out=["x" * 40 + " is impossible"]), 80), colour=True
+    )
     assert re.sub(r"\x1b\[[\d;]+m", "", text) == plain
     (best,) = (line for line in text.splitlines() if line.startswith("\x1b[1m"))
     assert "1 wide" in best and "\x1b[1;32mBETTER" in best and best.endswith("\x1b[0m")

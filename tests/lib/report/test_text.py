@@ -9,7 +9,7 @@ import pytest
 from lib.report.columns import to_markdown
 from lib.report.declarations import VerdictPlan
 from lib.report.statistics import VerdictRule
-from lib.report.table import build_table
+from lib.report.study import read_study
 from lib.report.terminal import to_terminal, verdicts_to_terminal
 from lib.report.text import all_remarks, p_cell, verdict_table
 from tests.lib.report.documents import document_of
@@ -28,7 +28,7 @@ def document(make_run) -> dict[str, Any]:
         for number, (slug, gain) in enumerate((("wide", 0.1), ("none", 0.0)), 1):
             loss = base - gain + NOISE[slug][i]
             runs.append(make_run(slug, loss, seed=i + 1, parent="base", number=number))
-    return document_of(build_table("demo", runs, verdict_plan=VerdictPlan(VerdictRule("shared"))))
+    return document_of(read_study("demo", runs, plan=VerdictPlan(VerdictRule("shared"))))
 
 
 def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(document) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lib.report import declarations, judge, study, verdicts
 from lib.report import statistics as engine
-from lib.report import study, study_verdicts, verdicts
 from lib.report.contrasts import Contrast
-from lib.report.declarations import Declarations, LookSchedule
+from lib.report.judge import _Study
 from lib.report.statistics import ContrastSample, bonferroni, holm
-from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdicts import VerdictWord
 from tests.lib.report import test_looks, test_simulated, test_verdicts
 
@@ -56,7 +55,7 @@ def _population_sd(values):
     return statistics.pstdev(values)
 
 
-def _unpaired(judge):
+def _unpaired(verdicts_at):
     """Return a judge with the variance of two separate groups."""
 
     def changed(contrasts, outcomes, rule, planned=None):
@@ -67,7 +66,7 @@ def _unpaired(judge):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(verdicts, "deviation_of", sd)
             patch.setattr(engine, "deviation_of", sd)
-            return judge(contrasts, outcomes, rule, planned)
+            return verdicts_at(contrasts, outcomes, rule, planned)
 
     return changed
 
@@ -75,13 +74,13 @@ def _unpaired(judge):
 def _renumbered(order):
     """Return a change of the outcomes that pairs runs in another order."""
 
-    def change(judge):
+    def change(verdicts_at):
         def changed(contrasts, outcomes, rule, planned=None):
             mixed = {
                 arm: [replace(r, seed=seed) for seed, r in enumerate(order(arm, runs))]
                 for arm, runs in outcomes.items()
             }
-            return judge(contrasts, mixed, rule, planned)
+            return verdicts_at(contrasts, mixed, rule, planned)
 
         return changed
 
@@ -100,12 +99,12 @@ def _shifted(arm, runs):
     return runs if arm == "base" else [*runs[1:], runs[0]]
 
 
-def _dropped(judge):
+def _dropped(verdicts_at):
     """Return a judge that forgets diverged seeds."""
 
     def changed(contrasts, outcomes, rule, planned=None):
         left = {arm: [r for r in runs if not r.diverged] for arm, runs in outcomes.items()}
-        return judge(contrasts, left, rule, planned)
+        return verdicts_at(contrasts, left, rule, planned)
 
     return changed
 
@@ -142,9 +141,9 @@ def _patched_judge(change):
     """Return a plant of a changed ``judge``, in the product and in the tests that imported it."""
 
     def plant(patch):
-        changed = change(verdicts.judge)
+        changed = change(verdicts.verdicts_at)
         for module in (verdicts, test_verdicts, test_simulated):
-            patch.setattr(module, "judge", changed)
+            patch.setattr(module, "verdicts_at", changed)
 
     return plant
 
@@ -170,18 +169,18 @@ def _folder(test):
 
 def _judged_by_study(change):
     """Return a plant that changes how the looks are judged; ``change`` gets the arguments."""
-    return _function(study_verdicts, "judge", lambda judge: lambda *a: judge(*change(*a)))
+    return _function(judge, "verdicts_at", lambda at: lambda *a: at(*change(*a)))
 
 
 def _any_seeds(patch):
     """Plant a look that does not require the seeds of earlier looks."""
-    due = StudyVerdicts._due
+    due = _Study._due
 
     def changed(self):
         self.looks = [replace(look, seeds=()) for look in self.looks]
         return due(self)
 
-    patch.setattr(StudyVerdicts, "_due", changed)
+    patch.setattr(_Study, "_due", changed)
 
 
 REPORTS = _folder(
@@ -263,7 +262,9 @@ MUTANTS = [
     ),
     EngineMutant(
         "family of the finished contrasts",
-        _patched_judge(lambda judge: lambda c, o, rule, planned=None: judge(c, o, rule)),
+        _patched_judge(
+            lambda verdicts_at: lambda c, o, rule, planned=None: verdicts_at(c, o, rule)
+        ),
         MISSING,
     ),
     EngineMutant(
@@ -342,20 +343,20 @@ MUTANTS = [
     EngineMutant(
         "spending reset at each report",
         lambda patch: patch.setattr(
-            study_verdicts,
+            judge,
             "append_declarations",
-            lambda folder, missing: Declarations(tuple(missing(Declarations()))),
+            lambda folder, missing: tuple(missing(())),
         ),
         STAYS,
     ),
     EngineMutant(
         "unplanned looks for nothing",
-        lambda patch: patch.setattr(LookSchedule, "reserve_share", 1e-9),
+        _function(declarations, "reserve_share", lambda f: lambda *a: 1e-9),
         REPORTS,
     ),
     EngineMutant(
         "a comparison judged as soon as one run has ended",
-        lambda patch: patch.setattr(StudyVerdicts, "_has_ended", lambda *a: True),
+        lambda patch: patch.setattr(_Study, "_has_ended", lambda *a: True),
         _folder(
             lambda folder: test_looks.test_a_comparison_waits_for_its_own_runs_only(
                 folder, "none", {"large", "small"}
@@ -365,7 +366,7 @@ MUTANTS = [
     EngineMutant(
         "words of a part as those of the whole",
         _function(
-            study_verdicts,
+            judge,
             "ErrorLevel",
             lambda level: lambda share, _=1, *a: level(share, True, *a),
         ),
@@ -377,7 +378,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "a word without the A/A step as with it",
-        lambda patch: patch.setattr(StudyVerdicts, "_aa_contrasts", lambda self: []),
+        lambda patch: patch.setattr(judge, "AA_ROLE", ""),
         test_looks.test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all,
     ),
     EngineMutant(
@@ -401,12 +402,12 @@ MUTANTS = [
     ),
     EngineMutant(
         "added comparisons judged at the last look",
-        _function(study_verdicts, "is_declared", lambda f: lambda name, arms, family: True),
+        _function(judge, "is_declared", lambda f: lambda name, arms, family: True),
         _folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
     ),
     EngineMutant(
         "a look at another configuration counts",
-        lambda patch: patch.setattr(Declarations, "concerning", lambda self, arms: self),
+        lambda patch: patch.setattr(judge, "concerning", lambda lines, arms: lines),
         _folder(test_looks.test_a_study_without_common_runs_has_looks_and_a_family_of_its_own),
     ),
     EngineMutant(
@@ -436,7 +437,7 @@ MUTANTS = [
     ),
     EngineMutant(
         "words judged again",
-        lambda patch: patch.setattr(study_verdicts, "LASTING_WORDS", ()),
+        lambda patch: patch.setattr(judge, "LASTING_WORDS", ()),
         STAYS,
     ),
     EngineMutant(

@@ -15,7 +15,7 @@ from lib.report import statistics as engine
 from lib.report.contrasts import Contrast, scale_of
 from lib.report.statistics import VerdictRule, deviation_of, holm, smallest_p, t_isf, t_sf
 from lib.report.study import pairing_gain
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
 from tests.lib.report.documents import family_of
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
@@ -43,7 +43,7 @@ def study(*differences, base=BASE):
 
 
 def judged(outcomes, rule=VerdictRule(), planned=None):
-    return judge(
+    return verdicts_at(
         [Contrast.pair(s, "base") for s in outcomes if s != "base"], outcomes, rule, planned
     )
 
@@ -165,7 +165,7 @@ def test_tails_and_tests_equal_scipy_and_statsmodels():
     for n in (3, 5, 8):
         base = [3 + draw.gauss(0, 0.01) for _ in range(n)]
         step = [loss + draw.gauss(-0.002, 0.002) for loss in base]
-        (verdict,) = judge(
+        (verdict,) = verdicts_at(
             [Contrast.pair("s", "base")],
             {"base": runs(base), "s": runs(step)},
             VerdictRule("own", band=0.005),
@@ -199,7 +199,7 @@ def test_two_seeds_have_the_interval_of_the_noise_of_the_reference():
     base = (3.0, 3.01, 2.99, 3.02, 2.98)
     outcomes = {"base": runs(base), "step": runs((2.9, 2.95))}
     contrast = Contrast("step", "base", "baseline", {"step": 1.0, "base": -1.0})
-    (verdict,) = judge([contrast], outcomes, VerdictRule())
+    (verdict,) = verdicts_at([contrast], outcomes, VerdictRule())
     # t(0.975, 4) = 2.776445, and sqrt(2) / sqrt(2 seeds) = 1.
     half = 2.776445 * deviation_of(base)
     low, high = engine.interval_of_noise(base, 2, -0.08)
@@ -207,7 +207,7 @@ def test_two_seeds_have_the_interval_of_the_noise_of_the_reference():
     assert verdict["verdict"] is None and verdict["p"] is None and verdict["p_own"] is None
     assert f"[{low:.4f}, {high:+.4f}] by 5 seeds of base" in verdict["reason"]
     few = {"base": runs(base[:2]), "step": runs((2.9, 2.95))}
-    assert "[" not in judge([contrast], few, VerdictRule())[0]["reason"]
+    assert "[" not in verdicts_at([contrast], few, VerdictRule())[0]["reason"]
 
 
 def test_losses_that_cannot_be_separate_trainings_are_unfair():
@@ -286,7 +286,7 @@ def test_the_order_of_runs_and_arms_changes_no_byte():
     expected = json.dumps(judged(outcomes, VerdictRule(band=0.005)))
     mixed = dict(reversed([(name, step[::-1]) for name, step in outcomes.items()]))
     contrasts = [Contrast.pair(f"s{i}", "base") for i in range(1, 5)]
-    found = judge(contrasts, mixed, VerdictRule(band=0.005))
+    found = verdicts_at(contrasts, mixed, VerdictRule(band=0.005))
     assert json.dumps(found) == expected
 
 
@@ -308,7 +308,7 @@ def test_units_and_signs(variance):
     assert [(v["verdict"], figures(v)) for v in shifted] == [
         (v["verdict"], figures(v)) for v in before
     ]
-    swapped = judge([Contrast.pair("base", f"s{i}") for i in range(1, 5)], outcomes, rule)
+    swapped = verdicts_at([Contrast.pair("base", f"s{i}") for i in range(1, 5)], outcomes, rule)
     mirror = {BETTER: WORSE, WORSE: BETTER}
     assert [v["verdict"] for v in swapped] == [
         mirror.get(v["verdict"], v["verdict"]) for v in before
@@ -476,7 +476,7 @@ def test_a_factorial_uses_one_variance():
         Contrast(name, "", name, {arm: 2 * sign(*x) / 4 for arm, x in arms.items()})
         for name, sign in columns.items()
     ]
-    found = judge(effects, outcomes, VerdictRule("factorial"))
+    found = verdicts_at(effects, outcomes, VerdictRule("factorial"))
     assert [v["verdict"] for v in found] == [BETTER, INCONCLUSIVE, INCONCLUSIVE]
     assert (
         found[0]["difference"] == pytest.approx(-0.4, abs=0.01)

@@ -6,8 +6,7 @@ from typing import Any
 
 from lib.report.page import report_page
 from lib.report.series import study_series
-from lib.report.study import study_document
-from lib.report.table import ResultTable
+from lib.report.study import JudgedStudy, study_document
 
 CONTEXT: Mapping[str, Any] = {
     "title": "Study demo",
@@ -19,7 +18,7 @@ CONTEXT: Mapping[str, Any] = {
 _VOID = {"meta", "path", "rect", "br"}
 
 
-def page_of(table: ResultTable, context: Mapping[str, Any] = CONTEXT) -> str:
+def page_of(table: JudgedStudy, context: Mapping[str, Any] = CONTEXT) -> str:
     return report_page(study_document(table, context), study_series(table))
 
 

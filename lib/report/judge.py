@@ -1,11 +1,13 @@
-"""Verdicts on the runs of a study: a function of its runs, its rule and its declarations.
+"""From the outcomes of a study's runs, its rule and its declarations to the words, in this order:
 
-Words are given at looks (lib/report/declarations.py) and are not stored: all looks are judged anew, in
-order, on the runs that are there now. A word of an earlier look stands for the later ones. A
-comparison is judged as soon as its own runs have ended.
+1. ``declare`` appends the plan, and the look that is due, before anything is judged;
+2. every look is judged anew, in order, on the runs of its seeds that are there now (``_replayed``),
+   by the tests of ``lib.report.verdicts``; a word of an earlier look stands for the later ones;
+3. each comparison has the verdict of its last look, or what its runs show without one (``_shown``).
+
+Words are not stored. A comparison is judged as soon as its own runs have ended.
 """
 
-import copy
 import itertools
 import math
 import time
@@ -14,23 +16,28 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from lib.report.contrasts import AA_ROLE, EFFECT, Contrast, DesignEffects
+from lib.report.contrasts import AA_ROLE, CONTROL_ROLES, EFFECT, REPEAT_ROLE, Contrast
 from lib.report.declarations import (
     DECLARATIONS_FILE,
-    Declarations,
     DeclaredPlan,
     Family,
+    Line,
     Look,
-    LookSchedule,
     VerdictPlan,
     append_declarations,
+    concerning,
+    due_look,
     family_size,
     is_declared,
+    judged_seeds,
+    looks_of,
+    plans_of,
+    reserve_share,
+    share_at,
 )
 from lib.report.statistics import PART_FACTOR, WHOLE_ALPHA, ErrorLevel
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
 
-VERDICTS_FILE = "verdicts.json"
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
 # Words that decide a comparison.
@@ -38,13 +45,14 @@ LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
 
 # As in the document of the study.
 Verdict = dict[str, Any]
-# Name of a part, its planned comparisons, and the outcomes of its runs by variant.
-StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
+# Arm → outcomes of its runs.
+Outcomes = Mapping[str, Sequence[SeedOutcome]]
 
 
 def declare(
     plan: VerdictPlan,
-    parts: Sequence[StudyPart] = (),
+    contrasts: Sequence[Contrast] = (),
+    outcomes: Outcomes | None = None,
     evaluation_set: str = "",
     at: float | None = None,
 ) -> VerdictPlan:
@@ -57,80 +65,81 @@ def declare(
         return plan
     now = time.time() if at is None else at
 
-    def missing(known: Declarations) -> list[DeclaredPlan | Look]:
-        study = StudyVerdicts(parts, replace(plan, declarations=known))
+    def of(known: Sequence[Line]) -> "_Study":
+        return _Study(contrasts, outcomes or {}, replace(plan, declarations=tuple(known)))
+
+    def missing(known: Sequence[Line]) -> list[Line]:
+        study = of(known)
         return [*study.new_plan(now), *study.new_looks(now, evaluation_set)]
 
-    before = len(StudyVerdicts(parts, plan).looks)
+    before = len(of(plan.declarations).looks)
     if plan.folder is None:
-        lines = (*plan.declarations.lines, *missing(plan.declarations))
-        known = replace(plan.declarations, lines=lines)
+        lines = (*plan.declarations, *missing(plan.declarations))
     else:
-        known = append_declarations(plan.folder, missing)
-    plan = replace(plan, declarations=known)
-    return replace(plan, taken=next(iter(StudyVerdicts(parts, plan).looks[before:]), None))
+        lines = append_declarations(plan.folder, missing)
+    taken = next(iter(of(lines).looks[before:]), None)
+    return replace(plan, declarations=lines, taken=taken)
 
 
-class StudyVerdicts:
-    """The verdicts on all parts of a study, such as its arms, as one family."""
+def judge(contrasts: Sequence[Contrast], outcomes: Outcomes, plan: VerdictPlan) -> dict[str, Any]:
+    """Return the verdicts of a study and what they rest on.
+
+    ``contrasts`` are the comparisons of the runs that are there, those of A/A steps and repeats
+    included; ``outcomes`` lists the runs of each arm. ``closed`` lists, for each of the ``looks``, the
+    comparisons that need no further seeds after it, ``waiting`` those of the last one whose runs have
+    not ended.
+    """
+    study = _Study(contrasts, outcomes, plan)
+    aa_steps, aa_failed = study.aa_steps()
+    return {
+        "verdicts": study.verdicts([*study.rule_changes(), *[AA_FAILED] * aa_failed]),
+        "aa_steps": aa_steps,
+        "aa_failed": aa_failed,
+        "family": study.family,
+        "planned": study.planned,
+        "look_plan": study.look_plan,
+        "looks": study.looks,
+        "closed": study.closed,
+        "waiting": study.waiting(),
+        "baseline_diverged": study.baseline_diverged,
+        "is_declared_first": study.is_declared_first(),
+        "notes": study.notes(),
+        "repeats": study.repeats(),
+    }
+
+
+class _Study:
+    """The comparisons and runs of a study, which are one family, and the lines that concern it."""
 
     def __init__(
-        self,
-        parts: Sequence[StudyPart],
-        plan: VerdictPlan,
-        control_parts: Sequence[StudyPart] = (),
-        effects: DesignEffects | None = None,
-        evaluation_set: str = "",
-        same_documents: Sequence[str] = (),
+        self, contrasts: Sequence[Contrast], outcomes: Outcomes, plan: VerdictPlan
     ) -> None:
-        """Take the parts of a study: their names, "" for the only one, comparisons, and outcomes.
-
-        ``control_parts`` have the comparisons of A/A steps and repeats, ``effects`` those of a
-        factorial design.
-        """
-        self.plan, self.effects = plan, effects
-        self.shown: Set[str] | None = None
-        self.evaluation_set, self.same_documents = evaluation_set, same_documents
-        self.parts = [_named_contrasts([(part, contrasts)]) for part, contrasts, _ in parts]
-        self.controls = _named_contrasts((part, contrasts) for part, contrasts, _ in control_parts)
-        compared = {name: c for contrasts in self.parts for name, c in contrasts.items()}
+        self.plan, self.outcomes = plan, outcomes
+        compared = {c.name: c for c in contrasts if c.role not in CONTROL_ROLES}
+        self.compared = compared
+        self.controls = {c.name: c for c in contrasts if c.role in CONTROL_ROLES}
         self.family = plan.contrasts | compared
-        self.outcomes: dict[str, list[SeedOutcome]] = {}
-        for part, _, outcomes in (*parts, *control_parts):
-            for arm, runs in outcomes.items():
-                self.outcomes[f"{part}{arm}"] = list(runs)
-        self.ended = {
-            arm: {run.seed for run in runs if run.ended} for arm, runs in self.outcomes.items()
-        }
+        self.ended = {arm: {r.seed for r in runs if r.ended} for arm, runs in outcomes.items()}
         self.arms = {
             arm: plan.configurations.get(arm, "") for c in self.family.values() for arm in c.weights
         }
-        known = plan.declarations.concerning(self.arms)
-        self.known = known
+        self.known = concerning(plan.declarations, self.arms)
         self.looks: list[Look] = []
-        self.schedule = None
+        # The looks of the first plan stay in force.
+        self.look_plan = plan.looks
         if plan.looks is not None:
-            self.looks = known.looks
-            first = next((i for i, line in enumerate(known.lines) if isinstance(line, Look)), 0)
-            in_force = Declarations(known.lines[:first]).plans
-            looks = in_force[-1].looks if in_force else plan.looks
-            self.schedule = LookSchedule(looks, tuple(self.looks))
+            self.looks = looks_of(self.known)
+            first = next((i for i, each in enumerate(self.known) if isinstance(each, Look)), 0)
+            if in_force := plans_of(self.known[:first]):
+                self.look_plan = in_force[-1].looks
         configured = plan.contrasts if plan.exploratory else self.family
-        families = [*(line.family for line in known.lines), self._declared(configured)]
+        families = [*(line.family for line in self.known), self._declared(configured)]
         self.planned = max(len(compared), family_size(families))
-
-    def of_arms(self, shown: Set[str]) -> "StudyVerdicts":
-        """Return the same verdicts without the comparisons of other arms, which are left out."""
-        part = copy.copy(self)
-        part.shown = shown
-        return part
 
     @property
     def baseline_diverged(self) -> bool:
         """Return whether a seed of a baseline diverged, which ends the study."""
-        baselines = {
-            c.reference for part in self.parts for c in part.values() if c.role == "baseline"
-        }
+        baselines = {c.reference for c in self.compared.values() if c.role == "baseline"}
         return any(run.diverged for arm in baselines for run in self.outcomes.get(arm, ()))
 
     def _declared(self, contrasts: Mapping[str, Contrast]) -> Family:
@@ -141,38 +150,33 @@ class StudyVerdicts:
 
     # Declaring.
 
-    def new_plan(self, at: float) -> list[DeclaredPlan]:
+    def new_plan(self, at: float) -> list[Line]:
         """Return the declaration of the plan, if the last one of this study is another."""
-        plan, known = self.plan, self.known.plans
-        assert plan.looks is not None
-        seeds = self.seeds
-        if not self.family or not seeds:
+        assert self.plan.looks is not None
+        if not self.family or not self.seeds:
             return []
-        now = DeclaredPlan(plan.rule_record, plan.looks, seeds, self._declared(self.family), at)
-        last = known[-1] if known else None
-        return [] if last and replace(last, at=at, imported=False) == now else [now]
+        rule, family = self.plan.rule_record, self._declared(self.family)
+        now = DeclaredPlan(rule, self.plan.looks, self.seeds, family, at)
+        last = plans_of(self.known)[-1:]
+        return [] if last and replace(last[0], at=at, imported=False) == now else [now]
 
-    @property
+    @cached_property
     def seeds(self) -> tuple[int, ...]:
         """Return the declared seeds."""
-        return tuple(
-            sorted(self.plan.seeds or {run.seed for runs in self.outcomes.values() for run in runs})
-        )
+        found = (run.seed for runs in self.outcomes.values() for run in runs)
+        return tuple(sorted(self.plan.seeds or set(found)))
 
-    def new_looks(self, at: float, evaluation_set: str) -> list[Look]:
+    def new_looks(self, at: float, evaluation_set: str) -> list[Line]:
         """Return the look that is due, or the looks with comparisons whose runs have ended since."""
-        look = self._due()
-        if look is not None:
+        if look := self._due():
             family = self._declared(self.family)
             look = replace(look, family=family, evaluation_set=evaluation_set, at=at)
             return [replace(look, judged=dict.fromkeys(self._judged_at(look), at))]
-        later = []
+        later: list[Line] = []
         for look in self.looks:
-            arrived = [name for name in self._judged_at(look) if name not in look.judged]
-            if arrived:
-                later.append(
-                    replace(look, judged=dict.fromkeys(arrived, at), at=at, imported=False)
-                )
+            if arrived := [name for name in self._judged_at(look) if name not in look.judged]:
+                judged = dict.fromkeys(arrived, at)
+                later.append(replace(look, judged=judged, at=at, imported=False))
         return later
 
     def _due(self) -> Look | None:
@@ -181,23 +185,21 @@ class StudyVerdicts:
         It is due as soon as the runs of an undecided comparison have ended. A seed of an earlier look
         may not be omitted, whatever its outcome.
         """
-        schedule, seeds = self.schedule, self.seeds
-        if schedule is None or len(seeds) < self.plan.rule.min_seeds:
+        seeds, plan = self.seeds, self.look_plan
+        if plan is None or len(seeds) < self.plan.rule.min_seeds:
             return None
         if any(not set(look.seeds) <= set(seeds) for look in self.looks):
             return None
-        if schedule.last is None or schedule.last.n < len(seeds):
-            waiting = [
-                c for name, c in self.family.items() if name not in self._closed_at(len(self.looks))
-            ]
-            look = schedule.due(len(seeds))
+        if judged_seeds(self.looks) < len(seeds):
+            closed = self._closed_at(len(self.looks))
+            waiting = [c for name, c in self.family.items() if name not in closed]
+            look = due_look(plan, self.looks, len(seeds))
         else:
             waiting = [
                 c for name, c in self.family.items() if not self._declared_before(name, None)
             ]
-            share, number = schedule.reserve_share, len(self.looks) + 1
-            look = Look(number, len(seeds), share, planned=False, is_at_added=True)
-            look = look if share else None
+            share, number = reserve_share(plan, self.looks), len(self.looks) + 1
+            look = Look(number, len(seeds), share, False, is_at_added=True) if share else None
         if look is None or not any(self._has_ended(c, seeds) for c in waiting):
             return None
         return replace(look, seeds=seeds)
@@ -228,49 +230,39 @@ class StudyVerdicts:
 
     # Judging.
 
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each comparison of the shown arms."""
-        return self._of_shown(self.judged)
-
-    def _of_shown(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        shown = self.shown
-        return [v for v in verdicts if shown is None or v["weights"].keys() <= shown]
-
-    @cached_property
-    def judged(self) -> list[Verdict]:
-        """Return the verdict on each comparison."""
-        marks = [*self._rule_changes(), *([AA_FAILED] if self.aa_failed else [])]
-        level = WHOLE_ALPHA if self.schedule is None else None
+    def verdicts(self, marks: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each comparison, with the ``marks`` of the study as remarks."""
+        level = WHOLE_ALPHA if self.look_plan is None else None
         given, decided, _ = self._replayed
         verdicts = []
-        for part in self.parts:
-            for verdict in self._judged(list(part), self.outcomes, level):
+        for part in self._parts():
+            for verdict in self._tested(part, self.outcomes, level):
                 name = verdict["name"]
                 if level is None:
                     verdict = self._shown(verdict, given.get(name), name in decided)
                 verdicts.append({**verdict, "remarks": [*verdict["remarks"], *marks]})
         return verdicts
 
-    @property
-    def closed(self) -> list[frozenset[str]]:
-        """Return, of each look, the comparisons that need no further seeds after it."""
-        return self._replayed[2]
+    def _parts(self) -> list[list[str]]:
+        """Return the comparisons of each part of the study: each part has a variance of its own."""
+        parts: dict[str, list[str]] = {}
+        for name, contrast in self.compared.items():
+            parts.setdefault(contrast.part, []).append(name)
+        return list(parts.values())
 
-    def _judged(
+    def _tested(
         self,
         names: Sequence[str],
-        outcomes: Mapping[str, Sequence[SeedOutcome]],
+        outcomes: Outcomes,
         level: ErrorLevel | None,
         planned: int = 0,
         decided: Sequence[Verdict] = (),
     ) -> list[Verdict]:
-        contrasts = [self.family[name] for name in names]
-        rule = self.plan.rule
+        contrasts, rule = [self.family[name] for name in names], self.plan.rule
         if rule.variance == "factorial" and not any(c.role == EFFECT for c in contrasts):
             # Without effects of a design.
             rule = replace(rule, variance="shared")
-        return judge(contrasts, outcomes, rule, planned or self.planned, level, decided)
+        return verdicts_at(contrasts, outcomes, rule, planned or self.planned, level, decided)
 
     @cached_property
     def _replayed(
@@ -287,11 +279,10 @@ class StudyVerdicts:
             # A comparison that is closed without a decision, such as DIVERGED, needs no further runs.
             done = {*tested, *(closed[-1] if closed else ())}
             open_count = sum(name not in done for name in self._concerned(look))
-            outcomes = self._outcomes_at(look)
             level = self._level(look, decided, not open_count)
-            planned = self._planned_at(look)
+            planned, outcomes = self._planned_at(look), self._outcomes_at(look)
             new: dict[str, Verdict] = {}
-            for part in self.parts:
+            for part in self._parts():
                 names = [name for name in tested if name in part]
                 standing = {k: v for k, v in decided.items() if k in part}
                 if look.is_at_added:
@@ -301,8 +292,9 @@ class StudyVerdicts:
                         for k, v in given.items()
                         if k in part and k not in names and look.n == len(self._look_seeds(v))
                     }
-                earlier = list(standing.values())
-                for verdict in self._judged(names, outcomes, level, planned, earlier):
+                for verdict in self._tested(
+                    names, outcomes, level, planned, list(standing.values())
+                ):
                     new[verdict["name"]] = self._marked(verdict, look, open_count)
             given |= new
             decided |= {name: v for name, v in new.items() if v["verdict"] in LASTING_WORDS}
@@ -311,21 +303,27 @@ class StudyVerdicts:
             closed[-1] = frozenset(self.family)
         return given, decided, closed
 
-    def _outcomes_at(self, look: Look) -> dict[str, list[SeedOutcome]]:
+    @property
+    def closed(self) -> list[frozenset[str]]:
+        return self._replayed[2]
+
+    def _outcomes_at(self, look: Look) -> Outcomes:
         return {
             arm: [run for run in runs if run.seed in look.seeds]
             for arm, runs in self.outcomes.items()
         }
 
     def _level(self, look: Look, decided: Mapping[str, Verdict], is_complete: bool) -> ErrorLevel:
-        assert self.schedule is not None
-        after = LookSchedule(self.schedule.plan, self.schedule.taken[: look.number])
+        assert self.look_plan is not None
+        plan, taken = self.look_plan, self.looks[: look.number]
         if look.is_at_added:
             # The comparisons of earlier looks are not in the family of this one.
             decided = {}
         equivalent = sum(v["verdict"] is VerdictWord.EQUIVALENT for v in decided.values())
         differing = len(decided) - equivalent
-        return ErrorLevel(look.share, is_complete, differing, equivalent, after.share_at)
+        return ErrorLevel(
+            look.share, is_complete, differing, equivalent, lambda n: share_at(plan, taken, n)
+        )
 
     def _planned_at(self, look: Look) -> int:
         """Return the number of comparisons that were declared until the look."""
@@ -337,7 +335,7 @@ class StudyVerdicts:
                 if not any(is_declared(name, arms, each.family) for each in earlier)
             )
         families = []
-        for line in self.known.lines:
+        for line in self.known:
             families.append(line.family)
             if isinstance(line, Look) and line.seeds == look.seeds and not line.is_at_added:
                 break
@@ -347,19 +345,20 @@ class StudyVerdicts:
         """Return the verdict with its look, and remarks on it."""
         if verdict["verdict"] in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
             return verdict
-        assert self.schedule is not None
-        remarks = list(verdict["remarks"])
-        has_word = verdict["verdict"] in LASTING_WORDS
+        assert self.look_plan is not None
+        remarks, has_word = list(verdict["remarks"]), verdict["verdict"] in LASTING_WORDS
         if open_count and verdict["p"] is not None:
             own = verdict["variance"] == "own"
             cost = "nothing steps down" if own else f"p is {PART_FACTOR} times larger"
             count = f"{open_count} comparison{'s have' if open_count > 1 else ' has'}"
             remarks.append(f"until {count} all runs, {cost}")
-        if has_word and any(not self._has_ended(c, look.seeds) for c in self._aa_contrasts()):
+        controls = {c.name: c for c in self.plan.declared if c.role == AA_ROLE} | self.controls
+        aa_steps = [c for c in controls.values() if c.role == AA_ROLE]
+        if has_word and any(not self._has_ended(c, look.seeds) for c in aa_steps):
             remarks.append("its A/A step has not ended")
         if not look.planned:
             remarks.append("unplanned look")
-        elif has_word and look.n < self.schedule.plan.seeds[-1]:
+        elif has_word and look.n < self.look_plan.seeds[-1]:
             remarks.append("stopped early: the estimate is biased away from 0")
         share = {"share": look.share, "alpha_of_look": verdict["alpha"] * look.share}
         return {**verdict, "look": look.number, **share, "remarks": remarks}
@@ -377,7 +376,7 @@ class StudyVerdicts:
             return self._with_trained_again(given)
         if now["n"] < self.plan.rule.min_seeds:
             return now
-        return {**now, "reason": self._wait(now)}
+        return {**now, "reason": self._wait(now["name"])}
 
     def _look_seeds(self, verdict: Verdict) -> set[int]:
         number = verdict["look"]
@@ -398,32 +397,26 @@ class StudyVerdicts:
             return verdict
         return {**verdict, "remarks": [*verdict["remarks"], "its runs were trained again since"]}
 
-    def _wait(self, verdict: Verdict) -> str:
+    def _wait(self, name: str) -> str:
         """Return the reason of a comparison that has enough seeds, but no word."""
-        assert self.schedule is not None
-        name, last = verdict["name"], self.schedule.last
-        contrast = self.family[name]
-        seeds: Sequence[int] = self.seeds
-        if (
-            last is not None
-            and name in self._concerned(last)
-            and not self._has_ended(contrast, last.seeds)
-        ):
+        assert self.look_plan is not None
+        contrast, seeds = self.family[name], self.seeds
+        # The look at most seeds, the latest of them.
+        last = max(reversed(self.looks), key=lambda look: look.n, default=None)
+        if last and name in self._concerned(last) and not self._has_ended(contrast, last.seeds):
             seeds = last.seeds
         elif self.plan.exploratory:
             return "a table of selected steps or seeds takes no look"
         runs = [(arm, seed) for arm in contrast.weights for seed in seeds]
-        open_runs = sum(seed not in self.ended.get(arm, ()) for arm, seed in runs)
-        if open_runs:
+        if open_runs := sum(seed not in self.ended.get(arm, ()) for arm, seed in runs):
             return f"waits for {open_runs} of its {len(runs)} runs"
-        planned = [n for n in self.schedule.plan.seeds if n > self.schedule.judged]
+        planned = [n for n in self.look_plan.seeds if n > judged_seeds(self.looks)]
         if planned and planned[0] > len(seeds):
             return f"next look at {planned[0]} seeds"
-        if not self.schedule.share_at(len(seeds) + 1):
+        if not share_at(self.look_plan, self.looks, len(seeds) + 1):
             return "no alpha is left for another look"
         return "next look at the next complete seed"
 
-    @property
     def waiting(self) -> frozenset[str]:
         """Return the comparisons of the last look whose runs have not ended."""
         if not self.looks:
@@ -435,42 +428,23 @@ class StudyVerdicts:
         """Return the comparisons that need no further seeds after that many looks."""
         return self.closed[looks - 1] if looks else frozenset()
 
-    # A/A steps.
-    #
-    # Such a step is the baseline with other initial weights: a step without an effect by construction.
-    # It is outside the family of comparisons and outside their mean variance: a paired t-test of its
-    # own variance tests it alone, at the alpha of the look. A difference shows that the study claims
-    # differences where none exist, and marks every verdict.
+    def aa_steps(self) -> tuple[list[Verdict], bool]:
+        """Return the verdict on each A/A step against its parent, and whether one differs at any look.
 
-    def _aa_contrasts(self) -> list[Contrast]:
-        controls = {c.name: c for c in self.plan.controls} | self.controls
-        return [c for c in controls.values() if c.role == AA_ROLE]
-
-    @property
-    def aa_steps(self) -> list[Verdict]:
-        """Return the verdict on each shown A/A step against its parent."""
-        return self._of_shown(self._aa_steps[0])
-
-    @property
-    def aa_failed(self) -> bool:
-        """Return whether an A/A step differs from its parent at any look."""
-        return self._aa_steps[1]
-
-    @cached_property
-    def _aa_steps(self) -> tuple[list[Verdict], bool]:
+        Such a step is the baseline with other initial weights: it has no effect by construction. It is
+        outside the family and its mean variance: a paired t-test of its own variance tests it alone.
+        """
         verdicts, failed = [], False
         alone = replace(self.plan.rule, variance="own")
-        for contrast in self.controls.values():
-            if contrast.role != AA_ROLE:
-                continue
-            level = WHOLE_ALPHA if self.schedule is None else None
-            (shown,) = judge([contrast], self.outcomes, alone, 1, level)
+        for contrast in (c for c in self.controls.values() if c.role == AA_ROLE):
+            level = WHOLE_ALPHA if self.look_plan is None else None
+            (shown,) = verdicts_at([contrast], self.outcomes, alone, 1, level)
             at_looks = [shown]
             for look in self.looks:
                 if look.is_at_added or not self._has_ended(contrast, look.seeds):
                     continue
                 outcomes = self._outcomes_at(look)
-                at_looks += judge([contrast], outcomes, alone, 1, ErrorLevel(look.share))
+                at_looks += verdicts_at([contrast], outcomes, alone, 1, ErrorLevel(look.share))
                 if set(shown["seeds"]) <= set(look.seeds) and shown["difference"] is not None:
                     shown = at_looks[-1]
             differing = (VerdictWord.BETTER, VerdictWord.WORSE)
@@ -478,14 +452,30 @@ class StudyVerdicts:
             verdicts.append(shown)
         return verdicts, failed
 
+    def repeats(self) -> dict[str, dict[int, float]]:
+        """Return the differences of each repeat to the first training of its seeds."""
+        repeats: dict[str, dict[int, float]] = {}
+        for contrast in (c for c in self.controls.values() if c.role == REPEAT_ROLE):
+            again, first = (
+                {run.seed: run.loss for run in self.outcomes.get(arm, ())}
+                for arm in (contrast.step, contrast.reference)
+            )
+            repeats[contrast.step] = {
+                seed: loss - before
+                for seed, loss in sorted(again.items())
+                if loss is not None and (before := first.get(seed)) is not None
+            }
+        return repeats
+
     # What the declarations show.
 
-    def _rule_changes(self) -> list[str]:
+    def rule_changes(self) -> list[str]:
         """Return the remark on settings that differ from the first rule under which results existed."""
         first: Mapping[str, Any] | None = None
         in_force: Mapping[str, Any] | None = None
-        later: list[Mapping[str, Any]] = [self.plan.rule_record]
-        for line in self.known.lines:
+        now = self.plan.rule_record
+        later: list[Mapping[str, Any]] = [now]
+        for line in self.known:
             if first is None and (isinstance(line, Look) or self._has_result_before(line.at)):
                 first = in_force
             if isinstance(line, DeclaredPlan):
@@ -493,7 +483,6 @@ class StudyVerdicts:
                 later += [in_force] if first is not None else []
         if first is None and self._has_result_before(math.inf):
             first = in_force
-        now = self.plan.rule_record
         if first is None or all(rule == first for rule in later):
             return []
         changed = [name for name in {**now, **first} if first.get(name) != now.get(name)]
@@ -506,85 +495,61 @@ class StudyVerdicts:
             for run in self.outcomes.get(arm, ())
         )
 
-    @cached_property
-    def notes(self) -> list[str]:
-        """Return what the dates of the runs show that the declarations do not: they were shortened."""
-        notes = []
-        if self.plan.declarations.incomplete:
-            notes.append(
-                f"{DECLARATIONS_FILE}: a crash left a part of a line, which declares nothing"
-            )
-        if self.schedule is None or self.plan.folder is None:
-            return notes
-        early, lines = self._early_runs(), self.known.lines
-        if early and not (lines and lines[0].imported):
-            notes.append(
-                f"{early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
-                "before it are unknown, and the error rate with them"
-            )
-        return notes + self._missing_looks()
+    def is_declared_first(self) -> bool:
+        """Return whether the rule was declared before the first run, and stayed as it was."""
+        rules = [plan.rule for plan in plans_of(self.known)]
+        is_same = all(rule == self.plan.rule_record for rule in rules)
+        return bool(rules) and is_same and not self._early_runs()
 
     def _early_runs(self) -> int:
         """Return how many runs started before the first declaration."""
-        first = self.known.lines[0].at if self.known.lines else math.inf
+        first = self.known[0].at if self.known else math.inf
         return sum(
             run.started_at is not None and run.started_at < first - 1 and not run.reused
             for runs in self.outcomes.values()
             for run in runs
         )
 
-    @property
-    def is_declared_first(self) -> bool:
-        """Return whether the rule was declared before the first run, and stayed as it was."""
-        rules = [plan.rule for plan in self.known.plans]
-        is_same = all(rule == self.plan.rule_record for rule in rules)
-        return bool(rules) and is_same and not self._early_runs()
-
-    def _missing_looks(self) -> list[str]:
-        """Return a note for each declared list of seeds whose runs ended without its look."""
-        notes = []
-        for plan, following in itertools.pairwise(self.known.plans):
-            seeds = set(plan.seeds)
-            related = [set(look.seeds) for look in self.looks if look.at < following.at]
-            if len(seeds) < self.plan.rule.min_seeds or plan.imported:
-                continue
-            if any(not look <= seeds or seeds <= look for look in related):
-                continue
-            arms = {
-                arm
-                for name, arms in plan.family.items()
-                if name in self.family and self._is_in(name, plan.family)
-                for arm in arms
-            }
-            ended = {
-                (arm, run.seed): run.ended_at for arm in arms for run in self.outcomes.get(arm, ())
-            }
-            times = [ended.get((arm, seed)) for arm in arms for seed in seeds]
-            if times and all(time is not None and time < following.at for time in times):
-                notes.append(
-                    f"the look at {len(seeds)} seeds, whose runs have ended, is missing in "
-                    f"{DECLARATIONS_FILE}"
-                )
+    def notes(self) -> list[str]:
+        """Return what the dates of the runs show that the declarations do not: they were shortened."""
+        if self.look_plan is None or self.plan.folder is None:
+            return []
+        notes, early = [], self._early_runs()
+        if early and not (self.known and self.known[0].imported):
+            notes.append(
+                f"{early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
+                "before it are unknown, and the error rate with them"
+            )
+        # Each declared list of seeds whose runs ended without its look.
+        for plan, following in itertools.pairwise(plans_of(self.known)):
+            if len(plan.seeds) >= self.plan.rule.min_seeds and not plan.imported:
+                notes += self._missing_look(plan, following.at)
         return list(dict.fromkeys(notes))
+
+    def _missing_look(self, plan: DeclaredPlan, at: float) -> list[str]:
+        """Return a note if all runs of a plan ended before ``at``, and its look is not declared."""
+        seeds: Set[int] = set(plan.seeds)
+        related = [set(look.seeds) for look in self.looks if look.at < at]
+        if any(not look <= seeds or seeds <= look for look in related):
+            return []
+        arms = {
+            arm
+            for name, arms in plan.family.items()
+            if name in self.family and self._is_in(name, plan.family)
+            for arm in arms
+        }
+        ended = {
+            (arm, run.seed): run.ended_at for arm in arms for run in self.outcomes.get(arm, ())
+        }
+        times = [ended.get((arm, seed)) for arm in arms for seed in seeds]
+        if not times or any(time is None or time >= at for time in times):
+            return []
+        return [
+            f"the look at {len(seeds)} seeds, whose runs have ended, is missing in {DECLARATIONS_FILE}"
+        ]
 
 
 def _is_closed(verdict: Verdict) -> bool:
     """Return whether further seeds would not change the word."""
     is_open = verdict["verdict"] in (None, VerdictWord.INCONCLUSIVE)
     return not is_open or verdict["rounding_only"]
-
-
-# Names.
-
-
-def _in_part(part: str, contrast: Contrast) -> Contrast:
-    """Return the contrast with the name of its part before the names of its arms."""
-    weights = {f"{part}{arm}": weight for arm, weight in contrast.weights.items()}
-    reference = contrast.reference and f"{part}{contrast.reference}"
-    return Contrast(f"{part}{contrast.step}", reference, contrast.role, weights)
-
-
-def _named_contrasts(parts: Iterable[tuple[str, Sequence[Contrast]]]) -> dict[str, Contrast]:
-    """Return the comparisons of all parts by name."""
-    named = [_in_part(part, contrast) for part, contrasts in parts for contrast in contrasts]
-    return {contrast.name: contrast for contrast in named}
