@@ -34,7 +34,6 @@ def test_a_leak_and_a_wrong_decoding_step_fail(monkeypatch):
     )
     found = states(monkeypatch, "float64 reference", "1024 tokens")
     assert [row["state"] for row in found.values()] == ["FAIL"] * 2
-    assert found["1024 tokens"]["detail"].startswith("window: ")
     monkeypatch.undo()
     read = NsaCache._read
     monkeypatch.setattr(NsaCache, "_read", lambda self, *given: 1.01 * read(self, *given))
