@@ -102,19 +102,6 @@ def test_a_note_states_that_another_backend_would_be_faster_on_a_gpu(given, note
     assert len(gpu_notes(model.attention, model.shape, model.backends("gpu"))) == notes
 
 
-@pytest.mark.parametrize("given", [{}, RA | gated(TOPK), {"mechanisms": ("mlp_cross_token",)}])
-def test_rows_support_every_component(given):
-    assert form(wide(**given, attention_backend="rows"), "gpu") == "rows"
-
-
-@pytest.mark.parametrize("mechanism", ["mlp_cross_token", "mlp_latent", "mlp_attn_gate"])
-def test_options_agree_with_the_built_mlp(mechanism):
-    model = make_model_config(projection="latent", mechanisms=(mechanism,))
-    built = GPT(model)
-    for site, block in zip(model.sites(), built.h, strict=True):
-        assert model.mlp.reads_weights(site) == (block.attn.reader is not None)
-
-
 @pytest.mark.parametrize("projection", ["dense", "grouped", "latent"])
 @pytest.mark.parametrize("pattern", ["full", "sliding"])
 @pytest.mark.parametrize("backend", ["auto", "flash", "math", "rows"])

@@ -27,8 +27,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from tests.gpt2.attention.conftest import build_case
 from tests.gpt2.builders import SHAPE, make_model_config
-from tests.gpt2.test_decode import CALLS, decoded, deviation
-from tests.gpt2.test_model import drawn, tokens
+from tests.gpt2.test_decode import CALLS, deviation
 
 ROPE = RopeOptions(base=50.0)
 TIGHT = 1e-10
@@ -61,17 +60,6 @@ class TestRotation:
         torch.testing.assert_close(far, near, rtol=0, atol=1e-9)
         assert float((rope(q, 1000) @ rope(k).mT - near).abs().max()) > 0.1
 
-    def test_heads_of_attention_by_themselves(self) -> None:
-        """Check that scores at positions from 1000 on equal those from 0 on, as in decoding."""
-        case = build_case(7, projection=MADE["grouped"], positions=ROPE, n_embd=32)
-        heads = case.module.c_attn(case.x_BTC, case.state)
-        found = []
-        for first in (0, 1000):
-            pair = heads.q_BNTH, heads.k_BKTH
-            q_BNTH, k_BKTH = case.module.positions.encode_all(pair, first)
-            found.append(q_BNTH @ k_BKTH.repeat_interleave(2, 1).mT)
-        torch.testing.assert_close(*found, rtol=0, atol=1e-9)
-
     def test_equals_the_formula(self, rope: Rope) -> None:
         x = random(2, 3, 9, 8)
         torch.testing.assert_close(rope(x), rope_rotate(x, range(9), ROPE), rtol=0, atol=1e-13)
@@ -90,9 +78,6 @@ class TestRotation:
         assert found.dtype == torch.bfloat16
         # Half of the last of eight bits, and what fp32 leaves of two products that cancel.
         torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
-
-    def test_no_tokens(self, rope: Rope) -> None:
-        assert rope(random(1, 2, 0, 8), 5, 3).shape == (1, 2, 0, 8)
 
 
 class TestAttention:
@@ -120,13 +105,6 @@ class TestAttention:
             chunks=ScoreChunks(cpu_elements=0, min_rows=8),
         )
         case.assert_equals_reference(TIGHT)
-
-    def test_the_order_of_earlier_tokens_matters(self) -> None:
-        case = build_case(9, positions=ROPE)
-        with torch.no_grad():
-            out = case()[0][:, -1]
-            case.x_BTC[:, :8] = case.x_BTC[:, :8].flip(1)
-            assert float((case()[0][:, -1] - out).abs().max()) > 0.1
 
     def test_statistics_are_those_of_rotated_heads(self) -> None:
         """Compute the entropy of the rows exposed to an MLP."""
@@ -162,27 +140,6 @@ class TestModel:
         for terms in ((), ("reciprocal",)):
             config = make_model_config(projection, pattern, terms, positions="rope", parts=parts)
             assert deviation(config, calls) <= TIGHT
-
-    def test_a_prefix_has_the_logits_of_the_whole(self) -> None:
-        model = drawn(make_model_config(positions="rope"))
-        idx_BT = tokens(model.config, length=16)
-        with torch.no_grad():
-            whole = model(idx_BT)
-            for length in (1, 7, 15):
-                found = model(idx_BT[:, :length])
-                torch.testing.assert_close(found, whole[:, :length], rtol=0, atol=1e-12)
-
-    def test_is_the_same_function_further_on(self) -> None:
-        """Check that a cache that starts at token 5 gives the same result as a full cache."""
-        model = drawn(make_model_config(positions="rope"))
-        idx_BT = tokens(model.config, length=6)
-        wanted, _ = decoded(model, idx_BT, (5, 1))
-        cache = model.new_cache()
-        cache.advance(5)
-        for block in cache.blocks:
-            block.left = lambda row: 5
-        found = [model.decode(part, cache) for part in idx_BT.split([5, 1], 1)]
-        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=0, atol=1e-10)
 
 
 class TestConfiguration:

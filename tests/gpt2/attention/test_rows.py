@@ -12,10 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from gpt2.attention.components import RowChunk, ScoreTerm, Window
 from gpt2.attention.cross_token import RaCrossToken
-from gpt2.attention.exposed import SORT_WIDTH, AttentionWeightsTap, topk_values
+from gpt2.attention.exposed import SORT_WIDTH, topk_values
 from gpt2.attention.options import (
     AttentionWeightsOptions,
-    GroupedOptions,
     ReciprocalOptions,
     SlidingOptions,
 )
@@ -99,21 +98,6 @@ def test_dropout_acts_on_what_multiplies_v_alone(build, gate):
     assert not torch.equal(dropped[0], whole[0])
 
 
-def test_dropout_keeps_the_mean(build):
-    case = build(12, batch=1, dropout=0.3, terms=(TERM,))
-    heads = case.module.c_attn(case.x_BTC.expand(4000, -1, -1), case.state)
-    q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
-    terms = list(case.module.terms.values())
-    with torch.no_grad():
-        dropped = attend(
-            q, k, v, AttentionPlan(case.module.pattern, terms, dropout=0.3)
-        ).context_BNTH
-        whole = attend(q, k, v, AttentionPlan(case.module.pattern, terms)).context_BNTH
-    # Standard errors of the mean of 4000 draws.
-    errors = (dropped.mean(0) - whole[0]).abs() / (dropped.std(0) / 4000**0.5)
-    assert errors.max() < 5
-
-
 def test_autocast_multiplies_in_bf16_and_reads_rows_in_fp32(build, gate, monkeypatch):
     parts = dict(terms=(TERM,), gates=(gate("entropy"),), request=REQUEST)
     case = build(65, dtype=torch.float32, n_embd=64, **parts)
@@ -181,18 +165,6 @@ def test_a_row_of_which_nothing_is_kept_is_zero(build):
     assert all(g.isfinite().all() for g in case.gradients(case()))
 
 
-def test_shown_rows_sum_to_one_and_keep_k(build):
-    weights_BTS = build(50, request=REQUEST)()[1]
-    torch.testing.assert_close(weights_BTS.sum(-1), torch.ones_like(weights_BTS[..., 0]))
-    visible = torch.arange(1, 51).clamp_max(3).expand(2, -1)
-    assert torch.equal((weights_BTS > 0).sum(-1), visible)
-
-
-def test_a_term_reads_the_shared_key_of_its_group(build, thin_chunks):
-    case = build(20, projection=GroupedOptions(2), terms=(TERM,), gates=())
-    case.assert_equals_reference(1e-10)
-
-
 def test_extreme_scores_stay_finite(build, gate):
     for mode in ("topk", "max", "entropy", "rms"):
         for apply in ("output", "weights"):
@@ -212,13 +184,6 @@ def test_a_closed_gate_spreads_attention_over_what_is_visible(build, gate, thin_
         case.module.gates["ra_cross_token"].bias.fill_(-1000.0)
     expected = torch.ones(20, 20, dtype=torch.float64).tril() / torch.arange(1, 21)[:, None]
     torch.testing.assert_close(case()[1], expected.expand(2, -1, -1))
-
-
-def test_reader_is_not_a_gate(build):
-    case = build(20, request=REQUEST)
-    assert isinstance(case.module.reader, AttentionWeightsTap)
-    plain = build(20)
-    torch.testing.assert_close(case()[0], plain()[0], atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 31, 33, 1024, 1025])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gpt2.attention.options import GroupedOptions
+from gpt2.attention.options import GroupedOptions, LearnedOptions, RopeOptions
 from gpt2.nsa.branches import attend_branches
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.module import compress_blocks
@@ -41,6 +41,10 @@ every_form = pytest.mark.parametrize(
     list(forms()),
     ids=lambda given: "+".join(given) if isinstance(given, tuple) else str(given),
 )
+
+
+POSITIONS = [LearnedOptions(), RopeOptions(base=50.0)]
+each_position = pytest.mark.parametrize("positions", POSITIONS, ids=["learned", "rope"])
 
 
 def options(**given):

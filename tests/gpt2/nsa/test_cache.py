@@ -7,18 +7,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.options import LearnedOptions, RopeOptions
 from gpt2.nsa.cache import NsaCache
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES
 from gpt2.nsa.reference import selected_blocks
-from tests.gpt2.nsa.sizes import PAIR, drawn, every_form, options, pattern_of, seen
+from tests.gpt2.nsa.sizes import PAIR, drawn, each_position, every_form, options, pattern_of, seen
 
 LENGTH = 34
 # Around l = 4, l + d = 6 = l', l' + 1, w = 5 and w + 1; the last ends in the middle of a block.
 PROMPTS = (1, 3, 4, 5, 6, 7, 12, 13, 20)
-POSITIONS = [LearnedOptions(), RopeOptions(base=50.0)]
-each_position = pytest.mark.parametrize("positions", POSITIONS, ids=["learned", "rope"])
 
 
 def decoded(case, calls):

@@ -1,14 +1,11 @@
 """Incompatible sizes, and settings that native sparse attention does not support."""
 
 import pytest
-import torch
 
-from gpt2.model import GPT
 from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from tests.gpt2.builders import make_model_config
 from tests.gpt2.nsa.sizes import PAPER, options
 
 
@@ -86,12 +83,3 @@ class TestConfiguration:
             resolve_config(KconfigTree(), self.layers(**symbols))
         found = [p for p in caught.value.problems if p.what.startswith(f"{symbol}:")]
         assert [p.code for p in found] == ["config.conflict"] and value in found[0].what
-
-    @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
-    def test_gates_start_at_a_third(self, gate):
-        parts = {"nsa": {"gate": gate}}
-        model = GPT(make_model_config("grouped", "nsa", parts=parts))
-        model.init_weights(0)
-        gates = model.h[1].attn.pattern.gates(torch.randn(2, 9, 32))
-        assert gates.shape == (3, 2, 4, 9)
-        torch.testing.assert_close(gates, torch.full_like(gates, 1 / 3))

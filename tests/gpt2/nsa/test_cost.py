@@ -12,17 +12,6 @@ from tests.gpt2.nsa.sizes import PAIR, PAPER, SIZES, options
 class TestWhatItCosts:
     """Declared against actual parameters and pairs."""
 
-    @pytest.mark.parametrize("bias", [True, False])
-    @pytest.mark.parametrize("phi", ["mean", "mlp"])
-    @pytest.mark.parametrize("shared", [True, False])
-    def test_declared_parameters_are_built(self, build, bias, phi, shared):
-        pattern = options(phi=phi, shared_kv=shared)
-        case = build(8, projection=PAIR, pattern=pattern, bias=bias, n_embd=48)
-        parameters = list(case.module.parameters())
-        assert sum(p.numel() for p in parameters) == case.options.cost(case.shape).params
-        matrices = sum(p.numel() for p in parameters if p.ndim >= 2)
-        assert matrices == case.options.cost(case.shape).weights
-
     @pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 18, 19, 60, 61])
     @pytest.mark.parametrize("sizes", [{}, {"count": 5}, {"compress": 6, "stride": 3}])
     def test_pairs_are_those_of_the_definition(self, length, sizes):
@@ -54,12 +43,6 @@ def kept_bytes(forward):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         forward()
     return sum(storage.nbytes() for storage in storages.values())
-
-
-def test_what_backward_needs_grows_with_the_length(build, nsa):
-    """Check the saved bytes of the whole module."""
-    short, long = (kept_bytes(build(s, projection=PAIR, pattern=nsa())) for s in (256, 512))
-    assert long / short <= 2.1
 
 
 def test_backward_keeps_queries_once():

@@ -3,14 +3,11 @@
 import pytest
 import torch
 
-from gpt2.model import GPT
 from gpt2.nsa import branches
 from gpt2.nsa.module import BlockCompressionMLP, BranchGates, compress_blocks
 from gpt2.nsa.select import attend_compressed
 from gpt2.shape import ModelShape
-from tests.gpt2.builders import make_model_config
 from tests.gpt2.nsa.sizes import PAIR, attended, drawn, options
-from tests.gpt2.test_model import drawn as drawn_model
 
 
 def shape():
@@ -41,20 +38,6 @@ def test_every_parameter_has_one(build, nsa, gate, phi, shared):
     c_kv = case.module.pattern.c_kv
     if c_kv is not None:
         assert all(part.count_nonzero() for part in c_kv.weight.grad.chunk(8))
-
-
-def model_config(given, **shape):
-    return make_model_config("grouped", "nsa", parts={"nsa": vars(given)}, block_size=33, **shape)
-
-
-def test_every_parameter_has_one_in_the_first_step(nsa):
-    """Check that every parameter of a new model has a nonzero gradient."""
-    model = GPT(model_config(nsa()))
-    model.init_weights(0)
-    idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
-    model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
-    silent = [n for n, p in model.named_parameters() if not p.grad.count_nonzero()]
-    assert silent == []
 
 
 class TestByDifferences:
@@ -99,29 +82,3 @@ class TestByDifferences:
         gates = randomized(BranchGates(shape(), options(gate=gate)))
         x = drawn(1, 3, 16).requires_grad_()
         assert torch.autograd.gradcheck(lambda x, *_: gates(x), (x, *gates.parameters()))
-
-
-def test_blocks_computed_again_have_the_same(nsa):
-    """Check gradient checkpointing with four layers."""
-    model = drawn_model(model_config(nsa(), n_layer=4)).train()
-    idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
-    found = []
-    for again in (False, True):
-        model.grad_checkpointing = again
-        loss = model(idx_BT[:, :-1], idx_BT[:, 1:])
-        found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for kept, computed_again in zip(*found, strict=True):
-        torch.testing.assert_close(computed_again, kept, atol=1e-12, rtol=1e-12)
-
-
-def test_micro_batches_are_one_batch(nsa):
-    model = drawn_model(model_config(nsa())).train()
-    idx_BT = torch.randint(0, 50, (6, 34), generator=torch.Generator().manual_seed(0))
-    found = []
-    for parts in (1, 3):
-        model.zero_grad()
-        for rows in idx_BT.chunk(parts):
-            (model(rows[:, :-1], rows[:, 1:]) / parts).backward()
-        found.append([p.grad.clone() for p in model.parameters()])
-    for whole, summed in zip(*found, strict=True):
-        torch.testing.assert_close(summed, whole, atol=1e-12, rtol=1e-10)

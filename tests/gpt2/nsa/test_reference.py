@@ -5,43 +5,47 @@ import itertools
 import pytest
 
 from gpt2.attention.options import GroupedOptions
-from tests.gpt2.nsa.sizes import PAIR, options
+from tests.gpt2.nsa.sizes import PAIR, each_position, every_form, options, pattern_of
 
 
-class TestAgainstReference:
-    """Values and all gradients."""
+@each_position
+@every_form
+def test_branches_and_selections(build, thin_rows, branches, kind, shared, positions):
+    pattern = pattern_of(branches, kind, shared)
+    build(27, projection=PAIR, pattern=pattern, positions=positions).assert_equals_reference(1e-10)
 
-    @pytest.mark.parametrize(
-        "form", list(itertools.product([True, False], ["mean", "mlp"], ["sigmoid", "softmax"]))
-    )
-    def test_forms(self, build, thin_rows, nsa, form):
-        shared, phi, gate = form
-        pattern = nsa(shared_kv=shared, phi=phi, gate=gate)
-        build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
 
-    @pytest.mark.parametrize("key_heads", [1, 4])
-    def test_key_heads(self, build, thin_rows, nsa, key_heads):
-        case = build(20, projection=GroupedOptions(key_heads), pattern=nsa(), bias=False)
-        case.assert_equals_reference(1e-10)
+@each_position
+@pytest.mark.parametrize(
+    "form", list(itertools.product([True, False], ["mean", "mlp"], ["sigmoid", "softmax"]))
+)
+def test_forms(build, thin_rows, nsa, form, positions):
+    shared, phi, gate = form
+    pattern = nsa(shared_kv=shared, phi=phi, gate=gate)
+    build(27, projection=PAIR, pattern=pattern, positions=positions).assert_equals_reference(1e-10)
 
-    @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3), (4, 4, 4), (6, 2, 6), (3, 3, 9)])
-    def test_sizes(self, build, thin_rows, nsa, sizes):
-        named = dict(zip(("compress", "stride", "select"), sizes))
-        pattern = nsa(**named, count=4)
-        build(23, batch=1, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
 
-    # Around l = 4, l' = 6 and w = 5, and 2w + 3, at none of their multiples.
-    @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 13])
-    def test_lengths(self, build, thin_rows, nsa, length):
-        build(length, projection=PAIR, pattern=nsa()).assert_equals_reference(1e-10)
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_key_heads(build, thin_rows, nsa, key_heads):
+    case = build(20, projection=GroupedOptions(key_heads), pattern=nsa(), bias=False)
+    case.assert_equals_reference(1e-10)
 
-    @pytest.mark.parametrize("select_by", ["score", "random"])
-    def test_selection_alone(self, build, thin_rows, nsa, select_by):
-        """Check ranking without a compressed branch, and random selection."""
-        alone = {"branch_compressed": False, "branch_window": False}
-        pattern = nsa(select_by=select_by, **alone)
-        build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
 
-    def test_a_scale_of_heads_from_the_mlp(self, build):
-        case = build(15, projection=PAIR, pattern=options(), handed_on=True)
-        case.assert_equals_reference(1e-10)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3), (4, 4, 4), (6, 2, 6), (3, 3, 9)])
+def test_sizes(build, thin_rows, nsa, sizes):
+    named = dict(zip(("compress", "stride", "select"), sizes))
+    pattern = nsa(**named, count=4)
+    build(23, batch=1, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
+
+
+# Around l = 4, l' = 6 and w = 5, and 2w + 3, at none of their multiples.
+@each_position
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 13])
+def test_lengths(build, thin_rows, nsa, length, positions):
+    case = build(length, projection=PAIR, pattern=nsa(), positions=positions)
+    case.assert_equals_reference(1e-10)
+
+
+def test_a_scale_of_heads_from_the_mlp(build):
+    case = build(15, projection=PAIR, pattern=options(), handed_on=True)
+    case.assert_equals_reference(1e-10)

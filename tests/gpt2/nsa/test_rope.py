@@ -7,8 +7,7 @@ from gpt2.attention.options import RopeOptions
 from gpt2.attention.positions import Rope
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.select import chosen_blocks
-from tests.gpt2.builders import make_model_config
-from tests.gpt2.nsa.sizes import PAIR, SIZES, drawn, every_form, options, pattern_of
+from tests.gpt2.nsa.sizes import PAIR, SIZES, options
 
 ROPE = RopeOptions(base=50.0)
 
@@ -21,25 +20,6 @@ def rotating(build):
         return build(length, projection=PAIR, positions=ROPE, **given)
 
     return make
-
-
-class TestAgainstReference:
-    """Values and all gradients against a reference that rotates complex numbers."""
-
-    @every_form
-    def test_switches(self, rotating, thin_rows, branches, kind, shared):
-        case = rotating(pattern=pattern_of(branches, kind, shared))
-        case.assert_equals_reference(1e-10)
-
-    @pytest.mark.parametrize("phi", ["mean", "mlp"])
-    @pytest.mark.parametrize("backend", ["blocks", "gather"])
-    def test_backends_and_compressions(self, rotating, backend, phi):
-        case = rotating(pattern=options(backend=backend, phi=phi))
-        case.assert_equals_reference(1e-10)
-
-    @pytest.mark.parametrize("length", [1, 3, 4, 5, 6, 7, 13])
-    def test_lengths(self, rotating, thin_rows, length):
-        rotating(length, pattern=options()).assert_equals_reference(1e-10)
 
 
 class TestPositions:
@@ -106,11 +86,3 @@ class TestPositions:
             pattern.module.pattern.statistics(pattern.x_BTC, heads)
         trained, shown = ranked
         assert all(map(torch.equal, trained, shown))
-
-
-def test_heads_are_rotated_by_themselves():
-    """Check that the rotation of a head is independent of other heads."""
-    rope = Rope(make_model_config(positions="rope").shape, ROPE)
-    x = drawn(2, 3, 9, 8)
-    for n in range(3):
-        torch.testing.assert_close(rope(x)[:, n : n + 1], rope(x[:, n : n + 1]), rtol=0, atol=0)
