@@ -6,10 +6,10 @@ path, so ranges, dependencies and rules apply to them too.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, get_type_hints
 
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import GroupedOptions
@@ -327,7 +327,7 @@ class Config:
         values = _with_threads(values)
         problems: list[Problem] = []
 
-        def part(build: Any) -> Any:
+        def part(build: Callable[[], Any]) -> Any:
             try:
                 return build()
             except ConfigError as error:
@@ -335,28 +335,18 @@ class Config:
                 return None
 
         tokens = vocab_size(str(values["TOKENIZER"]))
-        parts = {
-            "shape": part(lambda: from_symbols(ModelShape, values, vocab_size=tokens)),
-            "attention": part(lambda: AttentionConfig.from_values(values)),
-            "mlp": part(lambda: MlpConfig.from_values(values)),
-            "init": part(lambda: from_symbols(InitialWeightsOptions, values)),
-            "data": part(lambda: from_symbols(DataOptions, values)),
-            "train": part(lambda: from_symbols(TrainConfig, values)),
-            "schedule": part(lambda: from_symbols(ScheduleOptions, values)),
-            "optimizer": part(lambda: OPTIMIZERS.bind(values)[0]),
-            "pruning": part(lambda: PRUNERS.bind(values)[0]),
-            "machine": part(lambda: from_symbols(MachineConfig, values)),
-            "repro": part(lambda: from_symbols(ReproConfig, values)),
-            "numerics": part(lambda: from_symbols(NumericsOptions, values)),
-            "study": part(lambda: from_symbols(StudyConfig, values)),
-            "verdicts": part(lambda: from_symbols(VerdictOptions, values)),
-            "slurm": part(lambda: from_symbols(SlurmOptions, values)),
-            "telemetry": part(lambda: from_symbols(TelemetryOptions, values)),
-            "watch": part(lambda: from_symbols(WatchOptions, values)),
-            "tracking": part(lambda: TrackingConfig.from_values(values)),
-            "environment": part(lambda: from_symbols(EnvironmentConfig, values)),
+        shape = part(lambda: from_symbols(ModelShape, values, vocab_size=tokens))
+        attention = part(lambda: AttentionConfig.from_values(values))
+        mlp = part(lambda: MlpConfig.from_values(values))
+        others: dict[str, Callable[[], Any]] = {
+            "optimizer": lambda: OPTIMIZERS.bind(values)[0],
+            "pruning": lambda: PRUNERS.bind(values)[0],
+            "tracking": lambda: TrackingConfig.from_values(values),
         }
-        shape, attention, mlp = (parts.pop(name) for name in ("shape", "attention", "mlp"))
+        parts = {
+            name: part(others.get(name) or partial(from_symbols, kind, values))
+            for name, kind in _SECTIONS.items()
+        }
         model = None
         if shape and attention and mlp:
             model = from_symbols(ModelConfig, values, shape=shape, attention=attention, mlp=mlp)
@@ -412,6 +402,14 @@ class Config:
     def hash8(self) -> str:
         """Return the first eight hex digits of the digest."""
         return self.digest[:8]
+
+
+# The classes of a configuration's sections, except the model.
+_SECTIONS: dict[str, Any] = {
+    field.name: get_type_hints(Config)[field.name]
+    for field in dataclasses.fields(Config)
+    if "symbol" not in field.metadata and field.name not in ("model", "values")
+}
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:

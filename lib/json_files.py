@@ -245,23 +245,13 @@ _forms: dict[type[Any], _Form] = {}
 
 
 def _form(kind: type[Any]) -> _Form:
-    fields = _json_fields(kind)
-    names = [name for name, _, _, _ in fields]
+    hints, names, fields = get_type_hints(kind), list[str](), list[_JsonField]()
+    for field in dataclasses.fields(kind):
+        hint, required = hints[field.name], field.default is dataclasses.MISSING
+        names.append(field.name)
+        fields.append((field.name, _json_types(hint), _states(hint), required))
     by_type = len(names) > 1 and all(states is None for _, _, states, _ in fields)
     return fields, operator.itemgetter(*names) if by_type else None, set()
-
-
-def _json_fields(kind: type[Any]) -> Sequence[_JsonField]:
-    hints = get_type_hints(kind)
-    return [
-        (
-            field.name,
-            _json_types(hints[field.name]),
-            _states(hints[field.name]),
-            field.default is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(kind)
-    ]
 
 
 def _states(hint: Any) -> type[StrEnum] | None:

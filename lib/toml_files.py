@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,10 @@ class TomlEntries:
         self.text = self._read(example)
         self.content = self._parse(example, parse_float)
         self._lines = self.text.splitlines()
-        self._spans = entry_spans(self._lines, entry)
+        # The first line of each entry, and the line behind its last.
+        header = re.compile(rf"[ \t]*\[\[[ \t]*{entry}[ \t]*\]\]")
+        starts = [i for i, line in enumerate(self._lines) if header.match(line)]
+        self._spans = list(itertools.pairwise([*starts, len(self._lines)]))
 
     def entries(self) -> list[Mapping[str, Any]] | None:
         """Return the tables of the entries; None, and a problem, if there are other values."""
@@ -119,10 +122,3 @@ class TomlEntries:
             where = f"{self.path}:{line[1]}" if line else str(self.path)
             what = _SYNTAX_LINE.sub("", str(error).split(";")[0])
             raise ConfigError(Problem(what, where, example, code=f"{self.area}.syntax")) from None
-
-
-def entry_spans(lines: Sequence[str], entry: str) -> list[tuple[int, int]]:
-    """Return the first line of each ``[[entry]]`` table, and the line behind its last."""
-    header = re.compile(rf"[ \t]*\[\[[ \t]*{entry}[ \t]*\]\]")
-    starts = [i for i, line in enumerate(lines) if header.match(line)]
-    return list(itertools.pairwise([*starts, len(lines)]))

@@ -17,6 +17,7 @@ from lib.errors import EXIT_CONFIG, ConfigError
 from lib.project import ROOT
 from tests.build_folder import write_build
 from tests.command_server import CommandServer, words_of
+from tests.errors import error_of
 
 # Line → what is said of it, and what the symbol would be in silence.
 WRONG = {
@@ -49,11 +50,10 @@ def refusal(folder: Path, lines: str) -> ConfigError:
     path = folder / ".config"
     path.write_text(path.read_text() + lines)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ConfigError) as caught:
-        write_config_py(ConfigWorkspace(ROOT, folder, rules=Config.from_values))
-    assert caught.value.exit_code == 2
+    error = error_of(write_config_py, ConfigWorkspace(ROOT, folder, rules=Config.from_values))
+    assert error.exit_code == 2
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
-    return caught.value
+    return error
 
 
 @pytest.mark.parametrize("line", WRONG)
@@ -103,9 +103,7 @@ def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path: Path) ->
     settings = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "N_EMBD": 96, "N_HEAD": 4}
     write_build(tmp_path, {**settings, "N_HEAD": 5})
     line = (tmp_path / ".config").read_text().split("\n").index("CONFIG_N_EMBD=96") + 1
-    with pytest.raises(ConfigError) as caught:
-        make_plan(config_layers(tmp_path), tmp_path)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(make_plan, config_layers(tmp_path), tmp_path).problems
     assert (problem.code, problem.where) == ("config.not-divisible", f"{tmp_path}/.config:{line}")
 
 

@@ -14,8 +14,8 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
 from lib.project import ROOT
+from tests.errors import error_of
 
 PAPER, FAST = "RUN_PROFILE_PAPER_REPRO", "RUN_PROFILE_MAXOUT_SPEED"
 
@@ -40,9 +40,7 @@ def refused(configure: Callable[..., Config]) -> Callable[..., list[str]]:
     """Return a function that resolves invalid symbols and returns the text of each problem."""
 
     def problems(**settings: SymbolValue) -> list[str]:
-        with pytest.raises(ConfigError) as error:
-            configure(**settings)
-        return [str(problem) for problem in error.value.problems]
+        return [str(problem) for problem in error_of(configure, **settings).problems]
 
     return problems
 
@@ -239,9 +237,7 @@ def test_every_way_in_tells_the_same_before_anything_is_there(
         lambda: make_plan(layers, tmp_path, sweep=sweep),
         lambda: plan_cases(layers),
     ):
-        with pytest.raises(ConfigError) as refusal:
-            answer()
-        told.append([problem.what for problem in refusal.value.problems])
+        told.append([problem.what for problem in error_of(answer).problems])
     assert told[0] == told[1] == told[2]
     symbols = ("N_EMBD: ", "N_KV_HEAD: ", "PRECISION: bf16", "ATTENTION_BACKEND: auto")
     assert len(told[0]) == len(symbols)
@@ -266,9 +262,9 @@ BOTH: dict[str, SymbolValue] = {
 def test_a_paper_compiles_beside_the_same_run_without_it(tmp_path: Path) -> None:
     """Planning and make check apply the same rule."""
     for answer in (lambda layers: make_plan(layers, tmp_path), plan_cases):
-        with pytest.raises(ConfigError) as refusal:
-            answer([ConfigLayer.of("defconfig", "test", COMPILED)])
-        assert refusal.value.codes == ["config.unpaired-compile"]
+        assert error_of(answer, [ConfigLayer.of("defconfig", "test", COMPILED)]).codes == [
+            "config.unpaired-compile"
+        ]
         answer([ConfigLayer.of("defconfig", "test", BOTH)])
         answer([ConfigLayer.of("defconfig", "test", COMPILED | {FAST: True})])
         different = BOTH | {
@@ -291,9 +287,7 @@ def test_the_advice_on_a_batch_resolves_the_conflict(
     configure: Callable[..., Config], sizes: dict[str, SymbolValue], advice: tuple[str, int]
 ) -> None:
     sizes = {"GRAD_ACCUMULATION": 1, **sizes}
-    with pytest.raises(ConfigError) as caught:
-        configure(**sizes)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(configure, **sizes).problems
     assert problem.code == "config.conflict" and "{}={}".format(*advice) in problem.next
     assert configure(**sizes | dict([advice])).train.gpus == sizes["GPUS"]
 

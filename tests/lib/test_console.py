@@ -12,6 +12,7 @@ import pytest
 from lib import console
 from lib.errors import EXIT_PREFLIGHT, ConfigError, Problem
 from lib.project import ROOT
+from tests.errors import error_of
 
 LONG = f"ratio/00-baseline s1   {'word ' * 20}/a/path/{'x' * 80}"
 
@@ -42,9 +43,9 @@ def test_a_number_stays_with_its_unit() -> None:
 
 
 def test_misuse_of_an_option_is_an_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        console.CommandLine().parse_args(["--nonesuch"])
-    assert caught.value.codes == ["usage.invalid-argument"]
+    assert error_of(console.CommandLine().parse_args, ["--nonesuch"]).codes == [
+        "usage.invalid-argument"
+    ]
 
 
 def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(

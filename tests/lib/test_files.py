@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lib.config.layers import read_file
-from lib.errors import ConfigError
 from lib.files import (
     no_follow,
     remove_leftovers,
@@ -18,6 +17,7 @@ from lib.files import (
     write_atomic,
 )
 from lib.runner.local import LocalExecutor
+from tests.errors import error_of
 
 
 def dead_process() -> int:
@@ -60,9 +60,7 @@ def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: P
     for name in ("pipe", "device"):
         with pytest.raises(OSError, match="not a regular file"):
             sha256_file(tmp_path / name)
-        with pytest.raises(ConfigError) as caught:
-            read_file(tmp_path / name, "config")
-        assert caught.value.codes == ["config.unreadable"]
+        assert error_of(read_file, tmp_path / name, "config").codes == ["config.unreadable"]
     with pytest.raises(OSError):
         os.close(no_follow(tmp_path / "pipe", os.O_WRONLY))
 

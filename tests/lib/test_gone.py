@@ -11,6 +11,7 @@ from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_te
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
+from tests.errors import error_of
 from tests.source import MAKE_TARGETS, MAKE_VARIABLES
 
 TABLE = """# Title
@@ -81,9 +82,7 @@ def test_an_answer_names_what_to_use(table):
 def test_a_missing_argument_has_no_nearest_name():
     command = console.CommandLine()
     command.add_argument("--run-name", required=True)
-    with pytest.raises(ConfigError) as caught:
-        command.parse_args([])
-    assert "nearest" not in caught.value.problems[0].what
+    assert "nearest" not in error_of(command.parse_args, []).problems[0].what
 
 
 @pytest.mark.parametrize(
@@ -94,26 +93,23 @@ def test_a_missing_argument_has_no_nearest_name():
     ],
 )
 def test_an_option_of_a_command(table, words, answer):
-    with pytest.raises(ConfigError) as caught:
-        console.CommandLine().parse_args(words)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(console.CommandLine().parse_args, words).problems
     assert problem.what.startswith(answer) and problem.code == "usage.gone"
 
 
 @pytest.mark.parametrize("label", ["defconfig", "fragment", "config"])
 def test_a_symbol_is_answered_with_file_and_line(table, tree, label):
     layer = parse_text("CONFIG_N_LAYER=4\nCONFIG_OLD_FLAG=y\n", label, "file")
-    with pytest.raises(ConfigError) as caught:
-        tree.resolve([layer])
-    (problem,) = caught.value.problems
+    (problem,) = error_of(tree.resolve, [layer]).problems
     assert problem.where == "file:2" and problem.code == "config.gone"
     assert problem.what.startswith("OLD_FLAG=y: is gone: use NEW_FLAG")
 
 
 def test_a_symbol_of_the_command_line_is_answered(table, tree):
-    with pytest.raises(ConfigError) as caught:
-        tree.resolve([parse_command_line_settings("OLD_NOTE=1 OLD_SIZE=1")])
-    assert caught.value.codes == ["config.gone-off", "config.gone"]
+    assert error_of(tree.resolve, [parse_command_line_settings("OLD_NOTE=1 OLD_SIZE=1")]).codes == [
+        "config.gone-off",
+        "config.gone",
+    ]
 
 
 def test_olddefconfig_drops_a_value_without_effect_with_a_line(table, tmp_path, capsys):
@@ -141,10 +137,9 @@ def test_why_answers_for_a_symbol_that_is_gone(table, tmp_path, sym):
 def test_the_design_that_a_run_records_is_named_and_has_no_effect():
     symbols = {"ABLATION_DESIGN": "fractional", "ABLATION_FOLD": "RECIPROCAL"}
     symbols |= {"VERDICT_SIMPLE_EFFECTS": True}
-    with pytest.raises(ConfigError) as caught:
-        KconfigTree().resolve([ConfigLayer.of("constants", "run", symbols)])
-    assert caught.value.codes == ["config.gone-off"] * 3
-    assert "ABLATION_DESIGN_FRACTIONAL=y: is gone: use" in str(caught.value)
+    error = error_of(KconfigTree().resolve, [ConfigLayer.of("constants", "run", symbols)])
+    assert error.codes == ["config.gone-off"] * 3
+    assert "ABLATION_DESIGN_FRACTIONAL=y: is gone: use" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +152,9 @@ def test_the_design_that_a_run_records_is_named_and_has_no_effect():
     ],
 )
 def test_a_symbol_of_the_earlier_system_is_answered_by_the_document(tmp_path, symbol, use):
-    with pytest.raises(ConfigError) as caught:
-        commands.defconfig(ConfigWorkspace(ROOT, tmp_path), "gpt2-quickstart", f"{symbol}=1")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(
+        commands.defconfig, ConfigWorkspace(ROOT, tmp_path), "gpt2-quickstart", f"{symbol}=1"
+    ).problems
     assert problem.code == "config.gone" and f"{symbol}=1: is gone: use {use}" in problem.what
     assert not [*tmp_path.iterdir()]
 

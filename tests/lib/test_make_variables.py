@@ -6,7 +6,6 @@ from gpt2.study.resolve import resolve_config
 from lib import make_variables
 from lib.commands import COMMANDS, COMMON, VARIABLES, Variable
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
 from lib.make_variables import (
     EXPORTED,
     GIVEN,
@@ -16,6 +15,7 @@ from lib.make_variables import (
     resume_command,
     variable_value,
 )
+from tests.errors import error_of
 
 PLAN, CLEAN = COMMANDS["plan"], COMMANDS["clean"]
 
@@ -29,11 +29,10 @@ def plan_is_the_target(monkeypatch):
 
 def test_every_variable_that_is_not_read_is_reported(monkeypatch):
     monkeypatch.setenv(GIVEN, "STEPS STPE TWICE")
-    with pytest.raises(ConfigError) as caught:
-        require_read(PLAN)
-    assert caught.value.codes == ["usage.unread-variable"] * 2
-    assert [problem.where for problem in caught.value.problems] == ["STPE", "TWICE"]
-    assert "make reproduce" in caught.value.problems[1].next
+    error = error_of(require_read, PLAN)
+    assert error.codes == ["usage.unread-variable"] * 2
+    assert [problem.where for problem in error.problems] == ["STPE", "TWICE"]
+    assert "make reproduce" in error.problems[1].next
 
 
 def test_exported_symbols_and_former_names_have_no_effect():
@@ -114,22 +113,22 @@ def test_a_value_is_of_the_kind_of_its_variable(name, text, value):
     ],
 )
 def test_an_invalid_value_is_located_at_its_variable(name, text, code):
-    with pytest.raises(ConfigError) as caught:
-        variable_value(VARIABLES[name], text)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(variable_value, VARIABLES[name], text).problems
     assert (problem.code, problem.where) == (f"usage.{code}", name) and repr(text) in problem.what
     assert problem.next
 
 
 def test_an_option_that_is_no_variable_is_located_by_its_name():
-    with pytest.raises(ConfigError) as caught:
-        variable_value(Variable("rounds", "n", "positive", "Rounds"), "0")
-    assert caught.value.problems[0].where == "--rounds"
+    assert (
+        error_of(variable_value, Variable("rounds", "n", "positive", "Rounds"), "0")
+        .problems[0]
+        .where
+        == "--rounds"
+    )
 
 
 def test_a_missing_value_is_an_error():
     assert require_value("x", "SYM", "make why SYM=NAME") == "x"
-    with pytest.raises(ConfigError) as caught:
-        require_value("", "SYM", "make why SYM=NAME")
-    assert caught.value.codes == ["usage.missing-argument"]
-    assert "make why SYM=NAME" in caught.value.problems[0].next
+    error = error_of(require_value, "", "SYM", "make why SYM=NAME")
+    assert error.codes == ["usage.missing-argument"]
+    assert "make why SYM=NAME" in error.problems[0].next

@@ -16,10 +16,10 @@ from gpt2.study.plan import (
     table_plan,
 )
 from lib.config.field import SymbolValue
-from lib.errors import ConfigError
 from lib.runs.run import training_order
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
+from tests.errors import error_of
 
 STUDY: dict[str, SymbolValue] = {
     "RUN_PROFILE_MAXOUT_SPEED": True,
@@ -96,9 +96,7 @@ def test_the_first_stream_is_the_one_of_runs_without_the_symbol(planned):
 
 
 def test_pretrained_weights_have_no_stream(planned):
-    with pytest.raises(ConfigError) as caught:
-        planned(INIT_FROM="hf:./gpt2", INIT_STREAM=1)
-    assert caught.value.codes == ["config.conflict"]
+    assert error_of(planned, INIT_FROM="hf:./gpt2", INIT_STREAM=1).codes == ["config.conflict"]
 
 
 def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):

@@ -6,8 +6,8 @@ import pytest
 
 from gpt2.study.arguments import asked_plan
 from lib import kablate
-from lib.errors import ConfigError
 from tests.build_folder import write_build
+from tests.errors import error_of
 from tests.options import options
 
 
@@ -36,48 +36,38 @@ def test_one_seed_or_several(seeds) -> None:
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", "x", "1-3", "auto"])
 def test_an_invalid_seed_is_located_at_its_variable(seeds, seed: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        seeds(SEED=seed)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(seeds, SEED=seed).problems
     assert (problem.code, problem.where) == ("usage.invalid-number", "SEED")
     assert seed in problem.what and "SEEDS=" in problem.next
 
 
 @pytest.mark.parametrize("variable", ["SEED", "SEEDS"])
 def test_a_seed_out_of_range_is_one_error(seeds, variable: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        seeds(**{variable: "4294967296"})
-    assert caught.value.codes == ["config.out-of-range"]
-    assert "4294967296" in str(caught.value.problems[0])
+    error = error_of(seeds, **{variable: "4294967296"})
+    assert error.codes == ["config.out-of-range"]
+    assert "4294967296" in str(error.problems[0])
 
 
 def test_one_seed_and_several_conflict(seeds) -> None:
-    with pytest.raises(ConfigError) as caught:
-        seeds(SEED="7", SEEDS="2,3")
-    assert caught.value.codes == ["usage.conflict"]
+    assert error_of(seeds, SEED="7", SEEDS="2,3").codes == ["usage.conflict"]
 
 
 @pytest.mark.parametrize("settings", ["", "DROPOUT=0.1"])
 def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds, settings: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        seeds(GPUS="0", SET=settings)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(seeds, GPUS="0", SET=settings).problems
     assert (problem.code, problem.where) == ("config.out-of-range", "GPUS")
 
 
 def test_samples_require_a_sweep(seeds) -> None:
-    with pytest.raises(ConfigError) as caught:
-        seeds(SAMPLES="3")
-    assert caught.value.codes == ["usage.missing-argument"]
+    assert error_of(seeds, SAMPLES="3").codes == ["usage.missing-argument"]
 
 
 @pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"], ["--ste", "3"]])
 def test_an_invalid_option_is_an_error_of_the_product(words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        options("plan", *words)
-    assert caught.value.codes == ["usage.invalid-argument"]
-    assert caught.value.exit_code == 2 and "kablate plan --help" in caught.value.problems[0].next
-    assert ("--steps" in caught.value.problems[0].what) == (words != ["more"])
+    error = error_of(options, "plan", *words)
+    assert error.codes == ["usage.invalid-argument"]
+    assert error.exit_code == 2 and "kablate plan --help" in error.problems[0].next
+    assert ("--steps" in error.problems[0].what) == (words != ["more"])
 
 
 def test_a_worker_gets_the_options_of_the_command_that_starts_it(monkeypatch) -> None:

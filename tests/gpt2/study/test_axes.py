@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gpt2.study.designs import grid, parse_axes, sample_cells
-from lib.errors import ConfigError
+from tests.errors import error_of
 
 
 def test_an_axis_may_be_a_choice_or_any_symbol(small_tree):
@@ -50,9 +50,7 @@ def test_a_sample_of_a_small_grid_ends(small_tree):
 
 def test_a_range_without_a_count_is_not_a_grid(small_tree):
     axes = parse_axes(small_tree, "RATE=log:1e-4:1e-2", "SWEEP")
-    with pytest.raises(ConfigError) as caught:
-        grid(axes, "SWEEP")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(grid, axes, "SWEEP").problems
     assert (problem.where, problem.code) == ("SWEEP", "design.continuous-axis")
     assert problem.what.startswith("RATE: ")
 
@@ -78,18 +76,16 @@ def test_a_range_without_a_count_is_not_a_grid(small_tree):
     ],
 )
 def test_an_invalid_axis_is_rejected_with_its_location(small_tree, axes, code, part):
-    with pytest.raises(ConfigError) as caught:
-        parse_axes(small_tree, axes, "AXES")
-    assert set(caught.value.codes) == {code}
-    assert all(problem.where == "AXES" for problem in caught.value.problems)
-    assert part in caught.value.problems[0].what
+    error = error_of(parse_axes, small_tree, axes, "AXES")
+    assert set(error.codes) == {code}
+    assert all(problem.where == "AXES" for problem in error.problems)
+    assert part in error.problems[0].what
 
 
 def test_all_invalid_axes_are_reported_at_once(small_tree):
-    with pytest.raises(ConfigError) as caught:
-        parse_axes(small_tree, "NO_SUCH=1 OPTIMIZER=sgd RATE", "AXES")
+    error = error_of(parse_axes, small_tree, "NO_SUCH=1 OPTIMIZER=sgd RATE", "AXES")
     codes = ["config.unknown-symbol", "config.invalid-value", "design.malformed-axis"]
-    assert caught.value.codes == codes
+    assert error.codes == codes
 
 
 def test_a_continuum_reaches_its_ends(small_tree):

@@ -18,6 +18,7 @@ from gpt2.study.designs import (
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
+from tests.errors import error_of
 
 FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
 
@@ -75,9 +76,7 @@ OPTIMIZER_SPAM = ConfigLayer.of("config", ".config", {"OPTIMIZER_SPAM": True})
     ],
 )
 def test_a_value_valid_in_no_cell_is_an_error(small_tree, axes, base, code, parts):
-    with pytest.raises(ConfigError) as caught:
-        combined(small_tree, axes, base)
-    problem = caught.value.problems[0]
+    problem = error_of(combined, small_tree, axes, base).problems[0]
     assert problem.code == code and all(part in problem.what for part in parts)
 
 
@@ -90,9 +89,7 @@ def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_app
             raise ConfigError(Problem(what, each.slug, code=code))
         return resolve(small_tree, [], each)
 
-    with pytest.raises(ConfigError) as caught:
-        resolve_grid(small_tree, [], cells, bounded, "AXES")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(resolve_grid, small_tree, [], cells, bounded, "AXES").problems
     assert (problem.where, problem.code) == ("movement-sparsity-1.5", "config.out-of-range")
 
 
@@ -156,10 +153,9 @@ def test_each_cell_is_compared_with_the_cell_it_changes(small_tree):
 def test_two_combinations_of_one_name_are_refused(small_tree):
     names = ("GATE", "GATE_WIDE", "WIDE_CROSS", "CROSS")
     features = [FactorLevel(name, "on", slug(name), {}) for name in names]
-    with pytest.raises(ConfigError) as caught:
-        resolve_design(design_cells("factorial", features), lambda each: each)
-    assert caught.value.codes == ["run.duplicate-name"]
-    assert "gate-wide-cross" in str(caught.value)
+    error = error_of(resolve_design, design_cells("factorial", features), lambda each: each)
+    assert error.codes == ["run.duplicate-name"]
+    assert "gate-wide-cross" in str(error)
 
 
 def test_what_is_left_out_is_skipped_as_a_parent(small_tree):
@@ -175,11 +171,11 @@ def test_what_is_left_out_is_skipped_as_a_parent(small_tree):
 
 def test_a_design_without_its_baseline_is_an_error(small_tree):
     features = parse_features(small_tree, [], "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE", "FEATURES")
-    with pytest.raises(ConfigError) as caught:
-        resolve_design(
-            design_cells("leave_one_out", features), lambda each: resolve(small_tree, [], each)
-        )
-    (problem,) = caught.value.problems
+    (problem,) = error_of(
+        resolve_design,
+        design_cells("leave_one_out", features),
+        lambda each: resolve(small_tree, [], each),
+    ).problems
     assert (problem.where, problem.code) == ("all", "design.invalid-baseline")
     assert problem.what.startswith("PRUNING_MOVEMENT=y: ") and "OPTIMIZER_ADAMW=y" in problem.what
 
@@ -203,9 +199,7 @@ def test_a_feature_may_be_several_settings(small_tree):
     ],
 )
 def test_an_invalid_feature_is_rejected(small_tree, features, code, part):
-    with pytest.raises(ConfigError) as caught:
-        parse_features(small_tree, [], features, "FEATURES")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(parse_features, small_tree, [], features, "FEATURES").problems
     assert (problem.where, problem.code) == ("FEATURES", code) and part in problem.what
 
 
@@ -214,6 +208,6 @@ def test_a_design_without_trainable_cells_is_an_error(small_tree):
         raise ConfigError(Problem("broken rule", code="test.broken-rule"))
 
     features = parse_features(small_tree, [], "GATE WIDE", "FEATURES")
-    with pytest.raises(ConfigError) as caught:
-        resolve_design(design_cells("add_one_in", features), never)
-    assert caught.value.codes == ["test.broken-rule"]
+    assert error_of(resolve_design, design_cells("add_one_in", features), never).codes == [
+        "test.broken-rule"
+    ]

@@ -8,9 +8,9 @@ import pytest
 from gpt2.records.compare import declared_axes
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.field import SymbolValue
-from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
+from tests.errors import error_of
 
 SMALL: dict[str, SymbolValue] = {
     "RUN_PROFILE_MAXOUT_SPEED": True,
@@ -71,10 +71,9 @@ def test_a_paper_compiles_only_beside_the_same_run_without_it(
         {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0,3", "COMPILE": True},
     ]
     for settings in alone:
-        with pytest.raises(ConfigError) as refusal:
-            planned(**settings, **paper)
-        assert refusal.value.codes == ["config.unpaired-compile"]
-        assert 'SWEEP="COMPILE=n,y"' in str(refusal.value)
-    with pytest.raises(ConfigError) as refusal:
-        planned(sweep="LEARNING_RATE=1e-3,2e-3", COMPILE=True, **paper)
-    assert refusal.value.codes == ["config.unpaired-compile"]
+        error = error_of(planned, **settings, **paper)
+        assert error.codes == ["config.unpaired-compile"]
+        assert 'SWEEP="COMPILE=n,y"' in str(error)
+    assert error_of(planned, sweep="LEARNING_RATE=1e-3,2e-3", COMPILE=True, **paper).codes == [
+        "config.unpaired-compile"
+    ]

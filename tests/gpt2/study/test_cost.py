@@ -12,7 +12,8 @@ from gpt2.study import view as planning_view
 from gpt2.study.cost import GPU_SHARE, evaluations
 from gpt2.study.plan import Plan
 from lib.env.gpu import GPUS
-from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREFLIGHT, ConfigError, PreflightError
+from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREFLIGHT, PreflightError
+from tests.errors import error_of
 
 Planned = Callable[..., Plan]
 BF16 = {"PRECISION_BF16": True, "PRECISION_WHY": "a test", "ATTENTION_BACKEND_TRITON": True}
@@ -75,9 +76,7 @@ def predicting(peak: int) -> Callable[..., Any]:
     ("gpu", "code"), [("gtx9999", "gpu.unknown-name"), ("v100-16", "gpu.unknown-peak")]
 )
 def test_a_gpu_without_a_known_peak_is_an_error(planned: Planned, gpu: str, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        planning_view.look(planned(**ON_GPU), gpu)
-    assert caught.value.codes == [code]
+    assert error_of(planning_view.look, planned(**ON_GPU), gpu).codes == [code]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from gpt2.check.cases import plan_cases
 from gpt2.study.plan import make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
-from lib.errors import ConfigError
 from lib.project import ROOT
+from tests.errors import error_of
 
 OTHERS = 13
 
@@ -20,10 +20,9 @@ def layers(defconfig="gpt2-ratio-ablation", **settings):
 @pytest.mark.parametrize("steps", ["", "0-2", "golden"])
 @pytest.mark.parametrize("command", [make_plan, plan_cases])
 def test_steps_with_a_sizing_of_their_own_are_refused_by_name(command, steps, tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        command(layers(), build_dir=tmp_path, steps=steps)
-    (problem,) = caught.value.problems
-    assert (caught.value.exit_code, problem.code) == (2, "study.unequal-parameters")
+    error = error_of(command, layers(), build_dir=tmp_path, steps=steps)
+    (problem,) = error.problems
+    assert (error.exit_code, problem.code) == (2, "study.unequal-parameters")
     assert problem.what.startswith(f"MLP_SIZING_PARAMS: {OTHERS} of 19 steps ")
     names = problem.what.partition("(got ")[2].rstrip(")").split(", ")
     assert len(names) == OTHERS and {"golden", "mla", "full"} <= {*names}

@@ -9,6 +9,7 @@ from gpt2.study.plan import config_layers, make_plan, planned_looks, table_plan
 from gpt2.study.power import study_power
 from lib.errors import ConfigError
 from lib.report.contrasts import contrasts_of
+from tests.errors import error_of
 
 STUDY = """\
 name = "texts"
@@ -21,32 +22,41 @@ name = "changed"
 set = {{ {changes} }}
 params = [-0.99, 99]
 {more}"""
-# Configuration, changes of the step, and the symbol and reason of the refusal.
+BITS = 'unit = "bits-per-byte"'
+EDU = {"DATASET_FINEWEBEDU": True}
+OWN = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "a"}
+HELD_OUT = {**OWN, "CUSTOM_VAL_PATH": "v"}
+DOCUMENTS = {**OWN, "EVAL_DOCUMENTS": 3}
+IN_BITS = {**DOCUMENTS, "VERDICT_UNIT_BITS_PER_BYTE": True}
+# Configuration, keys of the study, changes of the step, and the symbol and reason of the refusal.
 REFUSED = [
-    ({}, "EVAL_TOKENS = 1024", "EVAL_TOKENS", "part of the held-out text"),
-    ({}, "BLOCK_SIZE = 64", "BLOCK_SIZE", "windows"),
-    ({}, "TOKENIZER_GPT2 = true", "TOKENIZER", "tokens"),
-    ({}, 'VAL_FRACTION = "0.2"', "VAL_FRACTION", "documents"),
-    ({}, "DATASET_SHAKESPEARE = true", "DATASET", "documents"),
-    (
-        {"DATASET_FINEWEBEDU": True},
-        "DATASET_STAND_IN = true",
-        "DATASET",
-        "documents",
-    ),
-    ({"DATASET_FINEWEBEDU": True}, "DATASET_TOKENS = 1000", "DATASET_TOKENS", "documents"),
-    (
-        {"DATASET_CUSTOM": True, "CUSTOM_PATH": "a"},
-        'CUSTOM_PATH = "b"',
-        "CUSTOM_PATH",
-        "documents",
-    ),
-    (
-        {"DATASET_CUSTOM": True, "CUSTOM_PATH": "a", "CUSTOM_VAL_PATH": "v"},
-        'CUSTOM_VAL_PATH = "w"',
-        "CUSTOM_VAL_PATH",
-        "documents",
-    ),
+    ({}, "", "EVAL_TOKENS = 1024", "EVAL_TOKENS", "part of the held-out text"),
+    ({}, "", "BLOCK_SIZE = 64", "BLOCK_SIZE", "windows"),
+    ({}, "", "TOKENIZER_GPT2 = true", "TOKENIZER", "tokens"),
+    ({}, "", 'VAL_FRACTION = "0.2"', "VAL_FRACTION", "documents"),
+    ({}, "", "DATASET_SHAKESPEARE = true", "DATASET", "documents"),
+    (EDU, "", "DATASET_STAND_IN = true", "DATASET", "documents"),
+    (EDU, "", "DATASET_TOKENS = 1000", "DATASET_TOKENS", "documents"),
+    (OWN, "", 'CUSTOM_PATH = "b"', "CUSTOM_PATH", "documents"),
+    (HELD_OUT, "", 'CUSTOM_VAL_PATH = "w"', "CUSTOM_VAL_PATH", "documents"),
+    # In nats per token; the file of the study comes first.
+    (DOCUMENTS, "", "TOKENIZER_GPT2 = true", "TOKENIZER", "tokens"),
+    (IN_BITS, 'unit = "nats"', "TOKENIZER_GPT2 = true", "TOKENIZER", "tokens"),
+    # The budget is in tokens, and so is the size of a streamed data set.
+    (OWN, BITS, "TOKENIZER_GPT2 = true", "TOKENIZER", "tokens"),
+    ({**EDU, "EVAL_DOCUMENTS": 3}, BITS, "TOKENIZER_GPT2 = true", "TOKENIZER", "tokens"),
+    (DOCUMENTS, BITS, "EVAL_DOCUMENTS = 2", "EVAL_DOCUMENTS", "part of the held-out text"),
+    (DOCUMENTS, BITS, 'CUSTOM_PATH = "b"', "CUSTOM_PATH", "documents"),
+]
+PLANNED = [
+    ({}, "", "RECIPROCAL = true"),
+    (HELD_OUT, "", 'CUSTOM_PATH = "b"'),
+    ({}, "", "EVAL_INTERVAL = 5, RECIPROCAL = true"),
+    # Two tokenizers in bits per byte of whole documents.
+    (DOCUMENTS, BITS, "TOKENIZER_GPT2 = true"),
+    (IN_BITS, "", "TOKENIZER_GPT2 = true"),
+    # The same tokens are predicted, in other windows.
+    ({"EVAL_DOCUMENTS": 3}, "", "BLOCK_SIZE = 64"),
 ]
 
 
@@ -67,37 +77,30 @@ def planned_study(build, steps="", seeds=""):
     return make_plan(config_layers(build), build, steps=steps, seeds=seeds)
 
 
-@pytest.mark.parametrize(("settings", "changes", "symbol", "reason"), REFUSED)
-def test_a_step_that_predicts_another_text_is_refused(study, settings, changes, symbol, reason):
-    build = study(changes, **settings)
+@pytest.mark.parametrize(("settings", "keys", "changes", "symbol", "reason"), REFUSED)
+def test_a_step_that_predicts_another_text_is_refused(
+    study, settings, keys, changes, symbol, reason
+):
+    build = study(changes, keys=keys, **settings)
     for refused in (
         lambda: planned_study(build),
         lambda: plan_cases(config_layers(build), build_dir=build),
     ):
-        with pytest.raises(ConfigError) as caught:
-            refused()
-        (problem,) = caught.value.problems
+        (problem,) = error_of(refused).problems
         assert problem.code == "study.not-judgeable"
         assert problem.what.startswith(f"{symbol}: ") and reason in problem.what
         assert "step texts/01-changed" in problem.where and "study.toml" in problem.where
         assert "judge = false" in problem.next
+        assert ("bits-per-byte" in problem.next) == (symbol == "TOKENIZER")
     assert not (build / "results").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "changes"),
-    [
-        ({}, "RECIPROCAL = true"),
-        (
-            {"DATASET_CUSTOM": True, "CUSTOM_PATH": "a", "CUSTOM_VAL_PATH": "v"},
-            'CUSTOM_PATH = "b"',
-        ),
-        ({}, "EVAL_INTERVAL = 5\nset.RECIPROCAL = true".replace("\nset.", ", ")),
-    ],
-)
-def test_a_step_that_changes_only_the_training_is_planned(study, settings, changes):
-    build = study(changes, **settings)
-    assert len(planned_study(build).runs) == 2
+@pytest.mark.parametrize(("settings", "keys", "changes"), PLANNED)
+def test_a_step_that_changes_only_the_training_is_planned(study, settings, keys, changes):
+    build = study(changes, keys=keys, **settings)
+    plan = planned_study(build)
+    bits = BITS in keys or "VERDICT_UNIT_BITS_PER_BYTE" in settings
+    assert plan.unit == ("bits_per_byte" if bits else "nats") and len(plan.runs) == 2
     assert len(plan_cases(config_layers(build), build_dir=build).chosen) == 2
 
 
@@ -109,61 +112,10 @@ def test_only_the_selected_steps_must_be_judgeable(study):
         planned_study(build, "0,1")
 
 
-BITS = 'unit = "bits-per-byte"'
-CUSTOM = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "a", "EVAL_DOCUMENTS": 3}
-
-
-@pytest.mark.parametrize(
-    ("settings", "keys"),
-    [(CUSTOM, BITS), ({**CUSTOM, "VERDICT_UNIT_BITS_PER_BYTE": True}, "")],
-)
-def test_two_tokenizers_are_judged_in_bits_per_byte_of_whole_documents(study, settings, keys):
-    build = study("TOKENIZER_GPT2 = true", keys=keys, **settings)
-    plan = planned_study(build)
-    assert plan.unit == "bits_per_byte" and len(plan.runs) == 2
-    assert len(plan_cases(config_layers(build), build_dir=build).chosen) == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "keys", "symbol"),
-    [
-        # In nats per token.
-        (CUSTOM, "", "TOKENIZER"),
-        # The file of the study comes first.
-        ({**CUSTOM, "VERDICT_UNIT_BITS_PER_BYTE": True}, 'unit = "nats"', "TOKENIZER"),
-        # The budget is in tokens.
-        ({**CUSTOM, "EVAL_DOCUMENTS": 0}, BITS, "TOKENIZER"),
-        # So is the size of a streamed data set.
-        ({"DATASET_FINEWEBEDU": True, "EVAL_DOCUMENTS": 3}, BITS, "TOKENIZER"),
-    ],
-)
-def test_two_tokenizers_on_other_bytes_are_refused(study, settings, keys, symbol):
-    with pytest.raises(ConfigError) as caught:
-        planned_study(study("TOKENIZER_GPT2 = true", keys=keys, **settings))
-    (problem,) = caught.value.problems
-    assert problem.what.startswith(f"{symbol}: ")
-    assert "bits-per-byte" in problem.next and "EVAL_DOCUMENTS" in problem.next
-
-
-@pytest.mark.parametrize(
-    ("changes", "symbol"),
-    [("EVAL_DOCUMENTS = 2", "EVAL_DOCUMENTS"), ('CUSTOM_PATH = "b"', "CUSTOM_PATH")],
-)
-def test_other_bytes_are_refused_in_bits_per_byte(study, changes, symbol):
-    with pytest.raises(ConfigError) as caught:
-        planned_study(study(changes, keys=BITS, **CUSTOM))
-    assert caught.value.problems[0].what.startswith(f"{symbol}: ")
-
-
-def test_contexts_are_judged_on_whole_documents(study):
-    """The same tokens are predicted, in other windows."""
-    assert len(planned_study(study("BLOCK_SIZE = 64", EVAL_DOCUMENTS=3)).runs) == 2
-
-
 def test_an_unknown_unit_is_refused(study):
-    with pytest.raises(ConfigError) as caught:
-        planned_study(study("RECIPROCAL = true", keys='unit = "bits"'))
-    assert caught.value.codes == ["study.invalid-value"]
+    assert error_of(planned_study, study("RECIPROCAL = true", keys='unit = "bits"')).codes == [
+        "study.invalid-value"
+    ]
 
 
 def test_the_unit_is_part_of_the_rule_if_it_is_not_nats(study):
@@ -178,9 +130,7 @@ def test_the_unit_is_part_of_the_rule_if_it_is_not_nats(study):
 
 def test_a_step_that_inherits_another_text_is_refused(study):
     more = '[[step]]\nname = "ra"\nparent = "changed"\nset.RECIPROCAL = true\n'
-    with pytest.raises(ConfigError) as caught:
-        planned_study(study("EVAL_TOKENS = 1024", more), "0,ra")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(planned_study, study("EVAL_TOKENS = 1024", more), "0,ra").problems
     assert "step texts/02-ra" in problem.where
 
 
@@ -197,29 +147,25 @@ def test_a_study_of_speed_claims_nothing(study):
     plan = planned_study(build, seeds="1-3")
     # Neither an A/A step nor a detectable effect.
     assert len(plan.runs) == 6 and not plan.judged and study_power(plan) is None
-    with pytest.raises(ConfigError) as caught:
-        planned_study(build, seeds="auto")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(planned_study, build, seeds="auto").problems
     assert problem.where == "SEEDS=auto" and "judge = false" in problem.what
     assert len(plan_cases(config_layers(build), build_dir=build).chosen) == 2
 
 
 @pytest.mark.parametrize("value", ['"no"', "0"])
 def test_judge_is_true_or_false(study, value):
-    with pytest.raises(ConfigError) as caught:
-        planned_study(study("RECIPROCAL = true", keys=f"judge = {value}"))
-    assert caught.value.codes == ["study.invalid-value"]
-    assert "true or false" in caught.value.problems[0].what
+    error = error_of(planned_study, study("RECIPROCAL = true", keys=f"judge = {value}"))
+    assert error.codes == ["study.invalid-value"]
+    assert "true or false" in error.problems[0].what
 
 
 def test_a_feature_that_changes_the_text_is_refused(planned):
-    with pytest.raises(ConfigError) as caught:
-        planned(
-            TEST_MATRIX_MODE=True,
-            ABLATION_DESIGN_ADD_ONE_IN=True,
-            ABLATION_FEATURES="RECIPROCAL EVAL_TOKENS=1024",
-        )
-    (problem,) = caught.value.problems
+    (problem,) = error_of(
+        planned,
+        TEST_MATRIX_MODE=True,
+        ABLATION_DESIGN_ADD_ONE_IN=True,
+        ABLATION_FEATURES="RECIPROCAL EVAL_TOKENS=1024",
+    ).problems
     assert (problem.code, problem.where) == ("study.not-judgeable", "ABLATION_FEATURES eval-tokens")
 
 

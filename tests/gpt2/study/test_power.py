@@ -15,12 +15,12 @@ from gpt2.study.plan import Plan, config_layers, make_plan
 from gpt2.study.power import confirm_power, detectable, pilot_factor, power_text, study_power
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
-from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.statistics import VerdictRule
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
+from tests.errors import error_of
 from tests.lib.fabricated import complete
 
 
@@ -125,9 +125,7 @@ def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
     settings = {"VERDICT_NOISE": "0.0013", "VERDICT_EFFECT": "0.003"}
     plan = planned(**settings)
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    with pytest.raises(ConfigError) as caught:
-        confirm_power(plan, yes=False)
-    assert caught.value.codes == ["usage.no-terminal"]
+    assert error_of(confirm_power, plan, yes=False).codes == ["usage.no-terminal"]
     confirm_power(plan, yes=True)
     confirm_power(planned(**settings | {"VERDICT_EFFECT": "0.006"}), yes=False)
     confirm_power(planned(VERDICT_EFFECT="0.003"), yes=False)

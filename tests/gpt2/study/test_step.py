@@ -3,7 +3,7 @@
 import pytest
 
 from gpt2.study.step import Step, Study
-from lib.errors import ConfigError
+from tests.errors import error_of
 
 
 @pytest.fixture
@@ -47,10 +47,9 @@ def test_selects_numbers_ranges_slugs_and_patterns(study, text, expected):
 
 
 def test_an_unknown_step_lists_the_nearest_slugs(study):
-    with pytest.raises(ConfigError) as caught:
-        study.select("ra-wyde,9,2-4,1")
-    text = str(caught.value)
-    assert caught.value.codes == ["usage.unknown-step"] * 3
+    error = error_of(study.select, "ra-wyde,9,2-4,1")
+    text = str(error)
+    assert error.codes == ["usage.unknown-step"] * 3
     assert "'ra-wyde'" in text and "nearest: ra-wide" in text
     assert "'9'" in text and "'2-4'" in text and "0-3" in text
     assert "'1'" not in text
@@ -58,6 +57,4 @@ def test_an_unknown_step_lists_the_nearest_slugs(study):
 
 @pytest.mark.parametrize("text", ["", " , "])
 def test_an_empty_selection_is_refused(study, text):
-    with pytest.raises(ConfigError) as caught:
-        study.select(text)
-    assert caught.value.codes == ["usage.missing-argument"]
+    assert error_of(study.select, text).codes == ["usage.missing-argument"]

@@ -4,7 +4,7 @@ import pytest
 
 from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
+from tests.errors import error_of
 
 # Line, error code without its area, parts of the message.
 INVALID = [
@@ -109,11 +109,10 @@ def test_a_failed_member_does_not_blame_the_one_it_overrides(tmp_path) -> None:
         'config GPU\n\tbool "gpu"\n\nchoice X\n\tprompt "x"\n\nconfig A\n\tbool "a"\n\n'
         'config B\n\tbool "b"\n\nconfig C\n\tbool "c"\n\tdepends on GPU\n\nendchoice\n'
     )
-    with pytest.raises(ConfigError) as caught:
-        KconfigTree(tmp_path).resolve(
-            [parse_text("CONFIG_B=y", "defconfig", "f"), parse_command_line_settings("C=y")]
-        )
-    (problem,) = caught.value.problems
+    (problem,) = error_of(
+        KconfigTree(tmp_path).resolve,
+        [parse_text("CONFIG_B=y", "defconfig", "f"), parse_command_line_settings("C=y")],
+    ).problems
     assert (problem.where, problem.code) == ("SET", "config.unmet-dependency")
     assert problem.what.startswith("C=y: ") and "GPU=y" in problem.what
     assert problem.next.endswith("X would be a")
@@ -130,11 +129,10 @@ def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused) -
 def test_forced_by_a_select(tmp_path) -> None:
     text = 'config A\n\tbool "a"\n\tselect B\n\nconfig B\n\tbool "b"\n'
     (tmp_path / "Kconfig").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        KconfigTree(tmp_path).resolve(
-            [parse_text("CONFIG_A=y\n# CONFIG_B is not set\n", "defconfig", "f")]
-        )
-    (problem,) = caught.value.problems
+    (problem,) = error_of(
+        KconfigTree(tmp_path).resolve,
+        [parse_text("CONFIG_A=y\n# CONFIG_B is not set\n", "defconfig", "f")],
+    ).problems
     assert (problem.where, problem.code) == ("f:2", "config.conflict")
     assert problem.what.startswith("B=n: ") and problem.what.endswith(" by A")
 

@@ -12,6 +12,7 @@ from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.errors import ConfigError, Problem
 from lib.project import python_module_command
+from tests.errors import error_of
 
 
 @pytest.fixture
@@ -74,9 +75,7 @@ def test_a_defconfig_does_not_replace_an_edited_config_py(place: ConfigWorkspace
     with (place.build / "config.py").open("a") as file:
         file.write("N_LAYER = 3\n")
     before = {path.name: path.read_bytes() for path in place.build.iterdir()}
-    with pytest.raises(ConfigError) as caught:
-        commands.defconfig(place, "base", "")
-    assert caught.value.codes == ["config.damaged"]
+    assert error_of(commands.defconfig, place, "base", "").codes == ["config.damaged"]
     assert before == {path.name: path.read_bytes() for path in place.build.iterdir()}
 
 
@@ -105,11 +104,10 @@ def test_constants_rejects_a_stale_config_and_olddefconfig_fixes_it(
         "CONFIG_DEVICE_CUDA=y", "# CONFIG_DEVICE_CUDA is not set"
     )
     place.config.write_text(text + "CONFIG_GONE=1\n")
-    with pytest.raises(ConfigError) as caught:
-        commands.write_config_py(place)
-    named = [problem.what.split(":")[0] for problem in caught.value.problems]
+    error = error_of(commands.write_config_py, place)
+    named = [problem.what.split(":")[0] for problem in error.problems]
     assert named == ["KERNEL_FLASH=y", "GONE=1"]
-    assert caught.value.codes == ["config.unmet-dependency", "config.unknown-symbol"]
+    assert error.codes == ["config.unmet-dependency", "config.unknown-symbol"]
     assert not (place.build / "config.py").exists()
     capsys.readouterr()
     commands.olddefconfig(place)
@@ -163,15 +161,13 @@ def test_diffconfig_prints_as_the_kernel_does(place: ConfigWorkspace) -> None:
 
 def test_diffconfig_compares_with_the_config_before(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "plain", "")
-    with pytest.raises(ConfigError) as caught:
-        commands.diff_config_files(place, "", "", json=False)
-    assert caught.value.codes == ["config.missing"]
-    assert caught.value.problems[0].next == "type: make diffconfig A=NAME"
+    error = error_of(commands.diff_config_files, place, "", "", json=False)
+    assert error.codes == ["config.missing"]
+    assert error.problems[0].next == "type: make diffconfig A=NAME"
     commands.defconfig(place, "plain", "N_LAYER=4")
     assert run(place, "diffconfig").stdout == " N_LAYER 12 -> 4\n"
-    with pytest.raises(ConfigError) as caught:
-        commands.diff_config_files(place, "./absent", "", json=False)
-    assert caught.value.codes == ["config.unreadable"] and "absent" in str(caught.value)
+    error = error_of(commands.diff_config_files, place, "./absent", "", json=False)
+    assert error.codes == ["config.unreadable"] and "absent" in str(error)
 
 
 def test_diffconfig_takes_names_of_defconfigs(place: ConfigWorkspace) -> None:
@@ -246,10 +242,9 @@ def test_why_a_choice_and_its_members(place: ConfigWorkspace) -> None:
 
 def test_why_an_unknown_symbol(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "plain", "")
-    with pytest.raises(ConfigError) as caught:
-        commands.explain_symbol(place, "OUTPUT_DIRS", json=False)
-    assert caught.value.codes == ["config.unknown-symbol"]
-    (problem,) = caught.value.problems
+    error = error_of(commands.explain_symbol, place, "OUTPUT_DIRS", json=False)
+    assert error.codes == ["config.unknown-symbol"]
+    (problem,) = error.problems
     assert problem.what.startswith("OUTPUT_DIRS: ") and problem.what.endswith(" OUTPUT_DIR")
 
 

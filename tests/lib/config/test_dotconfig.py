@@ -22,6 +22,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, ResolvedConfig, parse_command_line_settings
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
+from tests.errors import error_of
 from tests.lib.config.conftest import FIXTURE
 
 HOSTILE = [
@@ -48,9 +49,7 @@ def generated(tree: KconfigTree, folder: Path, **settings: SymbolValue) -> Confi
 
 def refused_constants(place: ConfigWorkspace) -> Problem:
     """Return the one problem of reading the folder's config.py."""
-    with pytest.raises(ConfigError) as caught:
-        constants_layer(place)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(constants_layer, place).problems
     return problem
 
 
@@ -146,17 +145,13 @@ def test_without_a_sidecar_the_origin_is_the_line_of_config(tree: KconfigTree, t
 def test_a_damaged_sidecar_is_named(tree: KconfigTree, tmp_path, text: str) -> None:
     tree.write_config([], tmp_path / ".config")
     (tmp_path / ".config.origins").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        resolve_config(tree, tmp_path / ".config")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(resolve_config, tree, tmp_path / ".config").problems
     path = str(tmp_path / ".config.origins")
     assert (problem.code, problem.where, problem.next) == ("config.damaged", path, f"rm {path}")
 
 
 def test_missing_config_error_names_the_commands(tree: KconfigTree, tmp_path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve_config(tree, tmp_path / ".config")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(resolve_config, tree, tmp_path / ".config").problems
     assert (problem.code, problem.where) == ("config.missing", str(tmp_path / ".config"))
     assert "make defconfig-NAME" in problem.next and "make menuconfig" in problem.next
 
@@ -287,9 +282,7 @@ def test_an_assignment_is_no_summary(tmp_path) -> None:
 def test_an_unknown_defconfig_names_the_nearest(
     root, spec: str, kind: str, name: str, hint: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        defconfig_layers(root, spec)
-    (problem,) = caught.value.problems
+    (problem,) = error_of(defconfig_layers, root, spec).problems
     assert problem.code == f"config.unknown-{kind}" and "make list-defconfigs" in problem.next
     assert name in problem.what and problem.what.endswith(hint)
 

@@ -12,6 +12,7 @@ from lib.config.layers import (
     with_locations,
 )
 from lib.errors import ConfigError, Problem
+from tests.errors import error_of
 
 
 def problems(text: str) -> list[str]:
@@ -80,16 +81,12 @@ def test_a_separator_that_is_no_newline_stays_in_its_line() -> None:
 
 def test_a_file_must_be_utf8(tmp_path) -> None:
     (tmp_path / "f").write_bytes(b"CONFIG_A=y\nCONFIG_B=\xff\n")
-    with pytest.raises(ConfigError) as caught:
-        read_file(tmp_path / "f", "defconfig", "defconfigs/f")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(read_file, tmp_path / "f", "defconfig", "defconfigs/f").problems
     assert (problem.where, problem.code) == ("defconfigs/f:2", "config.not-utf8")
 
 
 def test_a_missing_file_is_an_error(tmp_path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_file(tmp_path / "absent", "fragment")
-    (problem,) = caught.value.problems
+    (problem,) = error_of(read_file, tmp_path / "absent", "fragment").problems
     assert (problem.where, problem.code) == (str(tmp_path / "absent"), "config.unreadable")
 
 

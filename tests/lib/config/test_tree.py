@@ -8,6 +8,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text, with_locations
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
+from tests.errors import error_of
 
 
 def defconfig(text: str, shown: str = "f") -> ConfigLayer:
@@ -149,9 +150,9 @@ def test_rule_problems_are_raised_with_failed_assignments(tree: KconfigTree) -> 
             Problem(number, code="config.wrong-type"), Problem(heads, code="config.conflict")
         )
 
-    with pytest.raises(ConfigError) as refusal:
-        tree.checked([defconfig('CONFIG_N_LAYER=0\nCONFIG_LEARNING_RATE="fast"\n')], rules)
-    first, second = refusal.value.problems
+    first, second = error_of(
+        tree.checked, [defconfig('CONFIG_N_LAYER=0\nCONFIG_LEARNING_RATE="fast"\n')], rules
+    ).problems
     assert (first.where, first.code) == ("f:1", "config.out-of-range")
     assert first.what.startswith("N_LAYER=0: ")
     assert str(second) == "f:2: LEARNING_RATE: fast is no number [config.wrong-type]"
@@ -221,12 +222,9 @@ def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_pat
 )
 def test_a_faulty_tree_is_rejected(tmp_path, kconfig: str, code: str, part: str) -> None:
     (tmp_path / "Kconfig").write_text(kconfig)
-    with pytest.raises(ConfigError) as caught:
-        KconfigTree(tmp_path)
-    assert f"kconfig.{code}" in caught.value.codes and part in str(caught.value)
+    error = error_of(KconfigTree, tmp_path)
+    assert f"kconfig.{code}" in error.codes and part in str(error)
 
 
 def test_a_missing_tree_is_an_error(tmp_path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        KconfigTree(tmp_path)
-    assert caught.value.codes == ["kconfig.unreadable"]
+    assert error_of(KconfigTree, tmp_path).codes == ["kconfig.unreadable"]
