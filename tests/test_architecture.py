@@ -31,7 +31,7 @@ from lib.pruning.options import NoneOptions
 from lib.tracking import backends
 from lib.tracking.options import TRACKERS
 from tests import names, rules
-from tests.source import MAKE_TARGETS, module_name, module_paths, modules, texts
+from tests.source import module_name, module_paths, modules, texts
 
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
@@ -247,11 +247,6 @@ def test_i11_results_go_through_the_function_that_escapes_them():
     """The help runs before there is an environment."""
     writers = ("lib/console.py", "lib/make_help.py")
     assert offenders(rules.writes_to_stdout, [p for p in modules() if p not in writers]) == []
-
-
-def test_i12_every_target_has_a_test():
-    tests = texts()["tests/test_makefile.py"]
-    assert [target for target in MAKE_TARGETS if f'"{target}"' not in tests] == []
 
 
 def command_lines():

@@ -63,18 +63,19 @@ def test_target_reaches_its_command(target, unconfigured):
     assert f" -m lib.kablate {target} -O " in printed and "-m lib.env.setup " in printed
 
 
-@pytest.mark.parametrize(
-    ("target", "command"),
-    [
-        ("test", "-m pytest"),
-        ("style", "scripts/fix_whitespace_issues.py --check"),
-        ("setup", "-m lib.env.setup"),
-        ("help", "-m lib.make_help"),
-        ("completion", "-m lib.make_help --completion"),
-        ("clean", "rm -f"),
-        ("mrproper", "rm -rf"),
-    ],
-)
+# Targets without a command of kablate, and a part of what they run.
+ALONE = {
+    "test": "-m pytest",
+    "style": "scripts/fix_whitespace_issues.py --check",
+    "setup": "-m lib.env.setup",
+    "help": "-m lib.make_help",
+    "completion": "-m lib.make_help --completion",
+    "clean": "rm -f",
+    "mrproper": "rm -rf",
+}
+
+
+@pytest.mark.parametrize(("target", "command"), ALONE.items())
 def test_a_target_of_make_alone(target, command, unconfigured):
     assert command in planned(target, f"O={unconfigured}")
 
@@ -85,6 +86,7 @@ def test_the_makefile_has_the_commands_of_the_table():
     )
     names = " ".join(listed).replace("\\\n", " ").split()
     assert len(listed) == 4 and sorted(names) == sorted(MAKE_TARGETS)
+    assert ALONE.keys() == {name for name in MAKE_TARGETS if COMMANDS[name].run == "-"}
 
 
 def test_the_tests_have_what_reads_the_large_data_sets():
