@@ -84,26 +84,22 @@ def train_twice(
     The configuration is that of ``run``, of ``defconfig``, or of .config; of a study, the first run
     or the first of ``steps``. Both directories are created below the build folder.
     """
-    config = _config_to_repeat(build_dir, run, defconfig, steps)
-    plan = scratch_plan(config, ["first", "second"], build_dir / TWICE, build_dir)
-    if exit_code := train_scratch(plan):
-        return exit_code, ""
-    first, second = (read_run_facts(RunDir(run.path)) for run in plan.runs)
-    comparison = compare_expected_equal(first, second, _nondeterminism(first))
-    return _formatted(comparison, json)
-
-
-def _config_to_repeat(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
     if run:
         record = RunRecord(find_finished(run, build_dir))
         config, reasons = _configuration(record, build_dir)
         if config is None:
             raise ConfigError(*(Problem(what, code="run.other-code") for what in reasons))
         require_recorded_inputs(config, record, build_dir)
-        return config
-    layers = defconfig_layers(ROOT, defconfig) if defconfig else config_layers(build_dir)
-    config = make_plan(layers, build_dir, steps=steps).runs[0].config
-    return Config.from_values(unobserved(config.values))
+    else:
+        layers = defconfig_layers(ROOT, defconfig) if defconfig else config_layers(build_dir)
+        planned = make_plan(layers, build_dir, steps=steps).runs[0].config
+        config = Config.from_values(unobserved(planned.values))
+    plan = scratch_plan(config, ["first", "second"], build_dir / TWICE, build_dir)
+    if exit_code := train_scratch(plan):
+        return exit_code, ""
+    first, second = (read_run_facts(RunDir(run.path)) for run in plan.runs)
+    comparison = compare_expected_equal(first, second, _nondeterminism(first))
+    return _formatted(comparison, json)
 
 
 def _configuration(record: RunRecord, build_dir: Path) -> tuple[Config | None, list[str]]:
@@ -181,9 +177,6 @@ def _not_comparable(run: RunDir, reasons: list[str], json: bool) -> tuple[int, s
 def _formatted(comparison: Comparison, json: bool) -> tuple[int, str]:
     text = comparison_to_json(comparison) if json else comparison_to_text(comparison)
     return EXIT_CODES[comparison["verdict"]], text
-
-
-# Inputs of a repeated run.
 
 
 def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:

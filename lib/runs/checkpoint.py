@@ -9,7 +9,7 @@ import hashlib
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +25,6 @@ from lib.json_files import RecordError, read_json_object
 from lib.runs.lease import no_guard
 from lib.runs.record import JsonRecord
 from lib.runs.run_dir import CHECKPOINT_NAME
-from lib.units import format_size
 
 SCHEMA_VERSION = 1
 _WEIGHTS = "model.safetensors"
@@ -37,8 +36,6 @@ _UNREADABLE = (
     *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError),
     *(pickle.UnpicklingError, SafetensorError),
 )
-# Overhead in addition to the tensors: folder, zip directory and digests.
-_SPACE_MARGIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,6 @@ def save_checkpoint(
         # Folders that a killed process left partially written or deleted.
         for leftover in folder.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(leftover)
-        _check_space(folder, step, (*weights.values(), *iter_tensors(state)))
         temporary.mkdir()
         _write(temporary, step, weights, state)
         guard()
@@ -232,26 +228,6 @@ def _remove(path: Path) -> None:
         temporary = path.with_name(f"{_TEMPORARY}old-{path.name}")
         os.rename(path, temporary)
         shutil.rmtree(temporary)
-
-
-def _check_space(folder: Path, step: int, tensors: tuple[Tensor, ...]) -> None:
-    needed = sum(t.numel() * t.element_size() for t in tensors) + _SPACE_MARGIN_BYTES
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        sizes = f"{format_size(needed)} needed, {format_size(free)} free"
-        raise _cannot_save(step, folder, f"not enough disk space ({sizes})", "disk.no-space")
-
-
-def iter_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor inside nested dictionaries, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from iter_tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from iter_tensors(item)
 
 
 def _cannot_save(

@@ -98,8 +98,6 @@ class FinalResults:
     # Fraction of the prunable weights that is zero, and the fraction of each weight matrix.
     sparsity: float
     sparsity_by_layer: Mapping[str, float]
-    # Elements of each prunable weight matrix.
-    prunable_weights: Mapping[str, int]
 
 
 @dataclass(frozen=True)

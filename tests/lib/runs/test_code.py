@@ -56,6 +56,8 @@ def test_a_committed_tree_leaves_no_patch(root: Path, git: Git, tmp_path: Path) 
     (root / "texts" / "tool.py").write_text("# Nothing imports it.\n")
     (root / "gpt2" / "model.py").touch()
     assert head_commit().uncommitted == []
+    sha = git("rev-parse", "HEAD").decode().strip()
+    assert git_state() == {"git_sha": sha, "branch": "trunk", "dirty_tree": False}
     assert describe_tree() == "" and uncommitted_problems("paper_repro", allowed=False) == []
     assert write_code_patch(tmp_path) is None
     assert not (tmp_path / "code.diff").exists()
@@ -86,6 +88,7 @@ def test_the_patch_makes_the_same_code_from_the_commit(
     root: Path, git: Git, tmp_path: Path
 ) -> None:
     edit(root, git)
+    assert git_state()["dirty_tree"] is True
     found = head_commit()
     tracked = ["gpt2/model.py", "gpt2/old.py", "lib/staged.py", "lib/table.bin"]
     assert found.uncommitted == [*tracked, *found.untracked]
@@ -139,6 +142,9 @@ def test_what_git_cannot_tell_is_not_clean(
     subprocess.run(["git", "init", "-q", empty], check=True)
     monkeypatch.setattr(runs_code, "ROOT", empty)
     assert git_state() == unknown and "does not have any commits yet" in describe_tree()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (problem,) = uncommitted_problems("paper_repro", allowed=False)
+    assert problem.code == "code.no-git" and git_state() == unknown
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires the right to give files away")

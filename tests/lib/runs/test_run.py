@@ -62,28 +62,19 @@ def test_the_baseline_is_first_and_a_parent_before_its_children():
     assert [run.variant.slug for run in training_order(part)] == ["base", "c"] * 20
 
 
-def test_another_configuration_is_another_directory():
-    one, other = (
-        build_runs("study", Path("results"), {1: [(RunVariant("a"), Named(name))]})[0].path
-        for name in ("aaaaaaaa", "bbbbbbbb")
-    )
-    assert one != other
-
-
-def test_two_names_for_one_run_are_refused():
-    block = [(RunVariant("a"), Named("same")), (RunVariant("b"), Named("same"))]
+@pytest.mark.parametrize(
+    ("second", "code"),
+    [
+        ((RunVariant("b"), Named("aaaaaaaa")), "run.duplicate"),
+        ((RunVariant("a"), Named("bbbbbbbb")), "run.duplicate-name"),
+    ],
+)
+def test_two_names_for_one_run_and_two_runs_of_one_name_are_refused(second, code):
+    block = [(RunVariant("a"), Named("aaaaaaaa")), second]
     with pytest.raises(ConfigError) as caught:
         build_runs("study", Path("results"), {1: block})
-    assert caught.value.codes == ["run.duplicate"]
-    assert "study/a s1" in str(caught.value) and "study/b s1" in str(caught.value)
-
-
-def test_two_runs_of_one_name_are_refused():
-    block = [(RunVariant("a"), Named("aaaaaaaa")), (RunVariant("a"), Named("bbbbbbbb"))]
-    with pytest.raises(ConfigError) as caught:
-        build_runs("study", Path("results"), {1: block})
-    assert caught.value.codes == ["run.duplicate-name"]
-    assert "study/a s1" in str(caught.value)
+    assert caught.value.codes == [code]
+    assert f"study/{second[0].slug} s1" in str(caught.value) and "study/a s1" in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["a-b", "7", "study/07-a-b", "study/*", "a-*", "a-b-s1-*"])
@@ -107,55 +98,38 @@ def test_seeds(text, expected):
     assert parse_seeds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "1,-2", "3-1", "1.5", "1-9999999999", "01", "1-03", "１"])
-def test_bad_seeds_are_refused(text):
+BAD_SEEDS = dict.fromkeys(
+    ("x", "1,-2", "3-1", "1.5", "1-9999999999", "01", "1-03", "１"), "usage.invalid-seed"
+) | dict.fromkeys(("1,1", "1-3,2"), "usage.duplicate-seed")
+
+
+@pytest.mark.parametrize("text", BAD_SEEDS)
+def test_bad_and_repeated_seeds_are_refused(text):
     with pytest.raises(ConfigError) as caught:
         parse_seeds(text)
-    assert caught.value.codes == ["usage.invalid-seed"]
+    assert caught.value.codes == [BAD_SEEDS[text]]
 
 
-@pytest.mark.parametrize("text", ["1,1", "1-3,2"])
-def test_repeated_seeds_are_refused(text):
-    with pytest.raises(ConfigError) as caught:
-        parse_seeds(text)
-    assert caught.value.codes == ["usage.duplicate-seed"]
+def planned(folder, study, slug, hash8="0123abcd"):
+    """Return two runs of a configuration, of the seeds 1 and 2."""
+    return build_runs(study, folder, {s: [(RunVariant(slug), Named(hash8))] for s in (1, 2)})
 
 
-def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
-    config = Named("0123abcd")
-    blocks = {1: [(RunVariant("base"), config)], 2: [(RunVariant("base"), config)]}
-    first, second = build_runs("one", tmp_path, blocks)
-    for run, state in ((first, State.SUCCESS), (second, State.INTERRUPTED)):
-        run.path.mkdir(parents=True)
-        write_status(RunDir(run.path), RunStatus(state))
-    other = {seed: [(RunVariant("none"), config)] for seed in (1, 2)}
-    done, begun = build_runs("two", tmp_path, other)
-    assert done.path == first.path and done.label == "two/none s1"
-    # An unfinished run is trained in the new study.
-    assert begun.path == tmp_path / "two/none-s2-0123abcd"
-    assert tmp_path / "two" / done.name == tmp_path / "two/none-s1-0123abcd"
-    (tmp_path / "two" / done.name).mkdir(parents=True)
-    assert build_runs("two", tmp_path, other)[0].path == tmp_path / "two" / done.name
-
-
-def test_a_run_that_its_own_study_has_done_under_another_name_is_taken(tmp_path):
-    done, begun = build_runs(
-        "one", tmp_path, {s: [(RunVariant("a"), Named("0123abcd"))] for s in (1, 2)}
-    )
+@pytest.mark.parametrize(("study", "slug"), [("two", "none"), ("one", "b")])
+def test_a_finished_run_of_another_study_or_name_is_taken(tmp_path, study, slug):
+    done, begun = planned(tmp_path, "one", "base")
     for run, state in ((done, State.SUCCESS), (begun, State.INTERRUPTED)):
         run.path.mkdir(parents=True)
         write_status(RunDir(run.path), RunStatus(state))
     # The directory of a run that was moved aside has a different suffix.
     done.path.with_name(f"{done.path.name}.old-20260101-000000").mkdir()
-    renamed = {s: [(RunVariant("b"), Named("0123abcd"))] for s in (1, 2)}
-    taken, own = build_runs("one", tmp_path, renamed)
-    assert taken.path == done.path and taken.label == "one/b s1"
-    assert own.path == tmp_path / "one/b-s2-0123abcd"
-
-
-def test_another_configuration_is_not_taken_for_the_same(tmp_path):
-    (run,) = build_runs("one", tmp_path, {1: [(RunVariant("base"), Named("0123abcd"))]})
-    run.path.mkdir(parents=True)
-    write_status(RunDir(run.path), RunStatus(State.SUCCESS))
-    (other,) = build_runs("two", tmp_path, {1: [(RunVariant("base"), Named("0123abce"))]})
-    assert other.path.parent.name == "two"
+    taken, own = planned(tmp_path, study, slug)
+    assert taken.path == done.path and taken.label == f"{study}/{slug} s1"
+    # An unfinished run is trained anew.
+    assert own.path == tmp_path / study / f"{slug}-s2-0123abcd"
+    # The own directory of the run comes first.
+    (tmp_path / study / taken.name).mkdir(parents=True)
+    assert planned(tmp_path, study, slug)[0].path == tmp_path / study / taken.name
+    # Another configuration is another run.
+    other, _ = planned(tmp_path, "two", "base", "0123abce")
+    assert other.path == tmp_path / "two/base-s1-0123abce"

@@ -1,7 +1,6 @@
-"""Digests of loaded code, and the state of the git repository."""
+"""Digests of loaded code."""
 
 import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -62,33 +61,6 @@ def test_code_that_changed_after_it_was_loaded_is_never_taken_for_the_new_one(
     assert code.changed_since(recorded) == ["lib/invented.py"]
 
 
-def test_git_tells_commit_branch_and_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        command = ["git", *identity, *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
-
-    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
-    git("init", "-q", "-b", "trunk")
-    (tmp_path / "a").write_text("1")
-    git("add", "a")
-    git("commit", "-q", "-m", "a")
-    sha = git("rev-parse", "HEAD").strip()
-    assert code.git_state() == {"git_sha": sha, "branch": "trunk", "dirty_tree": False}
-    (tmp_path / "a").write_text("2")
-    assert code.git_state()["dirty_tree"] is True
-
-
-def test_outside_git_the_state_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
-    unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
-    assert code.git_state() == unknown
-    monkeypatch.setenv("PATH", "")
-    assert code.git_state() == unknown
-
-
 def test_a_worker_loads_what_is_excluded() -> None:
     """A move of a file, or an import that goes, would leave a name behind that excludes nothing."""
     for name in ("gpt2.running.launch", "gpt2.train", "lib.kablate"):
@@ -98,10 +70,3 @@ def test_a_worker_loads_what_is_excluded() -> None:
     loaded = [file.removeprefix(f"{ROOT}/") for file in files]
     excluded = [name for name in loaded if not code.makes_results(name)]
     assert [n for n in code.NOT_TRAINING if not any(e.startswith(n) for e in excluded)] == []
-
-
-def test_a_missing_git_is_named_and_not_a_missing_commit(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (problem,) = code.uncommitted_problems("paper_repro", allowed=False)
-    assert problem.code == "code.no-git"
-    assert code.git_state()["dirty_tree"] == "unknown"
