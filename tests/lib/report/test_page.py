@@ -4,7 +4,9 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
+import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib.report.answer import answer, best_verdict, notices
+from lib.report.columns import VERDICTS, columns, grid, rows_of, verdicts_of
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
 from lib.report.options import LookPlan
@@ -53,6 +56,15 @@ def test_every_run_step_and_comparison_is_named(study, parsed):
     assert [line["run"] for line in parsed.tables["Runs"]] == [
         run.path.name for run in runs[::3]
     ] + [run.path.name for run in runs[1::3]] + [run.path.name for run in runs[2::3]]
+    for line, run in zip(
+        sorted(parsed.tables["Runs"], key=lambda line: line["run"]),
+        sorted(runs, key=lambda run: run.path.name),
+        strict=True,
+    ):
+        final = json.loads(RunDir(run.path).summary.read_text())["final"]
+        assert line["val loss"] == f"{final['val_loss']:.6f}" and line["seed"] == str(run.seed)
+        assert (line["config"], line["state"]) == (run.config.hash8, "done")
+        assert line["commit"] == MANIFEST["code"]["git_sha"][:12]
     given = [verdict["verdict"] for verdict in table.judged["verdicts"]]
     assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
     for title in ("Question", "Answer", "Verdicts", "Losses", "Training", "What differed"):
@@ -79,6 +91,68 @@ def test_a_number_opens_its_runs(study, page, parsed):
     anchors = {value for value in parsed.values("href") if value.startswith("#run-")}
     assert anchors == {f"#run-{i}" for i in range(len(runs))}
     assert anchors <= {f"#{value}" for value in parsed.values("id")}
+
+
+def losses_of(study):
+    """Return step → losses of its seeds, from the files of the runs."""
+    losses = {}
+    for run in study[0]:
+        final = json.loads(RunDir(run.path).summary.read_text())["final"]
+        losses.setdefault(run.variant.slug, []).append(final["val_loss"])
+    return losses
+
+
+def test_tables_have_the_texts_of_the_columns(study, parsed):
+    document = study_document(study[1], CONTEXT)
+    for title, shown, rows in (
+        ("Losses", columns(document), rows_of(document)),
+        ("Verdicts", VERDICTS, verdicts_of(document)),
+    ):
+        filled, lines = grid(shown, rows)
+        table = [dict(zip((c.heading for c in filled), line, strict=True)) for line in lines]
+        for row, found in zip(table, parsed.tables[title], strict=True):
+            texts = {key: text.replace("-", "−") for key, text in row.items()}
+            # A minus sign in numbers only, and no dash for a missing one.
+            names = {key: row[key] for key in ("step", "against") if key in row}
+            assert found == {k: "" if t == "−" else t for k, t in (texts | names).items()}
+
+
+def test_the_runs_of_a_difference_and_the_interval_that_the_forest_draws(study, parsed):
+    ours, base = (losses_of(study)[name] for name in ("step-1", "baseline"))
+    (text,) = [text for text in parsed.sources.values() if text.startswith("step-1 vs baseline")]
+    assert "seeds 1–3" in text
+    for losses in (ours, base):
+        assert ", ".join(f"{loss:.4f}" for loss in losses) in text.replace(" ,", ",")
+    values = [a - b for a, b in zip(ours, base, strict=True)]
+    shown = [
+        float(each.replace("−", "-")) for each in text.partition("differences: ")[2].split(", ")
+    ]
+    assert shown == pytest.approx(values, abs=5.1e-5)
+    forest, *_ = study_figures(document_of(study[1]), study_series(study[1]))
+    lines = [each["points"] for each in forest.shapes if each.get("width") == 1.4]
+    left, right, _, _ = forest.box
+    width = (forest.x.high - forest.x.low) / (right - left)
+    # The 97.5 % quantile of Student's t with 2 degrees of freedom, from a printed table.
+    half = 4.303 * statistics.stdev(values) / math.sqrt(3)
+    expected = [statistics.fmean(values) - half, statistics.fmean(values) + half]
+    ends = [forest.x.low + (x - left) * width for x, _ in lines[0]]
+    assert ends == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_conditions_are_relative_to_the_first_row(study):
+    document = document_of(study[1])
+    for row, parameters, seconds in zip(
+        document["rows"], (1000, 1025, 980), (50, 50, 51), strict=True
+    ):
+        row |= {"parameters": parameters, "train_seconds": seconds, "flops_per_token": 7e6}
+    document["rows"][2]["flops_per_token"] = 7.7e6
+    rows = Parsed(report_page(document, study_series(study[1]))).tables["Conditions"]
+    names = ("parameters", "FLOPs of a token", "tokens", "time")
+    assert [[row[name] for name in names] for row in rows] == [
+        ["=", "=", "=", "="],
+        ["+2.5%", "=", "=", "="],
+        ["−2.0%", "+10.0%", "=", "+2.0%"],
+    ]
 
 
 def test_nothing_is_loaded_from_elsewhere(parsed):
@@ -320,10 +394,12 @@ def test_a_run_has_its_machine_its_branch_and_its_log(make_run):
         "code": {**MANIFEST["code"], "branch": "a-topic"},
         "hardware": {**MANIFEST["hardware"], "cuda_version": "12.8"},
         "processes": {"world_size": 2, "backend": "nccl"},
+        "final_weights_digest": "0123456789ab",
     }
     text = page_of(read_study("demo", [make_run("base", 3.0, manifest=on_gpus)]))
     (run,) = Parsed(text).tables["Runs"]
     assert run["torch"] == "2.13.0, CUDA 12.8" and run["device"] == "2 x a cpu"
+    assert run["weights"] == "01234567"
     assert run["commit"] == "000000000000 on a-topic"
     assert f'<a href="{run["run"]}/logs.txt">' in text
     (run,) = Parsed(page_of(read_study("demo", [make_run("base", 3.0, seed=2)]))).tables["Runs"]
