@@ -1,21 +1,27 @@
-"""The built model matches its declaration: parameters, MLP ratio, and the step's own changes."""
+"""The built model matches its declaration and its symbols, and its training step fits."""
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpt2.check.cases import CheckFinding
+from gpt2.check.fields import fields_by_symbol
+from gpt2.check.shrink import with_scaled_floats
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
 from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
-from lib.config.field import kconfig_fields
+from gpt2.records.files import REGISTRIES
+from lib.config.field import SymbolValue, kconfig_fields
 from lib.errors import RunError
+from lib.tracking.options import TRACKERS
 from lib.units import GIB, first_of, format_size
 
 # Widths are rounded.
@@ -27,7 +33,7 @@ def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     model = subject.full_model
     findings = _count(subject.config, model) + _ratio(subject.config, model)
     findings += _shares(subject.config, model) + _flops(subject.config, model)
-    return findings + _bound(subject, model) + _delta(subject)
+    return findings + _size_change(subject, model) + _delta(subject)
 
 
 def _count(config: Config, model: GPT) -> list[CheckFinding]:
@@ -103,7 +109,7 @@ def _flops(config: Config, model: GPT) -> list[CheckFinding]:
     return []
 
 
-def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
+def _size_change(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
     """Check the change in parameter count that the step declares, on the built models."""
     parent = subject.parent
     if subject.case.params is None or parent is None or parent.config is None:
@@ -117,9 +123,8 @@ def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
 
 
 def _delta(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that each symbol of the step is set in the configuration and in the bound field."""
+    """Check that each symbol of the step is set in the configuration."""
     values, findings = subject.config.values, []
-    fields = dict(_fields(subject.config))
     chosen = {f"{choice}_{value}".upper() for choice, value in values.items()}
     for name, value in subject.case.delta.items():
         if name not in values and value is not (name in chosen):
@@ -130,35 +135,7 @@ def _delta(subject: StepUnderTest) -> list[CheckFinding]:
             findings.append(
                 CheckFinding("step-setting", f"{name}={value}", f"{name}={values[name]}")
             )
-        elif name in fields and not _equal(fields[name], value):
-            findings.append(
-                CheckFinding("step-field", f"{name}={value} in the model", f"{fields[name]}")
-            )
     return findings
-
-
-def _equal(value: Any, expected: Any) -> bool:
-    """Compare a field with the value of a symbol.
-
-    Floats are text in a configuration, and all numbers are text on a matrix axis.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return bool(value == (type(value)(expected) if is_number else expected))
-
-
-def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield symbol and value of every bound field below ``value``."""
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _fields(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        bound = {f.name: f.metadata["symbol"] for f in kconfig_fields(type(value))}
-        for field in dataclasses.fields(value):
-            inner = vars(value).get(field.name, None)
-            if field.name in bound:
-                yield bound[field.name], inner
-            else:
-                yield from _fields(inner)
 
 
 def _strays(model: nn.Module) -> Iterator[str]:
@@ -173,6 +150,150 @@ def _strays(model: nn.Module) -> Iterator[str]:
 def matrix_elements(module: nn.Module) -> int:
     """Return the number of weights in matrices."""
     return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
+
+
+# Each symbol is read by one field, and its value reaches the field and the model.
+
+
+# Words of fields that state a unit, and fields that have other words than their symbol.
+_UNITS = {"seconds", "hours", "gib", "percent", "iterations"}
+_OTHER_NAMES = {
+    "LR_SCHEDULE": "kind",
+    "ON_DONE_CMD": "on_done_command",
+    "ON_FAIL_CMD": "on_fail_command",
+    "ON_STUDY_DONE_CMD": "on_study_done_command",
+    "PRUNING_SPARSITY": "target",
+    "SPAM_WARMUP_STEPS": "reset_warmup_steps",
+}
+# Of the other value of a float: far enough from every default and every constant in the code.
+_OTHER = 0.37
+
+
+@dataclass(frozen=True)
+class _BoundValue:
+    """A bound field of a configuration: its name with the class, its symbol, and its value."""
+
+    path: str
+    symbol: str
+    value: Any
+
+
+def check_bound(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that one field reads each symbol, and that fields and the built model have its value."""
+    config = subject.config
+    other = with_scaled_floats(config, [each.symbol for each in _bound_values(config)], _OTHER)
+    return (
+        _readers(subject)
+        or _arrived(config)
+        or [*_arrived(other), *_built(subject.full_model, config)]
+    )
+
+
+def _bound_values(value: Any) -> Iterator[_BoundValue]:
+    """Yield every bound field below ``value``."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _bound_values(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        symbols = {field.name: field.metadata["symbol"] for field in kconfig_fields(type(value))}
+        for field in dataclasses.fields(value):
+            inner = vars(value).get(field.name, None)
+            if field.name in symbols:
+                path = f"{type(value).__name__}.{field.name}"
+                yield _BoundValue(path, symbols[field.name], inner)
+            else:
+                yield from _bound_values(inner)
+
+
+def _readers(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that one field reads each symbol, and that its words are words of the symbol."""
+    bound = list(_bound_values(subject.config))
+    selecting = {name for registry in (*REGISTRIES, TRACKERS) for name in registry.symbols()}
+    unread = subject.case.delta.keys() & subject.config.values.keys()
+    unread -= fields_by_symbol().keys() | selecting
+    findings = [CheckFinding("one-reader", f"a field that reads {n}", "no field") for n in unread]
+    readers = Counter(each.symbol for each in bound)
+    for each in bound:
+        if readers[each.symbol] > 1:
+            paths = ", ".join(other.path for other in bound if other.symbol == each.symbol)
+            expected = f"one reader of {each.symbol}"
+            findings.append(CheckFinding("one-reader", expected, f"read by {paths}"))
+        elif not _is_named_after_symbol(each):
+            expected = f"{each.path} reads the symbol that it names"
+            findings.append(CheckFinding("named-reader", expected, f"it reads {each.symbol}"))
+    return findings[:2]
+
+
+def _is_named_after_symbol(bound: _BoundValue) -> bool:
+    name = bound.path.split(".")[1]
+    if bound.symbol in _OTHER_NAMES:
+        return name == _OTHER_NAMES[bound.symbol]
+    words = bound.symbol.lower().split("_")
+    return name not in _OTHER_NAMES.values() and all(
+        any(word.startswith(part) or part.startswith(word) for word in words)
+        for part in name.split("_")
+        if part not in _UNITS
+    )
+
+
+def _arrived(config: Config) -> list[CheckFinding]:
+    """Check that every field has the value of its symbol, by the text of the value."""
+    return [
+        CheckFinding("bound-value", f"{each.path} is {each.symbol}={value}", f"{each.value}")
+        for each in _bound_values(config)
+        if (value := config.values[each.symbol]) is not None
+        and not _is_value(each.value, value)
+        and not (each.symbol == "DATASET" and config.data.stand_in and each.value == "default")
+    ][:2]
+
+
+def _is_value(value: Any, symbol_value: SymbolValue) -> bool:
+    if isinstance(value, float):
+        return value == float(symbol_value)
+    if isinstance(value, tuple):
+        words = str(symbol_value).replace(",", " ").split()
+        kind = type(value[0]) if value else str
+        return list(value) == [kind(word) for word in words]
+    return type(value) is type(symbol_value) and value == symbol_value
+
+
+def _built(model: GPT, config: Config) -> list[CheckFinding]:
+    """Check sizes of the model at full size against the symbols, or their rule if they are 0."""
+    block, values = model.blocks[0], config.values
+    n_embd, multiple = int(values["N_EMBD"]), int(values["VOCAB_MULTIPLE"])
+    rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)} | {block.attn.dropout}
+    built: dict[str, tuple[Any, Any]] = {
+        "N_LAYER": (len(model.blocks), values["N_LAYER"]),
+        "N_EMBD": (model.wte.embedding_dim, n_embd),
+        "BIAS": (block.attn.c_proj.bias is not None, values["BIAS"]),
+        "DROPOUT": (rates, {float(values["DROPOUT"])}),
+    }
+    rows = math.ceil(config.model.shape.vocab_size / multiple) * multiple
+    built["VOCAB_MULTIPLE"] = model.wte.num_embeddings, rows
+    if model.wpe is not None:
+        built["BLOCK_SIZE"] = model.wpe.num_embeddings, values["BLOCK_SIZE"]
+    if values["ATTENTION_BACKEND"] == "rows" and block.attn.backend != "own":
+        built["ATTENTION_BACKEND"] = block.attn.backend, "rows"
+    if "reciprocal" in block.attn.terms:
+        term = vars(block.attn.terms["reciprocal"])
+        built["RECIPROCAL_WINDOW"] = term["reach"], values["RECIPROCAL_WINDOW"]
+        if term["constant"] is not None:
+            built["RECIPROCAL_ALPHA"] = term["constant"], float(values["RECIPROCAL_ALPHA"])
+    if values["ATTENTION_PATTERN"] == "sliding":
+        pattern: Any = block.attn.pattern
+        # The widest row of a sequence that is longer than any window.
+        built["SLIDING_WINDOW"] = pattern.longest_row(2**30), values["SLIDING_WINDOW"]
+    if values["ATTENTION_PROJECTION"] == "latent":
+        latent = block.attn.c_attn.get_submodule("c_k").get_parameter("weight").shape[0]
+        derived = max(8, 8 * math.floor(n_embd / 6 / 8 + 0.5))
+        built["LATENT_DIM"] = latent, values["LATENT_DIM"] or derived
+    if values["MLP_SIZING"] == "hidden":
+        built["MLP_HIDDEN"] = block.mlp.c_proj.in_features, values["MLP_HIDDEN"] or 4 * n_embd
+    return [
+        CheckFinding("built-size", f"{name}={values[name]}: {expected} in the model", f"{actual}")
+        for name, (actual, expected) in built.items()
+        if actual != expected
+    ][:2]
 
 
 # A training step at the configured size runs and fits the memory of its target.

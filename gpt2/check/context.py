@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from itertools import count
 from multiprocessing.connection import Connection
@@ -23,24 +23,15 @@ import numpy as np
 import torch.distributed as dist
 
 from gpt2.check import take_ticket
-from gpt2.check.cases import CheckFinding
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
-from gpt2.model import GPT
-from gpt2.model_config import ModelConfig
 from lib.env import machine
 from lib.env.gpu import GPUS, Gpu
 from lib.env.speed import has_bf16_instructions
 from lib.errors import KablateError, Problem, RunError
 
 T = TypeVar("T")
-# Findings of a run, and how often each part of its rule acted.
-DrivenResult = tuple[list[CheckFinding], Mapping[str, Any]]
-
-# Name and shape.
-InitialMatrix = tuple[str, tuple[int, ...]]
-
 # Target if no GPU is named or present.
 DEFAULT_GPU = "a100-80"
 # An excerpt of Shakespeare's plays, the default corpus.
@@ -195,14 +186,7 @@ class CheckContext:
         self._local = local
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
-        # Models at full size without values, which steps share.
-        self.full_models: dict[ModelConfig, GPT] = {}
-        # Digests of initial matrices of small steps by slug, each by name and shape.
-        self.initial_digests: dict[str, Mapping[InitialMatrix, str]] = {}
-        # Findings about code that all steps share, by check and configuration.
-        self.shared_findings: dict[str, Sequence[CheckFinding]] = {}
-        # Results of driven runs by their settings, which the steps of a study share.
-        self.driven_results: dict[Hashable, DrivenResult] = {}
+        self._values: dict[Hashable, Any] = {}
         # Restored on exit; None if the processor computes in bf16 itself.
         self._products = None if has_bf16_instructions() else machine.NarrowProducts()
         # The small runs must not read a launcher's variables.
@@ -242,6 +226,13 @@ class CheckContext:
         if self._gpu is not None:
             return self._gpu
         return "cpu" if device == "cpu" else self._local or GPUS[DEFAULT_GPU]
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return the value of the first call with ``key``, which the steps of this process share."""
+        if key not in self._values:
+            self._values[key] = compute()
+        value: T = self._values[key]
+        return value
 
     def is_first(self, what: str) -> bool:
         """Return whether no step of the study has asked for ``what``, which is done once."""

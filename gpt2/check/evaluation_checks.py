@@ -21,8 +21,8 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.result_checks import (
     END_OF_TEXT,
     ExpectedWindow,
-    check_other_records,
     check_results,
+    check_sample,
     configured_evaluator,
     finish,
     finishing_session,
@@ -30,8 +30,6 @@ from gpt2.check.result_checks import (
 )
 from gpt2.check.short_run import TracedRun
 from gpt2.check.subject import StepUnderTest
-from gpt2.data.dataset import TokenSplit
-from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import EvaluationResult
 from gpt2.loss import IGNORE_INDEX
 from gpt2.model import GPT
@@ -57,7 +55,7 @@ def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
         state.load_weights(_enlarged(traced.final_weights))
         stack.callback(state.load_weights, traced.final_weights)
         record = finish(finishing, traced.losses)
-        findings += check_other_records(subject, finishing, record)
+        findings += check_sample(finishing)
         precision = subject.small.values["PRECISION"]
         documents, calibration_error = scored_documents(
             model, expected_windows, precision == "bf16"
@@ -104,7 +102,7 @@ def _within_budget(windows: list[ExpectedWindow], budget: int) -> list[ExpectedW
 def _selection(
     subject: StepUnderTest, expected_windows: list[ExpectedWindow]
 ) -> list[CheckFinding]:
-    """Check the windows of the run, and those of token files, which have no documents."""
+    """Check the windows of the run."""
     session = subject.traced_run.run.session
     # Name → position and offset of the document.
     starts: dict[str, tuple[int, int]] = {}
@@ -119,26 +117,7 @@ def _selection(
         for number, offset in [starts[w.document]]
     ]
     what = "held-out windows (document, offset, tokens)"
-    findings = _different_windows(what, actual, expected)
-    path = subject.context.folder / "text" / "val.bin"
-    ids, size = subject.context.tokens, subject.small.model.shape.block_size
-    ids.tofile(path)
-    budget = int(subject.small.values["EVAL_TOKENS"])
-    split = TokenSplit("val", [path], None)
-    # In windows of the second size, the last one predicts a single token.
-    for length, limit in ((size, budget), (len(ids) - 2, len(ids))):
-        chosen = evaluation_windows(split, length, limit)
-        actual = [(w.document, w.offset, w.length) for w in chosen]
-        windows = _within_budget(list(_cut("", ids.tolist(), "val", length)), limit)
-        expected = [(w.start // length, w.start, len(w.tokens)) for w in windows]
-        findings += _different_windows(f"{what} of a token file", actual, expected)
-    shards = TokenSplit("val", [path, path], None)
-    whole = shards.n_tokens == 2 * len(ids)
-    across = shards.window(len(ids) - 1, 2).tolist() if whole else []
-    if across != [int(ids[-1]), int(ids[0])]:
-        text = f"{2 * len(ids)} tokens of two shards in order"
-        findings.append(CheckFinding("shards", text, f"{shards.n_tokens} tokens, or another order"))
-    return findings
+    return _different_windows(what, actual, expected)
 
 
 def _different_windows(

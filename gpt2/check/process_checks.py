@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import math
 import os
-import struct
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,9 +19,8 @@ import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
 
-from gpt2 import train
 from gpt2.check.cases import CheckFinding
-from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun, TracedRun
+from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.data import dataset as data_sets
@@ -36,7 +34,6 @@ from gpt2.training import step
 from gpt2.training.records import NullRecords
 from gpt2.training.session import TrainingSession
 from gpt2.training.setup import place_model, resume
-from gpt2.training.state import DataOrder
 from lib.env.machine import grad_scaler
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
@@ -50,8 +47,6 @@ _TOLERANCE = 1e-9
 _LOSS_TOLERANCE = 1e-6
 _TIMEOUT = timedelta(seconds=10)
 _RANKS = 2
-# Offsets of the sequences of each step, the first half of them for rank 0.
-_ORDER = ((5, 3, 8, 1), (2, 9, 4, 7))
 
 
 def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
@@ -68,8 +63,8 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         failure.callback(subject.context.end_peer)
         peer = subject.context.peer
         peer.start(train_rank, 1, config, rendezvous, rows)
-        digest, loss, gradients, order = train_rank(0, config, rendezvous, rows)
-        peer_digest, peer_loss, peer_gradients, _ = peer.result()
+        digest, loss, gradients = train_rank(0, config, rendezvous, rows)
+        peer_digest, peer_loss, peer_gradients = peer.result()
         failure.pop_all()
     findings = []
     if digest != peer_digest:
@@ -83,9 +78,6 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         CheckFinding("gradient-on-all-ranks", f"a gradient of {name} on both ranks", "none")
         for name in unused
     ]
-    if order != _order_digest():
-        what = f"the digest of the data order of {len(_ORDER)} steps as in one process"
-        findings.append(CheckFinding("same-data-order", what, "another digest"))
     expected_loss, expected_gradients = _single_process(config, ids_BT)
     for rank, found in enumerate((loss, peer_loss)):
         if not math.isclose(found, expected_loss, rel_tol=_LOSS_TOLERANCE):
@@ -107,11 +99,10 @@ def _on_ranks(subject: StepUnderTest) -> Config:
 
 def train_rank(
     rank: int, config: Config, rendezvous: Path, rows: list[list[int]]
-) -> tuple[str, float, dict[str, np.ndarray | None], str]:
+) -> tuple[str, float, dict[str, np.ndarray | None]]:
     """Run the passes of a step as one rank does.
 
-    Returns a digest of the initial weights, loss and gradients after the all-reduce, and the digest
-    of the order of ``_ORDER``.
+    Returns a digest of the initial weights, and loss and gradients after the all-reduce.
     """
     _join_group(rank, rendezvous)
     model = _initialized(config)
@@ -134,19 +125,7 @@ def train_rank(
     gradients = {
         n: None if p.grad is None else whole(p.grad).numpy() for n, p in model.named_parameters()
     }
-    order = DataOrder(group)
-    for offsets in _ORDER:
-        order.offered(torch.tensor(offsets).view(_RANKS, -1)[rank])
-        order.consumed()
-    return digest.hexdigest(), loss, gradients, order.state_dict()
-
-
-def _order_digest() -> str:
-    """Return the digest of ``_ORDER`` by the rule in ``docs/seeds.md``."""
-    digest = hashlib.sha256().digest()
-    for offsets in _ORDER:
-        digest = hashlib.sha256(digest + struct.pack(f"<{len(offsets)}q", *offsets)).digest()
-    return digest.hex()
+    return digest.hexdigest(), loss, gradients
 
 
 def _join_group(rank: int, rendezvous: Path) -> None:
@@ -218,26 +197,7 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     if order != traced.data_order:
         expected = "the same digest of the order of the data"
         findings.append(CheckFinding("resumed-data-order", expected, "another one after a resume"))
-    shared = subject.context.shared_findings
-    # Saving does not depend on the model.
-    if _CHECKPOINTS not in shared:
-        shared[_CHECKPOINTS] = _saved_again(traced)
-    return [*findings, *shared[_CHECKPOINTS]]
-
-
-_CHECKPOINTS = "reload/checkpoints"
-
-
-def _saved_again(traced: TracedRun) -> list[CheckFinding]:
-    """Save a second checkpoint, and check that both remain: at least two are kept."""
-    session = traced.run.session
-    train.save_checkpoint(session)
-    names = sorted(path.name for path in session.run.checkpoints.iterdir())
-    expected = [f"step-{step:08d}" for step in (CHECKPOINT_STEP, session.state.iteration)]
-    if names == expected:
-        return []
-    what = f"the checkpoints {', '.join(expected)} after the second one"
-    return [CheckFinding("checkpoints", what, ", ".join(names))]
+    return findings
 
 
 def resume_and_finish(
@@ -279,7 +239,9 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
     try:
         folder = data_sets.dataset_folder(config.data, build_dir)
         if not (folder / MANIFEST).exists():
-            _try_once(subject)
+            size = config.model.shape.block_size
+            tried = ("preparation", config.data, size)
+            subject.context.once(tried, lambda: try_preparation(config.data, build_dir, size))
     except DataError as error:
         if _is_missing(config.data, build_dir):
             return [_absent(problem) for problem in error.problems[:1]]
@@ -302,15 +264,6 @@ def _is_missing(data: DataOptions, build_dir: Path) -> bool:
     """Return whether no text is here, as on a machine that only checks."""
     paths = [path for path in (data.custom_path, data.custom_val_path) if path]
     return data.dataset != "custom" or not paths or any(not (build_dir / p).exists() for p in paths)
-
-
-def _try_once(subject: StepUnderTest) -> None:
-    """Try the preparation, unless it succeeded for another step of this process."""
-    data, size = subject.config.data, subject.config.model.shape.block_size
-    tried = f"preparation of {data} for {size}"
-    if tried not in subject.context.shared_findings:
-        try_preparation(data, subject.context.build_dir, size)
-        subject.context.shared_findings[tried] = []
 
 
 def _refused(subject: StepUnderTest, folder: Path) -> list[CheckFinding]:

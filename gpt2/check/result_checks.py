@@ -1,12 +1,11 @@
-"""Results that a run writes: rows, summary, text sample, health check, and the table of a study."""
+"""Results that a run writes: rows, summary and text sample."""
 
 import csv
 import hashlib
 import itertools
 import math
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,10 +24,8 @@ from gpt2.generate import SamplingOptions, generate
 from gpt2.model import GPT
 from gpt2.records.files import write_resolved_config
 from gpt2.training.finish import generate_sample
-from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
-from lib.runs import documents as document_records
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -36,8 +33,6 @@ END_OF_TEXT = 256
 # Rows of a batch: the last batch of five windows has fewer. No other number of the small form.
 BATCH_ROWS = 3
 _BINS = 15
-# Findings that the steps of a process share.
-_SHARED = "evaluated"
 # Version of summary.json.
 _SCHEMA = 2
 # Log-probabilities in fp32 against float64.
@@ -83,19 +78,16 @@ class _Gpt2Bytes(ByteTokenizer):
 
 
 def finishing_session(subject: StepUnderTest) -> TrainingSession:
-    """Return the traced session with a separate folder, a sample and a health check."""
+    """Return the traced session with a separate folder and a sample."""
     session = subject.traced_run.run.session
     settings: dict[str, Any] = {
-        "sample_tokens": 0 if _SHARED in subject.context.shared_findings else _SAMPLED,
+        "sample_tokens": _SAMPLED,
         "sample_prompt": _PROMPT,
-        "first_steps": session.state.iteration - 1,
     }
     telemetry = replace(session.config.telemetry, statistics_rows=1)
     train_config = replace(session.config.train, **settings)
     files = RunDir(subject.context.new_run_dir())
-    # One of the debug flags, which summary.json records.
-    numerics = replace(session.config.numerics, check=False, detect_anomaly=True)
-    config = replace(session.config, train=train_config, telemetry=telemetry, numerics=numerics)
+    config = replace(session.config, train=train_config, telemetry=telemetry)
     return replace(
         session,
         run=files,
@@ -144,25 +136,12 @@ def check_results(
     calibration_error: float,
 ) -> list[CheckFinding]:
     """Check the files of a run against the recomputed documents."""
-    return (
-        _rows(subject, record, documents)
-        or _summary(subject, session, record, documents, calibration_error)
-        or _table(subject)
+    return _rows(subject, record, documents) or _summary(
+        subject, session, record, documents, calibration_error
     )
 
 
-def check_other_records(
-    subject: StepUnderTest, session: TrainingSession, record: RunRecord
-) -> Sequence[CheckFinding]:
-    """Check the text sample and the health check, whose code all steps share, once per process."""
-    shared = subject.context.shared_findings
-    if _SHARED not in shared:
-        losses = subject.traced_run.losses
-        shared[_SHARED] = [*_sample(session), *_health(session, record, losses), *_last_tenth()]
-    return shared[_SHARED]
-
-
-def _sample(session: TrainingSession) -> list[CheckFinding]:
+def check_sample(session: TrainingSession) -> list[CheckFinding]:
     """Check the text after a prompt, and after none: bytes, number of tokens and random stream."""
     config, texts = session.config, {_PROMPT: session.run.sample.read_text(encoding="utf-8")}
     unprompted = replace(config, train=replace(config.train, sample_prompt=""))
@@ -178,42 +157,6 @@ def _sample(session: TrainingSession) -> list[CheckFinding]:
             what = f"the sample {expected!r} of {_SAMPLED} tokens after {prompt!r}"
             return [CheckFinding("text-sample", what, repr(text))]
     return []
-
-
-def _health(
-    session: TrainingSession, record: RunRecord, losses: Sequence[float]
-) -> list[CheckFinding]:
-    """Check the verdict on the first steps: all but the last one, all, too many, and none."""
-    uniform, steps = math.log(session.config.model.shape.vocab_size), len(losses)
-    limit = min(losses[0], uniform)
-    falls = [losses[n - 1] < limit for n in (steps - 1, steps)]
-    expected: list[Any] = [(steps - 1, falls[0], True), (steps, falls[1], False), None, None]
-    found: list[Any] = []
-    for first_steps in (steps - 1, steps, steps + 1, 0):
-        train_config = replace(session.config.train, first_steps=first_steps)
-        config = replace(session.config, train=train_config)
-        verdict = check_first_steps(replace(session, config=config))
-        if verdict is None:
-            found.append(None)
-        else:
-            parts = (verdict.found[name][0] for name in ("loss", "gradients"))
-            found.append((verdict.steps, *parts))
-    recorded = record.summary.value(dict, "timing")["first_steps"]
-    if found == expected and recorded["steps"] == steps - 1:
-        return []
-    what = f"(steps, loss falls, gradients) of a health check: {expected}"
-    return [CheckFinding("health-check", what, f"{found}, {recorded['steps']} in summary.json")]
-
-
-def _last_tenth() -> list[CheckFinding]:
-    """Check the training loss of more steps than a small form has: the mean over the last tenth."""
-    rows = [{"kind": "train", "iteration": i, "loss": i * i} for i in range(1, 31)]
-    expected = statistics.fmean(i * i for i in (28, 29, 30))
-    found = document_records.train_loss(rows, len(rows))
-    if math.isclose(found, expected):
-        return []
-    what = f"train_loss {expected:g}, the mean over the last tenth of {len(rows)} steps"
-    return [CheckFinding("training-loss", what, f"{found:g}")]
 
 
 @torch.no_grad()
@@ -353,10 +296,6 @@ def _summary(
         for name, value in expected.items()
         if not math.isclose(final[name], value, rel_tol=10 * _TOLERANCE, abs_tol=_TOLERANCE)
     ]
-    flags = record.summary.value(dict, "timing")["debug_flags"]
-    if flags != ["detect_anomaly"]:
-        what = "the debug flags ['detect_anomaly'] in summary.json"
-        findings.append(CheckFinding("final-result", what, f"{flags}"))
     texts = {"schema_version": _SCHEMA, "seed": subject.small.seed}
     zeros = {
         name: (state.weights()[name][:rows] == 0).double().mean().item()
@@ -381,49 +320,3 @@ def _summary(
         if loss != total
     ]
     return findings
-
-
-# Variants of a table: parent, losses of two seeds, and their differences from baseline and parent.
-_VARIANTS: Mapping[str, tuple[str, Mapping[str, Sequence[float]]]] = {
-    "baseline": ("", {"val_loss": (3.0, 3.5), "delta_baseline": (), "delta_parent": ()}),
-    "parent": (
-        "baseline",
-        {
-            "val_loss": (2.75, 3.375),
-            "delta_baseline": (-0.25, -0.125),
-            "delta_parent": (-0.25, -0.125),
-        },
-    ),
-    "step": (
-        "parent",
-        {
-            "val_loss": (2.5, 3.0625),
-            "delta_baseline": (-0.5, -0.4375),
-            "delta_parent": (-0.25, -0.3125),
-        },
-    ),
-}
-
-
-def _table(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check means and paired differences of a table's rows, once for all steps."""
-    if next(iter(subject.study_cases), subject.case.slug) != subject.case.slug:
-        return []
-    # Imported here: only the first step needs them.
-    from lib.report.study import row_losses
-    from lib.report.verdicts import SeedOutcome
-
-    runs: dict[str, list[SeedOutcome]] = {}
-    for slug, (parent, figures) in _VARIANTS.items():
-        outcomes = [SeedOutcome(seed, loss) for seed, loss in enumerate(figures["val_loss"], 1)]
-        # Seeds in another order than those of the other variants.
-        runs[slug] = outcomes[::-1] if slug == "parent" else outcomes
-        row = row_losses(runs[slug], runs["baseline"] if parent else (), runs.get(parent, ()))
-        for column, values in figures.items():
-            expected = (
-                [statistics.fmean(values), statistics.stdev(values)] if values else [None] * 2
-            )
-            if (actual := [row[column], row[f"{column}_sd"]]) != expected:
-                what = f"mean and standard deviation of {column} of {slug}: {expected}"
-                return [CheckFinding("table-figures", what, f"{actual}")]
-    return []

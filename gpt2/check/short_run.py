@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gpt2 import train
 from gpt2.check.context import CheckContext
-from gpt2.check.shrink import with_changes
+from gpt2.check.shrink import with_changes, with_scaled_floats
 from gpt2.config import Config
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
@@ -410,6 +410,13 @@ _INTERVALS = {
     "SPAM_SPIKE_WINDOW": 4,
     "PRUNING_FREQUENCY": 7,
 }
+# Floats of every optimizer and schedule, and the factor of their other values.
+_SCALED = {"LEARNING_RATE", "MIN_LEARNING_RATE", "GRAD_CLIP", "WEIGHT_DECAY", "SGD_MOMENTUM"} | {
+    "ADAM_BETA1",
+    "ADAM_BETA2",
+    "ADAM_EPS",
+}
+_SCALE = 0.97
 # Steps whose gradients are all larger: a spike at the first full window, and one that is a spike
 # only if the window does not reach back to it.
 _NORM_SPIKES = {5: 1.0, 10: 0.6}
@@ -432,7 +439,9 @@ def driven_config(small: Config, configured: Config) -> Config:
         for name, most in _INTERVALS.items()
         if isinstance(value := configured.values.get(name), int) and value
     }
-    return with_changes(small, MAX_ITERS=_STEPS, **limits)
+    driven = with_changes(small, MAX_ITERS=_STEPS, **limits)
+    # Other values than in any configuration, so that a constant in the code cannot pass for one.
+    return with_scaled_floats(driven, _SCALED & driven.values.keys(), _SCALE)
 
 
 def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[dict[str, Tensor]]:

@@ -5,6 +5,7 @@ changed symbols go through ``Config.from_values``, so that every rule applies to
 too, and the small step takes the same code path as the large one.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 
 from gpt2.check.fields import fields_by_symbol
@@ -125,6 +126,27 @@ def with_changes(config: Config, **changes: SymbolValue) -> Config:
     Raises ConfigError if that violates a rule.
     """
     return Config.from_values({**config.values, **changes})
+
+
+def with_scaled_floats(config: Config, symbols: Iterable[str], factor: float) -> Config:
+    """Return ``config`` with the floats among ``symbols`` scaled, as far as the rules allow."""
+    fields = fields_by_symbol()
+    changes: dict[str, SymbolValue] = {}
+    for name in symbols:
+        # Without a text, the setting does not apply.
+        if fields[name].kind is float and config.values[name]:
+            value = float(str(config.values[name])) * factor
+            low, high = fields[name].low, fields[name].high
+            if (low is None or value >= low) and (high is None or value <= high):
+                changes[name] = repr(value)
+    try:
+        return with_changes(config, **changes)
+    except ConfigError:
+        pass
+    for name, text in changes.items():
+        with contextlib.suppress(ConfigError):
+            config = with_changes(config, **{name: text})
+    return config
 
 
 def _small_values(

@@ -147,11 +147,13 @@ class StepUnderTest:
     @property
     def full_model(self) -> GPT:
         """Return the model at its configured size on the meta device, without values."""
-        models, config = self.context.full_models, self.config.model
-        if config not in models:
+        config = self.config.model
+
+        def build() -> GPT:
             with torch.device("meta"):
-                models[config] = GPT(config)
-        return models[config]
+                return GPT(config)
+
+        return self.context.once(config, build)
 
     @cached_property
     def traced_run(self) -> TracedRun:

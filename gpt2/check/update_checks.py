@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gpt2.check.cases import CheckFinding
-from gpt2.check.context import DrivenResult
 from gpt2.check.short_run import (
     CLIPPED_STEPS,
     TRACED_PARAMETERS,
@@ -38,7 +37,7 @@ from lib.optim.reference import AdamwspamReference, optimizer_reference
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PruningOptions
-from lib.pruning.pruners import MaskPruner, Pruner
+from lib.pruning.pruners import MaskPruner
 from lib.pruning.reference import (
     PruningSnapshot,
     lowest,
@@ -92,16 +91,22 @@ def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:
     return _traced_updates(subject) + findings
 
 
-def _driven(subject: StepUnderTest, *, prunes: bool) -> DrivenResult:
-    """Return findings and facts of the driven run, cached for steps with equal settings."""
+def _driven(
+    subject: StepUnderTest, *, prunes: bool
+) -> tuple[list[CheckFinding], Mapping[str, Any]]:
+    """Return findings of the driven run, and how often each part of its rule acted.
+
+    Steps with equal settings share them.
+    """
     config = driven_config(subject.small_exact, subject.config)
+
+    def drive() -> tuple[list[CheckFinding], Mapping[str, Any]]:
+        run = _Drive(subject.traced_run.run.session, config, prunes=prunes)
+        return run.compare(), run.exercised()
+
     pruning = config.pruning if prunes else config.pruning.stretch
-    key = (prunes, config.train, config.schedule, config.optimizer, pruning)
-    if key not in subject.context.driven_results:
-        drive = _Drive(subject.traced_run.run.session, config, prunes=prunes)
-        findings = drive.compare() or (_skipped_step(drive.run) if prunes else [])
-        subject.context.driven_results[key] = findings, drive.exercised()
-    return subject.context.driven_results[key]
+    key = ("driven", prunes, config.train, config.schedule, config.optimizer, pruning)
+    return subject.context.once(key, drive)
 
 
 def _traced_updates(subject: StepUnderTest) -> list[CheckFinding]:
@@ -388,26 +393,6 @@ def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
     """Check sparsity, scope, ramp and scores in the traced run and the driven run."""
     findings, subject.facts["pruned"] = _driven(subject, prunes=True)
     return _sparsity(subject) + _pruned_steps(subject) + findings
-
-
-def _skipped_step(run: DrivenRun) -> list[CheckFinding]:
-    """Check that a step that fp16 skips adds nothing to the scores of the pruner."""
-    pruner = run.session.state.pruner
-    before = [tensor.clone() for tensor in _state_tensors(pruner)]
-    for parameter in run.model.parameters():
-        parameter.grad = torch.full_like(parameter, math.inf)
-    pruner.observe(torch.tensor(math.inf))
-    run.session.state.optimizer.zero_grad(set_to_none=True)
-    if all(map(torch.equal, before, _state_tensors(pruner))):
-        return []
-    what = "scores of the pruner without the steps that fp16 skips"
-    return [CheckFinding("skipped-step", what, "other scores after a non-finite gradient")]
-
-
-def _state_tensors(pruner: Pruner) -> list[Tensor]:
-    """Return the masks and scores in the state of ``pruner``."""
-    parts = (part for part in pruner.state_dict().values() if isinstance(part, Mapping))
-    return [tensor for part in parts for tensor in part.values()]
 
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:

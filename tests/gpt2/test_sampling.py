@@ -52,6 +52,12 @@ def test_temperature_zero_selects_the_most_likely(temperature: float) -> None:
     assert SamplingOptions(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
 
 
+def test_draws_follow_the_distribution() -> None:
+    """A token of probability 0.5 is missed once in 2^60."""
+    logits_V, generator = torch.tensor([0.0, 0.0, -9.0]), torch.Generator().manual_seed(0)
+    assert {SamplingOptions(top_k=2).draw(logits_V, generator) for _ in range(60)} == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

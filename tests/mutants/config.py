@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "a field does not read its symbol",
         "ra",
-        {"declared": ("step-field", r"^RECIPROCAL_ALPHA=0\.3 .*; 0\.5$")},
+        {"bound": ("bound-value", r"RECIPROCAL_ALPHA=0\.3; 0\.5$")},
         after_init(ReciprocalOptions, lambda self: object.__setattr__(self, "alpha", 0.5)),
     ),
     Mutant(

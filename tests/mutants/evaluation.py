@@ -19,9 +19,6 @@ from gpt2.data import dataset, evaluation_windows
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.model import GPT
 from gpt2.training import finish, metrics, per_query, setup
-from lib.env.options import NumericsOptions
-from lib.report import study
-from lib.runs import documents
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
 from lib.runs.rows import EvalRow
@@ -208,11 +205,6 @@ MUTANTS = (
         ),
     ),
     _evaluated(
-        "a last window of one token is dropped",
-        _WINDOWS,
-        edited(evaluation_windows, "_cut", "end - 1", "end - 2"),
-    ),
-    _evaluated(
         "evaluation reads the training split",
         _WINDOWS,
         then(setup, "open_dataset", lambda out, *given: dataclasses.replace(out, val=out.train)),
@@ -230,11 +222,6 @@ MUTANTS = (
         replaced(evaluation_windows, "_order", lambda _: _in_order),
     ),
     _evaluated("windows cross documents", _WINDOWS, then(setup, "open_dataset", _as_one_text)),
-    _evaluated(
-        "token files lose their first window",
-        (_WINDOWS, "of a token file"),
-        then(evaluation_windows, "_unit_windows", lambda out, *given: out[1:]),
-    ),
     _evaluated(
         "evaluation has dropout", (_ROWS, "nats"), replaced(Evaluator, "_measure", _with_dropout)
     ),
@@ -277,11 +264,6 @@ MUTANTS = (
         _LOSS,
         _summary(lambda final, session: final["train_loss"]),
     ),
-    _evaluated(
-        "the training loss is that of the last step",
-        ("training-loss", r"^train_loss 841\.667.*; 900$"),
-        edited(documents, "train_loss", "max(1, int(iterations * _TRAIN_LOSS_FRACTION))", "1"),
-    ),
     _evaluated("the result is the best evaluation", _LOSS, _summary(_best)),
     _evaluated(
         "the summary rounds",
@@ -322,11 +304,6 @@ MUTANTS = (
         "the loss of an evaluation is a mean over documents",
         "evaluation-figures",
         replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
-    ),
-    _evaluated(
-        "differences from the parent are those from the baseline",
-        ("table-figures", "delta_parent of "),
-        edited(study, "row_losses", '"parent": parent', '"parent": baseline'),
     ),
     _evaluated(
         "summary.json has another version",
@@ -385,23 +362,9 @@ MUTANTS = (
         edited(finish, "to_csv", ', lineterminator="\\n"', ""),
     ),
     _evaluated(
-        "a debug flag is recorded as another",
-        ("final-result", "debug flags"),
-        replaced(
-            NumericsOptions,
-            "flags",
-            lambda _: property(lambda self: {"check_numerics": self.detect_anomaly}),
-        ),
-    ),
-    _evaluated(
         "the sample has one token more",
         "text-sample",
         edited(result_checks, "generate_sample", "sample_tokens)", "sample_tokens + 1)"),
-    ),
-    _evaluated(
-        "the health check reads the steps after the first",
-        "health-check",
-        edited(metrics, "evaluate_criteria", "row.iteration <= steps", "row.iteration"),
     ),
     _evaluated("evaluation leaves gradients", "evaluation-gradient", _called(_left_gradients)),
     _evaluated(

@@ -251,13 +251,6 @@ MUTANTS = (
         _MATRIX,
     ),
     Mutant(
-        "movement counts skipped steps",
-        "adamw-movement",
-        {"pruned": "skipped-step"},
-        edited(MovementPruner, "observe", ".masked_fill_(skipped, 0.0)", ""),
-        _MATRIX,
-    ),
-    Mutant(
         "layer profile is reversed",
         "run",
         {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},

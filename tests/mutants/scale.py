@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from gpt2.attention.attention import Attention
 from gpt2.attention.components import Window
 from gpt2.attention.projections import Latent
-from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import BlockKVCache, KVCache
 from gpt2.mlp.cross_token import MlpCrossToken
 from gpt2.mlp.gate import MlpAttnGate
-from tests.mutants.mutant import MECHANISMS, Mutant, after_init, edited, replaced, then
+from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, then
 
 _DECODED = "cached-logits"
 # Wider than every small form.
@@ -101,16 +100,5 @@ MUTANTS = (
         {"decode": _DECODED},
         replaced(MlpAttnGate, "_gate", _as_if_whole),
         MECHANISMS,
-    ),
-    Mutant(
-        "the nucleus lacks its last token",
-        "baseline",
-        {"decode": ("token-probability", r"top_p=0\.6")},
-        edited(
-            SamplingOptions,
-            "distribution",
-            "before_V >= self.top_p",
-            "before_V + ordered_V >= self.top_p",
-        ),
     ),
 )
