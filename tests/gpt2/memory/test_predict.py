@@ -1,6 +1,5 @@
 """Predictions against torch's memory tracker, full depth, and closed formulas."""
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -28,33 +27,40 @@ MODES = {"ddp": "DATA_PARALLEL_DDP", "fsdp": "DATA_PARALLEL_FSDP"}
 MIXED = ("baseline", "pruned-50", "golden-gate-cross", "ra-mla-golden-mech", "full", "ract-weights")
 
 
-def totals(config: Config, batch: int, target: Any = GPU) -> dict[str, int]:
-    """Return the peak bytes of each stage."""
-    needs = FakeTrainingStep(config).needs(target, batch)
-    return {stage: peak.total() for stage, peak in needs.peaks.items()}
+GATHER = {
+    "ATTENTION_PATTERN_NSA": True,
+    "NSA_BACKEND_GATHER": True,
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "N_KV_HEAD": 2,
+    "DROPOUT": "0.0",
+}
+ONE = {"GLOBAL_BATCH": 2, "GRAD_ACCUMULATION": 1}
+FOUR = {"GLOBAL_BATCH": 8, "GRAD_ACCUMULATION": 4}
+AGAIN = {"GRAD_CHECKPOINTING": True}
+RANKS = {"GLOBAL_BATCH": 8, "GRAD_ACCUMULATION": 1, "GPUS": 4}
+FSDP = {**RANKS, MODES["fsdp"]: True}
 
 
-def source_line(owner: type) -> str:
-    """Return a pattern for file:line in the file of a class."""
-    return owner.__module__.replace(".", "/") + r"\.py:\d+"
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize(
-    ("slug", "target", "again"),
-    [(slug, GPU, False) for slug in MIXED]
-    + [("baseline", None, False), ("full", None, False), ("full", GPU, True)],
+    ("slug", "target", "settings"),
+    [
+        *((slug, GPU, batch) for slug in MIXED for batch in (ONE, FOUR)),
+        *((slug, None, batch) for slug in ("baseline", "full") for batch in (ONE, FOUR)),
+        *(("full", GPU, {**AGAIN, **batch}) for batch in (ONE, FOUR)),
+        ("pruned-50", GPU, {**RANKS, MODES["ddp"]: True}),
+        ("pruned-50", GPU, FSDP),
+        ("pruned-50", GPU, {**FSDP, **AGAIN}),
+        ("pruned-50", GPU, {**FSDP, "GLOBAL_BATCH": 32, "GRAD_ACCUMULATION": 4}),
+    ],
 )
 def test_three_blocks_predict_any_depth(
     configure: Configure,
     monkeypatch: pytest.MonkeyPatch,
-    accumulation: int,
     slug: str,
     target: Any,
-    again: bool,
+    settings: dict[str, SymbolValue],
 ) -> None:
-    batch = {"GLOBAL_BATCH": 2 * accumulation, "GRAD_ACCUMULATION": accumulation}
-    config = configure(slug, **batch, GRAD_CHECKPOINTING=again)
+    config = configure(slug, **settings)
     short = FakeTrainingStep(config).needs(target, 2)
     monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
     whole = FakeTrainingStep(config).needs(target, 2)
@@ -62,25 +68,6 @@ def test_three_blocks_predict_any_depth(
     assert {s: p.total() for s, p in short.peaks.items()} == pytest.approx(
         {s: p.total() for s, p in whole.peaks.items()}, rel=1e-3
     )
-
-
-@pytest.mark.parametrize(
-    ("mode", "accumulation", "again"),
-    [("ddp", 1, False), ("fsdp", 1, False), ("fsdp", 4, False), ("fsdp", 1, True)],
-)
-def test_three_blocks_predict_any_depth_of_a_rank(
-    configure: Configure,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    accumulation: int,
-    again: bool,
-) -> None:
-    batch = {"GLOBAL_BATCH": 8 * accumulation, "GRAD_ACCUMULATION": accumulation}
-    settings = {**batch, "GPUS": 4, "GRAD_CHECKPOINTING": again, MODES[mode]: True}
-    config = configure("pruned-50", **settings)
-    short = totals(config, 2)
-    monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
-    assert short == pytest.approx(totals(config, 2), rel=1e-3)
 
 
 def test_ranks_divide_weights_gradients_and_moments(configure: Configure) -> None:
@@ -126,7 +113,8 @@ def test_peak_matches_torchs_memory_tracker(
         with tracker:
             training.step([tokens_BT])
     expected = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-    assert max(totals(config, 2, None).values()) == pytest.approx(expected, rel=0.01)
+    peak, _ = FakeTrainingStep(config).needs(None, 2).highest()
+    assert peak.total() == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("slug", MIXED)
@@ -167,18 +155,6 @@ def test_memory_of_gpt2(configure: Configure) -> None:
     assert 0 <= footprint.peak_bytes["optimizer"] - 8 * footprint.parameters < 1000
 
 
-def test_a_gpu_saves_no_quadratic_tensor(configure: Configure) -> None:
-    """With dropout a CPU only has plain products, which save T × T elements for each head."""
-    short = estimate(configure(BLOCK_SIZE=128, BATCH_SIZE=4, GRAD_ACCUMULATION=2), GPU)
-    long = estimate(configure(BLOCK_SIZE=256, BATCH_SIZE=2, GRAD_ACCUMULATION=4), GPU)
-    assert long.peak_bytes["activations"] == pytest.approx(
-        short.peak_bytes["activations"], rel=0.02
-    )
-    pairs = 6 * 4 * (2 * 256**2 - 4 * 128**2)
-    # Five to fourteen bytes per pair: softmax, mask, and their product, in bf16 or fp32.
-    assert 5 * pairs < long.cpu_peak_bytes - short.cpu_peak_bytes < 14 * pairs
-
-
 def test_gpt2_124m_with_dropout(configure: Configure) -> None:
     """B 8, T 1024, bf16: plain products on a CPU save tensors that flash on a GPU does not."""
     config = configure(small=False)
@@ -188,99 +164,74 @@ def test_gpt2_124m_with_dropout(configure: Configure) -> None:
     assert 5 * squares < estimate(config, "cpu").total_bytes - flash < 14 * squares
 
 
-def test_more_sequences_need_more(configure: Configure) -> None:
-    needed = [max(totals(configure("ra"), batch).values()) for batch in (1, 2, 4)]
-    assert needed == sorted(set(needed))
-
-
-def test_the_largest_micro_batch_fits_and_the_next_does_not(configure: Configure) -> None:
-    # By the kernel of the loss, a chunk of logits is not full at two sequences, and more fit.
-    config = configure(GLOBAL_BATCH=64, BATCH_SIZE=2, GRAD_ACCUMULATION=32, LOSS_BACKEND_TORCH=True)
-    gpu = gpu_with_memory(1.7)
-    largest = estimate(config, gpu).largest_micro_batch
-    assert 2 < largest < 64
-    for batch, fits in ((largest, True), (2 * largest, False)):
-        train = dataclasses.replace(config.train, batch_size=batch, grad_accumulation=64 // batch)
-        assert estimate(dataclasses.replace(config, train=train), gpu).fits is fits
-
-
-def test_nothing_fits_a_tiny_gpu(configure: Configure) -> None:
-    footprint = estimate(configure(), gpu_with_memory(1.01))
-    assert (footprint.fits, footprint.largest_micro_batch) == (False, 0)
-
-
-def test_a_wrong_dimension_is_reported_with_its_source_line(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = Mlp.__init__
-
-    def narrow(self: Mlp, *arguments: Any) -> None:
-        build(self, *arguments)
-        self.c_proj = torch.nn.Linear(self.c_fc.out_features - 1, self.c_fc.in_features)
-
-    monkeypatch.setattr(Mlp, "__init__", narrow)
-    with pytest.raises(RunError) as caught:
-        estimate(configure(), GPU)
-    (problem,) = caught.value.problems
-    assert problem.code == "model.shape-mismatch"
-    assert re.fullmatch(source_line(Mlp), problem.where)
-    assert "h.0.mlp.c_proj" in problem.what and "511" in problem.what
-
-
-def test_a_wrong_dimension_in_backward_is_reported(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(soft: Any, dlast: torch.Tensor, dstatistics: Any) -> torch.Tensor:
-        return dlast[..., :-1]
-
-    monkeypatch.setattr(ChunkedBackward, "_softmaxes", staticmethod(wrong))
-    with pytest.raises(RunError) as caught:
-        estimate(configure("ract"), GPU)
-    (problem,) = caught.value.problems
-    assert problem.code == "model.shape-mismatch"
-    assert re.fullmatch(source_line(ChunkedBackward), problem.where)
-    assert "backward, last block" in problem.what
-
-
-@pytest.fixture(scope="module")
-def selecting(configure: Configure) -> Configure:
-    """Return a builder of configurations with native sparse attention."""
-
-    def build(**settings: Any) -> Config:
-        sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
-        named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
-        return configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **settings)
-
-    return build
+def test_the_memory_of_a_gpu_limits_the_micro_batch(configure: Configure) -> None:
+    needs = [estimate(configure(), gpu_with_memory(gib)) for gib in (1.01, 99.0)]
+    assert [(each.fits, each.largest_micro_batch) for each in needs] == [(False, 0), (True, 8)]
 
 
 # The gather backend repeats its two products in the backward pass.
 @pytest.mark.parametrize(("backend", "products"), [("BLOCKS", 7), ("GATHER", 9)])
-def test_flops_of_a_selection(selecting: Configure, backend: str, products: int) -> None:
+def test_flops_of_a_selection(configure: Configure, backend: str, products: int) -> None:
     """Only visible pairs of selected blocks count."""
     target = "cpu" if backend == "BLOCKS" else GPU
+    sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
+    settings = {**GATHER, **sizes, "NSA_BACKEND_GATHER": backend == "GATHER"}
 
     def predicted(count: int) -> float:
-        config = selecting(NSA_SELECT_COUNT=count, **{f"NSA_BACKEND_{backend}": True})
-        return estimate(config, target).flops_per_token
+        named = {**settings, f"NSA_BACKEND_{backend}": True, "NSA_SELECT_COUNT": count}
+        return estimate(configure(**named), target).flops_per_token
 
-    shape = selecting().model.shape
+    shape = configure().model.shape
     # A fourth block of 16 tokens for all but the first three of them.
     pairs = 16 * (shape.block_size - 3 * 16) / shape.block_size
     expected = shape.n_layer * 2 * products * shape.n_embd * pairs
     assert predicted(4) - predicted(3) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("target", [GPU, "cpu"])
-def test_a_wrong_dimension_of_gathered_keys_is_reported(
-    selecting: Configure, monkeypatch: pytest.MonkeyPatch, target: Any
+def narrow(build: Any) -> Any:
+    """Return Mlp.__init__ with a last layer that is too narrow."""
+
+    def narrow_mlp(self: Mlp, *arguments: Any) -> None:
+        build(self, *arguments)
+        self.c_proj = torch.nn.Linear(self.c_fc.out_features - 1, self.c_fc.in_features)
+
+    return narrow_mlp
+
+
+def short(right: Any) -> Any:
+    """Return the gradient of the softmax without its last column."""
+    return staticmethod(lambda soft, dlast, dstatistics: dlast[..., :-1])
+
+
+def columns(right: Any) -> Any:
+    """Return the tokens of ranges with one more dimension."""
+    return lambda *given: right(*given)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "slug", "settings", "target", "said"),
+    [
+        (Mlp, "__init__", narrow, "baseline", {}, GPU, "h.0.mlp.c_proj"),
+        (ChunkedBackward, "_softmaxes", short, "ract", {}, GPU, "backward, last block"),
+        (gather, "range_tokens", columns, "baseline", GATHER, GPU, ""),
+        (gather, "range_tokens", columns, "baseline", GATHER, "cpu", ""),
+    ],
+)
+def test_a_wrong_dimension_is_reported_with_its_source_line(
+    owner: Any,
+    name: str,
+    wrong: Any,
+    slug: str,
+    settings: dict[str, SymbolValue],
+    target: Any,
+    said: str,
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = gather.TokenRanges.tokens
-    monkeypatch.setattr(
-        gather.TokenRanges, "tokens", lambda ranges, total: right(ranges, total)[:, None]
-    )
+    monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     with pytest.raises(RunError) as caught:
-        estimate(selecting(NSA_BACKEND_GATHER=True), target)
+        estimate(configure(slug, **settings), target)
     (problem,) = caught.value.problems
-    assert problem.code == "model.shape-mismatch"
-    assert re.fullmatch(r"gpt2/nsa/gather\.py:\d+", problem.where)
+    assert problem.code == "model.shape-mismatch" and said in problem.what
+    module = owner.__module__ if isinstance(owner, type) else owner.__name__
+    assert re.fullmatch(module.replace(".", "/") + r"\.py:\d+", problem.where)
