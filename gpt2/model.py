@@ -145,7 +145,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x_BTC = x_BTC + self.wpe.weight[first:last]
         x_BTC = self.dropout(x_BTC)
-        state = BlockState(rotation=self.blocks[0].attn.positions.rotation(x_BTC, first))
+        state = BlockState(rotation=self.blocks[0].attn.positions.rotation(x_BTC, count, first))
         caches = [None] * len(self.h) if cache is None else cache.blocks
         recompute = self.grad_checkpointing and torch.is_grad_enabled()
         for block, block_cache in zip(self.h, caches, strict=True):

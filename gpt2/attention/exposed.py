@@ -91,7 +91,7 @@ class AttentionWeightsTap:
         """Return the gradient of the weights, B1rc: identical for every head."""
         weights, total = self._kept(weights_BNrc, chunk)
         drows = drows_Brc.to(weights.dtype)
-        # Gradient of w / Σ w over the selected weights.
+        # Of w / Σ w over the selected weights.
         mean = torch.linalg.vecdot(drows, weights)[..., None] / total
         dmean = (drows - mean).mul_(weights > 0).div_(total)
         return dmean.div_(weights_BNrc.shape[1])[:, None]

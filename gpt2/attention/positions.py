@@ -18,8 +18,6 @@ Rotation = tuple[Tensor, Tensor]
 class PositionEncoding:
     """Position encoding of queries and keys; by default the identity, for learned positions."""
 
-    rotates = False
-
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""
         return self.encode_all([x_BNTH], first, step)[0]
@@ -31,11 +29,21 @@ class PositionEncoding:
         step: int = 1,
         rotation: Rotation | None = None,
     ) -> Sequence[Tensor]:
-        """Encode tensors BNTH of the same tokens; ``rotation`` is that of these, if known."""
-        return list(heads)
+        """Encode tensors BNTH of the same tokens in fp32 or wider; ``rotation`` is that of these.
 
-    def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
-        """Return the rotation of the tokens of ``x``, which all blocks share; None without one."""
+        All tensors are rotated as one, which takes a GPU half of the launches.
+        """
+        rotation = rotation or self.rotation(heads[0], heads[0].shape[2], first, step)
+        if rotation is None:
+            return heads
+        x_BNTH, (cos_Tj, sin_Tj) = torch.cat(list(heads), 1) if heads[1:] else heads[0], rotation
+        a_BNTj, b_BNTj = x_BNTH.to(cos_Tj.dtype).chunk(2, -1)
+        rotated = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
+        rotated_BNTH = torch.cat(rotated, -1).to(x_BNTH.dtype)
+        return rotated_BNTH.split([each.shape[1] for each in heads], 1)
+
+    def rotation(self, like: Tensor, count: int, first: int, step: int = 1) -> Rotation | None:
+        """Return the rotation of ``count`` tokens, on the device of ``like``; None without one."""
         return None
 
 
@@ -45,32 +53,11 @@ class Rope(PositionEncoding):
     of columns.
     """
 
-    rotates = True
-
     def __init__(self, shape: ModelShape, options: RopeOptions) -> None:
         assert shape.head_dim % 2 == 0, "head dim must be even"
         self.base, self.width = options.base, shape.head_dim
 
-    def encode_all(
-        self,
-        heads: Sequence[Tensor],
-        first: int = 0,
-        step: int = 1,
-        rotation: Rotation | None = None,
-    ) -> Sequence[Tensor]:
-        """Rotate in fp32 or wider, all tensors as one, which takes a GPU half of the launches."""
-        x_BNTH = torch.cat(list(heads), 1) if heads[1:] else heads[0]
-        cos_Tj, sin_Tj = rotation or self._rotation(x_BNTH, x_BNTH.shape[2], first, step)
-        a_BNTj, b_BNTj = x_BNTH.to(cos_Tj.dtype).chunk(2, -1)
-        rotated = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
-        rotated_BNTH = torch.cat(rotated, -1).to(x_BNTH.dtype)
-        return rotated_BNTH.split([each.shape[1] for each in heads], 1)
-
-    def rotation(self, x_BTC: Tensor, first: int) -> Rotation | None:
-        return self._rotation(x_BTC, x_BTC.shape[1], first, 1)
-
-    def _rotation(self, like: Tensor, count: int, first: int, step: int) -> Rotation:
-        """Return cosines and sines in fp32 or wider, on the device of ``like``."""
+    def rotation(self, like: Tensor, count: int, first: int, step: int = 1) -> Rotation:
         wide = torch.promote_types(like.dtype, torch.float32)
         angles_Tj = self._angles(like.device, count, first, step)
         return angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)

@@ -70,10 +70,8 @@ class GeluExactOptions(ActivationOptions):
 
 
 class MlpMechanismOptions(PartOptions):
-    """Options of a mechanism on the hidden layer of M units.
-
-    ``width`` is the free dimension of the mechanism; 0 if it has none. A mechanism with a free
-    width has ``weights`` of its cost in proportion to it.
+    """Options of a mechanism on the hidden layer; the weights of its cost are in proportion to
+    ``width``, its free dimension, if it has one.
     """
 
     # True if the mechanism has a free width that can be sized by a share of the parameters.
@@ -151,16 +149,14 @@ class MlpLatentOptions(MlpMechanismOptions):
 
     def check(self, hidden: int, site: LayerSpec) -> None:
         """Raise ConfigError if a head's scalar would scale no unit and could not be trained."""
-        latent, heads = self.latent_width(site), site.shape.n_head
-        if self.tying == "scalar" and not heads <= latent <= hidden:
-            raise ConfigError(
-                Problem(
-                    "MLP_LATENT_TYING: scalar requires N_HEAD <= LATENT_DIM <= MLP_HIDDEN, "
-                    f"got {heads}, {latent}, {hidden}",
-                    next="change these sizes, or set MLP_LATENT_TYING_TIED",
-                    code="config.conflict",
-                )
+        sizes = site.shape.n_head, self.latent_width(site), hidden
+        if self.tying == "scalar" and sorted(sizes) != list(sizes):
+            what = "MLP_LATENT_TYING: scalar requires N_HEAD <= LATENT_DIM <= MLP_HIDDEN"
+            what, fix = (
+                f"{what}, got {', '.join(map(str, sizes))}",
+                "change these sizes, or set MLP_LATENT_TYING_TIED",
             )
+            raise ConfigError(Problem(what, next=fix, code="config.conflict"))
 
     def latent_width(self, site: LayerSpec) -> int:
         assert isinstance(site.attention.projection, LatentOptions)
@@ -274,11 +270,9 @@ class MlpConfig:
 
     def size(self, site: LayerSpec) -> MlpWidths:
         """Return the widths of the MLP of a block."""
-        built = self.built(site)
-        n_embd = site.shape.n_embd
+        built, n_embd = self.built(site), site.shape.n_embd
         if self.sizing == "hidden":
-            hidden = self.hidden or 4 * n_embd
-            return MlpWidths(hidden, {m.name: m.dim for m in built})
+            return MlpWidths(self.hidden or 4 * n_embd, {m.name: m.dim for m in built})
         ratio = self.derived_ratio if self.sizing == "params" else self.ratio
         total = ratio * site.attention.cost(site.shape).weights
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
@@ -325,22 +319,14 @@ class MlpConfig:
         """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %."""
         if self.sizing != "ratio":
             return
-        if site.shape.n_embd < MIN_RATIO_N_EMBD:
-            raise ConfigError(
-                Problem(
-                    f"MLP_SIZING_RATIO: N_EMBD={site.shape.n_embd} is too small to keep the ratio "
-                    f"within 1 % (expected N_EMBD >= {MIN_RATIO_N_EMBD})",
-                    next="set a larger N_EMBD, or MLP_SIZING_HIDDEN",
-                    code="config.ratio-unreachable",
-                )
-            )
-        built = self.built_ratio(site)
-        if abs(built / self.ratio - 1) > RATIO_TOLERANCE:
-            raise ConfigError(
-                Problem(
-                    f"MLP_RATIO: ratio unreachable in block {site.block} "
-                    f"(expected {self.ratio}, got {built:.4f})",
-                    next="set another MLP_SHARE, MLP_RATIO or N_EMBD",
-                    code="config.ratio-unreachable",
-                )
-            )
+        width, what = site.shape.n_embd, ""
+        if width < MIN_RATIO_N_EMBD:
+            what = f"MLP_SIZING_RATIO: N_EMBD={width} is too small to keep the ratio within 1 %"
+            what = f"{what} (expected N_EMBD >= {MIN_RATIO_N_EMBD})"
+            fix = "set a larger N_EMBD, or MLP_SIZING_HIDDEN"
+        elif abs((built := self.built_ratio(site)) / self.ratio - 1) > RATIO_TOLERANCE:
+            what = f"MLP_RATIO: ratio unreachable in block {site.block}"
+            what = f"{what} (expected {self.ratio}, got {built:.4f})"
+            fix = "set another MLP_SHARE, MLP_RATIO or N_EMBD"
+        if what:
+            raise ConfigError(Problem(what, next=fix, code="config.ratio-unreachable"))

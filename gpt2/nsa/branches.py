@@ -65,8 +65,7 @@ def attend_branches(
     blocks_BKTn: Tensor | None = None
     backend = "triton" if fused else _backend(options, q_BNTH)
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        kernels = fused or (gpu_kernels() if backend == "triton" else None)
-        if kernels:
+        if backend == "triton" and (kernels := fused or gpu_kernels()):
             return attend_fused(q_BNTH, keys, options, first, block, kernels)
         q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
         if options.branch_compressed:

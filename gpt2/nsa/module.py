@@ -158,19 +158,15 @@ class Nsa(CustomAttention):
         block: int,
     ) -> None:
         super().__init__()
-        self.options = options
-        self.block = block
-        self.head_dim = shape.head_dim
-        self.positions = positions
-        branches, owner = self.options.branches, self.options.owner
-        others = [] if self.options.shared_kv else [name for name in branches if name != owner]
+        self.options, self.block, self.positions = options, block, positions
+        self.head_dim, branches = shape.head_dim, options.branches
+        others = [] if options.shared_kv else [n for n in branches if n != options.owner]
         self.others = others
         width = len(others) * projection.expanded_numbers(shape)
         self.c_kv = nn.Linear(shape.n_embd, width, bias=shape.bias) if others else None
-        learns = self.options.learns_phi
-        self.phi_k = BlockCompressionMLP(shape, self.options) if learns else None
-        self.phi_v = BlockCompressionMLP(shape, self.options) if learns else None
-        self.gates = BranchGates(shape, self.options) if len(branches) > 1 else None
+        self.phi_k = BlockCompressionMLP(shape, options) if options.learns_phi else None
+        self.phi_v = BlockCompressionMLP(shape, options) if options.learns_phi else None
+        self.gates = BranchGates(shape, options) if len(branches) > 1 else None
         # Choices that replace those of the device.
         self.packs: RowPacking = packs_rows
         self.fused: FusedKernels | None = None

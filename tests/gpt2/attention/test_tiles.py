@@ -191,11 +191,6 @@ def test_unsupported_features_are_refused_by_name(given, feature):
     assert "SET=ATTENTION_BACKEND_ROWS=y" in caught.value.problems[0].next
 
 
-def test_every_component_and_dropout_are_supported():
-    model = make_model_config(**EVERYTHING, dropout=0.1, attention_backend="triton")
-    assert choose_backend(model.attention, model.shape, True, "gpu") == "triton"
-
-
 @needs_triton
 def test_a_cpu_is_refused_before_and_in_a_run():
     model = make_model_config(terms=("reciprocal",), attention_backend="triton")

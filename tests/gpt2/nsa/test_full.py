@@ -6,20 +6,6 @@ import torch
 from tests.gpt2.nsa.sizes import PAIR, attended, drawn, full_attention
 
 
-def test_the_formula_is_a_lower_triangle():
-    """Check three tokens by hand; the keys are the logarithms of 1, 3 and 5."""
-    q = torch.ones(1, 1, 3, 1, dtype=torch.float64)
-    k = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64).log1p().view(1, 1, 3, 1)
-    v = torch.eye(3, dtype=torch.float64)[None, None]
-    # Weights 1, 3 and 5, of which a row has the part up to its own.
-    expected = torch.tensor([[1, 0, 0], [1 / 4, 3 / 4, 0], [1 / 9, 3 / 9, 5 / 9]])
-    found = full_attention(q, k, v)[0, 0]
-    torch.testing.assert_close(found, expected.double(), atol=1e-7, rtol=0)
-    uniform = full_attention(0 * q, k, v)[0, 0]
-    rows = torch.ones(3, 3, dtype=torch.float64).tril()
-    torch.testing.assert_close(uniform, rows / rows.sum(1, keepdim=True))
-
-
 class TestFullAttention:
     """Branches with sizes that cover all tokens."""
 

@@ -10,11 +10,6 @@ from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.reference import random_rank, top_blocks
 from gpt2.nsa.select import random_blocks
 from gpt2.shape import ModelShape
-from gpt2.study.notes import notes
-from gpt2.study.resolve import resolve_config
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
 from tests.gpt2.builders import PARTS, SHAPE, make_model_config
 from tests.gpt2.nsa.sizes import NAMES, PAIR, SUBSETS, every_form
 
@@ -110,59 +105,3 @@ def test_branches_start_as_their_mean(branches, gate):
     found = gates(torch.randn(2, 9, 32))
     assert found.shape == (len(branches), 2, 4, 9)
     torch.testing.assert_close(found, torch.full_like(found, 1 / len(branches)))
-
-
-class TestConfiguration:
-    """Invalid settings, and symbols that do not apply."""
-
-    def config(self, **symbols):
-        chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-        return resolve_config(
-            KconfigTree(), [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
-        )
-
-    def test_blocks_cannot_be_drawn_where_all_are_taken(self):
-        with pytest.raises(ConfigError) as caught:
-            self.config(NSA_SELECT_BY_RANDOM=True)
-        assert caught.value.codes == ["config.conflict"]
-        assert caught.value.problems[0].what.startswith("NSA_SELECT_BY:")
-        assert "16 x NSA_SELECT_BLOCK=64 >= BLOCK_SIZE=1024" in caught.value.problems[0].what
-        assert "SET=NSA_SELECT_COUNT=15" in caught.value.problems[0].next
-        self.config(NSA_SELECT_BY_RANDOM=True, NSA_SELECT_COUNT=15)
-
-    def test_one_branch_has_to_be_left(self):
-        none = {f"NSA_BRANCH_{name.upper()}": False for name in NAMES}
-        with pytest.raises(ConfigError) as caught:
-            self.config(**none)
-        assert caught.value.codes == ["config.conflict"]
-        assert caught.value.problems[0].what.startswith("NSA_BRANCH_WINDOW:")
-
-    def test_sizes_of_what_is_left_out_are_not_set(self):
-        pattern = self.config(
-            NSA_SELECT_BY_RANDOM=True, NSA_SELECT_COUNT=8, NSA_BRANCH_COMPRESSED=False
-        ).model.attention.pattern
-        assert (pattern.compress, pattern.stride, pattern.phi, pattern.hidden) == (0, 0, "", 0)
-        pattern = self.config(
-            NSA_BRANCH_SELECTED=False, NSA_BRANCH_WINDOW=False
-        ).model.attention.pattern
-        assert (pattern.select, pattern.count, pattern.window, pattern.gate) == (0, 0, 0, "")
-        assert pattern.select_by == "" and not pattern.ranks and pattern.branches == NAMES[:1]
-
-    @pytest.mark.parametrize(
-        ("length", "expected"),
-        [
-            (
-                1024,
-                [
-                    ("WARN", "NSA_SELECT_COUNT=16 x NSA_SELECT_BLOCK=64 >= BLOCK_SIZE=1024"),
-                    ("WARN", "NSA: 0.55"),
-                ],
-            ),
-            (1025, [("WARN", "NSA: 0.55")]),
-            (4096, [("NOTE", "NSA: 1.38")]),
-        ],
-    )
-    def test_notes_of_a_plan(self, length, expected):
-        found = notes(self.config(BLOCK_SIZE=length))
-        for note, (tag, value) in zip(found, expected, strict=True):
-            assert note.tag == tag and value in note.text
