@@ -113,10 +113,7 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Audit) -> None:
 
 
 def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[Finding]:
-    """Compare the per-document rows with the documents that the evaluation reads.
-
-    Raises DataError if the data set is not available.
-    """
+    """Compare the per-document rows with the documents of the evaluation. Raises DataError."""
     split = _held_out(record.manifest.value(str, "data", "digest"), config, build_dir)
     data_dir = dataset.data_folder(config.data, build_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, data_dir)
@@ -132,10 +129,7 @@ def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[F
 
 
 def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
-    """Return the validation split of the data set ``digest``, with every byte verified.
-
-    Raises DataError if the data set is missing or damaged.
-    """
+    """Return the validation split of the data set ``digest``, verified. Raises DataError."""
     data_dir = dataset.data_folder(config.data, build_dir)
     for path in sorted(data_dir.glob(f"*/{dataset.MANIFEST}")):
         manifest = dataset.read_manifest(path.parent)

@@ -67,10 +67,7 @@ class Gpt2Backend:
         self._tree = TreeDigests()
 
     def preflight(self, runs: Sequence[Run[Config]], jobs: int) -> Sequence[DeviceSlot]:
-        """Check the machine in a worker, then weights and data; return the slots for runs.
-
-        The machine is checked first, so that nothing is downloaded to an unsuitable machine.
-        """
+        """Check the machine in a worker, then fetch weights and data; return the slots for runs."""
         configs = [run.config for run in runs]
         written = sum(self._written_bytes(RunDir(run.path)) for run in runs)
         place = replace(self._place, written_bytes=written)
@@ -83,9 +80,7 @@ class Gpt2Backend:
         """Return the size of the files of a run that will be resumed, else 0."""
         status = read_status(run)
         resumed = status is not None and status.state in (State.RUNNING, State.INTERRUPTED)
-        if not resumed or self.drift(run):
-            return 0
-        return size_bytes(run.path)
+        return size_bytes(run.path) if resumed and not self.drift(run) else 0
 
     def drift(self, run: RunDir) -> Sequence[str]:
         return run_drift(RunRecord(run), self._device, self._tree)
@@ -125,11 +120,8 @@ class Gpt2Backend:
         return self._executor.attempt(require_usable_gpus, slot, _GPU_SECONDS)
 
     def write_inputs(self, run: Run[Config]) -> None:
-        """Write resolved_config.yaml, the worker's input, and the environment snapshot.
-
-        The request that stopped an earlier process is deleted; a later one stops the run, also while
-        it starts.
-        """
+        """Write resolved_config.yaml, the worker's input, and the environment snapshot."""
+        # Of an earlier process; a later one stops the run, also while it starts.
         RunDir(run.path).stop_request.unlink(missing_ok=True)
         settings = self._settings
         if settings is None:

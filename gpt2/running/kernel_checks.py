@@ -167,8 +167,8 @@ def attention_pass(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs of ``kernel``, and the gradients of a random combination of them.
 
-    Outputs are head outputs, statistics and, if they are read, weights; gradients those of q, k, v
-    and of the learnable tensors that the plan gives to the kernel.
+    Outputs are head outputs, statistics and weights that are read; gradients those of q, k, v and of the
+    learnable tensors of the plan.
     """
     leaves = [x.clone().requires_grad_() for x in qkv]
     result = kernel(QKV(*leaves), plan)
@@ -187,10 +187,7 @@ def attention_pass(
 def probe_plan(
     model: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> AttentionPlan:
-    """Build the components of attention to ``tokens`` tokens, with initial parameters.
-
-    If an MLP reads weights, all of them are read, and their gradient is computed.
-    """
+    """Build attention to ``tokens`` tokens; if an MLP reads weights, all of them are read."""
     options, shape = model.attention, replace(model.shape, block_size=tokens)
     pattern: Any = build(shape, options.pattern, options, 0)
     terms = [build(shape, term).to(device, dtype) for term in options.terms]
@@ -285,10 +282,7 @@ def _typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> lis
 
 
 def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
-    """Compare liger-kernel's loss, if it is selected, with torch's in float64.
-
-    Raises PreflightError if it cannot run on this device, or differs.
-    """
+    """Compare liger-kernel's loss, if it is selected, with torch's, or raise PreflightError."""
     device = _device(machine)
     try:
         fused = None if machine.compile else fused_loss(model.loss_backend, device)

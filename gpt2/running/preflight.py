@@ -265,10 +265,8 @@ _UNTESTED = "not tested: no GPU here; each worker of make slurm tests it"
 
 
 def _is_login_node() -> bool:
-    """Return whether variables configure SLURM, and this is not one of its jobs.
-
-    That sbatch is installed says nothing: a workstation has it too.
-    """
+    """Return whether variables configure SLURM, and this is not one of its jobs."""
+    # That sbatch is installed says nothing: a workstation has it too.
     configured = any(name.startswith(("SLURM_", "SBATCH_")) for name in os.environ)
     return configured and "SLURM_JOB_ID" not in os.environ
 
@@ -368,10 +366,7 @@ def _compared(model: ModelConfig) -> tuple[Hashable, ...]:
 
 
 def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Problem]:
-    """Return the problems of all checks, each of which compiles kernels for seconds.
-
-    With several ``processes``, they run side by side on the GPU.
-    """
+    """Return the problems of all checks; several ``processes`` compile kernels side by side."""
     started, numbered = time.monotonic(), list(enumerate(checks))
     processes = min(processes, len(checks))
     found: dict[int, list[Problem]] = {}

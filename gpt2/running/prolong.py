@@ -55,11 +55,9 @@ def plan_prolonged(
 ) -> Plan:
     """Plan ``iterations`` more of the finished run ``named``, as ``count`` runs of their own.
 
-    The runs have the recorded settings that ``allowed_symbols`` lists, except for the budget, the
-    initial weights and the seed, the others of ``.config``, and ``settings`` on top. They have different
-    seeds. ``seeds`` selects among the planned runs of a name, ``at`` an iteration whose checkpoint the
-    run kept. Raises ConfigError if the run is not finished, there is no such checkpoint or a setting has
-    no effect, and RecordError if a record is damaged.
+    The runs have the recorded settings that ``allowed_symbols`` lists, the others of ``.config``, and
+    ``settings`` on top, but each its own seed. ``seeds`` selects among the planned runs of a name,
+    ``at`` an iteration whose checkpoint the run kept. Raises ConfigError or RecordError.
     """
     run = find_finished(named, build_dir, RunLookup(seeds=seeds))
     record = RunRecord(run)

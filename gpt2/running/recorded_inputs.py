@@ -23,31 +23,19 @@ def require_recorded_inputs(config: Config, record: RunRecord, build_dir: Path) 
     The folder of a run may be a stranger's, and could name any file of this machine. Raises DataError
     or PreflightError if a file is missing or differs from its recorded digest.
     """
-    recorded = {name: record.symbols.get(name) for name in _INPUTS}
-    taken = [n for n in _INPUTS if config.values[n] and config.values[n] == recorded[n]]
-    if texts := [name for name in _TEXTS if name in taken]:
-        _require_texts(config, record, build_dir, texts[0])
-    if "INIT_FROM" in taken:
-        _require_weights(config, record, build_dir)
-
-
-def _require_texts(config: Config, record: RunRecord, build_dir: Path, symbol: str) -> None:
-    here = select_corpus(config.data, build_dir).provenance()
-    known: Any = record.manifest.find("data", "sources")
-    if isinstance(known, list) and all(each in known for each in here):
-        return
-    path = str(config.values[symbol])
-    what = f"{symbol}: {path} is not the recorded text of the run (expected the same digests)"
-    advice = f"put the text of the run at {(build_dir / path).absolute()}"
-    raise DataError(Problem(what, str(record.manifest.file), advice, code="data.mismatch"))
-
-
-def _require_weights(config: Config, record: RunRecord, build_dir: Path) -> None:
-    _, *files = weight_files(download_weights(config, build_dir))
-    sources = record.sources
-    known = {digest for name, digest in sources.items() if Path(name).is_absolute()}
-    if {sha256_file(path) for path in files} <= known:
-        return
-    what = f"INIT_FROM: {config.init.init_from} differs from the initial weights of the run"
+    taken = [n for n in _INPUTS if config.values[n] and config.values[n] == record.symbols.get(n)]
     where = str(record.manifest.file)
-    raise PreflightError(Problem(what, where, "restore them", code="weights.mismatch"))
+    if texts := [name for name in _TEXTS if name in taken]:
+        here = select_corpus(config.data, build_dir).provenance()
+        known: Any = record.manifest.find("data", "sources")
+        if not isinstance(known, list) or not all(each in known for each in here):
+            path = str(config.values[texts[0]])
+            what = f"{texts[0]}: {path} is not the recorded text of the run (expected the same digests)"
+            advice = f"put the text of the run at {(build_dir / path).absolute()}"
+            raise DataError(Problem(what, where, advice, code="data.mismatch"))
+    if "INIT_FROM" in taken:
+        _, *files = weight_files(download_weights(config, build_dir))
+        recorded = {digest for name, digest in record.sources.items() if Path(name).is_absolute()}
+        if not {sha256_file(path) for path in files} <= recorded:
+            what = f"INIT_FROM: {config.init.init_from} differs from the initial weights of the run"
+            raise PreflightError(Problem(what, where, "restore them", code="weights.mismatch"))

@@ -21,7 +21,7 @@ def command_at_end(
     """Start a command with the study's document after the body, also if the body raises an error.
 
     The document is the one that the body has written, or else ``document``. Nothing is started without
-    ``words``, or if the state of no run in ``folder`` has changed. A failure is logged, and nothing else.
+    ``words``, or if the state of no run in ``folder`` has changed. A failure is a warning.
     """
     if not words:
         yield
