@@ -1,0 +1,96 @@
+"""Configuration of attention: registered components and their composition. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .attention_options import (
+    DenseOptions,
+    FullOptions,
+    GateOptions,
+    GroupedOptions,
+    LatentOptions,
+    LearnedOptions,
+    PatternOptions,
+    PositionOptions,
+    ProjectionOptions,
+    QkNormOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
+    RopeOptions,
+    SlidingOptions,
+    TermOptions,
+    TransformOptions,
+)
+from .nsa_options import NsaOptions
+from .shape import Cost, ModelShape
+from .lib_config_field import SymbolValue, kconfig_field
+from .lib_config_registry import Registry
+from .lib_config_small_form import SmallForm
+
+PROJECTIONS: Registry[ProjectionOptions] = Registry(
+    "attention projection",
+    DenseOptions,
+    GroupedOptions,
+    LatentOptions,
+    choice="ATTENTION_PROJECTION",
+)
+PATTERNS: Registry[PatternOptions] = Registry(
+    "attention pattern", FullOptions, SlidingOptions, NsaOptions, choice="ATTENTION_PATTERN"
+)
+POSITIONS: Registry[PositionOptions] = Registry(
+    "kind of positions", LearnedOptions, RopeOptions, choice="POSITIONS"
+)
+TRANSFORMS: Registry[TransformOptions] = Registry(
+    "transformation of queries and keys", QkNormOptions
+)
+TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
+GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
+
+
+def _small_backend(form: SmallForm, name: str) -> str:
+    if form.values[name] == "triton":
+        return "rows"
+    unsupported = ("efficient", "flash") if float(form.values["DROPOUT"]) else ("efficient",)
+    return "math" if form.values[name] in unsupported else str(form.values[name])
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Attention configuration: projection, transformations, pattern, positions, terms, gates."""
+
+    projection: ProjectionOptions
+    pattern: PatternOptions
+    positions: PositionOptions
+    terms: tuple[TermOptions, ...]
+    gates: tuple[GateOptions, ...]
+    # auto, rows, triton, or an SDPA kernel (see backends.py); empty if the pattern has its own kernel.
+    backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
+    transforms: tuple[TransformOptions, ...] = field(default=(), metadata={"off": ()})
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":
+        """Build the configured components. Raises ConfigError if a symbol is invalid."""
+        (projection,) = PROJECTIONS.bind(values)
+        (pattern,) = PATTERNS.bind(values)
+        (positions,) = POSITIONS.bind(values)
+        lists = TERMS.bind(values), GATES.bind(values)
+        backend, transforms = str(values["ATTENTION_BACKEND"]), TRANSFORMS.bind(values)
+        return cls(projection, pattern, positions, *lists, backend, transforms)
+
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return the cost of one block, with scores, aggregation and the output projection.
+
+        Its weights are the base of the MLP ratio.
+        """
+        keys = self.pattern.mean_keys(shape.block_size)
+        c_proj = Cost(shape.n_embd**2, shape.n_embd * shape.bias, 4 * shape.n_embd * keys)
+        heads = shape.n_embd + self.projection.expanded_numbers(shape) // 2
+        return Cost.of(
+            (
+                self.projection.cost(shape),
+                c_proj,
+                self.pattern.cost(shape, self.projection),
+                *(part.cost(shape, keys) for part in (*self.terms, *self.gates)),
+                *(part.cost(shape, heads) for part in self.transforms),
+            )
+        )

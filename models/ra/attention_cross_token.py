@@ -1,0 +1,97 @@
+"""RA-CT: g = σ(scale_h · statistic + bias_h) per row; rows are scaled by (1 − α) + α g; and the
+formula row by row.
+
+B batch, T tokens, N heads; r the rows of a chunk, c its columns.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .attention_components import Gate, RowChunk
+from .attention_exposed import largest_sum
+from .attention_options import RaCrossTokenOptions
+from .attention_triton import TileSpec
+from .shape import ModelShape
+
+
+def entropy(weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+    """Return −Σ p ln p / ln(i+1), BNr, and 1 at i = 0, as (ln Σ exp s − Σ p s) / ln(i+1).
+
+    This avoids a logarithm per pair. The derivatives by s cancel: that of ln Σ exp s is p.
+    """
+    log_sum = scores_BNrc.amax(-1) - weights_BNrc.detach().amax(-1).log()
+    entropy_BNr1 = (log_sum - torch.linalg.vecdot(weights_BNrc, scores_BNrc))[..., None]
+    positions_r1 = chunk.positions(entropy_BNr1)
+    # Not ln 1 = 0, by which the gradient of a single weight would be divided.
+    logs_r1 = positions_r1.clamp_min(2).log()
+    return torch.where(positions_r1 == 1, 1.0, entropy_BNr1 / logs_r1)[..., 0]
+
+
+class RaCrossToken(Gate):
+    """Gate per head and query, computed from the concentration of attention weights."""
+
+    def __init__(self, shape: ModelShape, options: RaCrossTokenOptions) -> None:
+        super().__init__()
+        self.alpha = options.alpha
+        self.head_average = options.head_average
+        self.detach_stats = options.detach_stats
+        self.scales_scores = options.scales_scores
+        self.mode, self.topk = options.mode, options.topk
+        self.scale = nn.Parameter(torch.full((shape.n_head,), options.scale))
+        self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
+
+    def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+        if self.mode == "topk":
+            return largest_sum(weights_BNrc, self.topk)
+        if self.mode == "max":
+            return weights_BNrc.amax(-1)
+        if self.mode == "rms":
+            # The root of the sum of squares.
+            return torch.linalg.vector_norm(weights_BNrc, dim=-1)
+        return entropy(weights_BNrc, scores_BNrc, chunk)
+
+    def tile_spec(self, spec: TileSpec) -> TileSpec:
+        if self.mode == "max":
+            return spec._replace(statistic="topk", top=1)
+        return spec._replace(statistic=self.mode, top=self.topk)
+
+    def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Return (1 − α) + α g, BNT."""
+        return (1 - self.alpha) + self.alpha * self.gate(statistic_BNT, inputs)
+
+    def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Return g = σ(scale · statistic + bias), BNT."""
+        scale, bias = inputs
+        if self.detach_stats:
+            statistic_BNT = statistic_BNT.detach()
+        if self.head_average:
+            statistic_BNT = statistic_BNT.mean(1, keepdim=True)
+        return torch.sigmoid(scale[:, None] * statistic_BNT + bias[:, None])
+
+
+def _reference_statistic(p_BNc: Tensor, i: int, options: RaCrossTokenOptions) -> Tensor:
+    if options.mode == "topk":
+        return p_BNc.sort(-1, descending=True).values[..., : options.topk].sum(-1)
+    if options.mode == "max":
+        return p_BNc.max(-1).values
+    if options.mode == "rms":
+        return (p_BNc**2).sum(-1).sqrt()
+    if i == 0:
+        return torch.ones_like(p_BNc[..., 0])
+    return -(p_BNc * p_BNc.log()).sum(-1) / math.log(i + 1)
+
+
+def reference_factor(
+    p_BNc: Tensor, i: int, parameters: Mapping[str, Tensor], options: RaCrossTokenOptions
+) -> Tensor:
+    """Return (1 − α) + α σ(scale_h · statistic + bias_h), BN."""
+    value = _reference_statistic(p_BNc, i, options)
+    if options.detach_stats:
+        value = value.detach()
+    if options.head_average:
+        value = value.mean(1, keepdim=True)
+    gate = 1 / (1 + torch.exp(-(parameters["scale"] * value + parameters["bias"])))
+    return (1 - options.alpha) + options.alpha * gate

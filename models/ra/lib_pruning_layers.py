@@ -1,0 +1,18 @@
+"""Layers of a model that pruning treats differently from all others."""
+
+from torch import nn
+
+
+class NeverPruned(nn.Module):
+    """Base class of modules whose weights are never pruned, such as a gate (zeros shift it)."""
+
+
+class PaddedEmbedding(nn.Embedding):
+    """Embedding table with unused padding rows from ``used_rows`` on.
+
+    Padding rows are zero without any pruning, so they count neither as pruned nor as prunable.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, used_rows: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+        self.used_rows = used_rows

@@ -1,0 +1,87 @@
+"""The configuration of a GPT-2 model: shape, attention and MLP, with its parameters and FLOPs.
+
+Imports no torch. The model and its parts import this module, not the configuration of a run.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from .attention_backends import Backend, Place, choose_backend
+from .attention_config import AttentionConfig
+from .mlp_options import LayerSpec, MlpConfig
+from .shape import ModelShape
+from .lib_config_field import kconfig_field
+from .lib_config_small_form import SmallForm
+
+
+def _small_loss(form: SmallForm, name: str) -> str:
+    """Return torch for the kernel that a CPU lacks."""
+    return "torch" if form.values[name] == "triton" else str(form.values[name])
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Configuration of a GPT-2 model: shape, attention and MLP."""
+
+    shape: ModelShape
+    attention: AttentionConfig
+    mlp: MlpConfig
+    # Recompute each block's activations in the backward pass instead of storing them.
+    grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
+    # auto, torch or triton: operations on the logits.
+    loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, off="torch", small=_small_loss)
+
+    def sites(self) -> list[LayerSpec]:
+        """Return one site per block."""
+        return [LayerSpec(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
+
+    @property
+    def reads_weights(self) -> frozenset[bool]:
+        """Return whether MLPs read attention weights: one value for all blocks, or both."""
+        return frozenset(self.mlp.reads_weights(site) for site in self.sites())
+
+    def backends(self, place: Place) -> set[Backend]:
+        """Return the attention backends of the blocks; raises ConfigError as ``choose_backend``."""
+        attention, shape = self.attention, self.shape
+        return {choose_backend(attention, shape, reads, place) for reads in self.reads_weights}
+
+    def hidden_widths(self) -> list[int]:
+        """Return the different widths of the blocks' hidden layers, in ascending order."""
+        return sorted({self.mlp.size(site).hidden for site in self.sites()})
+
+    def sized(self) -> "ModelConfig":
+        """Return the model with MLPs of the width that its number of parameters determines."""
+        if self.mlp.sizing != "params":
+            return self
+        return replace(self, mlp=self.mlp.with_params(self.sites()[0], self._params_beside_mlps()))
+
+    def num_params(self) -> int:
+        """Return the number of parameters; the output head is tied to the token embedding."""
+        return self._params_beside_mlps() + sum(self.mlp.cost(site).params for site in self.sites())
+
+    def _params_beside_mlps(self) -> int:
+        shape = self.shape
+        norm = shape.n_embd * (2 if shape.bias else 1)
+        positions = 0 if self.attention.positions.rotates else shape.block_size
+        embeddings = (shape.padded_vocab_size + positions) * shape.n_embd
+        return embeddings + shape.n_layer * (self.attention.cost(shape).params + 2 * norm) + norm
+
+    def pairs_per_token(self) -> float:
+        """Return the mean number of query-key pairs per token and head at full context."""
+        return self.attention.pattern.mean_keys(self.shape.block_size)
+
+    def reads(self) -> int:
+        """Return the number of keys that a head reads for the last token of a full context."""
+        length, keys = self.shape.block_size, self.attention.pattern.mean_keys
+        return round(length * keys(length) - (length - 1) * keys(length - 1))
+
+    def flops_per_token(self) -> float:
+        """Return the training FLOPs per token at full context: forward, plus twice that backward."""
+        return self._flops_per_token
+
+    @cached_property
+    def _flops_per_token(self) -> float:
+        # Once for all seeds of a step.
+        attention = self.attention.cost(self.shape).flops
+        blocks = sum(attention + self.mlp.cost(site).flops for site in self.sites())
+        return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)
