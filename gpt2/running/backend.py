@@ -26,8 +26,7 @@ from lib.env.preflight import require_usable_gpus
 from lib.env.snapshot import copy_snapshot
 from lib.files import size_bytes
 from lib.project import ROOT
-from lib.runner.job import DeviceSlot, Executor, Job
-from lib.runner.local import LocalExecutor
+from lib.runner.local import DeviceSlot, Job, LocalExecutor
 from lib.runner.worker import train_worker
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.record import RunRecord
@@ -98,12 +97,12 @@ class Gpt2Backend:
             positions[run.path] = {"block": run.seed, "position": last[run.seed]}
         return positions
 
-    def submit(self, run: Run[Config], slot: DeviceSlot, executor: Executor, token: int) -> Job:
+    def submit(self, run: Run[Config], slot: DeviceSlot, token: int) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
         self._before_first()
         self.write_inputs(run)
         order = {**self._positions[run.path], "submitted_at": time.time()}
-        return executor.submit(
+        return self._executor.submit(
             train_worker,
             partial(self._train, order=order),
             run.path,

@@ -29,7 +29,7 @@ from lib.report.columns import VERDICTS
 from lib.report.judge import LASTING_WORDS, declare
 from lib.report.text import Document, verdicts_exit_code
 from lib.runner.display import RunProgress
-from lib.runner.job import JobLimits, watchdog
+from lib.runner.limits import JobLimits, watchdog
 from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter

@@ -3,18 +3,15 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 from lib.console import is_ascii_only, log
 from lib.runs.run import Run
-from lib.runs.run_dir import RunStatus, State
+from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.units import format_duration, format_si
-
-# Progress of the active runs and the estimated time left.
 
 
 @dataclass
@@ -30,6 +27,8 @@ class RunProgress:
     news: Mapping[str, Any] = field(default_factory=dict)
     # What the run does since its last step, such as an evaluation.
     doing: str = ""
+    # The result that it reported.
+    result: str = ""
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply a progress event of the run's worker."""
@@ -68,17 +67,16 @@ class SessionProgress:
 
     def __init__(self, runs: Sequence[Run[Any]], now: Callable[[], float] = time.monotonic) -> None:
         self.total = len(runs)
-        self.states: dict[State, int] = dict.fromkeys(State, 0)
+        self.ended: list[RunStatus] = []
         self.active: dict[str, RunProgress] = {}
         self._now = now
         self._started = now()
         # Work done in this session, in units of whole runs.
         self._worked = 0.0
 
-    @property
-    def finished(self) -> int:
-        """Return the number of runs that have ended, successful or not."""
-        return sum(self.states.values())
+    def count(self, *states: State) -> int:
+        """Return the number of runs that ended in one of ``states``."""
+        return sum(status.state in states for status in self.ended)
 
     def begin(self, run: Run[Any], place: str = "") -> None:
         """Record that a worker has started ``run`` on the GPUs of ``place``."""
@@ -88,7 +86,7 @@ class SessionProgress:
         """Record that the worker of ``run`` has ended."""
         ended = self.active.pop(run.label)
         self._worked += 1.0 - (ended.first_fraction or 0.0)
-        self.states[status.state] += 1
+        self.ended.append(status)
 
     def drop(self, run: Run[Any]) -> None:
         """Record that ``run`` is trained by another process."""
@@ -102,12 +100,12 @@ class SessionProgress:
         running = self.active.values()
         etas = [eta for p in running if (eta := p.news.get("eta_seconds")) is not None]
         # No run waits: the runs' own estimates, which are printed beside this one.
-        if 0 < len(etas) == self.total - self.finished:
+        if 0 < len(etas) == self.total - len(self.ended):
             return float(max(etas))
         worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
         if worked <= 0.0:
             return None
-        remaining = self.total - self.finished - sum(p.fraction for p in running)
+        remaining = self.total - len(self.ended) - sum(p.fraction for p in running)
         return (self._now() - self._started) / worked * remaining
 
     def seconds_elapsed(self) -> float:
@@ -116,10 +114,10 @@ class SessionProgress:
 
     def describe(self) -> str:
         """Return a summary such as ``7/19, 1 failed, eta 01:20``: of 19 runs, 7 are done."""
-        failed = self.states[State.FAILED]
-        text = f"{self.states[State.SUCCESS]}/{self.total}"
+        failed = self.count(State.FAILED)
+        text = f"{self.count(State.SUCCESS)}/{self.total}"
         text += f", {failed} failed" if failed else ""
-        left = self.total - self.finished
+        left = self.total - len(self.ended)
         # The line of the last run has its own estimate.
         if left == 0 or left == len(self.active) == 1:
             return text
@@ -131,26 +129,7 @@ _PLAIN_INTERVAL_SECONDS = 30.0
 _LIVE_REFRESHES_PER_SECOND = 4
 
 
-class ProgressDisplay(Protocol):
-    """Protocol of a progress display, used as a context manager."""
-
-    def __enter__(self) -> Self:
-        """Start the display."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None:
-        """Restore the terminal."""
-
-    def news(self, run: Run[Any]) -> None:
-        """Report that ``run`` has made progress."""
-
-
-class PlainDisplay:
+class PlainLines:
     """Plain output: one line when a run starts training, then at most one every 30 seconds."""
 
     def __init__(
@@ -159,12 +138,6 @@ class PlainDisplay:
         self._progress = progress
         self._now = now
         self._printed_at: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def news(self, run: Run[Any]) -> None:
         """Print the progress of ``run`` unless a line was printed less than 30 seconds ago."""
@@ -179,84 +152,65 @@ class PlainDisplay:
 _BAR_COLUMNS, _MIN_BAR_COLUMNS, _GAP = 20, 5, 2
 
 
-class LiveDisplay:
-    """Live table of the active runs below the log lines."""
+def live_table(progress: SessionProgress, width: int) -> Any:
+    """Return the table of the active runs, each one line of ``width`` columns."""
+    # Imported here because plain output does not need rich.
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
-    def __init__(self, progress: SessionProgress) -> None:
-        # Imported here because plain output does not need rich.
-        from rich.console import Console
-        from rich.live import Live
-
-        self._progress = progress
-        self._console = Console(stderr=True, highlight=False, safe_box=is_ascii_only())
-        self._live = Live(
-            get_renderable=self._table,
-            console=self._console,
-            transient=True,
-            refresh_per_second=_LIVE_REFRESHES_PER_SECOND,
-            redirect_stdout=False,
-        )
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.stop()
-
-    def news(self, run: Run[Any]) -> None:
-        """Do nothing: the next refresh reads the progress."""
-
-    def _table(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
-        table = Table.grid(padding=(0, 2))
-        for _ in range(4):
-            table.add_column(no_wrap=True)
-        runs = list(self._progress.active.values())
-        summary = self._progress.describe()
-        labels = max(map(len, [summary, *(active.run.label for active in runs)]))
-        room = self._console.width - len("TRAIN") - labels - 3 * _GAP
-        news = [active.describe(room) for active in runs]
-        elapsed = f"elapsed {format_duration(self._progress.seconds_elapsed())}"
-        # The bar takes what the texts leave.
-        bar_width = min(_BAR_COLUMNS, room - max(map(len, [*news, elapsed])))
-        for active, text in zip(runs, news, strict=True):
-            bar = ProgressBar(total=1.0, completed=active.fraction, width=max(1, bar_width))
-            wide = bar_width >= _MIN_BAR_COLUMNS
-            table.add_row("TRAIN", active.run.label, bar if wide else "", text)
-        table.add_row("RUNS", summary, "", elapsed)
-        return table
+    table = Table.grid(padding=(0, _GAP))
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    runs = list(progress.active.values())
+    summary = progress.describe()
+    labels = max(map(len, [summary, *(active.run.label for active in runs)]))
+    room = width - len("TRAIN") - labels - 3 * _GAP
+    news = [active.describe(room) for active in runs]
+    elapsed = f"elapsed {format_duration(progress.seconds_elapsed())}"
+    # The bar takes what the texts leave.
+    bar_width = min(_BAR_COLUMNS, room - max(map(len, [*news, elapsed])))
+    for active, text in zip(runs, news, strict=True):
+        bar = ProgressBar(total=1.0, completed=active.fraction, width=max(1, bar_width))
+        wide = bar_width >= _MIN_BAR_COLUMNS
+        table.add_row("TRAIN", active.run.label, bar if wide else "", text)
+    table.add_row("RUNS", summary, "", elapsed)
+    return table
 
 
-def choose_display(progress: SessionProgress) -> ProgressDisplay:
-    """Return a live display if stderr is a terminal and neither ``CI`` nor ``TERM=dumb`` is set."""
-    plain = os.environ.get("CI") or os.environ.get("TERM") == "dumb"
-    if sys.stderr.isatty() and not plain:
-        return LiveDisplay(progress)
-    return PlainDisplay(progress)
+@contextmanager
+def displayed(progress: SessionProgress) -> Iterator[Callable[[Run[Any]], None]]:
+    """Display the progress; the function of the context is called with each run that has news.
 
-
-def print_outcome(
-    run: Run[Any], status: RunStatus, message: str, progress: SessionProgress, log_path: Path
-) -> None:
-    """Print one line with the outcome of a run.
-
-    ``message`` is the final message of the run.
+    A live table below the log lines if stderr is a terminal and neither ``CI`` nor ``TERM=dumb`` is
+    set, else plain lines.
     """
+    if os.environ.get("CI") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
+        yield PlainLines(progress).news
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False, safe_box=is_ascii_only())
+    with Live(
+        get_renderable=lambda: live_table(progress, console.width),
+        console=console,
+        transient=True,
+        refresh_per_second=_LIVE_REFRESHES_PER_SECOND,
+        redirect_stdout=False,
+    ):
+        # The next refresh reads the progress.
+        yield lambda run: None
+
+
+def print_outcome(run: Run[Any], status: RunStatus, message: str, counts: str) -> None:
+    """Print one line with the outcome of a run, its final message and the counts of the session."""
     lines = message.strip().split("\n")
     match status.state:
         case State.SUCCESS:
-            log("DONE", f"{run.label}   {lines[0]}   ({progress.describe()})")
+            log("DONE", f"{run.label}   {lines[0]}   ({counts})")
         case State.INTERRUPTED:
             log("STOP", f"{run.label}   {lines[0]}")
         case _:
             # The command that helps, if the error has one, is an indented line of its own.
             advice = "".join(f"; {line.strip()}" for line in lines[1:2] if line[:1].isspace())
-            log("FAIL", f"{run.label}   {lines[0]}{advice}   log: {log_path}")
+            log("FAIL", f"{run.label}   {lines[0]}{advice}   log: {RunDir(run.path).logs}")

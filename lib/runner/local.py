@@ -1,4 +1,4 @@
-"""Executor on this machine: a fork server with torch loaded, and the workers forked from it.
+"""Jobs on this machine: a fork server with torch loaded, and the workers forked from it.
 
 A forked worker is ready in about 20 ms, a fresh interpreter that imports torch in two seconds. The
 server only imports modules: threads started by an operation would not survive a fork.
@@ -23,19 +23,21 @@ from lib.env.ranks import rank_environment
 from lib.errors import Problem, RunError
 from lib.files import remove_leftovers
 from lib.runner import preload, worker
-from lib.runner.job import Executor, Job, JobEvent, JobState, describe_death
-from lib.runner.signals import signals_blocked
+from lib.runner.signals import describe_death, signals_blocked
 from lib.runs.run_dir import RunStatus, State
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# Event of a job: ``kind`` and the fields of that kind, see ``lib.runner.worker``.
+JobEvent = Mapping[str, Any]
+# Environment variables that select the device of a job, such as a GPU.
+DeviceSlot = Mapping[str, str]
 
 # Time for the remaining workers to exit after rank 0 has ended or any rank has failed.
 EXIT_TIMEOUT_SECONDS = 10.0
 # Time for rank 0 to exit after the other ranks have exited cleanly. Must exceed the time that rank
 # 0 waits for its sidecar processes (lib.tracking.sidecar), which other ranks do not have.
 MAIN_RANK_EXIT_TIMEOUT_SECONDS = 60.0
-
 # Time in which a worker writes the stacks of its threads.
 _STACKS_SECONDS = 0.1
 # Folders of jobs; the name of each goes on with the id of the process.
@@ -61,67 +63,42 @@ class _Worker:
             self.pipe.close()
 
     def signal(self, number: int) -> None:
-        """Send signal ``number`` unless the process has ended."""
         if self.process.pid and self.process.exitcode is None:
             # The worker is a child of the server, so its exit may not be visible here yet.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
 
-class LocalJob(Job):
-    """Workers of one job, indexed by rank: they end together, and one message reports the cause."""
+class Job:
+    """Workers, one per rank, that work and end together; one message reports the cause."""
 
-    def __init__(self, executor: "LocalExecutor", name: str) -> None:
+    def __init__(self, name: str) -> None:
         """Create a job without workers; ``name`` is used in messages."""
         self.name = name
         self.workers: list[_Worker] = []
+        # Those that have not ended, as of the executor's last look.
+        self.running: list[_Worker] = []
         # Events that have not been read yet.
         self.events: deque[JobEvent] = deque()
-        # Folder of the rendezvous file. Only rank 0 writes to the run directory.
-        self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-")
-        self._executor = executor
-        # Workers that have not ended.
-        self.running: list[_Worker] = []
+        # Description of the first worker that did not exit cleanly, or "".
+        self.death = ""
+        # Folder of the file at which the ranks meet. Only rank 0 writes to the run directory.
+        self.folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-")
         self._deadline = float("inf")
         self._killed = False
-        # Description of the first worker that did not exit cleanly.
-        self._death = ""
         # (time, rank, message) of each error.
         self._failures: list[tuple[float, int, str]] = []
 
-    @property
-    def rendezvous(self) -> Path:
-        """Return the file at which the ranks meet; it does not exist yet."""
-        return Path(self._folder.name) / "rendezvous"
-
-    @property
-    def state(self) -> JobState:
-        """Return the state as of the executor's last look at the processes."""
-        if self.running:
-            return JobState.RUNNING
-        return JobState.FAILED if self._death or self._failures or self._killed else JobState.EXITED
-
-    @property
-    def death(self) -> str:
-        """Return a description of the first worker that did not exit cleanly, or ""."""
-        return self._death
-
-    def wait(self, timeout: float | None = None) -> JobState:
-        """Wait for the end of all workers; their events stay readable."""
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        while self.running and (left := deadline - time.monotonic()) > 0:
-            self._executor.collect(None if timeout is None else left)
-        return self.state
-
     def cancel(self, *, immediately: bool = False) -> None:
-        """Send SIGTERM or SIGKILL to the workers."""
+        """Request a stop, before which a run is saved; ``immediately`` kills the processes."""
         for running in self.running:
             running.signal(signal.SIGKILL if immediately else signal.SIGTERM)
 
     def end_overdue(self) -> None:
-        """End the workers: see ``Job.end_overdue``.
+        """Write the stacks of all threads to the log, rank by rank, and request a stop.
 
-        Loader and sidecar processes end when their worker does.
+        Workers that have not ended after a while are killed. Loader and sidecar processes end when
+        their worker does.
         """
         # A stopped process handles signals only after it continues; SIGUSR1 is registered by worker.
         for running in self.running:
@@ -131,10 +108,11 @@ class LocalJob(Job):
             time.sleep(_STACKS_SECONDS)
         self._deadline = min(self._deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
 
-    def add(self, worker: _Worker) -> None:
-        """Add the worker of the next rank."""
-        self.workers.append(worker)
-        self.running.append(worker)
+    def kill_overdue(self) -> None:
+        """Kill the workers that still run after the deadline."""
+        if self.running and time.monotonic() >= self._deadline:
+            self._killed = True
+            self.cancel(immediately=True)
 
     def receive(self, worker: _Worker) -> None:
         """Read the worker's events; errors are kept for ``failure_cause``."""
@@ -148,8 +126,8 @@ class LocalJob(Job):
     def record_exit(self, worker: _Worker) -> None:
         """Record the end of ``worker``, and set the deadline of the others."""
         rank, exit_code = self.workers.index(worker), worker.process.exitcode
-        if exit_code and not self._killed and not self._death:
-            self._death = describe_death(exit_code, self._rank_name(rank))
+        if exit_code and not self._killed and not self.death:
+            self.death = describe_death(exit_code, self._rank_name(rank))
         worker.process.join()
         if exit_code == _SERVER_DIED:
             # The server reports the exits; without it, the worker may still be running.
@@ -161,22 +139,16 @@ class LocalJob(Job):
         grace = EXIT_TIMEOUT_SECONDS if failed or rank == 0 else MAIN_RANK_EXIT_TIMEOUT_SECONDS
         self._deadline = min(self._deadline, time.monotonic() + grace)
         if not self.running:
-            self._folder.cleanup()
-
-    def kill_overdue(self) -> None:
-        """Kill the workers that still run after the deadline."""
-        if self.running and time.monotonic() >= self._deadline:
-            self._killed = True
-            self.cancel(immediately=True)
+            self.folder.cleanup()
 
     def failure_cause(self, status: RunStatus) -> str:
-        """Return the cause of a failure if ``status`` does not contain it, else "".
+        """Return the cause of a failure if ``status``, written by rank 0, lacks it, else "".
 
         The death of a worker takes precedence over the errors that it causes in other ranks, and
         the first error over later ones.
         """
-        if self._death:
-            return self._death
+        if self.death:
+            return self.death
         # An unexpected error of rank 0, such as a lost peer, is in its status.
         if self._failures and (status.state is State.RUNNING or self._has_failed(0)):
             _, rank, message = min(self._failures)
@@ -190,8 +162,8 @@ class LocalJob(Job):
         return f"rank {rank} of {len(self.workers)}" if len(self.workers) > 1 else "worker"
 
 
-class LocalExecutor(Executor):
-    """Executor that forks workers on this machine."""
+class LocalExecutor:
+    """Starts jobs and collects their events. Not thread-safe."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         """Create an executor; the fork server starts at first use with ``modules`` imported.
@@ -201,7 +173,7 @@ class LocalExecutor(Executor):
         self._context = multiprocessing.get_context("forkserver")
         self._modules = list(modules)
         self._environment = dict(environment)
-        self._jobs: list[LocalJob] = []
+        self._jobs: list[Job] = []
         remove_leftovers(Path(tempfile.gettempdir()), f"{_FOLDERS}*")
 
     def warm_up(self) -> None:
@@ -227,14 +199,20 @@ class LocalExecutor(Executor):
         *arguments: Any,
         world_size: int = 1,
         environment: Mapping[str, str] | None = None,
-    ) -> LocalJob:
-        """Fork ``world_size`` workers that call ``function(*arguments, parent)``."""
+    ) -> Job:
+        """Start ``function(*arguments, parent)`` in ``world_size`` workers.
+
+        ``function`` is a top-level function, ``parent`` a ``lib.runner.worker.ParentConnection``.
+        ``environment`` has variables for the workers, in addition to rank and world size.
+        """
         self.warm_up()
-        job = LocalJob(self, function.__name__)
+        job = Job(function.__name__)
         self._jobs.append(job)
         for rank in range(world_size):
-            variables = rank_environment(rank, world_size, job.rendezvous)
-            job.add(self._fork(function, arguments, {**(environment or {}), **variables}))
+            variables = rank_environment(rank, world_size, Path(job.folder.name, "rendezvous"))
+            started = self._fork(function, arguments, {**(environment or {}), **variables})
+            job.workers.append(started)
+            job.running.append(started)
         return job
 
     def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -249,13 +227,25 @@ class LocalExecutor(Executor):
             raise RunError(Problem(what, code="worker.died"))
         return values[0]
 
+    def call_many(
+        self, function: Callable[..., Iterator[T]], calls: Sequence[Sequence[Any]]
+    ) -> Iterator[T]:
+        """Yield the values of the generator ``function`` as they come, one worker per entry of ``calls``.
+
+        Raises like ``call``.
+        """
+        return self._values(
+            [self.submit(worker.send_values, function, tuple(call)) for call in calls]
+        )
+
     def attempt(
         self, function: Callable[[], None], environment: Mapping[str, str], seconds: float
     ) -> str:
         """Call ``function`` in a worker; return why it failed or did not end in time, else ""."""
         job = self.submit(worker.send_result, function, (), {}, environment=environment)
         try:
-            if job.wait(seconds) is JobState.RUNNING:
+            self.wait(job, seconds)
+            if job.running:
                 return f"no answer within {seconds:g} s"
             problems = [p for event in job.events for p in event.get("problems", ())]
             return str(problems[0]) if problems else job.death
@@ -263,25 +253,22 @@ class LocalExecutor(Executor):
             job.cancel(immediately=True)
             self._jobs.remove(job)
 
-    def call_many(
-        self, function: Callable[..., Iterator[T]], calls: Sequence[Sequence[Any]]
-    ) -> Iterator[T]:
-        """Yield the values of the generator ``function``, one worker per entry of ``calls``.
-
-        Values arrive in the order they are produced. Raises the KablateError raised by a worker, or
-        RunError if a worker died.
-        """
-        return self._values(
-            [self.submit(worker.send_values, function, tuple(call)) for call in calls]
-        )
+    def wait(self, job: Job, seconds: float) -> None:
+        """Wait for the end of all workers, at most ``seconds``; their events stay readable."""
+        deadline = time.monotonic() + seconds
+        while job.running and (left := deadline - time.monotonic()) > 0:
+            self.collect(left)
 
     def events(self, timeout: float | None) -> Iterator[tuple[Job, JobEvent | None]]:
-        """Yield (job, event) pairs; see ``Executor.events``."""
+        """Yield (job, event) pairs after waiting at most ``timeout`` seconds for the first.
+
+        Event None marks the end of a job; all other events of the job precede it.
+        """
         self.collect(timeout)
         for job in tuple(self._jobs):
             while job.events:
                 yield job, job.events.popleft()
-            if job.state is not JobState.RUNNING:
+            if not job.running:
                 self._jobs.remove(job)
                 yield job, None
 
@@ -290,9 +277,9 @@ class LocalExecutor(Executor):
 
         Returns at once if there is something to read already. Kills overdue workers.
         """
-        if any(job.events or job.state is not JobState.RUNNING for job in self._jobs):
+        if any(job.events or not job.running for job in self._jobs):
             timeout = 0.0
-        sources: dict[Any, tuple[LocalJob, _Worker]] = {}
+        sources: dict[Any, tuple[Job, _Worker]] = {}
         for job in self._jobs:
             job.kill_overdue()
             for running in job.running:
@@ -329,7 +316,7 @@ class LocalExecutor(Executor):
             raise RunError(problem) from error
         return _Worker(process, ours)
 
-    def _values(self, jobs: Sequence[LocalJob]) -> Iterator[Any]:
+    def _values(self, jobs: Sequence[Job]) -> Iterator[Any]:
         """Yield the values of ``jobs`` until all have ended; cancel them after an error."""
         running = list(jobs)
         try:
@@ -341,7 +328,7 @@ class LocalExecutor(Executor):
                         if event["kind"] == "error":
                             raise event["class"](*event["problems"])
                         yield event["value"]
-                    if job.state is not JobState.RUNNING:
+                    if not job.running:
                         running.remove(job)
                         self._jobs.remove(job)
                         if job.death:

@@ -23,22 +23,17 @@ from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import first_of, format_runs
 
-# Decide what to do with each planned run, based only on the contents of its run directory.
-
 
 class RunAction(StrEnum):
-    """Action of the runner for one planned run."""
+    """Action for one planned run, decided by the contents of its directory alone."""
 
-    # Finished with the current code: nothing to do.
     SKIP = "done"
-    # Finished, kept although code, torch version or device changed.
     KEEP = "done by other code"
     START = "new"
     RESUME = "to be continued"
     RETRY = "failed, to be tried again"
     # Old directory renamed, then trained from scratch.
     RESTART = "to be trained again"
-    # Started or finished with other code, and STALE is not set.
     STALE = "made by other code"
 
 
@@ -54,11 +49,9 @@ class RunDecision:
 
 
 def decide(run: Run[Any], drift: Callable[[RunDir], Sequence[str]], stale: str) -> RunDecision:
-    """Return the action for ``run``, based on its directory.
+    """Return the action for ``run``; ``stale`` is stop, rerun or keep, for results of other code.
 
-    ``drift`` returns what changed since a run was made, such as source files or the torch version.
-    ``stale`` is the user's choice for results of other code: stop, rerun or keep. A run
-    that failed with other code is restarted in any case, since no result is lost.
+    A run that failed with other code is restarted in any case, since no result is lost.
     """
     directory = RunDir(run.path)
     status = read_status(directory)
@@ -145,24 +138,8 @@ def set_aside(run: RunDir) -> Path:
     return run.path.rename(target)
 
 
-# Taking runs from the queue.
-
-
 # Least time between two searches of the queue that find nothing.
 _SEARCH_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class TakenRun:
-    """A run that this process trains next, under its lease."""
-
-    decision: RunDecision
-    lease: Lease
-
-    @property
-    def run(self) -> Run[Any]:
-        """Return the run."""
-        return self.decision.run
 
 
 class RunQueue:
@@ -174,7 +151,6 @@ class RunQueue:
         decide_again: Callable[[Run[Any]], RunDecision],
         lease_seconds: int,
     ) -> None:
-        """Create a queue of ``todo``; ``lease_seconds`` is LEASE_SECONDS."""
         self._waiting = {decision.run.path: decision for decision in todo}
         self._decide = decide_again
         self._lease_seconds = lease_seconds
@@ -193,7 +169,6 @@ class RunQueue:
 
     @property
     def holders(self) -> list[str]:
-        """Return the holders of the runs that were not free at the last search."""
         return sorted({str(lease) for lease, _ in self._held})
 
     def may_become_free(self) -> bool:
@@ -201,21 +176,21 @@ class RunQueue:
         unknown = any(known == "unknown" for _, known in self._held)
         return bool(self._waiting) and (self._found or unknown)
 
-    def take(self) -> TakenRun | None:
-        """Take the next run that is free; None if there is none at this moment."""
+    def take(self) -> tuple[RunDecision, Lease] | None:
+        """Take the next run that is free, under its lease; None if there is none at this moment."""
         if time.monotonic() < self._search_at:
             return None
         started, self._held, self._found = time.monotonic(), [], True
         for decision in tuple(self._waiting.values()):
             try:
-                lease = self._take(decision)
+                taken = self._take(decision)
             # A disk that has filled up since preflight fails this run, not the other active runs.
             except OSError as error:
                 message = f"cannot write: {error.strerror}: {error.filename}"
                 self._end(decision, RunStatus(State.FAILED, EXIT_FAILED, message))
                 continue
-            if lease is not None:
-                return lease
+            if taken is not None:
+                return taken
         self._found = False
         self._search_at = time.monotonic() + max(_SEARCH_SECONDS, 10 * (time.monotonic() - started))
         return None
@@ -229,7 +204,7 @@ class RunQueue:
         ended, self._ended = self._ended, []
         return ended
 
-    def _take(self, decision: RunDecision) -> TakenRun | None:
+    def _take(self, decision: RunDecision) -> tuple[RunDecision, Lease] | None:
         run = RunDir(decision.run.path)
         if self._leaves(decision):
             return None
@@ -260,7 +235,7 @@ class RunQueue:
             if taken is None:
                 return None
         del self._waiting[decision.run.path]
-        return TakenRun(decision, taken)
+        return decision, taken
 
     def _leaves(self, decision: RunDecision) -> bool:
         """Return whether a run must not be tried any more; it then leaves the queue."""

@@ -26,22 +26,14 @@ from lib.errors import (
 )
 from lib.files import no_follow, remove_leftovers
 from lib.runner import slurm
-from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
+from lib.runner.display import SessionProgress, displayed, print_outcome
 from lib.runner.hooks import start_command
-from lib.runner.job import (
-    DeviceSlot,
-    ExceededLimit,
-    Executor,
-    Job,
-    JobEvent,
-    JobLimits,
-    JobTimer,
-)
+from lib.runner.limits import ExceededLimit, JobLimits, JobTimer
+from lib.runner.local import DeviceSlot, Job, JobEvent, LocalExecutor
 from lib.runner.queue import (
     RunAction,
     RunDecision,
     RunQueue,
-    TakenRun,
     decide,
     file_version,
     require_fresh,
@@ -49,7 +41,7 @@ from lib.runner.queue import (
     stale_text,
 )
 from lib.runner.signals import SignalCounter
-from lib.runs.lease import DEFAULT_SECONDS, LeaseLost, LeaseRecord, current_holder
+from lib.runs.lease import DEFAULT_SECONDS, Lease, LeaseLost, LeaseRecord, current_holder
 from lib.runs.manifest import finalize_run
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -96,7 +88,7 @@ class RunnerOptions:
 
 
 class TrainingBackend(Protocol):
-    """Interface of the training program, as the runner requires it."""
+    """The training program, as the runner requires it."""
 
     def preflight(self, runs: Sequence[Run[Any]], jobs: int) -> Sequence[DeviceSlot]:
         """Check that ``runs`` can be trained here; return one slot per run that fits at a time.
@@ -111,7 +103,7 @@ class TrainingBackend(Protocol):
     def slot_problem(self, slot: DeviceSlot) -> str:
         """Return why ``slot`` is unusable after a run has failed on it, such as a lost GPU; or ""."""
 
-    def submit(self, run: Run[Any], slot: DeviceSlot, executor: Executor, token: int) -> Job:
+    def submit(self, run: Run[Any], slot: DeviceSlot, token: int) -> Job:
         """Write the inputs of a run to its existing directory, and start the run on ``slot``.
 
         ``token`` is the number of the run's lease, which the process adopts that trains.
@@ -122,7 +114,7 @@ def run_all(
     runs: Sequence[Run[Any]],
     folder: Path,
     backend: TrainingBackend,
-    executor: Executor,
+    executor: LocalExecutor,
     options: RunnerOptions,
 ) -> int:
     """Train ``runs``, all of them below ``folder``, to completion and return the exit code.
@@ -170,6 +162,22 @@ def _decide(
     return [d for d in decisions if d.action not in (RunAction.SKIP, RunAction.KEEP)]
 
 
+@dataclass
+class _ActiveRun:
+    """A run that is being trained here: its lease, its GPUs, its limits."""
+
+    decision: RunDecision
+    lease: Lease
+    slot: DeviceSlot
+    timer: JobTimer
+    # The limit for which it was ended.
+    exceeded: ExceededLimit | None = None
+
+    @property
+    def run(self) -> Run[Any]:
+        return self.decision.run
+
+
 class RunScheduler:
     """Scheduler that submits runs as slots become free and reports the outcome of each run."""
 
@@ -178,7 +186,7 @@ class RunScheduler:
         todo: Sequence[RunDecision],
         slots: Sequence[DeviceSlot],
         backend: TrainingBackend,
-        executor: Executor,
+        executor: LocalExecutor,
         options: RunnerOptions,
     ) -> None:
         self._queue = RunQueue(
@@ -188,33 +196,27 @@ class RunScheduler:
         self._executor = executor
         self._options = options
         self._free = list(slots)
-        # Run and slot of each active job.
-        self._active: dict[Job, tuple[TakenRun, DeviceSlot]] = {}
-        # Timers of the active jobs within their limits, and the limits that the others exceeded.
-        self._timers: dict[Job, JobTimer] = {}
-        self._exceeded: dict[Job, ExceededLimit] = {}
+        self._active: dict[Job, _ActiveRun] = {}
         # Runs that have stalled once.
         self._stalled: set[Path] = set()
         # Facts about machine and configuration, which most runs have in common.
         self._reported: set[str] = set()
         self._progress = SessionProgress([decision.run for decision in todo])
-        self._results: dict[str, RunStatus] = {}
-        # Groups of GPUs that are not used any more.
-        self._lost: list[str] = []
         # Whether the wait for other processes has been logged.
         self._waiting_logged = False
-        # Final message of each run, printed in the line that reports its outcome.
-        self._final_messages: dict[str, str] = {}
 
     def run(self, stop_requested: Callable[[], bool]) -> int:
         """Run until nothing is left or the user stops the runner; return the exit code."""
         try:
-            with SignalCounter() as interrupts, choose_display(self._progress) as display:
+            with SignalCounter() as interrupts, displayed(self._progress) as news:
                 while self._active or (self._may_start(interrupts) and self._waits()):
                     while self._free and self._may_start(interrupts) and self._start_next():
                         pass
                     for job, event in self._executor.events(_TICK_SECONDS):
-                        self._handle(job, event, display, interrupts)
+                        if event is None:
+                            self._end(self._active.pop(job), job, interrupts)
+                        else:
+                            self._handle(self._active[job], event, news)
                     self._end_overdue()
                     if not interrupts.stopped and stop_requested():
                         interrupts.request()
@@ -225,7 +227,7 @@ class RunScheduler:
         return self._conclude(interrupts)
 
     def _may_start(self, interrupts: SignalCounter) -> bool:
-        failed = self._progress.states[State.FAILED] > 0
+        failed = self._progress.count(State.FAILED) > 0
         usable = self._free or self._active
         return bool(usable) and not interrupts.stopped and (self._options.keep_going or not failed)
 
@@ -244,179 +246,149 @@ class RunScheduler:
                 self._waiting_logged = True
                 log("WAIT", f"{len(self._queue)} runs of {', '.join(self._queue.holders)}")
             return False
-        self._progress.begin(taken.run, _place(self._free[0]))
-        self._submit(taken)
+        self._progress.begin(taken[0].run, _place(self._free[0]))
+        self._submit(*taken)
         return True
 
-    def _submit(self, taken: TakenRun) -> None:
+    def _submit(self, decision: RunDecision, lease: Lease) -> None:
         """Start a run, whose lease is held, on a free slot."""
-        run = taken.run
         slot = self._free.pop(0)
         try:
-            job = self._backend.submit(run, slot, self._executor, taken.lease.token)
+            job = self._backend.submit(decision.run, slot, lease.token)
         # A disk that has filled up since preflight fails this run, not the other active runs.
         except OSError as error:
             self._free.insert(0, slot)
-            taken.lease.release()
+            lease.release()
             message = f"cannot write: {error.strerror}: {error.filename}"
-            self._record_end(run, RunStatus(State.FAILED, EXIT_FAILED, message))
+            self._record_end(decision.run, RunStatus(State.FAILED, EXIT_FAILED, message))
             return
-        self._active[job] = taken, slot
-        self._timers[job] = JobTimer(self._options.limits)
+        self._active[job] = _ActiveRun(decision, lease, slot, JobTimer(self._options.limits))
 
     def _end_overdue(self) -> None:
         """End the jobs that have exceeded a limit, with the reason and all stacks in their logs."""
-        for job, timer in tuple(self._timers.items()):
-            if limit := timer.exceeded():
-                del self._timers[job]
-                self._exceeded[job] = limit
-                taken = self._active[job][0]
-                # A disk that is full is no reason to let a job go on.
-                with contextlib.suppress(LeaseLost, OSError):
-                    taken.lease.require()
-                    _append(RunDir(taken.run.path).logs, f"{limit.cause}; stacks from rank 0 on:\n")
-                job.end_overdue()
+        for job, active in self._active.items():
+            if active.exceeded or not (limit := active.timer.exceeded()):
+                continue
+            active.exceeded = limit
+            # A disk that is full is no reason to let a job go on.
+            with contextlib.suppress(LeaseLost, OSError):
+                active.lease.require()
+                _append(RunDir(active.run.path).logs, f"{limit.cause}; stacks from rank 0 on:\n")
+            job.end_overdue()
 
     def _handle(
-        self,
-        job: Job,
-        event: JobEvent | None,
-        display: ProgressDisplay,
-        interrupts: SignalCounter,
+        self, active: _ActiveRun, event: JobEvent, news: Callable[[Run[Any]], None]
     ) -> None:
-        run = self._active[job][0].run
-        if job in self._timers:
-            self._timers[job].record(event)
-        if event is None:
-            self._end(job, interrupts)
-        elif event["kind"] == "progress":
-            self._progress.active[run.label].update(event)
-            display.news(run)
+        run = active.run
+        active.timer.record(event)
+        progress = self._progress.active[run.label]
+        if event["kind"] == "progress":
+            progress.update(event)
+            news(run)
         elif event["kind"] == "doing":
-            self._progress.active[run.label].doing = event["text"]
+            progress.doing = event["text"]
         elif event["kind"] == "line" and event["tag"] == "DONE":
-            self._final_messages[run.label] = event["text"]
+            # Printed in the line that reports the outcome.
+            progress.result = event["text"]
         elif event["kind"] == "line":
-            if text := self._news(event["text"]):
-                log(event["tag"], f"{run.label}   {text}")
+            # The facts of a line ``fact | fact`` that no earlier run has reported.
+            facts = event["text"].split(" | ")
+            new = [fact for fact in facts if len(facts) == 1 or fact not in self._reported]
+            self._reported.update(facts)
+            if new:
+                log(event["tag"], f"{run.label}   {' | '.join(new)}")
         elif event["kind"] == "traceback" and is_verbose():
             log("TRACE", event["text"])
 
-    def _news(self, text: str) -> str:
-        """Return the facts of a line ``fact | fact`` that no earlier run has reported."""
-        facts = text.split(" | ")
-        if len(facts) == 1:
-            return text
-        new = [fact for fact in facts if fact not in self._reported]
-        self._reported.update(facts)
-        return " | ".join(new)
-
-    def _end(self, job: Job, interrupts: SignalCounter) -> None:
-        taken, slot = self._active.pop(job)
-        self._timers.pop(job, None)
-        self._free.append(slot)
-        exceeded = self._exceeded.pop(job, None)
-        run = taken.run
+    def _end(self, active: _ActiveRun, job: Job, interrupts: SignalCounter) -> None:
+        run, exceeded = active.run, active.exceeded
+        self._free.append(active.slot)
         try:
-            taken.lease.require()
+            active.lease.require()
         except LeaseLost as error:
-            self._progress.drop(run)
-            self._queue.put_back(taken.decision)
+            self._put_back(active)
             log("STOP", f"{run.label}   {error.problems[0].what}")
             return
-        directory = RunDir(run.path)
-        status = read_status(directory) or RunStatus(State.RUNNING)
+        status = read_status(RunDir(run.path)) or RunStatus(State.RUNNING)
         if status.state is State.SUCCESS:
             exceeded = None
         first = run.path not in self._stalled and not interrupts.stopped
         if exceeded and exceeded.stalled and first:
-            self._retry(taken, status, exceeded.cause)
+            # Continued from its last checkpoint, under the same lease.
+            self._stalled.add(run.path)
+            _interrupt(run, status, exceeded.cause)
+            log("RETRY", f"{run.label}   {exceeded.cause}; continued from its last checkpoint")
+            self._submit(active.decision, active.lease)
             return
         if cause := exceeded.cause if exceeded else job.failure_cause(status):
-            status = self._status_after_death(directory, status, cause, interrupts)
-        if status.state is State.FAILED and (problem := self._backend.slot_problem(slot)):
-            self._give_up_slot(taken, slot, status, problem)
+            status = _status_after_death(run, status, cause, interrupts)
+        if status.state is State.FAILED and (lost := self._backend.slot_problem(active.slot)):
+            # The run goes on on other GPUs.
+            self._free = [slot for slot in self._free if slot != active.slot]
+            _interrupt(run, status, lost)
+            active.lease.release()
+            self._put_back(active)
+            log("GPU", f"{_place(active.slot)} is not used any more: {lost}")
             return
-        taken.lease.release()
+        active.lease.release()
         self._record_end(run, status)
 
-    def _give_up_slot(
-        self, taken: TakenRun, slot: DeviceSlot, status: RunStatus, problem: str
-    ) -> None:
-        """Take a slot whose GPU is lost out of use; its run goes on elsewhere."""
-        self._free = [other for other in self._free if other != slot]
-        self._lost.append(_place(slot))
-        _interrupt(taken.run, status, problem)
-        taken.lease.release()
-        self._progress.drop(taken.run)
-        self._queue.put_back(taken.decision)
-        left = len({_place(s) for s in (*self._free, *(s for _, s in self._active.values()))})
-        log("GPU", f"{_place(slot)} is not used any more: {problem}; {left} group(s) left")
-
-    def _retry(self, taken: TakenRun, status: RunStatus, cause: str) -> None:
-        """Continue a run that has stalled from its last checkpoint, under the same lease."""
-        self._stalled.add(taken.run.path)
-        _interrupt(taken.run, status, cause)
-        log("RETRY", f"{taken.run.label}   {cause}; continued from its last checkpoint")
-        self._submit(taken)
+    def _put_back(self, active: _ActiveRun) -> None:
+        self._progress.drop(active.run)
+        self._queue.put_back(active.decision)
 
     def _record_end(self, run: Run[Any], status: RunStatus, *, elsewhere: bool = False) -> None:
         """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
-        self._results[run.label] = status
-        self._progress.end(run, status)
         # A run may fail after it has reported its result: by a full disk, for example.
-        result = self._final_messages.pop(run.label, status.message)
-        message = result if status.state is State.SUCCESS else status.message
-        if elsewhere and status.state is State.SUCCESS:
-            message = "by another process"
-        print_outcome(run, status, message, self._progress, RunDir(run.path).logs)
+        message = status.message
+        if status.state is State.SUCCESS:
+            result = self._progress.active[run.label].result
+            message = "by another process" if elsewhere else result or message
+        self._progress.end(run, status)
+        print_outcome(run, status, message, self._progress.describe())
         ended = State.FAILED if status.state is State.INVALID else status.state
         if not elsewhere and (command := self._options.commands.get(ended)):
             start_command(command, run, status)
 
-    def _status_after_death(
-        self, directory: RunDir, status: RunStatus, cause: str, interrupts: SignalCounter
-    ) -> RunStatus:
-        """Return the status of a run whose workers died or that failed before it started."""
-        progress = (status.iteration, status.iterations)
-        if interrupts.stopped:
-            # The last checkpoint is valid; status.json still contains RUNNING.
-            return RunStatus(
-                State.INTERRUPTED, interrupts.exit_code, "stopped immediately", *progress
-            )
-        failed = RunStatus(State.FAILED, EXIT_FAILED, cause, *progress)
-        finalize_run(directory, failed)
-        return failed
-
     def _forward_interrupts(self, interrupts: SignalCounter) -> None:
         """Forward interrupts to the jobs: the first saves and stops, the second kills."""
         for count in interrupts.news():
-            if count == 1:
-                if self._active:
-                    log("STOP", "saving checkpoints; interrupt again to stop immediately")
-                self._cancel()
-            else:
-                self._cancel(immediately=True)
+            if count == 1 and self._active:
+                log("STOP", "saving checkpoints; interrupt again to stop immediately")
+            self._cancel(immediately=count > 1)
 
     def _cancel(self, *, immediately: bool = False) -> None:
         for job in self._active:
             job.cancel(immediately=immediately)
 
     def _conclude(self, interrupts: SignalCounter) -> int:
-        states = [status.state for status in self._results.values()]
-        failed = states.count(State.FAILED) + states.count(State.INVALID)
-        unfinished = len(self._queue) + states.count(State.INTERRUPTED)
-        summary = f"{states.count(State.SUCCESS)} done, {failed} failed, {unfinished} left"
+        progress = self._progress
+        done, failed = progress.count(State.SUCCESS), progress.count(State.FAILED, State.INVALID)
+        unfinished = len(self._queue) + progress.count(State.INTERRUPTED)
         if unfinished or failed:
             purpose = "to resume" if unfinished else "to retry"
-            command = self._options.command_line
-            log("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: {command}")
+            summary = f"{done} done, {failed} failed, {unfinished} left; {purpose}, type: "
+            log("STOP" if unfinished else "FAIL", summary + self._options.command_line)
         if interrupts.stopped:
             return interrupts.exit_code
-        if failed or (self._lost and not self._free):
+        # Without a slot, every GPU is lost.
+        if failed or not self._free:
             return EXIT_FAILED
-        codes = [s.exit_code for s in self._results.values() if s.state is State.INTERRUPTED]
+        codes = [s.exit_code for s in progress.ended if s.state is State.INTERRUPTED]
         return max(codes, default=EXIT_DONE)
+
+
+def _status_after_death(
+    run: Run[Any], status: RunStatus, cause: str, interrupts: SignalCounter
+) -> RunStatus:
+    """Return the status of a run whose workers died or that failed before it started."""
+    if interrupts.stopped:
+        # The last checkpoint is valid; status.json still contains RUNNING.
+        code, what = interrupts.exit_code, "stopped immediately"
+        return replace(status, state=State.INTERRUPTED, exit_code=code, message=what)
+    failed = replace(status, state=State.FAILED, exit_code=EXIT_FAILED, message=cause)
+    finalize_run(RunDir(run.path), failed)
+    return failed
 
 
 def _interrupt(run: Run[Any], status: RunStatus, cause: str) -> None:

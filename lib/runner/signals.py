@@ -21,6 +21,15 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def describe_death(exit_code: int, who: str = "worker") -> str:
+    """Describe the exit code of a process that did not exit cleanly."""
+    if exit_code >= 0:
+        return f"{who} died with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = "; out of memory?" if -exit_code == signal.SIGKILL else ""
+    return f"{who} died with signal {-exit_code} ({name}{hint})"
+
+
 class SignalCounter:
     """Counter of SIGINT, SIGTERM and SIGHUP while the context is active."""
 

@@ -20,8 +20,7 @@ from typing import Self
 from lib.env.snapshot import RedactingStream
 from lib.files import no_follow
 from lib.project import python_module_command
-from lib.runner.job import describe_death
-from lib.runner.signals import signals_blocked
+from lib.runner.signals import describe_death, signals_blocked
 from lib.runs.run_dir import RunDir
 
 # Time limit for a sidecar to store or send remaining records after the end of the run.

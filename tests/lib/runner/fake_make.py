@@ -10,8 +10,8 @@ import fake_train
 
 from lib import console
 from lib.runner import local
-from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
-from lib.runner.local import LocalExecutor
+from lib.runner.limits import JobLimits
+from lib.runner.local import DeviceSlot, Job, LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.worker import train_worker
 from lib.runs.run import Run, RunVariant, build_runs
@@ -55,7 +55,7 @@ class FakeBackend:
     def slot_problem(self, slot: DeviceSlot) -> str:
         return ""
 
-    def submit(self, run: Run[FakeConfig], slot: DeviceSlot, executor: Executor, token: int) -> Job:
+    def submit(self, run: Run[FakeConfig], slot: DeviceSlot, token: int) -> Job:
         behaviour = {
             "steps": 3,
             "step_seconds": 0.01,
@@ -65,7 +65,7 @@ class FakeBackend:
             **self._options.get("runs", {}).get(run.variant.slug, {}),
         }
         (run.path / "behaviour.json").write_text(json.dumps(behaviour))
-        return executor.submit(
+        return self._executor.submit(
             train_worker,
             fake_train.train,
             run.path,

@@ -12,7 +12,7 @@ import pytest
 from lib.env.ranks import ProcessRank
 from lib.project import ROOT
 from lib.runner import worker
-from lib.runner.job import LIMIT_GRACE_SECONDS, JobLimits, JobTimer
+from lib.runner.limits import LIMIT_GRACE_SECONDS, JobLimits, JobTimer
 from lib.runs.lease import Lease, LeaseLost, read_lease
 from lib.runs.run_dir import RunDir
 
@@ -87,7 +87,7 @@ def test_the_time_of_a_suspension_does_not_count(limits: JobLimits) -> None:
 def test_a_watchdog_ends_a_process_that_hangs_with_its_stacks() -> None:
     script = """if True:
         import time
-        from lib.runner.job import watchdog
+        from lib.runner.limits import watchdog
 
         def blocked_loader():
             time.sleep(60)

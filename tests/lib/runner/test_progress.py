@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from lib.runner.display import LiveDisplay, PlainDisplay, SessionProgress
+from lib.runner.display import PlainLines, SessionProgress, live_table
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunStatus, State
 
@@ -113,7 +113,7 @@ def test_failed_runs_are_counted(now):
 def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
     runs = _runs(2)
     progress = SessionProgress(runs, now)
-    display = PlainDisplay(progress, now)
+    display = PlainLines(progress, now)
     for run in runs:
         progress.begin(run)
         progress.active[run.label].update(_at(1))
@@ -137,7 +137,7 @@ def test_every_run_is_one_line_of_a_terminal(now, monkeypatch, columns, label):
     event = {"loss": 2.5, "iterations": 10400, "tokens_per_second": 123456.0, "eta_seconds": 5000}
     progress.active[label].update({**_at(50), **event, "iteration": 10390})
     console = Console(file=io.StringIO(), width=columns)
-    console.print(LiveDisplay(progress)._table())
+    console.print(live_table(progress, columns))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 2 and max(map(len, lines)) <= columns
     assert label in lines[0] and lines[0].rstrip().endswith("eta 1:23:20")
