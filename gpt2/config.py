@@ -57,13 +57,19 @@ def broken_rules(
     if model and not problems:
         problems += _size_problems(model)
     if model and machine:
-        problems += _backend_problems(model, machine)
+        try:
+            # Every component, in any block.
+            model.backends("cpu")
+        except ConfigError as error:
+            problems += error.problems
     if machine:
         problems += _sharding_problems(machine, int(values["GPUS"]))
     if machine and repro:
         problems += _profile_problems(repro, machine)
-    if attention and repro:
-        problems += _kernel_problems(repro, attention)
+    if attention and repro and repro.strict and attention.backend == "auto":
+        what = f"ATTENTION_BACKEND: auto under {repro.profile} (expected an explicit backend)"
+        advice = f"type: SET=ATTENTION_BACKEND_ROWS=y, {_OTHER_PROFILE}"
+        problems.append(Problem(what, next=advice, code="config.profile-conflict"))
     return problems
 
 
@@ -127,13 +133,6 @@ def _sharding_problems(machine: MachineConfig, gpus: int) -> Iterator[Problem]:
         yield Problem(what, next="type: SET=PRECISION_BF16=y", code="config.conflict")
 
 
-def _kernel_problems(repro: ReproConfig, attention: AttentionConfig) -> Iterator[Problem]:
-    if repro.strict and attention.backend == "auto":
-        what = f"ATTENTION_BACKEND: auto under {repro.profile} (expected an explicit backend)"
-        advice = f"type: SET=ATTENTION_BACKEND_ROWS=y, {_OTHER_PROFILE}"
-        yield Problem(what, next=advice, code="config.profile-conflict")
-
-
 def _head_problems(
     values: Mapping[str, SymbolValue], attention: AttentionConfig | None
 ) -> Iterator[Problem]:
@@ -153,14 +152,6 @@ def _head_problems(
     if isinstance(projection, GroupedOptions) and heads % projection.n_kv_head:
         what = f"N_KV_HEAD: expected a divisor of N_HEAD={heads}, got {projection.n_kv_head}"
         yield Problem(what, code="config.not-divisible")
-
-
-def _backend_problems(model: ModelConfig, machine: MachineConfig) -> Iterator[Problem]:
-    """Yield a problem if no attention backend supports every component, in any block."""
-    try:
-        model.backends("cpu")
-    except ConfigError as error:
-        yield from error.problems
 
 
 def _size_problems(model: ModelConfig) -> Iterator[Problem]:

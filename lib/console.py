@@ -146,10 +146,6 @@ class CommandLine(argparse.ArgumentParser):
         raise ConfigError(*problems or [invalid])
 
 
-def _wants_json() -> bool:
-    return "--json" in sys.argv or os.environ.get("JSON", "") not in ("", "0", "n")
-
-
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Call ``main`` and exit with its return value; report a user's error as ERROR lines.
 
@@ -201,7 +197,7 @@ def _report(error: KablateError) -> int:
         sys.stderr.write(escaped(traceback.format_exc()))
     for problem in error.problems:
         log("ERROR", str(problem))
-    if _wants_json():
+    if "--json" in sys.argv or os.environ.get("JSON", "") not in ("", "0", "n"):
         problems = [vars(problem) for problem in error.problems]
         document = {"schema_version": 1, "exit_code": error.exit_code, "problems": problems}
         show(pretty_json(document))

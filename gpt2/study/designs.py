@@ -229,19 +229,15 @@ def _axis(tree: KconfigTree, word: str) -> SweepAxis:
         raise ConfigError(Problem(what, code="design.malformed-axis"))
     info = _find_factor(tree, name)
     if info.type == "choice":
-        return SweepAxis(name, [_choice_level(info, value) for value in values])
+        members = {m.removeprefix(f"{name}_").lower(): m for m in info.members}
+        if unknown := [value for value in values if value not in members]:
+            what = f"{name}: {unknown[0]!r} is not one of {', '.join(members)}"
+            raise ConfigError(Problem(what, code="config.invalid-value"))
+        levels = [FactorLevel(name, v, slug(v), {members[v]: True}) for v in values]
+        return SweepAxis(name, levels)
     if text.startswith(("lin:", "log:")):
         return _range(name, text, info.type == "int")
     return SweepAxis(name, [_level(name, value) for value in values])
-
-
-def _choice_level(info: SymbolInfo, value: str) -> FactorLevel:
-    """Return the level of the member called ``value``. Raises ConfigError with the members' names."""
-    members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
-    if value not in members:
-        what = f"{info.name}: {value!r} is not one of {', '.join(members)}"
-        raise ConfigError(Problem(what, code="config.invalid-value"))
-    return FactorLevel(info.name, value, slug(value), {members[value]: True})
 
 
 def _level(name: str, value: str) -> FactorLevel:

@@ -221,7 +221,9 @@ def with_runs(plan: Plan, steps: str = "", seeds: str = "") -> Plan:
         runs_of = partial(_runs_of, plan.folder, whole)
         auto = auto_seeds(plan.base, plan.folder, whole, runs_of, plan.judged, plan.unit)
         numbers = tuple(auto.variants)
-    _require_seeds_in_range(numbers)
+    tree = KconfigTree()
+    for seed in {min(numbers), max(numbers)} if numbers else ():
+        tree.resolve([ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
     block = _chosen(plan, steps, has_controls)
     refuse_unpaired_compile([config for _, config in block])
     runs = _runs_of(plan.folder, block, numbers, auto.variants if auto else None)
@@ -255,13 +257,6 @@ def _configured_seeds(plan: Plan) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
     return seeds
-
-
-def _require_seeds_in_range(seeds: Sequence[int]) -> None:
-    """Raise ConfigError if SEED does not accept the smallest or the largest seed."""
-    tree = KconfigTree()
-    for seed in {min(seeds), max(seeds)} if seeds else ():
-        tree.resolve([ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
 
 
 def _chosen(plan: Plan, steps: str, has_controls: bool) -> Block:
@@ -308,19 +303,18 @@ def table_plan(plan: Plan) -> Plan:
 
     A table of the selected steps or seeds only would replace the table of the whole study.
     """
-    every = partial(with_runs, plan, "all" if plan.ablation else "")
+
+    def every(seeds: set[int]) -> Plan:
+        return with_runs(plan, "all" if plan.ablation else "", ",".join(map(str, sorted(seeds))))
+
     seeds = {*_configured_seeds(plan), *plan.seeds}
-    whole = every(_text(seeds))
+    whole = every(seeds)
     # The looks of SEEDS=auto determine its seeds.
     if plan.auto is None and (more := _started_seeds(whole) - seeds):
-        whole = every(_text(seeds | more))
+        whole = every(seeds | more)
     planned = {run.path for run in plan.runs}
     runs = [run for run in whole.runs if run.path in planned or run.path.exists()]
     return replace(plan, runs=runs, looks=planned_looks(plan))
-
-
-def _text(seeds: set[int]) -> str:
-    return ",".join(map(str, sorted(seeds)))
 
 
 def _started_seeds(plan: Plan) -> set[int]:
