@@ -129,8 +129,14 @@ def plant(
     symbols: Mapping[str, Any] = {},
     manifest: Mapping[str, Any] = {},
     told: Mapping[str, Any] = {},
+    rows: int | None = None,
 ) -> None:
-    """Rewrite ``run`` as if trained and tracked with these values, with consistent digests."""
+    """Rewrite ``run`` as if trained and tracked with these values, with consistent digests.
+
+    Of the evaluated documents, the first ``rows`` stay.
+    """
+    lines = run.per_query.read_text().splitlines(keepends=True)
+    run.per_query.write_text("".join(lines[:rows]))
     resolved, facts = json.loads(run.resolved_config.read_text()), read_facts(run)
     record = json.loads(run.manifest.read_text())
     if symbols:
@@ -188,124 +194,103 @@ def test_a_tracker_has_the_same_settings(check: Callable, pair: Pair, ask: Track
     assert failing(check(*pair.runs, ask=ask)) == {}
 
 
-def compiled(run: RunDir) -> None:
-    knob = dict.fromkeys(("requested", "resolved", "observed"), True)
-    plant(run, {"COMPILE": True}, {"knobs__torch_compile_enabled": knob}, {"compile_model": True})
-
-
-def other_batch(run: RunDir) -> None:
-    symbols = {"BATCH_SIZE": 4, "GLOBAL_BATCH": 8}
-    batch = {"batch__micro_batch": 4, "batch__global_sequences": 8}
-    plant(run, symbols, batch | {"batch__tokens_per_iteration": 128}, {"batch_size": 4})
-
-
-def other_accumulation(run: RunDir) -> None:
-    symbols = {"GRAD_ACCUMULATION": 4, "GLOBAL_BATCH": 8}
-    batch = {"batch__accumulation": 4, "batch__global_sequences": 8}
-    batch["batch__tokens_per_iteration"] = 128
-    plant(run, symbols, batch, {"gradient_accumulation": 4})
-
-
-def other_time(run: RunDir) -> None:
-    plant(run, {"BUDGET": "time", "GPT2_MAX_TIME": 60}, told={"max_time": 60})
-
-
-def other_hardware(run: RunDir) -> None:
-    plant(run, manifest={"origin__device": "abacus", "hardware__cpu_model": "abacus"})
-
-
-def other_data(run: RunDir) -> None:
-    plant(run, manifest={"data__digest": "0" * 64}, told={"data_digest": "0" * 64})
-
-
-def fewer_samples(run: RunDir) -> None:
-    rows = run.per_query.read_text().splitlines(keepends=True)
-    run.per_query.write_text("".join(rows[:-1]))
-    summary = json.loads(run.summary.read_text())
-    write_json(run.summary, changed(summary, final__eval_documents=2, final__eval_tokens=40))
-    plant(run)
-
-
-def dirty(run: RunDir) -> None:
-    plant(run, manifest={"code__dirty_tree": True})
-
-
-def no_commit(run: RunDir) -> None:
-    plant(run, manifest={"code__git_sha": "0" * 40}, told={"git_commit": "0" * 40})
-
-
-def other_torch(run: RunDir) -> None:
-    plant(run, manifest={"origin__torch": "1.0.0", "environment__packages__torch": "1.0.0"})
-
-
-PLANTED = [
-    (compiled, {"compile"}, "COMPILE: no ("),
-    (other_batch, {"effective batch"}, "BATCH_SIZE: 2 ("),
-    (other_accumulation, {"effective batch"}, "GRAD_ACCUMULATION: 2 ("),
-    (other_time, {"training length"}, "BUDGET: iterations ("),
-    (other_hardware, {"hardware"}, "), abacus (ra-s1-"),
-    (other_data, {"data and preprocessing"}, "), 0000000"),
-    (fewer_samples, {"evaluation"}, "documents: "),
-    (dirty, {"commit is clean"}, "uncommitted code"),
-    (no_commit, {"commit exists"}, "000000000000 of ra-s1-"),
-    (other_torch, {"software"}, "torch: 2."),
+KNOB = dict.fromkeys(("requested", "resolved", "observed"), True)
+COMPILED = {
+    "symbols": {"COMPILE": True},
+    "manifest": {"knobs__torch_compile_enabled": KNOB},
+    "told": {"compile_model": True},
+}
+BATCH = {"batch__global_sequences": 8, "batch__tokens_per_iteration": 128}
+# What is planted into the second run, the row that fails, and its words.
+PLANTED: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "", ""),
+    (COMPILED, "compile", "COMPILE: no ("),
+    (
+        {
+            "symbols": {"BATCH_SIZE": 4, "GLOBAL_BATCH": 8},
+            "manifest": BATCH | {"batch__micro_batch": 4},
+            "told": {"batch_size": 4},
+        },
+        "effective batch",
+        "BATCH_SIZE: 2 (",
+    ),
+    (
+        {
+            "symbols": {"GRAD_ACCUMULATION": 4, "GLOBAL_BATCH": 8},
+            "manifest": BATCH | {"batch__accumulation": 4},
+            "told": {"gradient_accumulation": 4},
+        },
+        "effective batch",
+        "GRAD_ACCUMULATION: 2 (",
+    ),
+    (
+        {"symbols": {"BUDGET": "time", "GPT2_MAX_TIME": 60}, "told": {"max_time": 60}},
+        "training length",
+        "BUDGET: iterations (",
+    ),
+    (
+        {"manifest": {"origin__device": "abacus", "hardware__cpu_model": "abacus"}},
+        "hardware",
+        "), abacus (ra-s1-",
+    ),
+    (
+        {"manifest": {"data__digest": "0" * 64}, "told": {"data_digest": "0" * 64}},
+        "data and preprocessing",
+        "), 0000000",
+    ),
+    ({"rows": -1}, "evaluation", "documents: "),
+    ({"manifest": {"code__dirty_tree": True}}, "commit is clean", "uncommitted code"),
+    (
+        {"manifest": {"code__git_sha": "0" * 40}, "told": {"git_commit": "0" * 40}},
+        "commit exists",
+        "000000000000 of ra-s1-",
+    ),
+    (
+        {"manifest": {"origin__torch": "1.0.0", "environment__packages__torch": "1.0.0"}},
+        "software",
+        "torch: 2.",
+    ),
+    # A package that one of the runs lacks passes.
+    ({"manifest": {"environment__packages__fortune": "1.0"}}, "", ""),
+    ({"told": {"learning_rate": 1.0}}, "tracker", "learning_rate of ra-s1-"),
+    ({"told": {"seed": 7}}, "tracker", ": tracker 7, run 1"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("confound", "checks", "words"), PLANTED, ids=lambda v: v.__name__ if callable(v) else ""
-)
+@pytest.mark.parametrize(("planted", "check_name", "words"), PLANTED)
 def test_a_confound_is_refused_and_named(
-    check: Callable, copies: list[RunDir], confound: Callable, checks: set[str], words: str
+    check: Callable, copies: list[RunDir], planted: dict[str, Any], check_name: str, words: str
 ) -> None:
-    confound(copies[1])
+    plant(copies[1], **planted)
     found = check(*copies)
     rows = failing(found)
-    assert found["exit_code"] == 4
-    assert {name for name, row in rows.items() if row.verdict == FAIL} == checks
     # Rows that depend on an existing commit.
-    unknown = {"commit is public", "commit holds the code"} if confound is no_commit else set()
-    assert rows.keys() == checks | unknown
-    assert words in " ".join(row.what for row in rows.values())
-    assert all(copies[1].path.name in rows[name].runs for name in checks)
+    unknown = {"commit is public", "commit holds the code"} if "exists" in check_name else set()
+    assert rows.keys() == {check_name} - {""} | unknown
+    assert found["exit_code"] == (4 if check_name else 0)
+    if check_name:
+        row = rows[check_name]
+        assert row.verdict == FAIL and words in row.what and copies[1].path.name in row.runs
 
 
-def test_other_versions_of_a_package_both_have(check: Callable, copies: list[RunDir]) -> None:
-    plant(copies[1], manifest={"environment__packages__fortune": "1.0"})
-    assert failing(check(*copies)) == {}
-    plant(copies[0], manifest={"environment__packages__fortune": "2.0"})
-    rows = failing(check(*copies))
-    assert rows.keys() == {"software"}
-    assert rows["software"].what.startswith("package fortune: 2.0 (baseline-s1-")
-
-
-def test_nothing_planted_passes(check: Callable, copies: list[RunDir]) -> None:
-    plant(copies[1])
-    assert failing(check(*copies)) == {}
+def test_another_version_of_a_package_that_both_have(check: Callable, copies: list[RunDir]) -> None:
+    for run, version in zip(copies, ("2.0", "1.0"), strict=True):
+        plant(run, manifest={"environment__packages__fortune": version})
+    (row,) = failing(check(*copies)).values()
+    assert row.check == "software"
+    assert row.what.startswith("package fortune: 2.0 (baseline-s1-")
 
 
 def test_what_was_declared_may_differ_and_is_said(
     pair: Pair, copies: list[RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled(copies[1])
+    plant(copies[1], **COMPILED)
     monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
     found = verify(copies, axes, query_run_directory, "local", 1)
     assert failing(found) == {}
     what = {row.check: row.what for row in found["rows"]}
     assert what["compile"] == "off; declared to differ: COMPILE"
-
-
-def test_a_tracker_that_says_otherwise_than_the_manifest(
-    check: Callable, copies: list[RunDir]
-) -> None:
-    plant(copies[1], told={"learning_rate": 1.0, "seed": 7})
-    (row,) = failing(check(*copies)).values()
-    name = copies[1].path.name
-    assert (row.check, row.verdict, row.runs) == ("tracker", FAIL, [name])
-    assert row.what == (
-        f"seed of {name}: tracker 7, run 1; learning_rate of {name}: tracker 1.0, run 0.0006"
-    )
 
 
 def test_a_key_that_nobody_has_is_unknown_and_not_equal(
@@ -436,16 +421,6 @@ def test_another_commit_of_the_same_code_is_shown_and_passes(
     plant(copies[1], manifest={"origin__sources": {**sources, "gpt2/train.py": "0" * 64}})
     rows = failing(check(*copies, tree=clone))
     assert rows.keys() == {"code", "commit holds the code"}
-
-
-def test_files_that_are_not_those_of_the_commit_are_found(
-    check: Callable, copies: list[RunDir]
-) -> None:
-    sources = json.loads(copies[1].manifest.read_text())["origin"]["sources"]
-    for run in copies:
-        plant(run, manifest={"origin__sources": {**sources, "gpt2/train.py": "0" * 64}})
-    rows = failing(check(*copies))
-    assert rows.keys() == {"commit holds the code"}
     assert rows["commit holds the code"].what.endswith(": gpt2/train.py")
 
 
