@@ -1,15 +1,11 @@
-"""The columns of a study's tables, each once for all renderings; Markdown, CSV and LaTeX.
-
-A column has a heading, the text of a row, and the fields of the row in CSV. The document
-(``lib.report.study``) has the figures; nothing is computed here.
-"""
+"""The columns of a study's tables, each once for all renderings; Markdown, CSV and LaTeX."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any
 
 from lib.errors import visible
 from lib.files import write_atomic
@@ -28,7 +24,6 @@ from lib.report.text import (
     difference_cell,
     legend,
     loss_note,
-    number_text,
     p_cell,
     remark_notes,
     rule_sentence,
@@ -66,7 +61,6 @@ class Column:
 
 
 def loss_cell(mean: float | None, sd: float | None, n: int) -> str:
-    """Return mean, standard deviation and number of losses; "-" if there is none."""
     if mean is None:
         return "-"
     return f"{mean:.4f}" + ("" if sd is None else f" ± {sd:.4f} n={n}")
@@ -133,7 +127,7 @@ def columns(document: Document) -> list[Column]:
         reference = "reference"
     labels = dict.fromkeys(label for row in rows for label in row["labels"])
     return [
-        Column("#", number_text, ["number"]),
+        Column("#", _number, ["number"]),
         Column(name, _of("slug"), ["slug", "parent"], True, _numbered, 1, _name_style),
         *(Column(label, _of(label), [label], True, rank=2) for label in labels),
         Column("", None, ["n"]),
@@ -167,8 +161,12 @@ def columns(document: Document) -> list[Column]:
     ]
 
 
+def _number(row: Row) -> str:
+    return "" if row["number"] is None else str(row["number"])
+
+
 def _numbered(row: Row) -> str:
-    return f"{number_text(row)} {row['slug']}".strip()
+    return f"{_number(row)} {row['slug']}".strip()
 
 
 _MACHINE = [
@@ -192,25 +190,17 @@ _ORIGINS = ("runs", "run_ids", "configurations", "commits")
 _SLUG = Column("run", _of("slug"), is_left=True, style=_name_style)
 
 
-class Table(NamedTuple):
-    """A table below the main one: its columns, rows and note."""
-
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Any]
-    note: str = ""
-
-
-def further_tables(document: Document) -> list[Table]:
-    """Return the sections of the document, and figures of the machine that no section has."""
-    tables = []
+def further_tables(document: Document) -> list[tuple[str, Sequence[Column], Sequence[Any], str]]:
+    """Return title, columns, rows and note of each section, and of the machine's other figures."""
+    tables: list[tuple[str, Sequence[Column], Sequence[Any], str]] = []
     for part in document["sections"]:
         shown = [Column(h, itemgetter(i), is_left=not i) for i, h in enumerate(part["header"])]
-        tables.append(Table(part["title"], shown, part["rows"], part["note"]))
-    taken = {column.heading for table in tables for column in table.columns}
+        tables.append((part["title"], shown, part["rows"], part["note"]))
+    taken = {heading for part in document["sections"] for heading in part["header"]}
     machine = [_SLUG, *(column for column in _MACHINE if column.heading not in taken)]
     rows = rows_of(document)
-    return [*tables, Table("Machine", machine, rows)] if len(grid(machine, rows)[0]) > 1 else tables
+    has_figures = len(grid(machine, rows)[0]) > 1
+    return [*tables, *[("Machine", machine, rows, "")] * has_figures]
 
 
 def grid(
@@ -259,15 +249,11 @@ def write_tables(document: Document, folder: Path) -> list[Path]:
 
 
 def to_json(document: Document) -> str:
-    """Return the document with sorted keys."""
     return json_document(SCHEMA_VERSION, document)
 
 
 def to_csv(document: Document) -> str:
-    """Return the rows as CSV; a missing figure is an empty field.
-
-    The names and digests of the runs of a row are separated by blanks.
-    """
+    """Return the rows as CSV; the names and digests of the runs of a row are separated by blanks."""
     header = [name for column in (*columns(document), *_MACHINE) for name in column.csv]
     rows = [r | {name: " ".join(r[name]) for name in _ORIGINS} for r in rows_of(document)]
     header += _ORIGINS
@@ -275,7 +261,6 @@ def to_csv(document: Document) -> str:
 
 
 def to_markdown(document: Document) -> str:
-    """Return the study as Markdown: heading, aligned rows, verdicts, further tables and notes."""
     rows = rows_of(document)
     text = f"# {markdown_text(document['study'])}\n\n{_table(columns(document), rows)}\n"
     text += "".join(map(_paragraph, [loss_note(document), *seeds_notes(document)]))
@@ -288,9 +273,9 @@ def to_markdown(document: Document) -> str:
         text += f"\n## Verdicts\n\n{_table(VERDICTS, verdicts)}\n"
         text += "".join(map(_paragraph, [rule_sentence(document), *legend(document)]))
     text += notes and f"\n{notes}"
-    for table in further_tables(document):
-        text += f"\n## {markdown_text(table.title)}\n\n{_table(table.columns, table.rows)}"
-        text += table.note and f"\n{_paragraph(table.note)}"
+    for title, shown, lines, note in further_tables(document):
+        text += f"\n## {markdown_text(title)}\n\n{_table(shown, lines)}"
+        text += note and f"\n{_paragraph(note)}"
     text += _list("Left out", document["left_out"]) + _list("Notes", document["notes"])
     return text + _list("Origin", _origins(document))
 
@@ -325,7 +310,6 @@ def origin(name: str, runs: Iterable[Row]) -> str:
 
 
 def _origins(document: Document) -> list[str]:
-    """Return the origin of each row with a result."""
     runs = {run["folder"]: run for run in document["runs"]}
     rows = [row for row in document["rows"] if row["runs"]]
     return [origin(row["slug"], map(runs.__getitem__, row["runs"])) for row in rows]

@@ -92,7 +92,10 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         verdicts=_cells(VERDICTS, verdicts),
         verdict_notes=[*remark_notes(verdicts), *legend(document)],
         results=_cells(columns(document), rows),
-        further=[(t.title, _cells(t.columns, t.rows), t.note) for t in further_tables(document)],
+        further=[
+            (title, _cells(shown, lines), note)
+            for title, shown, lines, note in further_tables(document)
+        ],
         # Row → seed → run.
         runs={
             row["name"]: {runs[name]["seed"]: runs[name] for name in row["runs"]} for row in rows

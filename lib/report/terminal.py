@@ -1,8 +1,4 @@
-"""A study on a terminal: one compact table that fits the columns, then what a reader must not miss.
-
-The ranking and the speed of a sweep or a matrix follow the table. The files beside the runs have
-every column, section and note (``table.md``, ``report.html``).
-"""
+"""A study on a terminal: one compact table that fits the columns, then what a reader must not miss."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -15,7 +11,6 @@ from lib.report.render import fitting_rows, text_lines
 from lib.report.text import (
     LINE_WIDTH,
     Document,
-    given,
     legend,
     loss_note,
     remark_notes,
@@ -37,7 +32,6 @@ _ABOVE = 1 + 1e-9
 
 
 def to_terminal(document: Document, width: int) -> str:
-    """Return table and notes in lines of at most ``width`` characters, without Markdown."""
     lines = _rows(document, width)
     for section in document["sections"]:
         if section["is_short"]:
@@ -88,7 +82,7 @@ def _notes(document: Document) -> list[str]:
     """Return what changes how the table is read: other notes are in table.md."""
     left_out = [f"left out: {entry}" for entry in document["left_out"]]
     notes = [*_first(left_out), *_first(document["notes"]), *warnings(document)]
-    words = given(document)
+    words = [verdict for verdict in document["verdicts"] if verdict["verdict"]]
     unjudged = [v for v in words if v["verdict"] in ("UNFAIR", "DIVERGED")]
     notes += remark_notes([{**verdict, "remarks": (), "excluded": ()} for verdict in unjudged])
     notes += [note for note in remark_notes(words) if note.endswith(" (all)")]

@@ -29,11 +29,6 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def number_text(row: Mapping[str, Any]) -> str:
-    """Return the number of a row; "" without one."""
-    return "" if row["number"] is None else str(row["number"])
-
-
 # One verdict.
 
 
@@ -117,18 +112,14 @@ def all_remarks(verdict: Verdict) -> list[str]:
 # All verdicts of a study.
 
 
-def given(document: Document) -> list[Verdict]:
-    """Return the verdicts with a word, without the A/A steps."""
-    return [verdict for verdict in document["verdicts"] if verdict["verdict"]]
-
-
 _TRACKED = ("comparison", "verdict", "difference", "low", "high", "n", "p", "of", "remarks")
 
 
 def verdict_table(document: Document) -> TrackerTable:
     """Return the comparisons with a word, and the A/A steps, as values for trackers."""
     rows: list[Sequence[str | int | float | None]] = []
-    for verdict in (*given(document), *(v for v in document["aa_steps"] if v["verdict"])):
+    verdicts = [*document["verdicts"], *document["aa_steps"]]
+    for verdict in (verdict for verdict in verdicts if verdict["verdict"]):
         low, high = verdict["interval_95"] or (None, None)
         figures = (verdict["difference"], low, high, verdict["n"], verdict["p_of_word"])
         remarks = "; ".join(all_remarks(verdict))
