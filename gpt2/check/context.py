@@ -12,9 +12,10 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable, Hashable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -29,7 +30,7 @@ from gpt2.data.tokenizer import ByteTokenizer
 from lib.env import machine
 from lib.env.gpu import GPUS, Gpu
 from lib.env.speed import has_bf16_instructions
-from lib.errors import KablateError, Problem, RunError
+from lib.errors import KablateError
 
 T = TypeVar("T")
 # Target if no GPU is named or present.
@@ -44,68 +45,11 @@ _TRAIN_LENGTH = 1451
 # would still fit.
 _HELD_OUT_LENGTHS = (130, 63, 63, 19, 19, 55, 81, 55, 7, 100, 130)
 # Limit for a result of the peer, which may be blocked in a collective operation.
-_TIMEOUT_SECONDS = 120.0
+PEER_TIMEOUT_SECONDS = 120.0
 _NOT_THE_CONFIGURATION = (
     "error in the product or in the check, not in the configuration: the small form of this step "
     "failed"
 )
-# Errors of a pipe whose other end is closed.
-_PIPE_CLOSED = (EOFError, BrokenPipeError, ConnectionResetError)
-
-
-class PeerError(RunError):
-    """An error of the second process, as ``describe_error`` describes it."""
-
-
-class PeerProcess:
-    """A forked process, which runs the same code as this process, patched or not."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("fork")
-        self._pipe, child_pipe = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child_pipe, self._pipe), daemon=True)
-        self._process.start()
-        self._calls = 0
-        child_pipe.close()
-
-    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Start a call of a top-level function in the peer."""
-        self._calls += 1
-        with contextlib.suppress(*_PIPE_CLOSED):
-            self._pipe.send((self._calls, function, arguments))
-
-    def result(self) -> Any:
-        """Return the result of the last call.
-
-        Raises PeerError if the call raised, timed out, or the process died.
-        """
-        number = 0
-        try:
-            # Skip results of earlier calls, left unread because of an error in this process.
-            while number < self._calls:
-                if not self._pipe.poll(_TIMEOUT_SECONDS):
-                    what = f"no result from the second process within {_TIMEOUT_SECONDS:.0f} s"
-                    raise PeerError(Problem(what, code="check.peer-timeout"))
-                number, error_code, value = self._pipe.recv()
-        except _PIPE_CLOSED:
-            raise PeerError(Problem("the second process died", code="check.peer-died")) from None
-        if error_code:
-            raise PeerError(Problem(value, code=error_code))
-        return value
-
-    def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a top-level function in the peer and return its result."""
-        self.start(function, *arguments)
-        value: T = self.result()
-        return value
-
-    def close(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join(1.0)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
 
 
 class ErrorCapture:
@@ -138,8 +82,8 @@ def describe_error(error: Exception) -> tuple[str, str]:
     check made from a valid configuration: its command, meant for the user of a configuration, is
     omitted.
     """
-    if isinstance(error, PeerError):
-        return error.codes[0], error.problems[0].what
+    if isinstance(error, (TimeoutError, BrokenProcessPool)):
+        return "check.peer", f"no result from the second process: {type(error).__name__}"
     if isinstance(error, KablateError):
         text = "; ".join(" ".join(problem.located.split()) for problem in error.problems)
         return error.codes[0], f"{_NOT_THE_CONFIGURATION}: {text}"
@@ -151,18 +95,6 @@ def describe_error(error: Exception) -> tuple[str, str]:
     code = "check.defect" if in_check else "check.exception"
     source = "defect of the check" if in_check else "exception in the checked code"
     return code, f"{source}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
-
-
-def _serve(pipe: Connection, parent_pipe: Connection) -> None:
-    """Serve calls until the parent closes the pipe."""
-    parent_pipe.close()
-    with contextlib.suppress(*_PIPE_CLOSED):
-        while True:
-            number, function, arguments = pipe.recv()
-            value = None
-            with ErrorCapture() as outcome:
-                value = function(*arguments)
-            pipe.send((number, outcome.code, outcome.text if outcome.code else value))
 
 
 class CheckContext:
@@ -210,7 +142,10 @@ class CheckContext:
     def end_peer(self) -> None:
         """End the second process, if any; the next use forks another."""
         if "peer" in vars(self):
-            self.peer.close()
+            self.peer.shutdown(wait=False, cancel_futures=True)
+            # It may be blocked in a collective operation.
+            for process in multiprocessing.active_children():
+                process.kill()
             del self.peer
             if dist.is_initialized():
                 # So that the next peer can form a new group.
@@ -274,9 +209,9 @@ class CheckContext:
         return ByteTokenizer().encode(_EXCERPT.read_text(encoding="utf-8")).astype("<u2")
 
     @cached_property
-    def peer(self) -> PeerProcess:
-        """Return another process with the same code, forked before any step was built."""
-        return PeerProcess()
+    def peer(self) -> ProcessPoolExecutor:
+        """Return another process with the same code, patched or not, forked at its first use."""
+        return ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
 
     def prepare_data(self, config: Config) -> Path:
         """Return the build folder, with the excerpt prepared for the small ``config``."""

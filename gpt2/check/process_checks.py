@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2.check.cases import CheckFinding
+from gpt2.check.context import PEER_TIMEOUT_SECONDS
 from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
@@ -61,10 +62,9 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
     with contextlib.ExitStack() as failure:
         # After a failure, one process may have left the group, and the next step would fail too.
         failure.callback(subject.context.end_peer)
-        peer = subject.context.peer
-        peer.start(train_rank, 1, config, rendezvous, rows)
+        peer = subject.context.peer.submit(train_rank, 1, config, rendezvous, rows)
         digest, loss, gradients = train_rank(0, config, rendezvous, rows)
-        peer_digest, peer_loss, peer_gradients = peer.result()
+        peer_digest, peer_loss, peer_gradients = peer.result(PEER_TIMEOUT_SECONDS)
         failure.pop_all()
     findings = []
     if digest != peer_digest:
@@ -168,9 +168,8 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     """Resume the traced run from its checkpoint in the peer, and compare the remaining steps."""
     traced = subject.traced_run
     arguments = (traced.config, subject.context.folder, traced.folder)
-    start, records, recorded, losses, digest, order = subject.context.peer.call(
-        resume_and_finish, *arguments
-    )
+    peer = subject.context.peer.submit(resume_and_finish, *arguments)
+    start, records, recorded, losses, digest, order = peer.result(PEER_TIMEOUT_SECONDS)
     findings = []
     if start != CHECKPOINT_STEP:
         expected = f"a resume at step {CHECKPOINT_STEP}"

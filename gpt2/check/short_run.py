@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from gpt2 import train
@@ -34,7 +33,6 @@ from lib.optim.options import AdamwspamOptions
 from lib.optim.spam import Adamwspam
 from lib.pruning.layers import NeverPruned, PaddedEmbedding
 from lib.pruning.pruners import MaskPruner, NonePruner
-from lib.pruning.reference import PruningSnapshot
 from lib.runs.run_dir import RunDir
 
 # Elements per chunk of optimizer and pruner, so that a matrix has several, as at full size.
@@ -122,37 +120,17 @@ class ShortRun:
 
 # Steps after which every parameter must have received a gradient.
 GRADIENT_STEPS = 3
-CHECKPOINT_STEP = 2
+CHECKPOINT_STEP = 3
 # Steps of the last evaluation and the last statistics in the checkpoint.
-RECORDED_STEPS = (1, 2)
-# One vector and one matrix that every model has.
-TRACED_PARAMETERS = ("ln_f.weight", "h.0.attn.c_proj.weight")
-# Elements of each followed tensor: enough to identify an algorithm, few enough for scalar formulas.
-_MAX_ELEMENTS = 128
-# An Adam-like optimizer's state of a parameter.
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True)
-class TracedUpdate:
-    """Inputs of an optimizer step: learning rate, and gradients by name."""
-
-    lr: float
-    # Gradient norms before and after clipping.
-    gradient_norm: Tensor
-    clipped_norm: Tensor
-    gradients: dict[str, Tensor]
+RECORDED_STEPS = (2, 3)
 
 
 @dataclass(frozen=True)
 class PrunedStep:
-    """Prunable matrices before and after the pruning of one step, by name."""
+    """Prunable matrices after the pruning of one step, by name."""
 
-    progress: float
-    # After the optimizer's update, and before pruning.
-    tensors: dict[str, PruningSnapshot]
-    # After pruning: masks of remaining weights, and names of matrices whose pruned weights have a
-    # nonzero value, a nonzero gradient in this step, or a nonzero state of the optimizer.
+    # Masks of remaining weights, and names of matrices whose pruned weights have a nonzero value, a
+    # nonzero gradient in this step, or a nonzero state of the optimizer.
     masks: dict[str, Tensor]
     nonzero: dict[str, set[str]]
     # Number of zeros in each row of the weights.
@@ -176,19 +154,13 @@ class TracedRun:
         self.nonfinite: set[str] = set()
         # Sparsity after each step.
         self.sparsity: list[float] = []
-        self.updates: list[TracedUpdate] = []
         self.pruned_steps: list[PrunedStep] = []
-        # Inputs of the pruner in the current step, and nonzero gradients of pruned weights.
-        self._tensors: dict[str, PruningSnapshot] = {}
+        # Matrices whose pruned weights have a nonzero gradient in the current step.
         self._nonzero_gradients: set[str] = set()
-        # Unclipped gradients and weights of each step, by matrix, for scores that need them.
-        self._history: dict[str, list[tuple[ArrayLike, ArrayLike]]] = {}
         hooks = [self._watch(name, p) for name, p in session.state.model.named_parameters()]
         # Every optimizer extends one of torch's, whose hooks the protocol does not declare.
         optimizer = cast(torch.optim.Optimizer, session.state.optimizer)
-        optimizer.register_step_pre_hook(self._record_update)
-        if config.pruning.name != "none":
-            optimizer.register_step_post_hook(self._record_pruner_inputs)
+        optimizer.register_step_pre_hook(self._record_pruned_gradients)
         for i in range(1, session.state.budget.iterations + 1):
             self.run.step()
             session.records.metrics(kind="check", iteration=i)
@@ -221,51 +193,13 @@ class TracedRun:
 
         return parameter.register_hook(record)
 
-    def _record_update(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
-        """Record the inputs of an optimizer step, which may modify them.
-
-        A step nested in another step passes no gradient norm and is skipped.
-        """
-        if "gradient_norm" not in named:
-            return
-        parameters = dict(self.run.session.state.model.named_parameters())
-        gradients = {
-            name: gradient.clone()
-            for name in TRACED_PARAMETERS
-            if (gradient := parameters[name].grad) is not None
-        }
-        lr, norm = optimizer.param_groups[0]["lr"], named["gradient_norm"].clone()
-        all_gradients = [p.grad for p in parameters.values() if p.grad is not None]
-        clipped = torch.nn.utils.get_total_norm(all_gradients)
-        self.updates.append(TracedUpdate(lr, norm, clipped, gradients))
+    def _record_pruned_gradients(self, optimizer: Any, arguments: Any, named: Any) -> None:
+        """Record which pruned weights have a gradient in an optimizer step."""
         pruner = self.run.session.state.pruner
         if isinstance(pruner, MaskPruner):
-            self._nonzero_gradients = _nonzero(
-                {n: parameters[n].grad for n in pruner.masks}, pruner
-            )
-            unclipped = norm / clipped
-            for name in pruner.masks:
-                if (gradient := parameters[name].grad) is not None:
-                    pair = (gradient * unclipped).numpy(), parameters[name].detach().numpy().copy()
-                    self._history.setdefault(name, []).append(pair)
-
-    def _record_pruner_inputs(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
-        """Record the pruner's inputs, before its weights are set to zero."""
-        if "gradient_norm" not in named:
-            return
-        pruner = self.run.session.state.pruner
-        names = pruner.masks if isinstance(pruner, MaskPruner) else ()
-        parameters = dict(self.run.session.state.model.named_parameters())
-        for name in names:
-            state = optimizer.state[parameters[name]]
-            moments = [state[key].numpy().copy() for key in _MOMENTS if key in state]
-            m, v = moments or ((), ())
-            correction = 1.0
-            if moments:
-                correction -= optimizer.param_groups[0]["betas"][0] ** state["step"].item()
-            weights = parameters[name].detach().numpy().copy()
-            history = self._history.get(name, [])
-            self._tensors[name] = PruningSnapshot(weights, history[:], m, v, correction)
+            parameters = dict(self.run.session.state.model.named_parameters())
+            gradients = {name: parameters[name].grad for name in pruner.masks}
+            self._nonzero_gradients = _nonzero(gradients, pruner)
 
     def _record_pruning(self) -> None:
         """Record the result of the pruner's step."""
@@ -288,8 +222,7 @@ class TracedRun:
         }
         masks = {name: mask.clone() for name, mask in state.pruner.masks.items()}
         zeros = {name: (weight == 0).sum(1) for name, weight in weights.items()}
-        self.pruned_steps.append(PrunedStep(state.progress, self._tensors, masks, nonzero, zeros))
-        self._tensors = {}
+        self.pruned_steps.append(PrunedStep(masks, nonzero, zeros))
 
 
 def _nonzero(tensors: Mapping[str, Tensor | None], pruner: MaskPruner) -> set[str]:
@@ -306,12 +239,6 @@ def in_batches_of(rows: int, evaluate: Evaluator) -> Evaluator:
     other = copy.copy(evaluate)
     other.batch_size = rows
     return other
-
-
-def first_elements(tensor: Tensor) -> list[float]:
-    """Return the first elements of a tensor, as many as the checks recompute."""
-    numbers: list[float] = tensor.flatten()[:_MAX_ELEMENTS].tolist()
-    return numbers
 
 
 # A run of the trainer with given gradients, on a model of a few parameters.

@@ -8,7 +8,7 @@ from gpt2.training import session, setup
 from gpt2.training.state import RankGenerators
 from tests.mutants.mutant import Mutant, nothing, replaced
 
-_LOSS = ("resumed-loss", "step 3;")
+_LOSS = ("resumed-loss", "step 4;")
 
 
 def from_the_first_step(right: Any) -> Any:

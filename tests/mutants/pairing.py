@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "warm-up steps stay in the weights",
         "baseline",
-        {"reload": ("resumed-loss", "step 3")},
+        {"reload": ("resumed-loss", "step 4")},
         nothing(TrainState, "load_weights"),
     ),
 )

@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "a checkpoint never matches",
         "mla",
-        {"reload": _blames_the_product("checkpoint.mismatch", ".*the checkpoint of step 2")},
+        {"reload": _blames_the_product("checkpoint.mismatch", ".*the checkpoint of step 3")},
         then(setup, "run_fingerprint", lambda out, session: {**out, "data": os.getpid()}),
     ),
     Mutant(

@@ -183,7 +183,7 @@ def _without_the_last_token(right: Any) -> Any:
 @torch.no_grad()
 def _drifting(out: Any, session: TrainingSession, *rest: Any) -> Any:
     """Change weights by chance after the third update."""
-    if session.state.iteration == 2:
+    if session.state.iteration >= 2:
         session.state.model.wpe.weight.add_(int.from_bytes(os.urandom(2), "big") * 1e-6)
     return out
 
@@ -340,13 +340,13 @@ MUTANTS = (
     Mutant(
         "statistics are recorded again after a resume",
         "baseline",
-        {"reload": ("resumed-records", "statistics at step 2, .*steps 1 and 0 ")},
+        {"reload": ("resumed-records", "statistics at step 3, .*steps 2 and 0 ")},
         edited(TrainState, "load_state_dict", 'state["told_at"]', "0"),
     ),
     Mutant(
         "an evaluation is repeated after a resume",
         "baseline",
-        {"reload": ("resumed-records", "evaluation at step 1 .*steps 0 and 2 ")},
+        {"reload": ("resumed-records", "evaluation at step 2 .*steps 0 and 3 ")},
         edited(TrainState, "load_state_dict", 'state["evaluated_at"]', "0"),
     ),
     Mutant(
@@ -361,7 +361,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the position in the data",
         "mla",
-        {"reload": ("resumed-step", "step 2; .*step 0$")},
+        {"reload": ("resumed-step", "step 3; .*step 0$")},
         _restored_without("iteration"),
     ),
     Mutant(

@@ -1,7 +1,6 @@
 """The second process, and the classification of errors: checked code or check."""
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ import torch
 
 from gpt2.check import model_checks, process_checks
 from gpt2.check.cases import config_layers_to_check, plan_cases
-from gpt2.check.context import CheckContext, ErrorCapture, PeerProcess
+from gpt2.check.context import PEER_TIMEOUT_SECONDS, CheckContext, ErrorCapture
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from lib.env.process_group import ProcessGroup
@@ -42,44 +41,19 @@ def test_an_error_with_a_code_keeps_it_and_loses_its_advice():
     assert outcome.text.endswith(": step ra: no; never") and "menuconfig" not in outcome.text
 
 
-def test_an_error_of_the_peer_is_described_once():
-    peer = PeerProcess()
-    with ErrorCapture() as outcome:
-        peer.call(_refuse)
-    peer.close()
-    assert outcome.code == "run.locked" and outcome.text.count("error in the product") == 1
+def test_an_error_of_the_second_process_is_that_of_a_call_here():
+    with CheckContext() as context:
+        with ErrorCapture() as refused:
+            context.peer.submit(_refuse).result(PEER_TIMEOUT_SECONDS)
+        assert context.peer.submit(abs, -3).result(PEER_TIMEOUT_SECONDS) == 3
+        with ErrorCapture() as died:
+            context.peer.submit(os._exit, 1).result(PEER_TIMEOUT_SECONDS)
+    assert refused.code == "run.locked" and refused.text.count("error in the product") == 1
+    assert died.code == "check.peer"
 
 
 def _refuse():
     raise RunError(Problem("no", code="run.locked"))
-
-
-def test_an_unread_result_is_not_returned_by_the_next_call():
-    peer = PeerProcess()
-    peer.start(abs, -1)
-    assert peer.call(abs, -2) == 2
-    with pytest.raises(RunError) as caught:
-        peer.call(abs, "x")
-    assert caught.value.codes == ["check.defect"] and "TypeError" in str(caught.value)
-    assert peer.call(abs, -3) == 3
-    peer.close()
-
-
-def test_a_closed_pipe_is_not_an_error(capfd):
-    peer = PeerProcess()
-    peer.start(time.sleep, 0.2)
-    peer._pipe.close()
-    peer._process.join(10.0)
-    assert (peer._process.exitcode, capfd.readouterr().err) == (0, "")
-
-
-def test_a_dead_process_is_an_error():
-    peer = PeerProcess()
-    for function, argument in ((os._exit, 1), (abs, -1)):
-        with pytest.raises(RunError) as caught:
-            peer.call(function, argument)
-        assert caught.value.codes == ["check.peer-died"]
-    peer.close()
 
 
 @pytest.mark.slow
