@@ -41,6 +41,7 @@ from lib.runner.queue import (
     stale_text,
 )
 from lib.runner.signals import SignalCounter
+from lib.runner.worker import append
 from lib.runs.lease import DEFAULT_SECONDS, Lease, LeaseLost, LeaseRecord, current_holder
 from lib.runs.manifest import finalize_run
 from lib.runs.run import Run
@@ -273,7 +274,7 @@ class RunScheduler:
             # A disk that is full is no reason to let a job go on.
             with contextlib.suppress(LeaseLost, OSError):
                 active.lease.require()
-                _append(RunDir(active.run.path).logs, f"{limit.cause}; stacks from rank 0 on:\n")
+                append(RunDir(active.run.path).logs, f"{limit.cause}; stacks from rank 0 on:\n")
             job.end_overdue()
 
     def _handle(
@@ -443,12 +444,6 @@ def _active(runs: Sequence[Run[Any]]) -> list[tuple[Run[Any], LeaseRecord]]:
 
 def _not_active(what: str, where: str) -> ConfigError:
     return ConfigError(Problem(what, where, "type: make status", code="run.not-active"))
-
-
-def _append(path: Path, text: str) -> None:
-    descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
 
 
 def _write_request(path: Path) -> None:

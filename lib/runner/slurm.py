@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lib.config.field import kconfig_field
 from lib.errors import PreflightError, Problem
@@ -58,8 +59,7 @@ class SlurmOptions:
     setup: str = kconfig_field("SLURM_SETUP", identity=False)
 
 
-@dataclass(frozen=True)
-class QueuedJob:
+class QueuedJob(NamedTuple):
     """A job, or the waiting members of an array, as squeue lists it."""
 
     # 12_3, or 12_[4-9].
@@ -67,9 +67,9 @@ class QueuedJob:
     # Such as PENDING or RUNNING.
     state: str
     node: str
-    # Time since the start.
+    # Since the start.
     time: str
-    # Why it waits, such as Priority; None of a running one.
+    # Why it waits, such as Priority.
     reason: str
 
     def __str__(self) -> str:

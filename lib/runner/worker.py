@@ -35,10 +35,9 @@ from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 # Least time between an event ``alive`` and the event before it.
 _ALIVE_SECONDS = 5.0
 
-# Trains the run in a directory; also receives a function that accepts events, a function that
-# returns whether to stop, and a guard, called before every write, that raises LeaseLost. Writes the
-# run status. If several workers train one run, each of them calls the function, and only rank 0
-# writes files.
+# Trains the run in a directory, on every rank; only rank 0 writes files and the status. Receives a
+# function for events, one that returns whether to stop, and a guard that raises LeaseLost, to be
+# called before every write.
 TrainFunction = Callable[
     [Path, Callable[[Mapping[str, Any]], None], Callable[[], bool], Callable[[], None]], object
 ]
@@ -47,15 +46,13 @@ TrainFunction = Callable[
 class ParentConnection:
     """Connection of a worker to its parent: events to it, and its request to stop.
 
-    SIGTERM requests a stop. It may arrive twice, sent to the process group and by the parent;
-    repeated signals have no further effect. The parent sends SIGKILL to stop a worker immediately.
-    A parent that has disappeared also requests a stop.
+    SIGTERM requests a stop, and may arrive twice: to the process group, and from the parent. A parent
+    that has disappeared requests a stop too.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._requested = False
-        self._orphaned = False
+        self._requested = self._orphaned = False
         self._sent_at = float("-inf")
         # A terminal sends Ctrl-C to every process; only the parent handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -72,10 +69,7 @@ class ParentConnection:
         return self._requested or self._orphaned
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Send an event to the parent if the parent is still alive.
-
-        ``alive`` is sent only if nothing was sent for some seconds.
-        """
+        """Send an event to the parent, ``alive`` only if nothing was sent for some seconds."""
         now = time.monotonic()
         if self._orphaned or (event["kind"] == "alive" and now < self._sent_at + _ALIVE_SECONDS):
             return
@@ -95,7 +89,7 @@ def run_worker(
     environment: Mapping[str, str],
     pipe: Connection,
 ) -> None:
-    """Call ``function(*arguments, parent)``; the main function of every worker."""
+    """Call ``function(*arguments, parent)`` in a worker."""
     parent = ParentConnection(pipe)
     os.environ.update(environment)
     function(*arguments, parent)
@@ -173,10 +167,7 @@ def _train(
 
 
 class _Outcome:
-    """Context that turns any error of a run into a FAILED status at the process boundary.
-
-    Errors of ranks other than 0 are sent to the parent, which monitors all ranks.
-    """
+    """Context that sends any error of a run to the parent; on rank 0, the run is FAILED by it."""
 
     def __init__(
         self, run: RunDir, parent: ParentConnection, rank: int, guard: Callable[[], None]
@@ -210,18 +201,14 @@ class _Outcome:
         self._parent.send({"kind": "failure", "message": message, "at": time.monotonic()})
         # A full disk may be the cause, which the parent has by now.
         with contextlib.suppress(OSError):
-            self._record(text, RunStatus(State.FAILED, code, message))
+            if self.has_log:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            if self._rank == 0:
+                before = read_status(self._run) or RunStatus(State.FAILED)
+                failed = replace(before, state=State.FAILED, exit_code=code, message=message)
+                finalize_run(self._run, failed)
         return True
-
-    def _record(self, text: str, failed: RunStatus) -> None:
-        """Write the traceback to the log, and on rank 0 the status."""
-        if self.has_log:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        if self._rank == 0:
-            before = read_status(self._run) or failed
-            status = replace(failed, iteration=before.iteration, iterations=before.iterations)
-            finalize_run(self._run, status)
 
 
 @contextlib.contextmanager
@@ -236,14 +223,19 @@ def warnings_in(path: Path) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with open(descriptor, "w", encoding="utf-8") as log:
-            log.write(warnings.formatwarning(message, category, filename, lineno, line))
+        append(path, warnings.formatwarning(message, category, filename, lineno, line))
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = record
         yield
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a log, which must not be a link."""
+    descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
 
 
 def _redirect_output(path: Path) -> None:
