@@ -48,7 +48,6 @@ def draw_figures(plan: Plan, study: JudgedStudy, folder: str) -> list[Path]:
 
 
 def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
-    """Return the document of the plan's study; see ``lib.report.study``."""
     results = finished_of(study.listed)
     settings = recorded_settings(results[0]) if results else []
     runs = {run.variant.slug: run for run in plan.runs}
@@ -66,7 +65,6 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
 
 
 def _question(plan: Plan) -> list[str]:
-    """Describe the trained models and data in sentences."""
     variants = list({run.variant.slug: run.variant for run in plan.runs}.values())
     seeds = sorted({run.seed for run in plan.runs})
     count, unit = len(variants), "model" if len(variants) == 1 else "models"
@@ -118,7 +116,6 @@ def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
 def _commands(
     plan: Plan, results: Sequence[RunRecord], settings: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[tuple[str, str]]:
-    """Return the commands that repeat the study, and a single run bit by bit."""
     commits = dict.fromkeys(run_origin(record)["commit"] for record in results)
     commands = [(f"git checkout {commit}", "the code") for commit in commits if commit]
     files = [str(s["where"]).partition(":")[0] for _, s in settings if s["label"] in _SHIPPED]
@@ -137,7 +134,6 @@ def _commands(
 
 
 def set_text(settings: Mapping[str, SymbolValue]) -> str:
-    """Return the text of SET= that assigns ``settings``."""
     words = members_set(settings).items()
     return " ".join(f"{name}={shlex.quote(to_kconfig_text(value))}" for name, value in words)
 
@@ -171,7 +167,6 @@ _GATE_HEADINGS = {
 def sections(
     plan: Plan, study: JudgedStudy, rows: Sequence[Mapping[str, Any]]
 ) -> list[TableSection]:
-    """Return the non-empty sections for the plan's finished runs."""
     combined = bool(plan.sweep) or plan.base.study.mode == "test_matrix_mode"
     candidates = [
         ranking(rows) if plan.sweep else None,
@@ -231,7 +226,6 @@ def _attention(records: Sequence[RunRecord]) -> TableSection | None:
 
 
 def _speed(records: Sequence[RunRecord]) -> TableSection | None:
-    """Return step time, speed, backend, peak memory, code and device of each run."""
     if not records:
         return None
     rows = []

@@ -78,7 +78,6 @@ class AutoSeeds:
 
     @property
     def most_later_runs(self) -> int:
-        """Return how many runs the looks after the next one need at most."""
         return (self.looks[-1] - self.looks[0]) * self.open_variants if self.looks else 0
 
 

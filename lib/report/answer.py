@@ -4,6 +4,7 @@ The sentences count and name values of the document; they compute none.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from lib.report.text import count, is_own_test, p_equation, seeds_notes, warnings
@@ -41,13 +42,16 @@ def summary(document: Values) -> str:
 
 
 def answer(document: Values) -> str:
-    """Return what the study shows in one sentence."""
     every = document["verdicts"]
     given = [verdict for verdict in every if verdict["verdict"]]
     if not any(run["state"] == "done" for run in document["runs"]):
         return "No run has a result yet."
     if not every:
-        return _losses_only(document)
+        done = [row for row in document["rows"] if row["val_loss"] is not None]
+        if len(done) != 1:
+            return f"{count(len(done), 'variant')} with a loss; nothing is compared."
+        loss = f"{done[0]['val_loss']:.4f} {document['unit']}"
+        return f"The validation loss is {loss}; nothing is compared."
     if not given:
         return " ".join(seeds_notes(document)) or "No comparison has a word."
     verdicts = _answering(document)
@@ -94,7 +98,6 @@ def _answering(document: Values) -> list[Values]:
 
 
 def _compared(document: Values, role: str) -> tuple[str, str]:
-    """Return what is compared, and with what."""
     if document["not_estimable"] is not None:
         return "effect", "0"
     if not any(row["parent"] for row in document["rows"]):
@@ -119,13 +122,6 @@ def _of_one(verdict: Values, unit: str) -> str:
     return f"{subject}: {_difference(verdict, unit)}, n={verdict['n']}{p}."
 
 
-def _losses_only(document: Values) -> str:
-    done = [row for row in document["rows"] if row["val_loss"] is not None]
-    if len(done) == 1:
-        return f"The validation loss is {done[0]['val_loss']:.4f} {document['unit']}; nothing is compared."
-    return f"{count(len(done), 'variant')} with a loss; nothing is compared."
-
-
 def notices(document: Values) -> list[str]:
     """Return what a reader must see before any word: unstable runs, missing words, failed controls."""
     texts = []
@@ -142,11 +138,6 @@ def notices(document: Values) -> list[str]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ``1–3, 7``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
+    groups = groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    parts = [[number for _, number in group] for _, group in groups]
     return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

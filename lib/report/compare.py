@@ -155,11 +155,8 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[Comparison]:
 def compare_document_losses(
     a: Sequence[DocumentResult], b: Sequence[DocumentResult]
 ) -> dict[str, Any]:
-    """Compare the losses of two runs on the same documents, in nats per token.
-
-    Differences are A - B, negative if A is better: of the losses over all tokens, and mean and
-    sample standard deviation over documents of the losses per document. ``a_better`` and ``equal``
-    are numbers of documents.
+    """Return losses over all tokens of two runs, in nats per token, and the spread of A - B over
+    documents; ``a_better`` and ``equal`` are numbers of documents.
     """
     pairs = list(zip(a, b, strict=True))
     assert all(x.n_tokens == y.n_tokens for x, y in pairs)
@@ -261,7 +258,6 @@ CONTINUATION = " " * 13
 
 
 def comparison_to_text(comparison: Comparison) -> str:
-    """Return the comparison as text, verdict first."""
     verdict, speed = comparison["verdict"], comparison["speed"]
     lines = [verdict, f"  A  {comparison['a']}", f"  B  {comparison['b']}"]
     for heading, name in (("differs", "reasons"), ("axis", "axis"), ("label", "labels")):

@@ -48,11 +48,9 @@ class Contrast:
 
     @classmethod
     def pair(cls, step: str, reference: str, role: str = "baseline") -> "Contrast":
-        """Return the contrast step minus reference."""
         return cls(step, reference, role, {step: 1.0, reference: -1.0})
 
     def in_part(self, part: str) -> "Contrast":
-        """Return the contrast with the name of its part before the names of its arms."""
         weights = {f"{part}{arm}": weight for arm, weight in self.weights.items()}
         reference = self.reference and f"{part}{self.reference}"
         return Contrast(f"{part}{self.step}", reference, self.role, weights, part)

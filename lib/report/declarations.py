@@ -113,7 +113,6 @@ class VerdictPlan:
 
     @property
     def rule_record(self) -> dict[str, Any]:
-        """Return the declared rule as plain JSON types."""
         rule = {**asdict(self.rule), "against": self.against}
         if self.interactions is not None:
             rule |= {"interactions": self.interactions}
@@ -121,7 +120,6 @@ class VerdictPlan:
 
     @property
     def contrasts(self) -> dict[str, Contrast]:
-        """Return the comparisons of the declared family by name."""
         return {c.name: c for c in self.declared if c.role not in CONTROL_ROLES}
 
 
@@ -129,7 +127,6 @@ class VerdictPlan:
 
 
 def plans_of(lines: Iterable[Line]) -> list[DeclaredPlan]:
-    """Return the declared plans, the oldest first."""
     return [line for line in lines if isinstance(line, DeclaredPlan)]
 
 
@@ -152,7 +149,6 @@ def looks_of(lines: Iterable[Line]) -> list[Look]:
 
 
 def concerning(lines: Iterable[Line], arms: Mapping[str, str]) -> list[Line]:
-    """Return the lines with one of ``arms`` (name → configuration)."""
     return [
         line
         for line in lines
@@ -204,7 +200,6 @@ def family_size(families: Iterable[Family]) -> int:
 
 
 def judged_seeds(looks: Sequence[Look]) -> int:
-    """Return the largest number of seeds that was judged."""
     return max((look.n for look in looks), default=0)
 
 
@@ -266,7 +261,6 @@ def read_declarations(folder: Path) -> tuple[Line, ...]:
 
 @contextmanager
 def _refusing(path: Path, expected: str, line: int = 0) -> Iterator[None]:
-    """Raise ConfigError if a record, or a line of it, is damaged."""
     try:
         yield
     except RecordError as error:
@@ -316,7 +310,6 @@ def _append(path: Path, text: str) -> None:
 
 
 def line_record(line: Line) -> dict[str, Any]:
-    """Return the line of the file, as plain JSON types."""
     record = asdict(line) | {"at": _date(line.at), "seeds": list(line.seeds)}
     if not line.imported:
         del record["imported"]

@@ -138,7 +138,6 @@ class _Study:
 
     @property
     def baseline_diverged(self) -> bool:
-        """Return whether a seed of a baseline diverged, which ends the study."""
         baselines = {c.reference for c in self.compared.values() if c.role == "baseline"}
         return any(run.diverged for arm in baselines for run in self.outcomes.get(arm, ()))
 
@@ -162,7 +161,6 @@ class _Study:
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """Return the declared seeds."""
         found = (run.seed for runs in self.outcomes.values() for run in runs)
         return tuple(sorted(self.plan.seeds or set(found)))
 
@@ -205,7 +203,6 @@ class _Study:
         return replace(look, seeds=seeds)
 
     def _declared_before(self, name: str, look: Look | None) -> bool:
-        """Return whether a look before ``look`` had the comparison in its family."""
         earlier = self.looks if look is None else self.looks[: look.number - 1]
         return any(self._is_in(name, each.family) for each in earlier)
 
@@ -216,7 +213,6 @@ class _Study:
         return all(set(seeds) <= self.ended.get(arm, set()) for arm in contrast.weights)
 
     def _concerned(self, look: Look) -> list[str]:
-        """Return the comparisons that the look may judge."""
         return [
             name
             for name in self.family
@@ -326,7 +322,6 @@ class _Study:
         )
 
     def _planned_at(self, look: Look) -> int:
-        """Return the number of comparisons that were declared until the look."""
         if look.is_at_added:
             earlier = self.looks[: look.number - 1]
             return family_size(
@@ -342,7 +337,6 @@ class _Study:
         return family_size(families)
 
     def _marked(self, verdict: Verdict, look: Look, open_count: int) -> Verdict:
-        """Return the verdict with its look, and remarks on it."""
         if verdict["verdict"] in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
             return verdict
         assert self.look_plan is not None
@@ -398,7 +392,6 @@ class _Study:
         return {**verdict, "remarks": [*verdict["remarks"], "its runs were trained again since"]}
 
     def _wait(self, name: str) -> str:
-        """Return the reason of a comparison that has enough seeds, but no word."""
         assert self.look_plan is not None
         contrast, seeds = self.family[name], self.seeds
         # The look at most seeds, the latest of them.
@@ -418,14 +411,12 @@ class _Study:
         return "next look at the next complete seed"
 
     def waiting(self) -> frozenset[str]:
-        """Return the comparisons of the last look whose runs have not ended."""
         if not self.looks:
             return frozenset()
         look, earlier = self.looks[-1], self._closed_at(len(self.looks) - 1)
         return frozenset(self._concerned(look)) - {*self._judged_at(look), *earlier}
 
     def _closed_at(self, looks: int) -> frozenset[str]:
-        """Return the comparisons that need no further seeds after that many looks."""
         return self.closed[looks - 1] if looks else frozenset()
 
     def aa_steps(self) -> tuple[list[Verdict], bool]:
@@ -502,7 +493,6 @@ class _Study:
         return bool(rules) and is_same and not self._early_runs()
 
     def _early_runs(self) -> int:
-        """Return how many runs started before the first declaration."""
         first = self.known[0].at if self.known else math.inf
         return sum(
             run.started_at is not None and run.started_at < first - 1 and not run.reused
@@ -550,6 +540,5 @@ class _Study:
 
 
 def _is_closed(verdict: Verdict) -> bool:
-    """Return whether further seeds would not change the word."""
     is_open = verdict["verdict"] in (None, VerdictWord.INCONCLUSIVE)
     return not is_open or verdict["rounding_only"]

@@ -39,7 +39,6 @@ class LookPlan:
 
     @property
     def problems(self) -> list[Problem]:
-        """Return the problems of the configured plan."""
         problems = []
         seeds, shares = self.seeds, self.shares
         ascending = all(a < b for a, b in itertools.pairwise(seeds))
@@ -58,12 +57,10 @@ class LookPlan:
 
     @property
     def spending(self) -> list[tuple[int, float]]:
-        """Return each number of seeds with its share."""
         return list(zip(self.seeds, self.shares, strict=True))
 
     @property
     def reserve(self) -> Decimal:
-        """Return the share of alpha that no planned look spends."""
         return max(Decimal(0), 1 - sum_of_shares(self.shares))
 
 
@@ -103,5 +100,4 @@ class VerdictOptions:
 
     @property
     def look_plan(self) -> LookPlan:
-        """Return the planned looks of SEEDS=auto."""
         return LookPlan(self.looks, self.spend)

@@ -176,7 +176,6 @@ def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
 
 
 def _fallbacks(manifest: JsonRecord) -> Any:
-    """Return the fallbacks applied after running out of memory, without their peak memory."""
     steps = manifest.find("oom_fallbacks")
     if not isinstance(steps, list):
         return UNKNOWN
@@ -318,7 +317,6 @@ def _observed(a: RunFacts, b: RunFacts, settings: Sequence[str]) -> Iterator[Fie
 
 
 def _follows(name: str, a: RunFacts, b: RunFacts, settings: Sequence[str]) -> bool:
-    """Return whether the fact differs because of a differing request or setting."""
     if name in a.requested and a.requested[name] != b.requested.get(name):
         return True
     # Every knob depends on the device.

@@ -61,7 +61,6 @@ def read_records(runs: Sequence[Run[Any]], unit: str = NATS) -> list[RunRecord]:
 
 
 def planned_run(record: RunRecord) -> Run[Any]:
-    """Return the run that the directory was planned for."""
     assert isinstance(record.planned, Run)
     return record.planned
 
@@ -237,7 +236,6 @@ def _readable(read: Callable[[], Sequence[T]]) -> tuple[Sequence[T], str]:
 
 
 def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means over the seeds of the figures that every run has."""
     first = by_seed[0] if by_seed else {}
     names = [name for name in first if all(name in figures for figures in by_seed)]
     return {name: fmean(figures[name] for figures in by_seed) for name in names}

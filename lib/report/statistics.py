@@ -96,7 +96,6 @@ class ContrastSample(NamedTuple):
         return self.sd / math.sqrt(self.scale)
 
     def tail(self, distance: float, sd: float, degrees: float) -> float:
-        """Return P(T > distance / standard error)."""
         return t_sf(distance / (sd / math.sqrt(self.n)), degrees)
 
 
@@ -304,7 +303,6 @@ def outlier_limit(seeds: int) -> float:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean, without the overflow of a sum."""
     return math.fsum(value / len(values) for value in values)
 
 
@@ -404,7 +402,6 @@ def _density(t: float, degrees: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction of the incomplete beta function."""
     numerator = 1.0
     denominator = 1 / _nonzero(1 - (a + b) * x / (a + 1))
     value = denominator

@@ -106,7 +106,6 @@ class JudgedStudy:
 
     @cached_property
     def listed(self) -> list[SeedOutcome]:
-        """Return the outcomes of all rows, in the order of the plan."""
         by_path = {o.run.path: o for runs in self.outcomes.values() for o in runs}
         return [by_path[r.run.path] for r in self.records if r.run.path in by_path]
 
@@ -190,7 +189,6 @@ def planned_contrasts(variants: Sequence[RunVariant], plan: VerdictPlan) -> list
 
 
 def _variants(records: Sequence[RunRecord]) -> list[RunVariant]:
-    """Return the planned variants in their order."""
     runs = [record.planned for record in records]
     return list({r.variant.slug: r.variant for r in runs if isinstance(r, Run)}.values())
 
@@ -201,7 +199,6 @@ def _baselines(variants: Sequence[RunVariant]) -> dict[str, str]:
 
 
 def _prefix(labels: Mapping[str, str]) -> str:
-    """Return the beginning of the names of a labelled part in verdicts."""
     return "".join(f"{value}:" for value in labels.values())
 
 
@@ -559,7 +556,6 @@ def _state(runs: Sequence[SeedOutcome], stale: Collection[Path]) -> str:
 
 
 def _perplexity(loss: float | None) -> float | None:
-    """Return exp(loss); None if there is no loss or the result overflows."""
     try:
         return None if loss is None else math.exp(loss)
     except OverflowError:

@@ -98,7 +98,6 @@ class SeedOutcome:
 
     @property
     def run(self) -> Run[Any]:
-        """Return the planned run."""
         assert isinstance(self.record.planned, Run)
         return self.record.planned
 
@@ -161,24 +160,17 @@ def verdicts_at(
 def _instability(
     verdict: Mapping[str, Any], outcomes: Mapping[str, Sequence[SeedOutcome]]
 ) -> list[str]:
-    """Return remarks on the runs with unstable steps: by arm, or for an effect of a design, whose
-    arms are those of all effects, their number.
+    """Return remarks on the runs with unstable steps: by arm, or the number for an effect of a design,
+    which has all arms.
     """
-    judged = set(verdict["seeds"])
-    arms = {
-        arm: sorted(
-            {
-                run.seed
-                for run in outcomes.get(arm, ())
-                if run.unstable and (not judged or run.seed in judged)
-            }
-        )
-        for arm in verdict["weights"]
-    }
-    remarks = [f"UNSTABLE: {arm}, {_seeds(seeds)}" for arm, seeds in arms.items() if seeds]
-    if remarks and not verdict["reference"]:
-        remarks = [f"UNSTABLE: {sum(map(len, arms.values()))} runs"]
-    return remarks
+    judged, arms = verdict["seeds"], dict[str, list[int]]()
+    for arm in verdict["weights"]:
+        unstable = {run.seed for run in outcomes.get(arm, ()) if run.unstable}
+        if shown := sorted(s for s in unstable if not judged or s in judged):
+            arms[arm] = shown
+    if arms and not verdict["reference"]:
+        return [f"UNSTABLE: {sum(map(len, arms.values()))} runs"]
+    return [f"UNSTABLE: {arm}, {_seeds(seeds)}" for arm, seeds in arms.items()]
 
 
 def _sample(verdict: Mapping[str, Any]) -> ContrastSample:
@@ -257,19 +249,22 @@ def _untested(
     if reason := _unfairness(arms):
         return verdict | {"verdict": VerdictWord.UNFAIR, "reason": reason}
     by_seed = {arm: {o.seed: o for o in runs} for arm, runs in arms.items()}
+    losses = {
+        arm: {s: o.loss for s, o in runs.items() if o.loss is not None and not o.diverged}
+        for arm, runs in by_seed.items()
+    }
     seeds = sorted({seed for runs in by_seed.values() for seed in runs})
-    complete = [s for s in seeds if all(_finished(runs.get(s)) for runs in by_seed.values())]
-    values = {arm: [_loss(runs[s]) for s in complete] for arm, runs in by_seed.items()}
-    weights = list(contrast.weights.items())
+    complete = [s for s in seeds if all(s in runs for runs in losses.values())]
+    values = {arm: [runs[s] for s in complete] for arm, runs in losses.items()}
     differences = [
-        math.fsum(weight * values[arm][block] for arm, weight in weights)
+        math.fsum(weight * values[arm][block] for arm, weight in contrast.weights.items())
         for block in range(len(complete))
     ]
     verdict["excluded"] = [
         f"{arm} s{s}: {_absence(runs.get(s))}"
         for arm, runs in by_seed.items()
         for s in seeds
-        if not _finished(runs.get(s))
+        if s not in losses[arm]
     ]
     if reason := _divergence(contrast, by_seed):
         if differences:
@@ -291,7 +286,10 @@ def _untested(
     }
     if n < rule.min_seeds:
         reason = f"{n} seed{'s' * (n > 1)}; no verdict below {rule.min_seeds}"
-        reason += _interval_of_reference(contrast, by_seed, n, mean)
+        pilot = list(losses.get(contrast.reference, {}).values())
+        if len(pilot) >= MIN_SEEDS and len(losses) == 2:
+            shown = format_interval(interval_of_noise(pilot, n, mean))
+            reason += f"; {shown} by {len(pilot)} seeds of {contrast.reference}"
         return verdict | {"reason": reason, "more_seeds": rule.min_seeds - n}
     if max(map(abs, differences)) < _ROUNDING_NATS:
         verdict |= {"rounding_only": True, "remarks": [_ROUNDING]}
@@ -299,18 +297,6 @@ def _untested(
             return verdict | {"verdict": VerdictWord.EQUIVALENT}
         verdict["reason"] = _ROUNDING
     return verdict | {"verdict": VerdictWord.INCONCLUSIVE}
-
-
-def _interval_of_reference(
-    contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutcome]], seeds: int, mean: float
-) -> str:
-    """Return the interval from the noise of the reference as text; "" below 3 seeds of it."""
-    runs = by_seed.get(contrast.reference, {}).values()
-    losses = [_loss(run) for run in runs if _finished(run)]
-    if len(losses) < MIN_SEEDS or len(by_seed) != 2:
-        return ""
-    interval = interval_of_noise(losses, seeds, mean)
-    return f"; {format_interval(interval)} by {len(losses)} seeds of {contrast.reference}"
 
 
 def _document_error(
@@ -389,15 +375,6 @@ def _divergence(contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutco
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-
-
-def _finished(run: SeedOutcome | None) -> bool:
-    return run is not None and run.loss is not None and not run.diverged
-
-
-def _loss(run: SeedOutcome) -> float:
-    assert run.loss is not None
-    return run.loss
 
 
 def _absence(run: SeedOutcome | None) -> str:
