@@ -243,7 +243,7 @@ class ChunkedBackward:
             soft, terms = chunk_softmaxes(plan, self.q, self.k, chunk, graph=True)
             # Through dropout(weights) @ v.
             dcontext = dcontext_BNTH[:, :, chunk.rows].contiguous()
-            mask = plan.drop(soft.last_BNrc, generator)
+            mask = self.plan.drop(soft.last_BNrc, generator)
             weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
             self.dv[:, :, chunk.columns].add_(weights.to(dcontext.dtype).mT @ dcontext)
             dlast = (dcontext @ self.v[:, :, chunk.columns].mT).to(soft.last_BNrc.dtype)
