@@ -173,8 +173,8 @@ MUTANTS = (
         edited(
             Rope,
             "encode_all",
-            "rotation or self._rotation(",
-            "(x.to(heads[0].dtype) for x in rotation) if rotation else self._rotation(",
+            "rotation or self.rotation(",
+            "(x.to(heads[0].dtype) for x in rotation) if rotation else self.rotation(",
         ),
         (_WIDE, "^rotary positions .* in training; torch.bfloat16"),
         "rope",
