@@ -71,7 +71,7 @@ def test_two_tokenizers_are_trained_and_judged_in_bits_per_byte(build, tmp_path)
     assert "bits per byte" in table and "nats" not in table
     code, text, said = folder.command("verify-results", JSON="1")
     rows = {row["check"]: row["verdict"] for row in json.loads(text)["rows"]}
-    names = ("evaluation", "data and preprocessing", "data_digest")
+    names = ("evaluation", "data and preprocessing", "tracker")
     assert "FAIL" not in [rows[name] for name in names], text
     code, text, said = folder.command("audit", "--runs", "*")
     assert code == 0, text + said
