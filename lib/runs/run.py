@@ -31,11 +31,11 @@ class RunConfig(Protocol):
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of the identity's canonical JSON."""
+        """Return the SHA-256, in hex, of the identity's canonical JSON."""
 
     @property
     def hash8(self) -> str:
-        """The first eight hex digits of the digest."""
+        """Return the first eight hex digits of the digest."""
 
     def identity(self) -> dict[str, Any]:
         """Return all settings that may affect a bit of the result."""
