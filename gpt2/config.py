@@ -403,11 +403,6 @@ _SECTIONS: dict[str, Any] = {
 }
 
 
-def identity_digest(identity: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of an identity returned by ``Config`` or read from a file."""
-    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
-
-
 def _in_identity(field: dataclasses.Field, value: Any, *, forms: bool) -> bool:
     """Return whether the field of ``value`` can change a result and is not at its off-value."""
     metadata = field.metadata

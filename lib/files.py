@@ -172,6 +172,11 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def json_digest(value: Any) -> str:
+    """Return the SHA-256, in hex, of the canonical JSON of ``value``."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
 def pretty_json(value: Any) -> str:
     """Return ``value`` as indented JSON with sorted keys, without NaN, with a final newline."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n"

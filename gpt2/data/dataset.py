@@ -6,7 +6,6 @@ tokenizer), ``seal`` covers the manifest. Its folder is named after a hash of th
 configuration selects.
 """
 
-import hashlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from gpt2.data.options import vocab_size as tokenizer_vocab_size
 from gpt2.data.shards import read_index
 from gpt2.data.tokenizer import tokenizer_digest
 from lib.errors import DataError, Problem
-from lib.files import canonical_json, sha256_file
+from lib.files import json_digest, sha256_file
 from lib.json_files import RecordError, read_json_object
 
 # Version of the preparation, part of every data set's hash. Increase it if the same source yields
@@ -52,7 +51,7 @@ def dataset_folder(config: DataOptions, build_dir: Path, corpus: Corpus | None =
     }
     if unit == "piece":
         identity["unit"] = unit
-    hash8 = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:8]
+    hash8 = json_digest(identity)[:8]
     return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"
 
 
@@ -238,13 +237,13 @@ def content_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of all that a run reads: the tokenizer, each file's name and digest."""
     files = {name: file["sha256"] for name, file in manifest["files"].items()}
     content = {"files": files, "tokenizer": manifest["tokenizer"]["digest"]}
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    return json_digest(content)
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of the manifest without its seal."""
     rest = {key: value for key, value in manifest.items() if key != "seal"}
-    return hashlib.sha256(canonical_json(rest).encode()).hexdigest()
+    return json_digest(rest)
 
 
 def _split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:

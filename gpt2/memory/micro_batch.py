@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.config import Config, identity_digest
+from gpt2.config import Config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.errors import EXIT_PREFLIGHT, PreflightError, Problem, RunError
-from lib.files import pretty_json, temporary_path, write_atomic
+from lib.files import json_digest, pretty_json, temporary_path, write_atomic
 from lib.json_files import MissingRecord, read_json_object, typed
 from lib.project import python_module_command
 from lib.units import GIB, format_size
@@ -79,7 +79,7 @@ def largest_micro_batch(base: Config, configs: Mapping[str, Config], folder: Pat
     require, or if one sequence does not fit.
     """
     distinct = {_digest(config): name for name, config in configs.items()}
-    key = identity_digest({"base": _digest(base), "runs": sorted(distinct)})
+    key = json_digest({"base": _digest(base), "runs": sorted(distinct)})
     path = folder / f"micro-batch-{key[:8]}.json"
     try:
         return typed(MicroBatch, read_json_object(path), path, ())
@@ -107,7 +107,7 @@ def _digest(config: Config) -> str:
     identity, train = config.identity(), config.train
     parts = {name: identity[name] for name in _MEMORY_PARTS}
     batch = [train.global_batch, train.batch_size, train.gpus]
-    return identity_digest({**parts, "batch": batch})
+    return json_digest({**parts, "batch": batch})
 
 
 def _predicted(configs: Mapping[str, Config]) -> dict[str, Any]:

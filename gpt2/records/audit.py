@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt2.config import Config, identity_digest
+from gpt2.config import Config
 from gpt2.data import dataset, tokenizer
 from gpt2.data.dataset import TokenSplit
 from gpt2.data.evaluation_windows import evaluation_windows
@@ -13,6 +13,7 @@ from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.records.files import own_values, recorded_config
 from gpt2.training.per_query import item_facts
 from lib.errors import DataError, KablateError, Problem, visible
+from lib.files import json_digest
 from lib.json_files import MissingRecord, RecordError
 from lib.report.render import json_document
 from lib.runs.audit import (
@@ -88,7 +89,7 @@ def to_json(verdicts: Sequence[Audit]) -> str:
 def _configuration(record: RunRecord, build_dir: Path, verdict: Audit) -> None:
     """Recompute the hashes from the identity, the identity from the symbols, and the documents."""
     run, manifest, name = record.run, record.manifest, record.run.resolved_config.name
-    digest = identity_digest(record.identity)
+    digest = json_digest(record.identity)
     verdict.findings.extend(mismatch(name, "hash8", digest[:8], record.hash8))
     recorded = manifest.value(str, "config", "config_digest")
     verdict.findings.extend(mismatch(run.manifest.name, "config.config_digest", digest, recorded))

@@ -14,7 +14,7 @@ from gpt2.config import DIVISION, Config
 from gpt2.records.files import write_resolved_config
 from lib.console import log
 from lib.errors import EXIT_INTERRUPTED, ConfigError, Problem
-from lib.report.run_facts import flatten_identity
+from lib.runs.identity import flatten_identity
 from lib.runs.lease import require_free
 from lib.runs.record import RunRecord
 from lib.runs.run import Run

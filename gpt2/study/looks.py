@@ -10,7 +10,6 @@ from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.report.declarations import (
     VerdictPlan,
-    configuration_digest,
     judged_seeds,
     read_declarations,
     share_at,
@@ -19,6 +18,7 @@ from lib.report.judge import judge
 from lib.report.options import NATS, LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import planned_contrasts, read_study
+from lib.runs.identity import configuration_digest
 from lib.runs.run import Run, RunVariant
 
 # The value of SEEDS that trains until every comparison has a word.

@@ -6,7 +6,7 @@ All errors of the set-up are raised before the first step.
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +45,7 @@ from lib.runs.checkpoint import (
     weights_digest,
 )
 from lib.runs.code import drift, loaded_source
+from lib.runs.identity import flatten_identity
 from lib.runs.rng import seed_all
 from lib.units import first_of
 
@@ -61,7 +62,7 @@ def require_match(session: TrainingSession, step: int, recorded: Mapping[str, An
 
     Raises RunError if it was made for anything else than this run.
     """
-    saved, current = dict(_leaves(recorded)), dict(_leaves(run_fingerprint(session)))
+    saved, current = map(flatten_identity, (recorded, run_fingerprint(session)))
     names = [n for n in sorted(saved | current) if saved.get(n) != current.get(n)]
     listed = ", ".join(f"{name} (was {saved.get(name)}, is {current.get(name)})" for name in names)
     if DIVISION.issuperset(name.removeprefix("config.") for name in names):
@@ -71,15 +72,6 @@ def require_match(session: TrainingSession, step: int, recorded: Mapping[str, An
     what = f"the checkpoint of step {step} belongs to another run: {listed}"
     remedy = f"to start the run again, type: make rerun RUNS={session.label}"
     raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.mismatch"))
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and value of each leaf of nested mappings."""
-    if not isinstance(value, Mapping):
-        yield name, value
-        return
-    for key, item in value.items():
-        yield from _leaves(item, f"{name}.{key}" if name else str(key))
 
 
 # Setup of a session that is ready to train; all setup errors are raised before the first step.

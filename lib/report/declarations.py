@@ -8,7 +8,6 @@ A folder may have several studies, such as before and after a change of MAX_ITER
 study if they have a run in common: name and configuration, without the seed.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +35,6 @@ DECLARATIONS_FILE = "declarations.jsonl"
 # Written by earlier versions of this program, with words; imported once, without them.
 _FORMER_FILE, _FORMER_SCHEMA = "verdicts.json", 3
 _ADVICE = "move it aside: its looks then no longer count, and the report says so"
-_DIGEST_DIGITS = 16
 _MAX_BYTES = 1 << 26
 
 # Name of a comparison → arm → digest of its configuration without the seed, "" if unknown.
@@ -162,12 +160,6 @@ def concerning(lines: Iterable[Line], arms: Mapping[str, str]) -> list[Line]:
 
 def _same_digest(one: str, other: str) -> bool:
     return one == other or not one or not other
-
-
-def configuration_digest(identity: Mapping[str, Any]) -> str:
-    """Return the digest of an identity without its seed: that of every run of an arm."""
-    text = canonical_json({name: value for name, value in identity.items() if name != "seed"})
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
 def is_declared(name: str, arms: Mapping[str, str], family: Family) -> bool:

@@ -8,15 +8,15 @@ An observed fact that follows from a setting (such as the attention kernel from 
 not reported if that setting differs: the setting is reported instead.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib.files import canonical_json
+from lib.files import json_digest
 from lib.json_files import DamagedRecord
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.runs.code import makes_results
+from lib.runs.identity import flatten_identity
 from lib.runs.record import UNKNOWN, JsonRecord, RunRecord, derived
 from lib.runs.run_dir import RunDir
 
@@ -113,7 +113,7 @@ def read_run_facts(run: RunDir) -> RunFacts:
 def recorded_facts(record: RunRecord) -> RunFacts:
     manifest, documents = record.manifest, record.documents
     observed = {name: manifest.find(*path) for name, path in _OBSERVED.items()}
-    observed["documents"] = _digest(
+    observed["documents"] = json_digest(
         [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
     )
     observed["oom_fallbacks"] = _fallbacks(manifest)
@@ -139,40 +139,13 @@ def recorded_facts(record: RunRecord) -> RunFacts:
         requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
         sources=record.sources,
         speed=speed,
-        text=_digest([[d.doc_sha256 or d.tokens_sha256, d.n_bytes] for d in documents]),
+        text=json_digest([[d.doc_sha256 or d.tokens_sha256, d.n_bytes] for d in documents]),
     )
 
 
 def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, str]) -> str:
     """Return the first twelve hex digits of the digest over the files ``names`` of ``sources``."""
-    return _digest({name: sources[name] for name in sorted(names)})[:12]
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
-
-
-def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
-    """Return path → value of a nested identity.
-
-    ``{"optimizer": {"name": "adamw", "eps": 1}}`` gives the paths "optimizer" and "optimizer.eps".
-    Components in a list are keyed by their names, so their order does not matter.
-    """
-    # Of JSON: isinstance of an abstract class takes ten times as long.
-    if isinstance(identity, dict):
-        flat = {path: identity["name"]} if path and "name" in identity else {}
-        for key, value in identity.items():
-            if not (path and key == "name"):
-                flat |= flatten_identity(value, f"{path}.{key}" if path else key)
-        return flat
-    if isinstance(identity, list) and any(isinstance(item, dict) for item in identity):
-        flat = {}
-        for item in identity:
-            flat |= flatten_identity(item, f"{path}.{item['name']}")
-        return flat
-    if isinstance(identity, list):
-        return {path: identity} if identity else {}
-    return {path: identity}
+    return json_digest({name: sources[name] for name in sorted(names)})[:12]
 
 
 def _fallbacks(manifest: JsonRecord) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from lib.files import canonical_json
+from lib.files import json_digest
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.options import NATS
 from lib.report.run_curves import read_curves
@@ -77,8 +76,7 @@ def run_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     if damage := next(artifact_findings(record, weights=False), None):
         return absent_outcome(record, State.DAMAGED.word, str(damage))
     try:
-        identity = canonical_json(record.identity)
-        if hashlib.sha256(identity.encode()).hexdigest() != planned_run(record).config.digest:
+        if json_digest(record.identity) != planned_run(record).config.digest:
             details = "identity differs from the planned run"
             return absent_outcome(record, "not comparable", details, ("identity",))
         outcome = _finished_outcome(record, unit)
@@ -166,8 +164,7 @@ def evaluated_loss(record: RunRecord, unit: str) -> float:
 def _finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     final = record.final
     documents = record.documents
-    items = canonical_json([document.nll_sum for document in documents])
-    digest = hashlib.sha256(items.encode()).hexdigest()[:16]
+    digest = json_digest([document.nll_sum for document in documents])[:16]
     attempts = record.attempts
     # When the runner first submitted the run, or else when the run first started.
     started_at = attempts[0].submitted_at if attempts else None

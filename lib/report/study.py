@@ -37,7 +37,6 @@ from lib.report.contrasts import (
 from lib.report.declarations import (
     Look,
     VerdictPlan,
-    configuration_digest,
     line_record,
     studies_on,
 )
@@ -54,6 +53,7 @@ from lib.report.run_results import (
 )
 from lib.report.statistics import INTERVAL_ERROR, noisier_than_others
 from lib.report.verdicts import SeedOutcome, VerdictWord
+from lib.runs.identity import configuration_digest
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run import Run, RunVariant
 from lib.tracking.stability import instability_text, unstable_steps

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lib.config.private import without_private_words
 from lib.env.packages import installed_packages
 from lib.env.snapshot import hardware_digests
-from lib.files import canonical_json, sha256_file, write_json
+from lib.files import json_digest, sha256_file, write_json
 from lib.json_files import RecordError
 from lib.project import ROOT
 from lib.runs.code import changed_since, git_state, write_code_patch
@@ -241,4 +241,4 @@ def volatile_digest(volatile: Mapping[str, Any]) -> str:
 
 def _digest_without(record: Mapping[str, Any], *names: str) -> str:
     covered = {key: value for key, value in record.items() if key not in names}
-    return hashlib.sha256(canonical_json(covered).encode()).hexdigest()
+    return json_digest(covered)

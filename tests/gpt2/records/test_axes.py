@@ -11,7 +11,8 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
 from lib.project import ROOT
-from lib.report.run_facts import RunFacts, field_differences, flatten_identity
+from lib.report.run_facts import RunFacts, field_differences
+from lib.runs.identity import flatten_identity
 from lib.runs.record import RunRecord
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir

@@ -15,7 +15,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.report.run_facts import flatten_identity
+from lib.runs.identity import flatten_identity
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL

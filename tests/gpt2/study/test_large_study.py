@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config import identity_digest
 from gpt2.records.listing import list_runs
 from gpt2.running.results import judged_study
 from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.study.view import look
 from lib import json_files
 from lib.config.dotconfig import defconfig_layers
-from lib.files import sha256_file
+from lib.files import json_digest, sha256_file
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
@@ -64,7 +63,7 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     assert set(digested.values()) == {1}
     # The parts of the digest that the seeds share are formatted once.
     for run in plan.runs:
-        assert run.config.digest == identity_digest(run.config.identity())
+        assert run.config.digest == json_digest(run.config.identity())
 
 
 def test_a_plan_does_not_look_for_runs_one_by_one(

@@ -5,11 +5,11 @@ import pytest
 from lib.json_files import DamagedRecord
 from lib.report.run_facts import (
     field_differences,
-    flatten_identity,
     observed_differences,
     read_run_facts,
     speed_differences,
 )
+from lib.runs.identity import flatten_identity
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 
