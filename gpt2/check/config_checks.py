@@ -20,6 +20,7 @@ from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from gpt2.records.files import REGISTRIES
 from lib.config.field import SymbolValue, kconfig_fields
+from lib.config.tree import KconfigTree
 from lib.errors import RunError
 from lib.tracking.options import TRACKERS
 from lib.units import GIB, first_of, format_size
@@ -183,7 +184,8 @@ def check_bound(subject: StepUnderTest) -> list[CheckFinding]:
     config = subject.config
     other = with_scaled_floats(config, [each.symbol for each in _bound_values(config)], _OTHER)
     return (
-        _readers(subject)
+        subject.context.once("components", _selectable)
+        or _readers(subject)
         or _arrived(config)
         or [*_arrived(other), *_built(subject.full_model, config)]
     )
@@ -203,6 +205,23 @@ def _bound_values(value: Any) -> Iterator[_BoundValue]:
                 yield _BoundValue(path, symbols[field.name], inner)
             else:
                 yield from _bound_values(inner)
+
+
+def _selectable() -> list[CheckFinding]:
+    """Check that Kconfig has an option for each registered component, and no other option."""
+    tree = KconfigTree()
+    findings = []
+    for registry in (*REGISTRIES, TRACKERS):
+        expected = {f"{registry.choice}_{name}".strip("_").upper(): name for name in registry}
+        choice = tree.find(registry.choice)
+        options = {s.name for s in choice.syms} if choice else set(filter(tree.find, expected))
+        for symbol in sorted(expected.keys() ^ options):
+            name = expected.get(symbol, "")
+            has = f"the {registry.kind} {name} is registered, Kconfig has no {symbol}"
+            lacks = f"Kconfig has {symbol}, no {registry.kind} is registered for it"
+            what = f"one Kconfig option for each registered {registry.kind}"
+            findings.append(CheckFinding("selectable", what, has if name else lacks))
+    return findings
 
 
 def _readers(subject: StepUnderTest) -> list[CheckFinding]:

@@ -105,8 +105,9 @@ MISSING_SYMBOL = "config.missing-symbol"
 
 def missing_symbol(symbol: str) -> Problem:
     """Return the problem of a configuration without ``symbol``."""
-    what = f"{symbol}: missing in the configuration; run make olddefconfig"
-    return Problem(what, code=MISSING_SYMBOL)
+    what = f"{symbol}: missing in the configuration (expected a symbol of the Kconfig files)"
+    advice = "type: make olddefconfig, for an old .config"
+    return Problem(what, next=advice, code=MISSING_SYMBOL)
 
 
 @cache

@@ -9,7 +9,13 @@ import torch
 
 from gpt2 import train
 from gpt2.attention import attention
-from gpt2.attention.options import LatentOptions, RaCrossTokenOptions, ReciprocalOptions
+from gpt2.attention.config import PATTERNS, PROJECTIONS
+from gpt2.attention.options import (
+    GroupedOptions,
+    LatentOptions,
+    RaCrossTokenOptions,
+    ReciprocalOptions,
+)
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.check import pairing_checks
 from gpt2.config import TrainConfig
@@ -97,6 +103,19 @@ def _open_accumulating(right: Any) -> Any:
 
 
 MUTANTS = (
+    _bound(
+        "a registered projection has no option in Kconfig",
+        replaced(PROJECTIONS, "_options", lambda known: {**known, "shared": GroupedOptions}),
+        "selectable",
+        "shared is registered, Kconfig has no ATTENTION_PROJECTION_SHARED$",
+        quick=True,
+    ),
+    _bound(
+        "an option of Kconfig selects no pattern",
+        replaced(PATTERNS, "_options", lambda known: {k: known[k] for k in ("full", "nsa")}),
+        "selectable",
+        "ATTENTION_PATTERN_SLIDING, no .* is registered",
+    ),
     _bound(
         "the betas are exchanged",
         _reads(AdamwspamOptions, beta1="ADAM_BETA2", beta2="ADAM_BETA1"),
