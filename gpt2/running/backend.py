@@ -20,7 +20,7 @@ from gpt2.running.preflight import (
 )
 from gpt2.study.plan import Plan
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
-from lib.env.gpu import cpu_model
+from lib.env.gpu import VISIBLE, cpu_model
 from lib.env.machine import worker_environment
 from lib.env.preflight import require_usable_gpus
 from lib.env.snapshot import copy_snapshot
@@ -112,11 +112,11 @@ class Gpt2Backend:
             environment={**worker_environment(run.config.machine), **slot},
         )
 
-    def slot_problem(self, slot: DeviceSlot) -> str:
-        """Return why no run can be trained on ``slot`` any more, after one has failed there; or ""."""
-        if self._machine.device == "cpu":
-            return ""
-        return self._executor.attempt(require_usable_gpus, slot, _GPU_SECONDS)
+    def lost_gpus(self, slot: DeviceSlot) -> Mapping[str, str]:
+        gpus = {g: name for name in VISIBLE if name in slot for g in slot[name].split(",")}
+        places = [{**slot, name: gpu} for gpu, name in gpus.items()]
+        reasons = self._executor.attempts(require_usable_gpus, places, _GPU_SECONDS)
+        return {gpu: reason for gpu, reason in zip(gpus, reasons, strict=True) if reason}
 
     def write_inputs(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, the worker's input, and the environment snapshot."""

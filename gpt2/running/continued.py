@@ -14,6 +14,7 @@ from gpt2.config import DIVISION, Config
 from gpt2.records.files import write_resolved_config
 from lib.console import log
 from lib.errors import EXIT_INTERRUPTED, ConfigError, Problem
+from lib.files import link_error
 from lib.runs.identity import flatten_identity
 from lib.runs.lease import require_free
 from lib.runs.record import RunRecord
@@ -59,11 +60,15 @@ def _copy(source: RunDir, run: Run[Config]) -> None:
     """Copy all that a resumed run reads to the directory of ``run``, which then exists."""
     status = read_status(source)
     assert status is not None
+    files = source.metrics, source.timing, source.telemetry, source.logs, source.manifest
+    for path in (source.checkpoints, *source.checkpoints.rglob("*"), *files):
+        if path.is_symlink():
+            raise link_error(path)
     with tempfile.TemporaryDirectory(dir=source.path.parent, prefix=".continued-") as name:
         copy = RunDir(Path(name) / run.name)
         copy.path.mkdir()
         shutil.copytree(source.checkpoints, copy.checkpoints)
-        for file in (source.metrics, source.timing, source.telemetry, source.logs, source.manifest):
+        for file in files:
             if file.exists():
                 shutil.copy2(file, copy.path)
         write_resolved_config(copy, run.config)

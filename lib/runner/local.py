@@ -238,20 +238,26 @@ class LocalExecutor:
             [self.submit(worker.send_values, function, tuple(call)) for call in calls]
         )
 
-    def attempt(
-        self, function: Callable[[], None], environment: Mapping[str, str], seconds: float
-    ) -> str:
-        """Call ``function`` in a worker; return why it failed or did not end in time, else ""."""
-        job = self.submit(worker.send_result, function, (), {}, environment=environment)
-        try:
-            self.wait(job, seconds)
-            if job.running:
-                return f"no answer within {seconds:g} s"
-            problems = [p for event in job.events for p in event.get("problems", ())]
-            return str(problems[0]) if problems else job.death
-        finally:
+    def attempts(
+        self,
+        function: Callable[[], None],
+        environments: Sequence[Mapping[str, str]],
+        seconds: float,
+    ) -> list[str]:
+        """Call ``function`` in a worker per environment; return why each failed or was late, else ""."""
+        jobs = [
+            self.submit(worker.send_result, function, (), {}, environment=each)
+            for each in environments
+        ]
+        deadline, reasons = time.monotonic() + seconds, []
+        for job in jobs:
+            self.wait(job, deadline - time.monotonic())
+            problems = [str(p) for event in job.events for p in event.get("problems", ())]
+            late = f"no answer within {seconds:g} s" if job.running else ""
+            reasons.append(next(iter(problems), late or job.death))
             job.cancel(immediately=True)
             self._jobs.remove(job)
+        return reasons
 
     def wait(self, job: Job, seconds: float) -> None:
         """Wait for the end of all workers, at most ``seconds``; their events stay readable."""

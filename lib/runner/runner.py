@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,8 +101,8 @@ class TrainingBackend(Protocol):
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return what changed since ``run`` was made: code, library versions, device."""
 
-    def slot_problem(self, slot: DeviceSlot) -> str:
-        """Return why ``slot`` is unusable after a run has failed on it, such as a lost GPU; or ""."""
+    def lost_gpus(self, slot: DeviceSlot) -> Mapping[str, str]:
+        """Return why each lost GPU of ``slot`` is unusable, after a run has failed on it."""
 
     def submit(self, run: Run[Any], slot: DeviceSlot, token: int) -> Job:
         """Write the inputs of a run to its existing directory, and start the run on ``slot``.
@@ -197,6 +197,8 @@ class RunScheduler:
         self._executor = executor
         self._options = options
         self._free = list(slots)
+        # GPUs whose slots have lost another one.
+        self._spare: list[str] = []
         self._active: dict[Job, _ActiveRun] = {}
         # Runs that have stalled once.
         self._stalled: set[Path] = set()
@@ -323,16 +325,27 @@ class RunScheduler:
             return
         if cause := exceeded.cause if exceeded else job.failure_cause(status):
             status = _status_after_death(run, status, cause, interrupts)
-        if status.state is State.FAILED and (lost := self._backend.slot_problem(active.slot)):
+        if status.state is State.FAILED and (lost := self._backend.lost_gpus(active.slot)):
             # The run goes on on other GPUs.
-            self._free = [slot for slot in self._free if slot != active.slot]
-            _interrupt(run, status, lost)
+            _interrupt(run, status, next(iter(lost.values())))
             active.lease.release()
             self._put_back(active)
-            log("GPU", f"{_place(active.slot)} is not used any more: {lost}")
+            for gpu, reason in lost.items():
+                log("GPU", f"GPU {gpu} is not used any more: {reason}")
+            self._regroup(active.slot, lost)
             return
         active.lease.release()
         self._record_end(run, status)
+
+    def _regroup(self, slot: DeviceSlot, lost: Collection[str]) -> None:
+        """Take a slot with ``lost`` GPUs out of use, and form another of GPUs left by such slots."""
+        self._free = [free for free in self._free if free != slot]
+        ((variable, names),) = _gpus(slot).items()
+        spare = dict.fromkeys([*self._spare, *names.split(",")])
+        self._spare = [gpu for gpu in spare if gpu not in lost]
+        if len(self._spare) >= (size := names.count(",") + 1):
+            self._free.append({**slot, variable: ",".join(self._spare[:size])})
+            del self._spare[:size]
 
     def _put_back(self, active: _ActiveRun) -> None:
         self._progress.drop(active.run)
@@ -398,9 +411,14 @@ def _interrupt(run: Run[Any], status: RunStatus, cause: str) -> None:
     finalize_run(RunDir(run.path), interrupted)
 
 
+def _gpus(slot: DeviceSlot) -> dict[str, str]:
+    """Return the variable that selects the GPUs of a slot; empty on a CPU."""
+    return {name: value for name, value in slot.items() if name in VISIBLE}
+
+
 def _place(slot: DeviceSlot) -> str:
     """Return the GPUs of a slot, such as ``GPU 2,3``; "" on a CPU."""
-    return next((f"GPU {value}" for name, value in slot.items() if name in VISIBLE), "")
+    return next((f"GPU {value}" for value in _gpus(slot).values()), "")
 
 
 # Stopping active runs from another process; the runs save a checkpoint first.

@@ -52,8 +52,8 @@ class FakeBackend:
     def drift(self, run: RunDir) -> list[str]:
         return list(self._options.get("changed", []))
 
-    def slot_problem(self, slot: DeviceSlot) -> str:
-        return ""
+    def lost_gpus(self, slot: DeviceSlot) -> dict[str, str]:
+        return {}
 
     def submit(self, run: Run[FakeConfig], slot: DeviceSlot, token: int) -> Job:
         behaviour = {
