@@ -28,8 +28,8 @@ from lib.report.checklist import (
     values_by_run_text,
 )
 from lib.report.run_facts import FieldDifference, RunFacts, field_differences, read_run_facts
-from lib.runs.audit import artifact_findings
 from lib.runs.code import files_not_committed, has_commit, run_git
+from lib.runs.digests import digest_findings
 from lib.runs.record import UNKNOWN
 from lib.runs.run_dir import RunDir
 from lib.tracking.queries import SOURCES, open_source
@@ -98,7 +98,7 @@ def verify(
     damages = [
         each.fails(f"{each.name}: {finding}")
         for each in evidence
-        for finding in artifact_findings(each.facts.record)
+        for finding in digest_findings(each.facts.record)
     ]
     unreachable = any(isinstance(each.tracker_config, str) for each in evidence)
     advice = "another SOURCE=, or kablate verify-results --folder DIR" if unreachable else ""

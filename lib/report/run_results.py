@@ -15,7 +15,7 @@ from lib.report.options import NATS
 from lib.report.run_curves import read_curves
 from lib.report.run_facts import recorded_facts
 from lib.report.verdicts import SeedOutcome
-from lib.runs.audit import artifact_findings
+from lib.runs.digests import digest_findings
 from lib.runs.documents import bits_per_byte
 from lib.runs.record import UNKNOWN, RunRecord, derived
 from lib.runs.rows import TelemetrySample
@@ -73,7 +73,7 @@ def run_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     if not record.is_done:
         message = record.damage or (record.status.message if record.status else "")
         return absent_outcome(record, record.state, message.split("\n")[0])
-    if damage := next(artifact_findings(record, weights=False), None):
+    if damage := next(digest_findings(record, weights=False), None):
         return absent_outcome(record, State.DAMAGED.word, str(damage))
     try:
         if json_digest(record.identity) != planned_run(record).config.digest:

@@ -139,7 +139,7 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
         "metrics.jsonl",
         r'^.*"iteration":7,.*\n',
         "",
-        "found iteration 8 in place of 7",
+        "found 'iteration 8 in place of 7'",
     ),
     "a log line": ("logs.txt", r"TRAIN", "TRAIM", "SHA-256 of the first"),
     "a time": ("timing.jsonl", r'"train_seconds":\d', '"train_seconds":7', "SHA-256"),
@@ -275,6 +275,18 @@ def test_the_number_of_documents_is_that_of_the_held_out_index(
     assert re.search(r"^per_query.csv: .*documents of the evaluation 4, found 3$", findings, re.M)
 
 
+@pytest.mark.parametrize("name", ("nll_mean", "bits_per_byte"))
+def test_a_forged_column_is_found_under_new_digests(
+    run: RunDir, build_dir: Path, name: str
+) -> None:
+    header, row, *others = run.per_query.read_text().splitlines()
+    cells = row.split(",")
+    cells[header.split(",").index(name)] = "1.5"
+    run.per_query.write_text("\n".join([header, ",".join(cells), *others, ""]))
+    reseal(run)
+    assert re.search(f"{name} of row 1 '.*', found '1.5'", found(run, build_dir))
+
+
 @torch.no_grad()
 def test_other_weights_are_found_under_new_digests(run: RunDir, build_dir: Path) -> None:
     weights = safetensors.torch.load_file(run.weights)
@@ -285,7 +297,7 @@ def test_other_weights_are_found_under_new_digests(run: RunDir, build_dir: Path)
     findings = found(run, build_dir)
     assert "final_weights_digest" in findings
     assert "sparsity of h.0.attn.c_attn.weight" in findings
-    assert "finite elements in wpe.weight, found 1 non-finite" in findings
+    assert "non-finite elements in wpe.weight 0, found 1" in findings
     run.weights.write_bytes(run.weights.read_bytes()[:50])
     assert "model.safetensors: expected weights" in found(run, build_dir)
 

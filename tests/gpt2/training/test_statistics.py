@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,10 +13,9 @@ from torch import Tensor
 from gpt2.config import Config
 from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
+from gpt2.records.audit import audit
 from gpt2.training.metrics import record_statistics
 from gpt2.training.session import TrainingSession
-from lib.runs.audit import consistency_findings, unreadable_contents
-from lib.runs.record import RunRecord
 from lib.runs.run_dir import State
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.watch import raised_alarms, read_watched_records
@@ -58,7 +58,7 @@ def learned(done: Any) -> list[Any]:
 @pytest.mark.parametrize("mechanisms", [{}, EVERYTHING, NSA], ids=["plain", "everything", "nsa"])
 @pytest.mark.slow
 def test_statistics_do_not_change_results(
-    configure: Configure, train: Callable, mechanisms: dict
+    configure: Configure, train: Callable, mechanisms: dict, build_dir: Path
 ) -> None:
     few = {**mechanisms, "MAX_ITERS": 6}
     without, told = configure(**few, **NONE), configure(**few, **ALWAYS)
@@ -68,8 +68,7 @@ def test_statistics_do_not_change_results(
     assert plain.rows("statistics") == []
     assert [row["iteration"] for row in watched.rows("statistics")] == [*range(1, 7)]
     # The audit accepts the rows and their positions.
-    record = RunRecord(watched.files)
-    assert [*unreadable_contents(record), *consistency_findings(record)] == []
+    assert audit(watched.files, build_dir).findings == []
 
 
 def test_statistics_are_measured_at_the_interval_and_at_the_end(
