@@ -29,8 +29,7 @@ from lib.pruning.options import PRUNERS, PrunerOptions
 from lib.report.options import VerdictOptions
 from lib.runner.slurm import SlurmOptions
 from lib.runs.options import ReproConfig
-from lib.tracking.config import TrackingConfig
-from lib.tracking.options import TelemetryOptions, WatchOptions
+from lib.tracking.options import TelemetryOptions, TrackingConfig, WatchOptions
 
 # Rules across the sections of a configuration. Does not import torch.
 #

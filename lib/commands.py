@@ -54,7 +54,7 @@ B                    RUN            text       The second
 AXIS                 SYMBOL,..      text       Settings in which the runs differ on purpose
 LABEL_BY             FIELD,..       text       Settings that may differ too, shown as labels
 WHERE                "N_LAYER=6"    text       Conditions, with = != < <= > >=
-SOURCE               wandb          local/offline/trackio/wandb  Where the settings are read
+SOURCE               wandb          local/wandb                 Where the settings are read
 CLAIMS               FILE           text       Quoted numbers; default: claims.toml
 OUT                  DIR            text       The folder to write to
 QUANT                int8           text       Quantization of the weights: none, int8, nf4, fp4
@@ -76,7 +76,6 @@ spec                 NAME[+FRAG]    text       The configuration, with fragments
 tree                 DIR            text       Folder of Kconfig and defconfigs, not this tree
 worker               y              flag       Train runs until none is free, without a table
 one-line             y              flag       Only the summary
-folder               DIR            text       Folder of the offline or trackio runs
 entity               NAME           text       W&B user or team
 rounds               n              positive   Rounds of measurement
 device               cpu            cpu/cuda   Default: a GPU if there is one
@@ -126,7 +125,7 @@ figures          gpt2.records.commands:figures   @plan RUNS JSON       Write the
 claims           gpt2.records.commands:check_claims  @plan CLAIMS OUT JSON  Check CLAIMS=; write LaTeX and Markdown if all hold
 audit            gpt2.records.commands:audit_runs  @find RUNS JSON     Check the files of RUNS=: VALID, or INVALID with reasons
 compare          gpt2.records.commands:compare_runs  <A> <B> @find AXIS LABEL_BY JSON  Compare runs A= and B= (A=ra B=baseline)
-verify-results   gpt2.records.commands:verify_results  @plan RUNS SOURCE=local AXIS JSON folder entity  Check whether RUNS= may be published together
+verify-results   gpt2.records.commands:verify_results  @plan RUNS SOURCE=local AXIS JSON entity  Check whether RUNS= may be published together
 evaluate         gpt2.running.trained_models:evaluate  RUN SEEDS QUANT=none JSON  Evaluate RUN= again; QUANT=int8 quantizes its weights
 generate         gpt2.running.trained_models:generate  RUN SEEDS PROMPT TOKENS=100 TEMPERATURE=1 TOP_K=0 TOP_P=1 SEED=1 SAMPLES=1 JSON  Generate text with the finished run RUN=, after PROMPT=
 export           gpt2.running.trained_models:export    <RUN> @find OUT       Export RUN= to a folder that transformers can load

@@ -8,16 +8,12 @@ inspect_wandb_keys.py --source local --folder results --run-name RUN          fr
 import _start
 
 from lib import console
-from lib.tracking.queries import keys_to_json, keys_to_text, query_parser, read_keys, run_from_args
+from lib.tracking.queries import query_keys
 
 
 def main() -> int:
     """Run the command line."""
-    parser = query_parser(__doc__)
-    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
-    args = parser.parse_args()
-    keys = read_keys(*run_from_args(args))
-    console.show(keys_to_json(keys) if args.json else keys_to_text(keys))
+    console.show(query_keys(__doc__))
     return 0
 
 

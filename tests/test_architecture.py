@@ -28,7 +28,7 @@ from lib.project import ROOT, python_module_command
 from lib.pruning import pruners
 from lib.pruning import reference as pruning_reference
 from lib.pruning.options import NoneOptions
-from lib.tracking import backends
+from lib.tracking import trackers
 from lib.tracking.options import TRACKERS
 from tests import names, rules
 from tests.source import module_name, module_paths, modules, texts
@@ -174,7 +174,7 @@ def test_i8_every_part_has_a_module_and_a_formula():
     # Trackers compute nothing, and a run without pruning has no scores.
     of_no_formula = {*map(TRACKERS.options, TRACKERS), NoneOptions}
     modules_of = [*attention.MODULES, *mlp.MODULES, *activations.FUNCTIONS, *optimizers.MODULES]
-    modules_of += [*pruners.MODULES, *backends.MODULES]
+    modules_of += [*pruners.MODULES, *trackers.MODULES]
     formulas = (attention_reference, mlp, activations, optim_reference, pruning_reference)
     formulas_of = [part for module in formulas for part in module.REFERENCES]
     # AdamWPrune is its base.

@@ -197,8 +197,7 @@ def verify_results(options: Namespace) -> int:
     read, 4 a row is FAIL or UNKNOWN.
     """
     plan = asked_plan(options)
-    folder = Path(options.folder) if options.folder else None
-    ask = tracker(plan, options.source, folder, options.entity)
+    ask = tracker(plan, options.source, options.entity)
     study = compare.whole_study(plan)
     table = table_plan(plan)
     runs = compare.chosen_runs(plan if selects_runs(options) else table, study, options.runs)

@@ -4,7 +4,6 @@ The evidence of a run is its own files and its configuration in the tracker. A c
 ends with the facts to publish in a methods section. Does not import torch.
 """
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
@@ -32,9 +31,9 @@ from lib.runs.code import files_not_committed, has_commit, run_git
 from lib.runs.digests import digest_findings
 from lib.runs.record import UNKNOWN
 from lib.runs.run_dir import RunDir
-from lib.tracking.queries import SOURCES, open_source
-from lib.tracking.sources import RunDirSource, RunRef, RunSource
-from lib.tracking.tracker import TrackerMetadata
+from lib.tracking.queries import SOURCES
+from lib.tracking.sources import RunRef, RunSource, WandbServerSource, sent_config
+from lib.tracking.trackers import TrackerMetadata
 from lib.units import first_of
 
 # A run with a time budget ends after the step that exceeds the budget, and step times vary.
@@ -101,7 +100,7 @@ def verify(
         for finding in digest_findings(each.facts.record)
     ]
     unreachable = any(isinstance(each.tracker_config, str) for each in evidence)
-    advice = "another SOURCE=, or kablate verify-results --folder DIR" if unreachable else ""
+    advice = "another SOURCE=, or wandb sync" if unreachable else ""
     count = len(evidence[0].facts.symbols)
     same = f"the digest of the manifest, the settings and all {count} symbols are the same"
     rows = [
@@ -129,11 +128,11 @@ def query_run_directory(run: RunDir) -> TrackerConfig:
     """Return the configuration sent to trackers, read from the run directory."""
     if not run.tracker_facts.exists():
         return f"{run.tracker_facts} does not exist"
-    return RunDirSource(run.path.parent).config(RunRef("", run.path.name, "", run))
+    return sent_config(run)
 
 
-def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> TrackerQuery:
-    """Return a function that queries ``source``, by default in the results folder.
+def tracker(plan: Plan, source: str, entity: str) -> TrackerQuery:
+    """Return a function that queries ``source``.
 
     Raises ConfigError if ``source`` is unknown, PreflightError if it cannot be reached.
     """
@@ -145,35 +144,23 @@ def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Tracke
     if source == "local":
         return query_run_directory
     entity = entity or str(plan.base.values["TRACKER_WANDB_ENTITY"])
-    args = Namespace(source=source, folder=folder, entity=entity)
-    return tracker_query(open_source(args, plan.folder.parent))
+    return tracker_query(WandbServerSource(entity))
 
 
 def tracker_query(source: RunSource) -> TrackerQuery:
-    """Return a function that queries ``source`` for the configuration of a run, by project and name.
-
-    If several runs share these, the id identifies the run, or for trackers with ids of their own, the
-    digest of the manifest.
-    """
-    names: dict[str, list[RunRef]] = {}
+    """Return a function that queries ``source`` for the configuration of a run, by project and id."""
+    tracked: dict[str, dict[str, RunRef]] = {}
 
     def query(run: RunDir) -> TrackerConfig:
         try:
             facts = TrackerMetadata.read(run.tracker_facts)
         except RecordError as error:
             return f"{run.tracker_facts} cannot be read: {error.problems[0].what}"
-        if facts.project not in names:
-            names[facts.project] = list(source.names(facts.project))
-        matches = [match for match in names[facts.project] if match.name == facts.name]
-        matches = [match for match in matches if match.id == facts.id] or matches
-        configs = [source.config(match) for match in matches]
-        if len(configs) > 1:
-            digest = sha256_file(run.manifest)
-            configs = [config for config in configs if config.get("manifest_sha256") == digest]
-        if len(configs) == 1:
-            return configs[0]
-        count = len(matches) or "no"
-        return f"{count} runs of {facts.project} in {source.place} are named {facts.name}"
+        if facts.project not in tracked:
+            tracked[facts.project] = {each.id: each for each in source.names(facts.project)}
+        if facts.id in tracked[facts.project]:
+            return source.config(tracked[facts.project][facts.id])
+        return f"no run of {facts.project} in {source.place} has the id of {facts.name}"
 
     return query
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from gpt2.records.listing import other_configurations
@@ -18,13 +18,8 @@ from lib.report.page import write_report
 from lib.report.series import study_series
 from lib.report.study import JudgedStudy, read_study
 from lib.report.terminal import to_terminal, training_text, verdicts_to_terminal
-from lib.report.text import (
-    Document,
-    verdict_table,
-    verdicts_exit_code,
-)
+from lib.report.text import Document, verdicts_exit_code
 from lib.runs.run_dir import RunDir
-from lib.tracking.verdict_run import send_verdicts
 
 
 @dataclass(frozen=True)
@@ -43,13 +38,10 @@ class StudyResults:
         return StudyResults(plan, self.study.of_runs({run.path for run in plan.runs}))
 
     def publish(self) -> Path:
-        """Write report and index, and send the verdicts to the trackers. Return the report's path."""
+        """Write report and index; return the report's path."""
         plan, document = self.plan, self.document
         path = write_report(document, study_series(self.study), plan.folder)
         log("INDEX", str(write_index(plan, document, judged_study)))
-        if not document["exploratory"]:
-            shown, base = verdict_table(document), plan.base
-            send_verdicts(plan.folder, base.tracking, base.values, shown, partial(log, "WARN"))
         return path
 
     def text(self, report: Path, *, json: bool) -> str:

@@ -28,7 +28,7 @@ from lib.runs.documents import (
 from lib.runs.record import RunRecord
 from lib.runs.seeds import stream_seed
 from lib.tracking.sidecar import Sidecars, mirror_sidecar, telemetry_sidecar
-from lib.tracking.tracker import TrackerMetadata
+from lib.tracking.trackers import TrackerMetadata
 
 SCHEMA_VERSION = 2
 

@@ -11,7 +11,6 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPA
 from lib.report.contrasts import AA_ROLE
 from lib.report.judge import AA_FAILED
 from lib.report.options import short_unit
-from lib.tracking.tracker import TrackerTable
 from lib.units import first_of, format_difference, format_interval
 
 # A document of a study, and one of its verdicts.
@@ -98,34 +97,7 @@ def difference_cell(verdict: Verdict) -> str:
     return f"{shown} ± {(high - low) / 2:.4f}"
 
 
-def all_remarks(verdict: Verdict) -> list[str]:
-    """Return the reason of the word, if it has one, and the remarks.
-
-    An A/A step needs no reason why it has passed, such as the seeds that would show a difference.
-    """
-    passed = verdict["role"] == AA_ROLE and verdict["verdict"] == "INCONCLUSIVE"
-    reason = [verdict["reason"]] if verdict["reason"] and not passed else []
-    own = f"own interval contains 0 ({p_equation(verdict['p_own'])} alone)"
-    return [*reason, *[own] * is_own_test(verdict), *verdict["remarks"]]
-
-
 # All verdicts of a study.
-
-
-_TRACKED = ("comparison", "verdict", "difference", "low", "high", "n", "p", "of", "remarks")
-
-
-def verdict_table(document: Document) -> TrackerTable:
-    """Return the comparisons with a word, and the A/A steps, as values for trackers."""
-    rows: list[Sequence[str | int | float | None]] = []
-    verdicts = [*document["verdicts"], *document["aa_steps"]]
-    for verdict in (verdict for verdict in verdicts if verdict["verdict"]):
-        low, high = verdict["interval_95"] or (None, None)
-        figures = (verdict["difference"], low, high, verdict["n"], verdict["p_of_word"])
-        remarks = "; ".join(all_remarks(verdict))
-        planned = verdict["planned_comparisons"]
-        rows.append((verdict["name"], verdict_word(verdict), *figures, planned, remarks))
-    return TrackerTable(_TRACKED, rows)
 
 
 def verdicts_exit_code(document: Document, *, strict: bool = False) -> int:

@@ -1,10 +1,7 @@
-"""Effect of torch.compile on speed and memory, from pairs of otherwise identical runs.
-
-The effect is reported as text, JSON and figures.
-"""
+"""Effect of torch.compile on speed and memory, from pairs of otherwise identical runs."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -21,13 +18,12 @@ from lib.tracking.sources import RunRef, RunSource, find_run, list_runs, metric_
 from lib.units import first_of
 
 SCHEMA_VERSION = 1
-# Compared counters: (metric, label).
-COMPILE_METRICS = (
-    ("tokens_per_second", "tokens per second"),
-    ("gpu/compute_util_avg", "GPU compute (%)"),
-    ("gpu/memory_used_avg_gb", "GPU memory (GB)"),
-)
-
+# Compared counters: metric → label.
+COUNTERS = {
+    "tokens_per_second": "tokens per second",
+    "gpu/compute_util_avg": "GPU compute (%)",
+    "gpu/memory_used_avg_gb": "GPU memory (GB)",
+}
 # Configuration keys that may differ within a pair: compilation, names, and derived values; also
 # symbols that went, if their value never changed a result.
 _PAIR_SPECIFIC = {
@@ -39,41 +35,43 @@ _PAIR_SPECIFIC = {
     "TRACKER_RUN_NAME",
     "WARMUP_ITERATIONS",
 }
-
-
-@dataclass(frozen=True)
-class CompileSideStats:
-    """Means of one run after the first log interval; metrics without later intervals are absent."""
-
-    run: str
-    means: Mapping[str, float]
-    # (step, value) of each metric of COUNTERS.
-    curves: Mapping[str, Sequence[tuple[int, float]]]
-
-
-@dataclass(frozen=True)
-class CompilePair:
-    """Two runs that differ only in torch.compile."""
-
-    # Name of the step, or of the compiled run if several pairs share the step.
-    name: str
-    eager: CompileSideStats
-    compiled: CompileSideStats
-
-    def ratio(self, metric: str) -> float | None:
-        """Return compiled over eager; None if either value is missing or zero."""
-        before, after = self.eager.means.get(metric), self.compiled.means.get(metric)
-        return after / before if before and after else None
+# Blue and orange of the Okabe-Ito palette, distinguishable for colour-blind readers.
+_SIDES = {"eager": "#e69f00", "compiled": "#0072b2"}
+_MEANS_NOTE = "means without the first log interval"
+DPI = 300
 
 
 @dataclass(frozen=True)
 class _Candidate:
     """A run that may be one side of a pair; ``rest`` must be equal on both sides."""
 
-    name: RunRef
+    run: RunRef
     compiled: bool
     step: str
     rest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CompilePair:
+    """Two runs that differ only in torch.compile; the fields are dicts by side, eager or compiled."""
+
+    # Name of the step, or of the compiled run if several pairs share the step.
+    name: str
+    runs: Mapping[str, str]
+    # (step, value) of each counter.
+    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]
+
+    def mean(self, side: str, metric: str) -> float | None:
+        """Return the mean after the first log interval, which contains compilation and allocator
+        growth; None without later intervals.
+        """
+        later = [value for _, value in self.curves[side][metric][1:]]
+        return fmean(later) if later else None
+
+    def ratio(self, metric: str) -> float | None:
+        """Return compiled over eager; None if either value is missing or zero."""
+        before, after = (self.mean(side, metric) for side in _SIDES)
+        return after / before if before and after else None
 
 
 def read_compile_pairs(
@@ -85,52 +83,25 @@ def read_compile_pairs(
     several runs qualify as the same side.
     """
     requested = {find_run(source, project, name).id for name in named}
-    runs = [_candidate(source, run) for run in list_runs(source, project)]
-    sides: dict[str, list[_Candidate]] = {}
-    for run in runs:
-        sides.setdefault(_key(run.rest), []).append(run)
+    candidates = [_candidate(source, run) for run in list_runs(source, project)]
+    groups: dict[str, list[_Candidate]] = {}
+    for each in candidates:
+        key = repr(sorted((name, repr(value)) for name, value in each.rest.items()))
+        groups.setdefault(key, []).append(each)
     pairs = [
         _pair(source, members, requested)
-        for members in sides.values()
-        if {run.compiled for run in members} == {True, False}
-        and (not requested or requested & {run.name.id for run in members})
+        for members in groups.values()
+        if {each.compiled for each in members} == {True, False}
+        and (not requested or requested & {each.run.id for each in members})
     ]
     if not pairs:
-        candidates = [run for run in runs if run.name.id in requested] or runs
-        what = f"no two runs differ only in torch.compile{_nearest(candidates, runs)}"
-        raise ConfigError(
-            Problem(what, next='type: make SWEEP="COMPILE=n,y"', code="run.no-compile-pair")
-        )
+        some = [each for each in candidates if each.run.id in requested] or candidates
+        what = f"no two runs differ only in torch.compile{_nearest(some, candidates)}"
+        advice = 'type: make SWEEP="COMPILE=n,y"'
+        raise ConfigError(Problem(what, next=advice, code="run.no-compile-pair"))
     counts = Counter(pair.name for pair in pairs)
-    pairs = [p if counts[p.name] == 1 else replace(p, name=p.compiled.run) for p in pairs]
+    pairs = [p if counts[p.name] == 1 else replace(p, name=p.runs["compiled"]) for p in pairs]
     return sorted(pairs, key=lambda pair: pair.name)
-
-
-def compile_pairs_to_text(pairs: Sequence[CompilePair]) -> str:
-    """Return one line per pair and counter."""
-    lines = []
-    for pair in pairs:
-        for metric, label in COMPILE_METRICS:
-            if (ratio := pair.ratio(metric)) is not None:
-                before, after = pair.eager.means[metric], pair.compiled.means[metric]
-                lines.append(
-                    f"{pair.name}  {label}  eager {before:,.2f}  compiled {after:,.2f}  "
-                    f"ratio {ratio:.3f}"
-                )
-    return "\n".join(lines) + "\n"
-
-
-def compile_pairs_to_json(pairs: Sequence[CompilePair]) -> str:
-    """Return the pairs as one JSON document with sorted keys."""
-    rows = [
-        {"name": pair.name, "eager": _plain(pair.eager), "compiled": _plain(pair.compiled)}
-        for pair in pairs
-    ]
-    return json_document(SCHEMA_VERSION, {"pairs": rows})
-
-
-def _plain(side: CompileSideStats) -> dict[str, Any]:
-    return {"run": side.run, "means": dict(side.means)}
 
 
 def _candidate(source: RunSource, run: RunRef) -> _Candidate:
@@ -145,59 +116,65 @@ def _candidate(source: RunSource, run: RunRef) -> _Candidate:
     return _Candidate(run, bool(config["compile_model"]), str(config.get("step") or run.name), rest)
 
 
-def _key(config: Mapping[str, Any]) -> str:
-    return repr(sorted((name, repr(value)) for name, value in config.items()))
-
-
 def _nearest(some: Sequence[_Candidate], all_runs: Sequence[_Candidate]) -> str:
-    """Return a text with the two runs that differ in the fewest settings.
-
-    If all runs are compiled, or all eager, return a text that reports that.
+    """Return a text with the two runs that differ in the fewest settings, or that all runs are
+    compiled, or all eager.
     """
+    missing = object()
+
+    def differing(pair: tuple[_Candidate, _Candidate]) -> list[str]:
+        a, b = (each.rest for each in pair)
+        return [n for n in sorted(a.keys() | b.keys()) if a.get(n, missing) != b.get(n, missing)]
+
     both = [(a, b) for a in some for b in all_runs if a.compiled is not b.compiled]
     if not both:
         return ": all runs are " + ("compiled" if some and some[0].compiled else "eager")
-    a, b = min(both, key=lambda pair: len(_differing(*pair)))
-    return f": {a.name.name} and {b.name.name} differ in {first_of(_differing(a, b), 6)}"
-
-
-def _differing(a: _Candidate, b: _Candidate) -> list[str]:
-    missing = object()
-    names = sorted(a.rest.keys() | b.rest.keys())
-    return [n for n in names if a.rest.get(n, missing) != b.rest.get(n, missing)]
+    nearest = min(both, key=lambda pair: len(differing(pair)))
+    names = " and ".join(each.run.name for each in nearest)
+    return f": {names} differ in {first_of(differing(nearest), 6)}"
 
 
 def _pair(source: RunSource, members: Sequence[_Candidate], requested: Set[str]) -> CompilePair:
-    eager, compiled = (_side_of(members, is_compiled, requested) for is_compiled in (False, True))
-    return CompilePair(compiled.step, _side(source, eager.name), _side(source, compiled.name))
+    """Return the pair of ``members``; of several runs of a side, the requested one."""
+    sides: dict[str, _Candidate] = {}
+    for side in _SIDES:
+        runs = [each for each in members if each.compiled == (side == "compiled")]
+        runs = [each for each in runs if each.run.id in requested] or runs
+        if len(runs) > 1:
+            names = ", ".join(f"{each.run.name} ({each.run.id})" for each in runs)
+            what = f"several runs with identical settings: {names}"
+            advice = "select one: --run-name NAME, or ID"
+            raise ConfigError(Problem(what, next=advice, code="run.ambiguous"))
+        sides[side] = runs[0]
+    curves = {}
+    for side, each in sides.items():
+        history = source.history(each.run)
+        curves[side] = {metric: metric_series(history, metric) for metric in COUNTERS}
+    names_by_side = {side: each.run.name for side, each in sides.items()}
+    return CompilePair(sides["compiled"].step, names_by_side, curves)
 
 
-def _side_of(members: Sequence[_Candidate], compiled: bool, requested: Set[str]) -> _Candidate:
-    """Return the run of one side; of several runs, the requested one."""
-    runs = [run for run in members if run.compiled is compiled]
-    runs = [run for run in runs if run.name.id in requested] or runs
-    if len(runs) > 1:
-        names = ", ".join(f"{run.name.name} ({run.name.id})" for run in runs)
-        what = f"several runs with identical settings: {names}"
-        advice = "select one: --run-name NAME, or ID"
-        raise ConfigError(Problem(what, next=advice, code="run.ambiguous"))
-    return runs[0]
+def compile_pairs_to_text(pairs: Sequence[CompilePair]) -> str:
+    """Return one line per pair and counter."""
+    lines = []
+    for pair in pairs:
+        for metric, label in COUNTERS.items():
+            if (ratio := pair.ratio(metric)) is not None:
+                means = "  ".join(f"{side} {pair.mean(side, metric):,.2f}" for side in _SIDES)
+                lines.append(f"{pair.name}  {label}  {means}  ratio {ratio:.3f}")
+    return "\n".join(lines) + "\n"
 
 
-def _side(source: RunSource, run: RunRef) -> CompileSideStats:
-    history = source.history(run)
-    curves = {metric: metric_series(history, metric) for metric, _ in COMPILE_METRICS}
-    # The first interval contains compilation and allocator growth.
-    later = {m: [v for _, v in points[1:]] for m, points in curves.items()}
-    return CompileSideStats(
-        run.name, {m: fmean(values) for m, values in later.items() if values}, curves
-    )
-
-
-DPI = 300
-# Blue and orange of the Okabe-Ito palette, distinguishable for colour-blind readers.
-_COLORS = {"eager": "#e69f00", "compiled": "#0072b2"}
-_MEANS_NOTE = "means without the first log interval"
+def compile_pairs_to_json(pairs: Sequence[CompilePair]) -> str:
+    """Return the pairs as one JSON document with sorted keys."""
+    rows = []
+    for pair in pairs:
+        row: dict[str, Any] = {"name": pair.name}
+        for side in _SIDES:
+            means = {m: mean for m in COUNTERS if (mean := pair.mean(side, m)) is not None}
+            row[side] = {"run": pair.runs[side], "means": means}
+        rows.append(row)
+    return json_document(SCHEMA_VERSION, {"pairs": rows})
 
 
 def plot_compile_impact(pairs: Sequence[CompilePair], folder: Path) -> list[Path]:
@@ -206,127 +183,113 @@ def plot_compile_impact(pairs: Sequence[CompilePair], folder: Path) -> list[Path
     Raises ConfigError if no pair has a counter to compare, PreflightError if the folder is not
     writable.
     """
-    counters = [
-        (m, label) for m, label in COMPILE_METRICS if any(p.ratio(m) is not None for p in pairs)
-    ]
+    counters = [m for m in COUNTERS if any(pair.ratio(m) is not None for pair in pairs)]
     if not counters:
-        names = ", ".join(metric for metric, _ in COMPILE_METRICS)
-        what = f"no pair of runs has more than one log interval with one of {names}"
+        what = f"no pair of runs has more than one log interval with one of {', '.join(COUNTERS)}"
         advice = "train for longer, or with a shorter LOG_INTERVAL"
         raise ConfigError(Problem(what, next=advice, code="run.missing-metric"))
     figures = {
         "torch_compile_comparison.png": _comparison(pairs, counters),
         "torch_compile_grouped.png": _grouped(pairs, counters),
         "torch_compile_before_after.png": _before_after(pairs, counters),
-        **{f"{pair.compiled.run}_vs_baseline.png": _spotlight(pair, counters) for pair in pairs},
+        **{
+            f"{pair.runs['compiled']}_vs_baseline.png": _spotlight(pair, counters) for pair in pairs
+        },
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             figure.savefig(folder / name, dpi=DPI, bbox_inches="tight")
     except OSError as error:
-        what = f"cannot write: {error.strerror}"
-        advice = "choose another folder: --out DIR"
-        raise PreflightError(
-            Problem(what, str(folder), advice, code="output.not-writable")
-        ) from None
+        what, advice = f"cannot write: {error.strerror}", "choose another folder: --out DIR"
+        problem = Problem(what, str(folder), advice, code="output.not-writable")
+        raise PreflightError(problem) from None
     return [folder / name for name in figures]
 
 
-_Counters = Sequence[tuple[str, str]]
-
-
-def _comparison(pairs: Sequence[CompilePair], counters: _Counters) -> Any:
+def _comparison(pairs: Sequence[CompilePair], counters: Sequence[str]) -> Any:
     """Draw one panel per counter with the mean over all pairs, eager beside compiled."""
-    figure, axes = _panels(1, len(counters), (4 * len(counters), 4))
-    for panel, (metric, label) in zip(axes[0], counters, strict=True):
-        both = [pair for pair in pairs if pair.ratio(metric) is not None]
-        means = [
-            fmean(side.means[metric] for side in sides)
-            for sides in ([p.eager for p in both], [p.compiled for p in both])
-        ]
-        bars = panel.bar([*_COLORS], means, color=[*_COLORS.values()])
+    figure = Figure(figsize=(4 * len(counters), 4), layout="constrained")
+    for metric, panel in _panels(figure, counters, columns=len(counters)):
+        ratios = {pair.name: pair.ratio(metric) for pair in pairs}
+        both = [pair for pair in pairs if ratios[pair.name] is not None]
+        means = [fmean(pair.mean(side, metric) or nan for pair in both) for side in _SIDES]
+        bars = panel.bar([*_SIDES], means, color=[*_SIDES.values()])
         panel.bar_label(bars, fmt="{:,.4g}", padding=2)
-        _from_zero(panel, label)
-        factor = geometric_mean([ratio for p in both if (ratio := p.ratio(metric))])
+        factor = geometric_mean(ratios[pair.name] or nan for pair in both)
         number = f"{len(both)} pair" + "s" * (len(both) > 1)
         panel.set_title(f"× {factor:.3f}, geometric mean of {number}", fontsize="medium")
-    return _titled(figure, f"torch.compile over all pairs: {_MEANS_NOTE}")
+    figure.suptitle(f"torch.compile over all pairs: {_MEANS_NOTE}", fontsize="medium")
+    return figure
 
 
-def _grouped(pairs: Sequence[CompilePair], counters: _Counters) -> Any:
+def _grouped(pairs: Sequence[CompilePair], counters: Sequence[str]) -> Any:
     """Draw one panel per counter with two bars per pair, labelled with compiled over eager."""
     size = (max(6.0, 1.1 * len(pairs) + 2), 3.2 * len(counters))
-    figure, axes = _panels(len(counters), 1, size, sharex=True)
-    for panel, (metric, label) in zip(axes[:, 0], counters, strict=True):
-        for shift, (name, color) in zip((-0.2, 0.2), _COLORS.items(), strict=True):
-            heights = [vars(pair)[name].means.get(metric) for pair in pairs]
-            present = [
-                (i + shift, height) for i, height in enumerate(heights) if height is not None
-            ]
-            bars = panel.bar(*zip(*present, strict=True), width=0.4, color=color, label=name)
-            if name == "compiled":
-                ratios = [pairs[round(at - shift)].ratio(metric) for at, _ in present]
+    figure = Figure(figsize=size, layout="constrained")
+    for metric, panel in _panels(figure, counters, sharex=True):
+        for shift, (side, color) in zip((-0.2, 0.2), _SIDES.items(), strict=True):
+            heights = [pair.mean(side, metric) for pair in pairs]
+            at = [i + shift for i, height in enumerate(heights) if height is not None]
+            present = [height for height in heights if height is not None]
+            bars = panel.bar(at, present, width=0.4, color=color, label=side)
+            if side == "compiled":
+                ratios = [pairs[round(x - shift)].ratio(metric) for x in at]
                 labels = ["" if ratio is None else f"× {ratio:.2f}" for ratio in ratios]
                 panel.bar_label(bars, labels, padding=2, fontsize="small")
         panel.set_xticks(range(len(pairs)), [p.name for p in pairs], rotation=30, ha="right")
-        _from_zero(panel, label)
-    return _titled(figure, f"torch.compile, each pair: {_MEANS_NOTE}", axes[0, 0], columns=2)
+    return _with_legend(figure, f"torch.compile, each pair: {_MEANS_NOTE}", columns=2)
 
 
-def _before_after(pairs: Sequence[CompilePair], counters: _Counters) -> Any:
+def _before_after(pairs: Sequence[CompilePair], counters: Sequence[str]) -> Any:
     """Draw one panel per counter with a line from eager to compiled for each pair."""
-    figure, axes = _panels(1, len(counters), (4.5 * len(counters), 5))
+    figure = Figure(figsize=(4.5 * len(counters), 5), layout="constrained")
     colors = colormaps["tab10" if len(pairs) <= 10 else "tab20"]
-    for panel, (metric, label) in zip(axes[0], counters, strict=True):
+    for metric, panel in _panels(figure, counters, columns=len(counters)):
         for index, pair in enumerate(pairs):
-            heights = [side.means.get(metric, nan) for side in (pair.eager, pair.compiled)]
+            means = [pair.mean(side, metric) for side in _SIDES]
+            heights = [nan if mean is None else mean for mean in means]
             line = {"color": colors(index % colors.N), "marker": "os^Dv"[index % 5]}
             panel.plot((0, 1), heights, label=pair.name, **line)
-        panel.set_xticks((0, 1), [*_COLORS])
+        panel.set_xticks((0, 1), [*_SIDES])
         panel.set_xlim(-0.3, 1.3)
-        _from_zero(panel, label)
     title = f"torch.compile, before and after: {_MEANS_NOTE}"
-    return _titled(figure, title, axes[0, 0], columns=2 * len(counters))
+    return _with_legend(figure, title, columns=2 * len(counters))
 
 
-def _spotlight(pair: CompilePair, counters: _Counters) -> Any:
+def _spotlight(pair: CompilePair, counters: Sequence[str]) -> Any:
     """Draw one panel per counter with both runs over iterations, first interval included."""
-    figure, axes = _panels(len(counters), 1, (7, 0.8 + 2.6 * len(counters)), sharex=True)
-    for panel, (metric, label) in zip(axes[:, 0], counters, strict=True):
-        for name, color in _COLORS.items():
-            side = vars(pair)[name]
-            if side.curves[metric]:
-                steps, values = zip(*side.curves[metric], strict=True)
-                panel.plot(steps, values, color=color, marker=".", label=f"{name}: {side.run}")
+    figure = Figure(figsize=(7, 0.8 + 2.6 * len(counters)), layout="constrained")
+    for metric, panel in _panels(figure, counters, sharex=True):
+        for side, color in _SIDES.items():
+            if curve := pair.curves[side][metric]:
+                label = f"{side}: {pair.runs[side]}"
+                panel.plot(*zip(*curve, strict=True), color=color, marker=".", label=label)
         if (ratio := pair.ratio(metric)) is not None:
             panel.set_title(f"× {ratio:.3f}: {_MEANS_NOTE}", fontsize="small")
-        _from_zero(panel, label)
         panel.grid(alpha=0.3)
-    axes[-1, 0].set_xlabel("iteration")
-    return _titled(figure, f"{pair.name}: compiled against eager", axes[0, 0], columns=1)
+    figure.axes[-1].set_xlabel("iteration")
+    return _with_legend(figure, f"{pair.name}: compiled against eager", columns=1)
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float], **more: Any) -> Any:
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **more)
+def _panels(
+    figure: Any, counters: Sequence[str], columns: int = 1, **more: Any
+) -> Iterator[tuple[str, Any]]:
+    """Yield a panel to draw each counter into, in a row or a column of ``figure``.
+
+    The y-axis starts at zero so that bar lengths compare, and leaves room for labels.
+    """
+    axes = figure.subplots(len(counters) // columns, columns, squeeze=False, **more)
+    for metric, panel in zip(counters, axes.flat, strict=True):
+        yield metric, panel
+        panel.set_ylim(0, 1.15 * panel.dataLim.y1)
+        panel.set_ylabel(COUNTERS[metric])
 
 
-def _from_zero(panel: Any, label: str) -> None:
-    """Start the y-axis at zero so that bar lengths compare, and leave room for labels."""
-    panel.set_ylim(0, 1.15 * panel.dataLim.y1)
-    panel.set_ylabel(label)
-
-
-def _titled(figure: Any, title: str, legend_panel: Any = None, columns: int = 1) -> Any:
-    """Add a title, and below the panels the legend of ``named``."""
+def _with_legend(figure: Any, title: str, columns: int) -> Any:
+    """Add a title, and below the panels the legend of the first."""
     figure.suptitle(title, fontsize="medium")
-    if legend_panel is not None:
-        figure.legend(
-            *legend_panel.get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=columns,
-            fontsize="small",
-            frameon=False,
-        )
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    place = {"loc": "outside lower center", "ncols": columns, "fontsize": "small"}
+    figure.legend(handles, labels, frameon=False, **place)
     return figure

@@ -16,34 +16,42 @@ from lib.config.field import from_symbols
 from lib.errors import EXIT_FAILED, Problem, RunError
 from lib.files import file_lock, sha256_file
 from lib.runs.run_dir import RunDir, State, read_status
-from lib.tracking.backends import build_tracker
 from lib.tracking.options import TRACKERS
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, become_sidecar, should_exit
-from lib.tracking.tracker import Tracker, TrackerMetadata
+from lib.tracking.trackers import MODULES, TrackerMetadata
 
 _POLL_SECONDS = 0.5
 
 
 def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
-    """Send all new records of ``run`` to the tracker ``name`` until ``ended(seconds)`` returns
-    true.
+    """Send all new records of ``run`` to the tracker ``name`` until ``ended(seconds)``, which waits
+    up to that many seconds for the end of the run, returns true.
 
-    ``ended`` waits up to that many seconds for the end of the run. Errors of the tracker are
-    raised.
+    Errors of the tracker are raised.
     """
     with file_lock(run.trackers / f"{name}.lock"):
         position_path = run.trackers / f"{name}.json"
         position = ReadCursor.read(position_path)
         if position.complete:
             return
-        facts = TrackerMetadata.read(run.tracker_facts)
-        tracker = build_tracker(from_symbols(TRACKERS.options(name), facts.symbols), run)
+        facts, options = TrackerMetadata.read(run.tracker_facts), TRACKERS.options(name)
+        tracker = MODULES[options](from_symbols(options, facts.symbols), run)
         tracker.start(facts, resumed=position.rows > 0)
         if position.open:
-            position.back_to(tracker.kept(position.iteration), run)
+            position.back_to(tracker.stored(position.iteration), run)
         position.open = True
-        _follow(run, tracker, position, position_path, ended)
+        reader, at_end = RecordReader(run, position), False
+        while not at_end:
+            at_end = ended(_POLL_SECONDS)
+            if at_end:
+                # A library that blocks from here on must not keep this process alive.
+                signal.alarm(FINISH_TIMEOUT_SECONDS)
+            before = position.rows, position.timed
+            for iteration, metrics in reader.new(ended=at_end):
+                tracker.log(metrics, iteration)
+            if (position.rows, position.timed) != before:
+                position.write(position_path)
         status = read_status(run)
         succeeded = status is not None and status.state is State.SUCCESS
         if succeeded:
@@ -51,7 +59,7 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
         # A run with status RUNNING at this point was killed.
         code = EXIT_FAILED if status is None or status.state is State.RUNNING else status.exit_code
         tracker.finish(code, {"manifest_sha256": sha256_file(run.manifest)})
-        if (durable := tracker.kept(position.iteration)) < position.iteration:
+        if (durable := tracker.stored(position.iteration)) < position.iteration:
             what = (
                 f"{name} has stored only iterations up to {durable} of {position.iteration}; "
                 "is its disk full?"
@@ -59,26 +67,6 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
             raise RunError(Problem(what, code="tracker.data-lost"))
         position.complete, position.open = succeeded, False
         position.write(position_path)
-
-
-def _follow(
-    run: RunDir,
-    tracker: Tracker,
-    position: ReadCursor,
-    position_path: Path,
-    ended: Callable[[float], bool],
-) -> None:
-    feed, at_end = RecordReader(run, position), False
-    while not at_end:
-        at_end = ended(_POLL_SECONDS)
-        if at_end:
-            # A library that blocks from here on must not keep this process alive.
-            signal.alarm(FINISH_TIMEOUT_SECONDS)
-        before = position.rows, position.timed
-        for iteration, metrics in feed.new(ended=at_end):
-            tracker.log(metrics, iteration)
-        if (position.rows, position.timed) != before:
-            position.write(position_path)
 
 
 if __name__ == "__main__":

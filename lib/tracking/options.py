@@ -1,10 +1,12 @@
 """Options of telemetry, alarm rules and trackers. Imports neither torch nor a tracker library."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from importlib.metadata import PackageNotFoundError, version
+from typing import ClassVar
 
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.config.registry import Registry
 from lib.errors import ConfigError, Problem
 
@@ -23,7 +25,11 @@ class TelemetryOptions:
     peak: str = kconfig_field("PEAK_TFLOPS", identity=False)
 
     def __post_init__(self) -> None:
-        if self.peak and not _is_peak(self.peak):
+        try:
+            valid = self.peak_tflops is None or 0.0 < self.peak_tflops < math.inf
+        except ValueError:
+            valid = False
+        if not valid:
             what = f"PEAK_TFLOPS: invalid value (expected a number > 0, got {self.peak!r})"
             raise ConfigError(Problem(what, code="config.invalid-value"))
 
@@ -31,13 +37,6 @@ class TelemetryOptions:
     def peak_tflops(self) -> float | None:
         """Return the user's value for one device in TFLOP/s; None if not set."""
         return float(self.peak) if self.peak else None
-
-
-def _is_peak(text: str) -> bool:
-    try:
-        return 0.0 < float(text) < math.inf
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,9 @@ class WatchOptions:
     gate_max: float = kconfig_field("WATCH_GATE_MAX", low=0.0, high=1.0, identity=False)
 
 
-class TrackerOptions(Protocol):
-    """Options of a tracker."""
+@dataclass(frozen=True)
+class TrackerOptions:
+    """Options of a tracker; only W&B has any."""
 
     name: ClassVar[str]
     # Python package that the tracker imports.
@@ -61,33 +61,61 @@ class TrackerOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class TrackerWandbOptions:
+class TrackerWandbOptions(TrackerOptions):
     """Mode and entity of the Weights & Biases tracker."""
 
-    name: ClassVar[str] = "tracker_wandb"
-    package: ClassVar[str] = "wandb"
+    name = "tracker_wandb"
+    package = "wandb"
     # online or offline
     mode: str = kconfig_field("TRACKER_WANDB_MODE", identity=False)
     # "" selects the account's default entity.
     entity: str = kconfig_field("TRACKER_WANDB_ENTITY", identity=False)
 
 
-@dataclass(frozen=True)
-class TrackerTrackioOptions:
-    """Options of the trackio tracker; it has none."""
+class TrackerTrackioOptions(TrackerOptions):
+    """Options of the trackio tracker."""
 
-    name: ClassVar[str] = "tracker_trackio"
-    package: ClassVar[str] = "trackio"
+    name = "tracker_trackio"
+    package = "trackio"
 
 
-@dataclass(frozen=True)
-class TrackerTensorboardOptions:
-    """Options of the TensorBoard tracker; it has none."""
+class TrackerTensorboardOptions(TrackerOptions):
+    """Options of the TensorBoard tracker."""
 
-    name: ClassVar[str] = "tracker_tensorboard"
-    package: ClassVar[str] = "tensorboard"
+    name = "tracker_tensorboard"
+    package = "tensorboard"
 
 
 TRACKERS: Registry[TrackerOptions] = Registry(
     "tracker", TrackerWandbOptions, TrackerTrackioOptions, TrackerTensorboardOptions
 )
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Any number of trackers; none of these settings can change a run's result."""
+
+    trackers: tuple[TrackerOptions, ...]
+    # "" selects a name derived from the study and the run directory.
+    project: str = kconfig_field("TRACKER_PROJECT", identity=False)
+    run_name: str = kconfig_field("TRACKER_RUN_NAME", identity=False)
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, SymbolValue]) -> "TrackingConfig":
+        """Select the trackers and fill in their options. Raises ConfigError for an invalid symbol."""
+        return from_symbols(cls, values, trackers=TRACKERS.bind(values))
+
+    def missing_packages(self) -> list[Problem]:
+        """Return a problem for each tracker package that is not installed."""
+        problems = []
+        for package in (tracker.package for tracker in self.trackers):
+            try:
+                # Looking for the module is not enough: wandb leaves a folder of that name behind.
+                version(package)
+            except PackageNotFoundError:
+                what = f"TRACKER_{package.upper()}=y, but the package {package} is not installed"
+                # All other packages are extras of pyproject.toml.
+                extras = "" if package == "wandb" else f" EXTRAS={package}"
+                advice = f"type: make setup{extras}"
+                problems.append(Problem(what, next=advice, code="env.missing-package"))
+        return problems

@@ -1,10 +1,8 @@
 """Queries for the metrics, settings and GPU utilisation of a run, from any source."""
 
 import argparse
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,16 +10,22 @@ from typing import Any
 from lib.console import CommandLine
 from lib.errors import PreflightError, Problem
 from lib.report.render import json_document, text_lines
-from lib.tracking.sources import History, RunRef, RunSource, find_run, metric_names, metric_series
+from lib.tracking.sources import (
+    RunDirSource,
+    RunRef,
+    RunSource,
+    WandbServerSource,
+    find_run,
+    metric_names,
+    metric_series,
+)
 
-SOURCES = ("wandb", "offline", "trackio", "local")
+SOURCES = ("wandb", "local")
+SCHEMA_VERSION = 1
 
 
-def query_parser(text: str) -> argparse.ArgumentParser:
-    """Return a parser with ``--source`` and the arguments that select a run.
-
-    ``text`` is the description in the help.
-    """
+def query_parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser, described by ``text``, with the arguments that select a source."""
     parser = CommandLine(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--entity", default="", help="W&B user or team (default: the account's default entity)"
@@ -30,115 +34,71 @@ def query_parser(text: str) -> argparse.ArgumentParser:
         "--project", default="", help="project name in the tracker: kablate-<study>"
     )
     parser.add_argument(
-        "--source",
-        choices=SOURCES,
-        default="wandb",
-        help="W&B server, W&B offline files, trackio store, or run directories",
+        "--source", choices=SOURCES, default="wandb", help="W&B server, or run directories"
     )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="folder of the last three sources (default: results; for trackio TRACKIO_DIR if set)",
-    )
+    parser.add_argument("--folder", type=Path, help="folder of local runs (default: results)")
     parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
     return parser
 
 
-def open_source(args: argparse.Namespace, results: Path = Path("results")) -> RunSource:
-    """Return the selected source; without ``--folder``, files are searched below ``results``."""
-    folder = args.folder or results
-    if args.source == "wandb":
-        from lib.tracking.sources import WandbServerSource
-
-        return WandbServerSource(args.entity)
-    if args.source == "offline":
-        from lib.tracking.sources import WandbOfflineSource
-
-        return WandbOfflineSource(folder)
-    if args.source == "trackio":
-        from lib.tracking.sources import TrackioSource
-
-        # The folder that the tracker wrote to.
-        env_folder = os.environ.get("TRACKIO_DIR")
-        return TrackioSource(Path(env_folder) if env_folder and not args.folder else folder)
-    from lib.tracking.sources import RunDirSource
-
-    return RunDirSource(folder)
+def open_source(name: str, folder: Path | None, entity: str = "") -> RunSource:
+    """Return the source ``name``; local runs are searched below ``folder``."""
+    return WandbServerSource(entity) if name == "wandb" else RunDirSource(folder or Path("results"))
 
 
-def run_from_args(args: argparse.Namespace) -> tuple[RunSource, RunRef]:
-    """Return the source and the run of ``--run-name``. Raises ConfigError unless exactly one
-    matches.
+def query_run(description: str | None) -> tuple[RunSource, RunRef, bool]:
+    """Parse the command line; return the source, the named run, and whether to print JSON.
+
+    Raises ConfigError unless exactly one run matches.
     """
-    source = open_source(args)
-    return source, find_run(source, args.project, args.run_name)
+    parser = query_parser(description)
+    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
+    args = parser.parse_args()
+    source = open_source(args.source, args.folder, args.entity)
+    return source, find_run(source, args.project, args.run_name), args.json
 
 
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class MetricKey:
-    """One metric: number of rows, first and last value."""
-
-    name: str
-    count: int
-    first: float
-    last: float
-
-
-@dataclass(frozen=True)
-class RunKeys:
-    """All metrics, settings and system counters of a run."""
-
-    run: str
-    metrics: list[MetricKey]
-    config: dict[str, Any]
-    # Names in the source's own system stream.
-    system: list[str]
-
-
-def read_keys(source: RunSource, run: RunRef) -> RunKeys:
-    """Return the keys of a run, read from its whole history."""
+def query_keys(description: str | None) -> str:
+    """Return all metrics, settings and system counters of the run of the command line."""
+    source, run, as_json = query_run(description)
     history = source.history(run)
-    metrics = []
+    metrics = {}
     for name in metric_names(history):
         values = [value for _, value in metric_series(history, name)]
-        metrics.append(MetricKey(name, len(values), values[0], values[-1]))
+        metrics[name] = {"count": len(values), "first": values[0], "last": values[-1]}
+    config = dict(sorted(source.config(run).items()))
+    # The source's own system stream.
     system = sorted({name for row in source.system(run) for name in row})
-    return RunKeys(run.name, metrics, dict(sorted(source.config(run).items())), system)
-
-
-def keys_to_json(keys: RunKeys) -> str:
-    """Return the keys as one JSON document with sorted keys."""
-    return json_document(SCHEMA_VERSION, asdict(keys))
-
-
-def keys_to_text(keys: RunKeys) -> str:
-    """Return one line per metric, setting and system counter."""
-    metrics = [(m.name, f"{m.count:,}", f"{m.first:.6g}", f"{m.last:.6g}") for m in keys.metrics]
-    lines = [f"run  {keys.run}", "", f"{len(keys.metrics)} metrics (rows, first, last)"]
-    lines += [f"  {line}" for line in text_lines(metrics, right=(1, 2, 3))]
-    settings = [(name, str(value)) for name, value in keys.config.items()]
-    lines += ["", f"{len(settings)} settings"]
-    lines += [f"  {line}" for line in text_lines(settings)]
-    if keys.system:
-        lines += ["", f"{len(keys.system)} counters of the source's own system stream"]
-        lines += [f"  {name}" for name in keys.system]
+    if as_json:
+        listed = [{"name": name, **values} for name, values in metrics.items()]
+        document = {"run": run.name, "metrics": listed, "config": config, "system": system}
+        return json_document(SCHEMA_VERSION, document)
+    rows = [
+        (name, f"{m['count']:,}", f"{m['first']:.6g}", f"{m['last']:.6g}")
+        for name, m in metrics.items()
+    ]
+    parts = [
+        (f"{len(metrics)} metrics (rows, first, last)", text_lines(rows, right=(1, 2, 3))),
+        (f"{len(config)} settings", text_lines([(n, str(value)) for n, value in config.items()])),
+    ]
+    parts += [(f"{len(system)} counters of the source's own system stream", system)] * bool(system)
+    lines = [f"run  {run.name}"]
+    for heading, part in parts:
+        lines += ["", heading, *(f"  {line}" for line in part)]
     return "\n".join(lines) + "\n"
 
 
-GPU_SCHEMA_VERSION = 1
 # Percent; lower means are reported as underused GPUs.
 LOW_COMPUTE = 50.0
 LOW_MEMORY = 20.0
-_OVER_ALL = (
-    ("gpu/compute_util_avg", "%"),
-    ("gpu/memory_util_avg", "%"),
-    ("gpu/memory_used_avg_gb", "GB"),
-    ("gpu/memory_used_total_gb", "GB"),
-    ("gpu/memory_total_gb", "GB"),
-)
+_OVER_ALL = {
+    "gpu/compute_util_avg": "%",
+    "gpu/memory_util_avg": "%",
+    "gpu/memory_used_avg_gb": "GB",
+    "gpu/memory_used_total_gb": "GB",
+    "gpu/memory_total_gb": "GB",
+}
+# Of each GPU.
 _UNITS = {
     "compute_util": "%",
     "memory_util": "%",
@@ -155,106 +115,58 @@ _SYSTEM = {
 }
 
 
-@dataclass(frozen=True)
-class CounterStats:
-    """Statistics of a counter over the whole run."""
-
-    name: str
-    unit: str
-    n: int
-    mean: float
-    lowest: float
-    highest: float
-
-
-@dataclass(frozen=True)
-class GpuUtilisation:
-    """All readings of a run, and remarks on low utilisation."""
-
-    run: str
-    readings: list[CounterStats]
-    remarks: list[str]
-
-
-def read_gpu_utilisation(source: RunSource, run: RunRef, *, full: bool = False) -> GpuUtilisation:
-    """Return readings over all GPUs; with ``full`` also per GPU, with power and temperature.
+def query_gpu_usage(description: str | None, *, full: bool) -> str:
+    """Return the GPU usage of the run of the command line; ``full``: of each GPU, too.
 
     Raises PreflightError if the run has no GPU metric.
     """
+    source, run, as_json = query_run(description)
     history = source.history(run)
-    candidates = [_reading(name, unit, _values(history, name)) for name, unit in _OVER_ALL]
+    values = {name: [v for _, v in metric_series(history, name)] for name in _OVER_ALL}
     if full:
-        candidates += _each(history) or _from_system(source.system(run))
-    readings = [reading for reading in candidates if reading.n]
+        names = [name for name in metric_names(history) if re.fullmatch(r"gpu/\d+/\w+", name)]
+        each = {name: [v for _, v in metric_series(history, name)] for name in names}
+        values |= each or _from_system(source.system(run))
+    units = {name: _UNITS.get(name.split("/")[-1], "") for name in values} | _OVER_ALL
+    readings: list[dict[str, Any]] = [
+        {"name": name, "unit": units[name], "n": len(v)}
+        | {"mean": fmean(v), "lowest": min(v), "highest": max(v)}
+        for name, v in values.items()
+        if v
+    ]
     if not readings:
         what = f"{run.name} has no GPU metric"
         advice = "CPU runs have none; scripts/inspect_wandb_keys.py lists the metrics of a run"
         raise PreflightError(Problem(what, next=advice, code="run.missing-metric"))
-    return GpuUtilisation(run.name, readings, _remarks(readings))
+    remarks = _remarks({each["name"]: each["mean"] for each in readings})
+    if as_json:
+        document = {"run": run.name, "readings": readings, "remarks": remarks}
+        return json_document(SCHEMA_VERSION, document)
+    figures = ("mean", "lowest", "highest")
+    rows = [(r["name"], *(f"{r[name]:.2f}" for name in figures), r["unit"]) for r in readings]
+    lines = text_lines([("", *figures, ""), *rows], right=(1, 2, 3))
+    return "\n".join([f"run  {run.name}", "", *lines, "", *remarks]) + "\n"
 
 
-def query_gpu_usage(description: str | None, *, full: bool) -> str:
-    """Parse the command line and return the GPU usage of the named run; ``full``: of each GPU."""
-    parser = query_parser(description or "")
-    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
-    args = parser.parse_args()
-    usage = read_gpu_utilisation(*run_from_args(args), full=full)
-    return gpu_to_json(usage) if args.json else gpu_to_text(usage)
-
-
-def gpu_to_json(use: GpuUtilisation) -> str:
-    """Return the readings as one JSON document with sorted keys."""
-    return json_document(GPU_SCHEMA_VERSION, asdict(use))
-
-
-def gpu_to_text(use: GpuUtilisation) -> str:
-    """Return one line per counter, then the remarks."""
-    rows = [
-        (r.name, f"{r.mean:.2f}", f"{r.lowest:.2f}", f"{r.highest:.2f}", r.unit)
-        for r in use.readings
-    ]
-    lines = text_lines([("", "mean", "lowest", "highest", ""), *rows], right=(1, 2, 3))
-    return "\n".join([f"run  {use.run}", "", *lines, "", *use.remarks]) + "\n"
-
-
-def _each(history: History) -> list[CounterStats]:
-    """Return readings of each GPU from this project's telemetry metrics."""
-    names = [name for name in metric_names(history) if re.fullmatch(r"gpu/\d+/\w+", name)]
-    return [_reading(n, _UNITS.get(n.split("/")[2], ""), _values(history, n)) for n in names]
-
-
-def _from_system(rows: Sequence[dict[str, float]]) -> list[CounterStats]:
-    """Return readings of each GPU from W&B's system stream, for runs of other programs."""
+def _from_system(rows: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the values of each GPU from W&B's system stream, for runs of other programs."""
     by_counter: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
             match = re.fullmatch(r"gpu\.(\d+)\.(\w+)", name)
             if match and match[2] in _SYSTEM:
                 by_counter.setdefault(f"gpu/{match[1]}/{_SYSTEM[match[2]]}", []).append(value)
-    return [
-        _reading(n, _UNITS[n.split("/")[2]], values) for n, values in sorted(by_counter.items())
-    ]
+    return dict(sorted(by_counter.items()))
 
 
-def _values(history: History, metric: str) -> list[float]:
-    return [value for _, value in metric_series(history, metric)]
-
-
-def _reading(name: str, unit: str, values: Sequence[float]) -> CounterStats:
-    if not values:
-        return CounterStats(name, unit, 0, 0.0, 0.0, 0.0)
-    return CounterStats(name, unit, len(values), fmean(values), min(values), max(values))
-
-
-def _remarks(readings: Sequence[CounterStats]) -> list[str]:
-    mean = {reading.name: reading.mean for reading in readings}
+def _remarks(means: dict[str, float]) -> list[str]:
     remarks = []
-    if (compute := mean.get("gpu/compute_util_avg", LOW_COMPUTE)) < LOW_COMPUTE:
+    if (compute := means.get("gpu/compute_util_avg", LOW_COMPUTE)) < LOW_COMPUTE:
         remarks.append(
             f"LOW     compute {compute:.0f} % of the time (below {LOW_COMPUTE:.0f} %): "
             "the GPU is idle; try COMPILE=y, a larger BATCH_SIZE, more LOADER_WORKERS"
         )
-    if (memory := mean.get("gpu/memory_util_avg", LOW_MEMORY)) < LOW_MEMORY:
+    if (memory := means.get("gpu/memory_util_avg", LOW_MEMORY)) < LOW_MEMORY:
         remarks.append(
             f"LOW     memory {memory:.0f} % (below {LOW_MEMORY:.0f} %): "
             "a larger BATCH_SIZE (with less GRAD_ACCUMULATION) fits"

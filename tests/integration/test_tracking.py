@@ -10,7 +10,7 @@ import pytest
 
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from lib.tracking.sources import TrackioSource, WandbOfflineSource, metric_series
+from tests.loopback.stores import trackio_history, wandb_history
 
 
 def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
@@ -80,8 +80,5 @@ def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, whe
     subprocess.run(line.partition("type: ")[2], shell=True, check=True)
     assert json.loads((run.trackers / f"tracker_{tracker}.json").read_text())["complete"]
     if tracker != "tensorboard":
-        source = (WandbOfflineSource if tracker == "wandb" else TrackioSource)(path.parent)
-        (name,) = source.names("kablate-ratio")
-        assert [step for step, _ in metric_series(source.history(name), "train_loss")] == [
-            *range(1, 61)
-        ]
+        history, _ = (wandb_history if tracker == "wandb" else trackio_history)(run)
+        assert sorted(history["train_loss"]) == [*range(1, 61)]

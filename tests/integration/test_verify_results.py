@@ -1,7 +1,7 @@
 """Comparable runs pass make verify-results; one planted difference makes it fail.
 
 The runs are trained once, in a repository whose commit is on a remote; those of the first seed are
-tracked with W&B offline and trackio. Differences are planted in copies, whose digests are recomputed.
+tracked with W&B offline. Differences are planted in copies, whose digests are recomputed.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,16 +26,16 @@ from lib.files import write_json
 from lib.report.checklist import FAIL, UNDECIDED, Checklist, CheckRow, failing_rows
 from lib.runs.manifest import add_artifact_digests, write_manifest
 from lib.runs.run_dir import RunDir
-from lib.tracking.sources import TrackioSource, WandbOfflineSource
+from lib.tracking.sources import WandbServerSource
 from tests.build_folder import write_build
 from tests.command_server import CommandServer
 from tests.integration.conftest import SMALL
 from tests.integration.tree import commit_copy, git
 from tests.lib.fabricated import changed
-from tests.loopback.wandb_server import serving
+from tests.loopback.wandb_server import WandbServer, serving
 
 STEPS, SEEDS = "0,5", "1,2,3"
-TRACKERS = {"TRACKER_WANDB": True, "TRACKER_WANDB_MODE_OFFLINE": True, "TRACKER_TRACKIO": True}
+TRACKERS = {"TRACKER_WANDB": True, "TRACKER_WANDB_MODE_OFFLINE": True}
 
 
 @dataclass
@@ -93,8 +93,7 @@ def publish(server: CommandServer, folder: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}
     environment |= {"PYTHONPATH": str(tree), "STEPS": STEPS}
     command = ["-m", "lib.kablate", "all", "-O", str(build)]
-    untracked = " ".join(f"{symbol}=n" for symbol in TRACKERS if "MODE" not in symbol)
-    for variables in ({"SEEDS": "1"}, {"SEEDS": SEEDS, "SET": untracked}):
+    for variables in ({"SEEDS": "1"}, {"SEEDS": SEEDS, "SET": "TRACKER_WANDB=n"}):
         code, _, said = server.run(command, environment | variables, folder, tree)
         assert code == 0, said
         assert "WARN" not in said
@@ -184,10 +183,25 @@ def test_a_fair_pair_passes_with_the_facts_to_publish(pair: Pair) -> None:
         assert text in published, text
 
 
-@pytest.fixture(scope="module", params=[WandbOfflineSource, TrackioSource])
-def ask(pair: Pair, request: pytest.FixtureRequest) -> TrackerQuery:
-    """Return a query of each tracker, which reads its files once."""
-    return tracker_query(request.param(pair.build / "results"))
+@pytest.fixture(scope="module")
+def access(pair: Pair) -> Iterator[tuple[WandbServer, dict[str, str]]]:
+    """Upload the offline runs to a server; return it, and the variables that select it."""
+    with serving() as wandb_server:
+        variables = {"WANDB_BASE_URL": wandb_server.url, "WANDB_API_KEY": "k" * 40}
+        folders = [str(path) for r in pair.runs for path in r.trackers.glob("wandb/offline-run-*")]
+        sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", "kablate-ratio", *folders]
+        subprocess.run(sync, check=True, env={**os.environ, **variables}, cwd=pair.build)
+        yield wandb_server, variables
+
+
+@pytest.fixture
+def ask(
+    access: tuple[WandbServer, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> TrackerQuery:
+    """Return a query of the server."""
+    for name, value in access[1].items():
+        monkeypatch.setenv(name, value)
+    return tracker_query(WandbServerSource(""))
 
 
 def test_a_tracker_has_the_same_settings(check: Callable, pair: Pair, ask: TrackerQuery) -> None:
@@ -340,28 +354,28 @@ def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
     assert "manifest_sha256 of " in rows["tracker"].what and rows["tracker"].runs == [name]
 
 
-def test_a_folder_without_the_runs_is_one_line(pair: Pair, tmp_path: Path) -> None:
-    done = pair.make("SOURCE=trackio", TRACKIO_DIR=str(tmp_path))
-    said = [line for line in done.stderr.splitlines() if line.startswith("UNKNOWN ")]
-    assert (
-        len(said) == 1 and said[0].startswith("UNKNOWN tracker: ") and "REFUSE" not in done.stderr
-    )
-    assert f"no runs of kablate-ratio in {tmp_path} are named baseline-s1-" in said[0]
-    assert "another SOURCE=, or kablate verify-results --folder DIR" in done.stderr
-    assert "EXIT    code 4" in done.stderr
+def test_a_server_without_the_runs_is_unknown(
+    check: Callable, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as empty:
+        monkeypatch.setenv("WANDB_BASE_URL", empty.url)
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+        (row,) = failing(check(*pair.runs, ask=tracker_query(WandbServerSource("")))).values()
+    assert (row.check, row.verdict) == ("tracker", UNDECIDED)
+    assert f"no run of kablate-ratio in me at {empty.url} has the id of baseline-s1-" in row.what
 
 
-def test_a_server_is_asked_for_its_own_settings(pair: Pair) -> None:
-    with serving() as server:
-        access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k" * 40}
-        environment = {**os.environ, **access}
-        found = (run.trackers.glob("wandb/offline-run-*") for run in pair.runs)
-        folders = [path for paths in found for path in paths]
-        sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", "kablate-ratio"]
-        subprocess.run([*sync, *map(str, folders)], check=True, env=environment, cwd=pair.build)
-        for run in server.runs.values():
-            run.config["batch_size"]["value"] = 64
-        done = pair.make("SOURCE=wandb", "JSON=1", **access, SEEDS="1")
+def test_a_server_is_asked_for_its_own_settings(
+    pair: Pair, access: tuple[WandbServer, dict[str, str]]
+) -> None:
+    wandb_server, variables = access
+    for run in wandb_server.runs.values():
+        run.config["batch_size"]["value"] = 64
+    try:
+        done = pair.make("SOURCE=wandb", "JSON=1", **variables, SEEDS="1")
+    finally:
+        for run in wandb_server.runs.values():
+            run.config["batch_size"]["value"] = 2
     assert done.returncode == 2 and "code 4" in done.stderr
     assert re.search(r"batch_size of baseline-s1-\w+: tracker 64, run 2\b", done.stderr)
     document = json.loads(done.stdout)

@@ -4,12 +4,11 @@ import json
 import math
 import os
 import signal
-import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
 from lib.files import sha256_file
 from lib.runs.run_dir import RunDir, State
-from lib.tracking import config as tracking_config
+from lib.tracking import options as tracking_options
 from lib.tracking import sidecar
 from tests.json_rows import read_rows
+from tests.loopback.stores import History, trackio_history, wandb_history
 
 Configure = Callable[..., Config]
 WANDB = {"TRACKER_WANDB": True}
@@ -148,36 +148,7 @@ def expected_history(rows: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
     }
 
 
-def wandb_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
-    """Return history and configuration of an offline run, read with wandb's reader."""
-    (path,) = run.trackers.glob("wandb/offline-run-*/*.wandb")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    history: dict[str, dict[int, float]] = {}
-    config: dict[str, Any] = {}
-    for record in map(json.loads, text.splitlines()):
-        found = record.get("run", record).get("config", {}).get("update", {})
-        config |= found
-        items = record.get("history", {}).get("item", {})
-        for name, value in items.items():
-            if not name.startswith("_"):
-                history.setdefault(name, {})[items["_step"]] = value
-    return history, config
-
-
-def trackio_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
-    """Return history and configuration from trackio's database."""
-    (path,) = (run.path.parent / "trackio").glob("*.db")
-    history: dict[str, dict[int, float]] = {}
-    with sqlite3.connect(path) as base:
-        for step, text in base.execute("select step, metrics from metrics"):
-            for name, value in json.loads(text).items():
-                history.setdefault(name, {})[step] = value
-        ((text,),) = base.execute("select config from configs")
-    return history, json.loads(text)
-
-
-def tensorboard_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
+def tensorboard_history(run: RunDir) -> History:
     """Return history and configuration from event files, which store fp32 values."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -411,7 +382,11 @@ def test_a_missing_package_is_an_error_before_anything_starts(
 ) -> None:
     place = TrainingPlace(tmp_path, tmp_path, dirty=True)
     check_machine([configure(**ALL)], place)
-    monkeypatch.setattr(tracking_config, "_is_installed", lambda package: False)
+
+    def absent(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(tracking_options, "version", absent)
     check_machine([configure()], place)
     with pytest.raises(PreflightError) as refusal:
         check_machine([configure(**ALL)], place)

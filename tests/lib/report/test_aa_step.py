@@ -13,7 +13,7 @@ from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import VERDICTS_FILE, read_study
 from lib.report.terminal import verdicts_to_terminal
-from lib.report.text import verdict_table, verdicts_exit_code
+from lib.report.text import verdicts_exit_code
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.report.documents import document_of
@@ -60,21 +60,6 @@ def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
     record = json.loads((tmp_path / VERDICTS_FILE).read_text())
     assert [v["step"] for v in record["aa_steps"]] == ["base-aa"]
     assert record["family"] == ["wide vs base"]
-
-
-def test_trackers_get_the_words_and_no_advice_on_a_step_that_passed(study):
-    document = document_of(read_study("demo", study()))
-    (aa,) = document["aa_steps"]
-    assert "seeds" in aa["reason"]
-    table = verdict_table(document)
-    wide, passed = (dict(zip(table.header, row, strict=True)) for row in table.rows)
-    (verdict,) = document["verdicts"]
-    assert (wide["comparison"], wide["verdict"]) == ("wide vs base", "BETTER")
-    assert [wide["low"], wide["high"]] == verdict["interval_95"]
-    assert (wide["n"], wide["p"], wide["of"]) == (5, verdict["p_adjusted"], 1)
-    assert passed["verdict"] == "A/A step passed" and "seeds" not in passed["remarks"]
-    few = [run for run in study() if run.seed < 3]
-    assert not verdict_table(document_of(read_study("demo", few))).rows
 
 
 def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):

@@ -1,5 +1,6 @@
 """Pairs of runs that differ only in torch.compile, and their figures."""
 
+import json
 import struct
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.tracking.compile_impact import (
+    CompilePair,
+    compile_pairs_to_json,
     compile_pairs_to_text,
     plot_compile_impact,
     read_compile_pairs,
@@ -26,37 +29,38 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def pairs_of(folder: Path, *named: str) -> list[CompilePair]:
+    return read_compile_pairs(RunDirSource(folder), PROJECT, named)
+
+
+def refused(folder: Path, *named: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        pairs_of(folder, *named)
+    return caught.value
+
+
 def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
-    pairs = read_compile_pairs(RunDirSource(folder), PROJECT)
+    pairs = pairs_of(folder)
     assert [pair.name for pair in pairs] == ["baseline", "ra"]
-    first = pairs[0]
-    assert (first.eager.run, first.compiled.run) == ("baseline-s1-0000000a", "baseline-s1-0000000b")
+    assert pairs[0].ratio("tokens_per_second") == pytest.approx(1505 / 1005)
     # Without the first interval, which contains compilation.
-    assert first.eager.means["tokens_per_second"] == 1005.0
-    assert first.ratio("tokens_per_second") == pytest.approx(1505 / 1005)
-    assert (
-        "baseline  tokens per second  eager 1,005.00  compiled 1,505.00"
-        in compile_pairs_to_text(pairs)
-    )
+    line = "baseline  tokens per second  eager 1,005.00  compiled 1,505.00  ratio 1.498"
+    assert line in compile_pairs_to_text(pairs)
+    document = json.loads(compile_pairs_to_json(pairs))["pairs"][0]
+    assert document["compiled"]["run"] == "baseline-s1-0000000b"
+    assert document["eager"]["means"]["tokens_per_second"] == 1005.0
 
 
-def test_a_run_name_means_its_pair(folder: Path) -> None:
-    (pair,) = read_compile_pairs(RunDirSource(folder), PROJECT, ["ra-s1-0000000a"])
-    assert pair.name == "ra"
-    with pytest.raises(ConfigError) as caught:
-        read_compile_pairs(RunDirSource(folder), PROJECT, ["alone-s1-0000000c"])
-    assert caught.value.codes == ["run.no-compile-pair"]
-
-
-def test_two_runs_of_one_side_are_chosen_among_by_name_alone(folder: Path) -> None:
+def test_a_run_name_selects_its_pair(folder: Path) -> None:
+    assert [pair.name for pair in pairs_of(folder, "ra-s1-0000000a")] == ["ra"]
+    assert refused(folder, "alone-s1-0000000c").codes == ["run.no-compile-pair"]
+    # Of two runs of one side, too.
     record_run(folder / "s/baseline-s1-0000000d", step="baseline")
-    with pytest.raises(ConfigError) as caught:
-        read_compile_pairs(RunDirSource(folder), PROJECT)
-    assert caught.value.codes == ["run.ambiguous"]
-    assert all(f"baseline-s1-0000000{x} (" in str(caught.value) for x in "ad")
+    error = refused(folder)
+    assert error.codes == ["run.ambiguous"]
+    assert all(f"baseline-s1-0000000{x} (" in str(error) for x in "ad")
     named = ["baseline-s1-0000000d", "ra-s1-0000000a"]
-    pairs = read_compile_pairs(RunDirSource(folder), PROJECT, named)
-    assert [pair.eager.run for pair in pairs] == named
+    assert [pair.runs["eager"] for pair in pairs_of(folder, *named)] == named
 
 
 def test_a_cell_of_a_matrix_is_the_other_side(tmp_path: Path) -> None:
@@ -65,24 +69,18 @@ def test_a_cell_of_a_matrix_is_the_other_side(tmp_path: Path) -> None:
     record_run(tmp_path / "s/ra-s1-0000000a", step="ra", compile_model=True, symbols=compiled)
     eager = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
     record_run(tmp_path / "s/ra-compile-n-s1-0000000b", step="ra-compile-n", symbols=eager)
-    (pair,) = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
-    assert (pair.name, pair.eager.run) == ("ra", "ra-compile-n-s1-0000000b")
+    (pair,) = pairs_of(tmp_path)
+    assert (pair.name, pair.runs["eager"]) == ("ra", "ra-compile-n-s1-0000000b")
 
 
-def test_no_pair_says_what_keeps_the_nearest_two_apart(tmp_path: Path) -> None:
+def test_no_pair_names_the_difference_of_the_nearest_two(tmp_path: Path) -> None:
     record_run(tmp_path / "s/ra-s1-0000000a", compile_model=True, symbols={"SEED": 1, "A": 1})
     record_run(tmp_path / "s/ra-s1-0000000b", symbols={"SEED": 2, "A": 1})
     record_run(tmp_path / "s/ra-s1-0000000c", symbols={"SEED": 2, "A": 2})
-    with pytest.raises(ConfigError) as caught:
-        read_compile_pairs(RunDirSource(tmp_path), PROJECT)
-    (problem,) = caught.value.problems
-    assert problem.code == "run.no-compile-pair" and problem.what.endswith(" SEED")
-    assert "ra-s1-0000000a" in problem.what and "ra-s1-0000000b" in problem.what
-    with pytest.raises(ConfigError) as caught:
-        read_compile_pairs(RunDirSource(tmp_path), PROJECT, ["ra-s1-0000000c"])
-    (problem,) = caught.value.problems
-    assert problem.what.endswith(" A, SEED")
-    assert "ra-s1-0000000c" in problem.what and "ra-s1-0000000a" in problem.what
+    for named, other, differing in (([], "b", " SEED"), (["ra-s1-0000000c"], "c", " A, SEED")):
+        (problem,) = refused(tmp_path, *named).problems
+        assert problem.code == "run.no-compile-pair" and problem.what.endswith(differing)
+        assert "ra-s1-0000000a" in problem.what and f"ra-s1-0000000{other}" in problem.what
 
 
 def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
@@ -91,7 +89,7 @@ def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
         run = record_run(tmp_path / f"s/ra-s1-0000000{name}", compile_model=compiled)
         run.timing.write_text(run.timing.read_text().splitlines(keepends=True)[0])
         run.telemetry.unlink()
-    pairs = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
+    pairs = pairs_of(tmp_path)
     assert compile_pairs_to_text(pairs) == "\n"
     with pytest.raises(ConfigError) as caught:
         plot_compile_impact(pairs, tmp_path)
@@ -103,15 +101,12 @@ def test_steps_of_one_name_are_told_apart(tmp_path: Path) -> None:
         for name, compiled in (("a", False), ("b", True)):
             path = tmp_path / f"s/ra-s{seed}-0000000{name}"
             record_run(path, step="ra", compile_model=compiled, symbols={"SEED": seed})
-    pairs = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
-    assert [pair.name for pair in pairs] == ["ra-s1-0000000b", "ra-s2-0000000b"]
+    assert [pair.name for pair in pairs_of(tmp_path)] == ["ra-s1-0000000b", "ra-s2-0000000b"]
 
 
 @pytest.mark.slow
 def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pairs = read_compile_pairs(RunDirSource(folder), PROJECT, ["ra-s1-0000000b"])
-    paths = plot_compile_impact(pairs, tmp_path)
+    paths = plot_compile_impact(pairs_of(folder, "ra-s1-0000000b"), tmp_path)
     assert [path.name for path in paths] == [
         "torch_compile_comparison.png",
         "torch_compile_grouped.png",
