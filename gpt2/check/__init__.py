@@ -41,7 +41,6 @@ CHECKS = {
         Check("full_size", slow=True, every=True),
         Check("distinct", every=True, joint=True),
         Check("declared", every=True),
-        Check("bound", slow=True, every=True),
         Check("causal"),
         Check("reference"),
         Check("decode"),

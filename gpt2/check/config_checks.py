@@ -1,25 +1,19 @@
 """The built model matches its declaration and its symbols, and its training step fits."""
 
-import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpt2.check.cases import CheckFinding
-from gpt2.check.fields import fields_by_symbol
-from gpt2.check.shrink import with_scaled_floats
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
 from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from gpt2.records.files import REGISTRIES
-from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.tree import KconfigTree
 from lib.errors import RunError
 from lib.tracking.options import TRACKERS
@@ -34,7 +28,9 @@ def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     model = subject.full_model
     findings = _count(subject.config, model) + _ratio(subject.config, model)
     findings += _shares(subject.config, model) + _flops(subject.config, model)
-    return findings + _size_change(subject, model) + _delta(subject)
+    findings += _size_change(subject, model) + _delta(subject)
+    findings += subject.context.once("components", _selectable)
+    return findings + _built(model, subject.config)
 
 
 def _count(config: Config, model: GPT) -> list[CheckFinding]:
@@ -139,74 +135,6 @@ def _delta(subject: StepUnderTest) -> list[CheckFinding]:
     return findings
 
 
-def _strays(model: nn.Module) -> Iterator[str]:
-    """Yield tensors that require a gradient but are not registered as parameters."""
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            items = value if isinstance(value, (list, tuple)) else [value]
-            if any(isinstance(item, torch.Tensor) and item.requires_grad for item in items):
-                yield f"{path}.{name}"
-
-
-def matrix_elements(module: nn.Module) -> int:
-    """Return the number of weights in matrices."""
-    return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
-
-
-# Each symbol is read by one field, and its value reaches the field and the model.
-
-
-# Words of fields that state a unit, and fields that have other words than their symbol.
-_UNITS = {"seconds", "hours", "gib", "percent", "iterations"}
-_OTHER_NAMES = {
-    "LR_SCHEDULE": "kind",
-    "ON_DONE_CMD": "on_done_command",
-    "ON_FAIL_CMD": "on_fail_command",
-    "ON_STUDY_DONE_CMD": "on_study_done_command",
-    "PRUNING_SPARSITY": "target",
-    "SPAM_WARMUP_STEPS": "reset_warmup_steps",
-}
-# Of the other value of a float: far enough from every default and every constant in the code.
-_OTHER = 0.37
-
-
-@dataclass(frozen=True)
-class _BoundValue:
-    """A bound field of a configuration: its name with the class, its symbol, and its value."""
-
-    path: str
-    symbol: str
-    value: Any
-
-
-def check_bound(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that one field reads each symbol, and that fields and the built model have its value."""
-    config = subject.config
-    other = with_scaled_floats(config, [each.symbol for each in _bound_values(config)], _OTHER)
-    return (
-        subject.context.once("components", _selectable)
-        or _readers(subject)
-        or _arrived(config)
-        or [*_arrived(other), *_built(subject.full_model, config)]
-    )
-
-
-def _bound_values(value: Any) -> Iterator[_BoundValue]:
-    """Yield every bound field below ``value``."""
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _bound_values(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        symbols = {field.name: field.metadata["symbol"] for field in kconfig_fields(type(value))}
-        for field in dataclasses.fields(value):
-            inner = vars(value).get(field.name, None)
-            if field.name in symbols:
-                path = f"{type(value).__name__}.{field.name}"
-                yield _BoundValue(path, symbols[field.name], inner)
-            else:
-                yield from _bound_values(inner)
-
-
 def _selectable() -> list[CheckFinding]:
     """Check that Kconfig has an option for each registered component, and no other option."""
     tree = KconfigTree()
@@ -224,56 +152,18 @@ def _selectable() -> list[CheckFinding]:
     return findings
 
 
-def _readers(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that one field reads each symbol, and that its words are words of the symbol."""
-    bound = list(_bound_values(subject.config))
-    selecting = {name for registry in (*REGISTRIES, TRACKERS) for name in registry.symbols()}
-    unread = subject.case.delta.keys() & subject.config.values.keys()
-    unread -= fields_by_symbol().keys() | selecting
-    findings = [CheckFinding("one-reader", f"a field that reads {n}", "no field") for n in unread]
-    readers = Counter(each.symbol for each in bound)
-    for each in bound:
-        if readers[each.symbol] > 1:
-            paths = ", ".join(other.path for other in bound if other.symbol == each.symbol)
-            expected = f"one reader of {each.symbol}"
-            findings.append(CheckFinding("one-reader", expected, f"read by {paths}"))
-        elif not _is_named_after_symbol(each):
-            expected = f"{each.path} reads the symbol that it names"
-            findings.append(CheckFinding("named-reader", expected, f"it reads {each.symbol}"))
-    return findings[:2]
+def _strays(model: nn.Module) -> Iterator[str]:
+    """Yield tensors that require a gradient but are not registered as parameters."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = value if isinstance(value, (list, tuple)) else [value]
+            if any(isinstance(item, torch.Tensor) and item.requires_grad for item in items):
+                yield f"{path}.{name}"
 
 
-def _is_named_after_symbol(bound: _BoundValue) -> bool:
-    name = bound.path.split(".")[1]
-    if bound.symbol in _OTHER_NAMES:
-        return name == _OTHER_NAMES[bound.symbol]
-    words = bound.symbol.lower().split("_")
-    return name not in _OTHER_NAMES.values() and all(
-        any(word.startswith(part) or part.startswith(word) for word in words)
-        for part in name.split("_")
-        if part not in _UNITS
-    )
-
-
-def _arrived(config: Config) -> list[CheckFinding]:
-    """Check that every field has the value of its symbol, by the text of the value."""
-    return [
-        CheckFinding("bound-value", f"{each.path} is {each.symbol}={value}", f"{each.value}")
-        for each in _bound_values(config)
-        if (value := config.values[each.symbol]) is not None
-        and not _is_value(each.value, value)
-        and not (each.symbol == "DATASET" and config.data.stand_in and each.value == "default")
-    ][:2]
-
-
-def _is_value(value: Any, symbol_value: SymbolValue) -> bool:
-    if isinstance(value, float):
-        return value == float(symbol_value)
-    if isinstance(value, tuple):
-        words = str(symbol_value).replace(",", " ").split()
-        kind = type(value[0]) if value else str
-        return list(value) == [kind(word) for word in words]
-    return type(value) is type(symbol_value) and value == symbol_value
+def matrix_elements(module: nn.Module) -> int:
+    """Return the number of weights in matrices."""
+    return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
 
 
 def _built(model: GPT, config: Config) -> list[CheckFinding]:

@@ -21,7 +21,6 @@ from gpt2.check.distinct import find_duplicates
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, name_and_shape
-from gpt2.config import Config
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
@@ -135,10 +134,8 @@ _DERIVATIVE_TOLERANCE = 1e-5
 
 def check_gradients(subject: StepUnderTest) -> list[CheckFinding]:
     """Check gradients from the real initialization and from filled parameters."""
-    findings = _from_initialization(subject) + _from_filled(subject) + _optimized(subject)
-    if subject.config.model.grad_checkpointing:
-        findings += _recomputed(subject)
-    return findings + _with_dropout(subject)
+    findings = _from_initialization(subject) + _from_filled(subject)
+    return findings + _optimized(subject) + _with_dropout(subject)
 
 
 def _from_initialization(subject: StepUnderTest) -> list[CheckFinding]:
@@ -170,31 +167,6 @@ def _from_filled(subject: StepUnderTest) -> list[CheckFinding]:
             expected = f"a finite gradient of {name}"
             findings.append(CheckFinding("finite-gradient", expected, "NaN or infinite"))
     return findings
-
-
-def _recomputed(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that gradient checkpointing leaves gradients unchanged, with configured dropout."""
-    config, idx_BT = subject.small, subject.tokens()
-    stored, recomputed = (_gradients(config, idx_BT, flag) for flag in (False, True))
-    text = "another gradient with GRAD_CHECKPOINTING=n"
-    return [
-        CheckFinding(
-            "recomputed-gradient", f"the same bits of the gradient of {name} if recomputed", text
-        )
-        for name in stored
-        if not torch.equal(stored[name], recomputed[name])
-    ]
-
-
-def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict[str, Tensor]:
-    """Return all gradients in fp32, for one seed of dropout."""
-    model = GPT(config.model)
-    model.init_weights(config.seed)
-    model.grad_checkpointing = grad_checkpointing
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpt2.check import Check, take_ticket
 from gpt2.check.budget_checks import check_budgeted
 from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
-from gpt2.check.config_checks import check_bound, check_declared, check_full_size
+from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
 from gpt2.check.device_checks import check_device
 from gpt2.check.evaluation_checks import check_evaluated
@@ -50,7 +50,6 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "pruned": check_pruned,
     "budgeted": check_budgeted,
     "paired": check_paired,
-    "bound": check_bound,
     "parallel": check_parallel,
     "data": check_data,
     "device": check_device,

@@ -8,6 +8,7 @@ from gpt2.training import budget
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainState
+from lib.optim import schedule
 from tests.mutants.mutant import Mutant, edited, nothing, replaced, then
 
 _TIME = {"BUDGET_TIME": True}
@@ -26,11 +27,6 @@ def _everywhere(old: str, new: str) -> Any:
     return edited(TrainingBudget, "__init__", old, new)
 
 
-def _restarted(out: None, self: TrainState, state: Any) -> None:
-    """Count iterations and progress of a resumed run from zero."""
-    self.iteration, self.progress = 0, 0.0
-
-
 MUTANTS = (
     Mutant(
         "minutes instead of seconds",
@@ -39,18 +35,6 @@ MUTANTS = (
         _everywhere("config.max_time_seconds *", "60 * config.max_time_seconds *"),
         settings=_TIME,
         quick=True,
-    ),
-    Mutant(
-        "tokens are rounded down to iterations",
-        "baseline",
-        _caught("budget-steps", "7 steps .*; 6 steps"),
-        edited(
-            budget,
-            "_iterations",
-            "-(-config.max_tokens // tokens_per_iteration)",
-            "config.max_tokens // tokens_per_iteration",
-        ),
-        settings=_TOKENS,
     ),
     Mutant(
         "tokens are iterations",
@@ -73,44 +57,6 @@ MUTANTS = (
         settings=_STRETCHED,
     ),
     Mutant(
-        "stretch of a variant counts twice",
-        "run",
-        _caught("budget-iterations", "13,520 optimizer steps .*; 17,576$"),
-        _everywhere("* stretch)", "* stretch * stretch)"),
-        _SINGLE,
-        settings=_STRETCHED,
-    ),
-    Mutant(
-        "stretch is applied although it is off",
-        "run",
-        _caught("budget-iterations", "10,400 optimizer steps .*; 13,520$"),
-        _everywhere("* stretch)", "* 1.3)"),
-        _SINGLE,
-        settings={**_STRETCHED, "ADAMWPRUNE_STRETCH": False},
-    ),
-    Mutant(
-        "run trains one step more",
-        "baseline",
-        _caught("budget-steps", "7 steps .*; 8 steps"),
-        edited(
-            TrainingBudget,
-            "progress",
-            "iteration / self.iterations",
-            "(iteration - 1) / self.iterations",
-        ),
-    ),
-    Mutant(
-        "run trains one step less",
-        "baseline",
-        _caught("budget-steps", "7 steps .*; 6 steps"),
-        edited(
-            TrainingBudget,
-            "progress",
-            "iteration / self.iterations",
-            "(iteration + 1) / self.iterations",
-        ),
-    ),
-    Mutant(
         "accumulation counts twice",
         "baseline",
         _caught("tokens-per-iteration"),
@@ -122,25 +68,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "tokens are those of a micro-batch",
-        "baseline",
-        _caught("tokens-per-iteration"),
-        edited(TrainConfig, "tokens_per_iteration", "self.global_batch", "self.batch_size"),
-        settings=_TOKENS,
-    ),
-    Mutant(
-        "tokens are those of one rank",
-        "baseline",
-        _caught("tokens-per-iteration"),
-        edited(
-            TrainConfig,
-            "tokens_per_iteration",
-            "self.global_batch",
-            "self.global_batch // self.gpus",
-        ),
-        settings={"GPUS": 2, "GRAD_ACCUMULATION": 4, "BATCH_SIZE": 8, "GLOBAL_BATCH": 64},
-    ),
-    Mutant(
         "schedule ends at half the budget",
         "baseline",
         _caught("budget-learning-rate", "at step 3 of 7"),
@@ -150,18 +77,6 @@ MUTANTS = (
             "        session.state.progress,\n",
             "        2 * session.state.progress,\n",
         ),
-    ),
-    Mutant(
-        "decay starts with training",
-        "baseline",
-        _caught("schedule-end"),
-        edited(train, "learning_rate_at", "(progress - warmup_progress) / remaining", "progress"),
-    ),
-    Mutant(
-        "decay starts within the warm-up",
-        "baseline",
-        _caught("schedule-end"),
-        _everywhere("_warmup_steps = warmup_steps", "_warmup_steps = warmup_steps // 10"),
     ),
     Mutant(
         "evaluations use up the time",
@@ -181,19 +96,6 @@ MUTANTS = (
         "baseline",
         _caught("budget-steps", "7 steps .*; 10 steps"),
         nothing(TrainingClock, "resume_at"),
-        settings=_TIME,
-    ),
-    Mutant(
-        "resumed run starts its budget again",
-        "baseline",
-        _caught("budget-steps", "7 steps .*; 10 steps"),
-        then(TrainState, "load_state_dict", _restarted),
-    ),
-    Mutant(
-        "resumed warm-up of a time budget is lost",
-        "baseline",
-        _caught("budget-learning-rate"),
-        nothing(TrainingBudget, "load_state_dict"),
         settings=_TIME,
     ),
     Mutant(
@@ -234,5 +136,11 @@ MUTANTS = (
         "baseline",
         _caught("budget-progress"),
         then(TrainingBudget, "progress", lambda out, *given: out * out),
+    ),
+    Mutant(
+        "cosine is a parabola",
+        "baseline",
+        {"budgeted": ("schedule-end", "after 5200 of 10400 steps")},
+        replaced(schedule, "_decayed_share", lambda _: lambda options, x: x * x),
     ),
 )

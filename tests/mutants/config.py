@@ -1,17 +1,23 @@
 """Faults between configuration and model: studies, rules, fields."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from gpt2.attention.config import AttentionConfig
-from gpt2.attention.options import ReciprocalOptions
+from gpt2.attention import attention
+from gpt2.attention.config import PROJECTIONS, AttentionConfig
+from gpt2.attention.options import GroupedOptions
+from gpt2.attention.reciprocal import Reciprocal
 from gpt2.check import cases
 from gpt2.mlp.options import MlpConfig, MlpCrossTokenOptions
 from gpt2.model_config import ModelConfig
+from gpt2.shape import ModelShape
 from tests.mutants.mutant import (
     MECHANISMS,
+    Expected,
     Mutant,
+    Plant,
     after_init,
     edited,
     nothing,
@@ -36,7 +42,24 @@ def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _built(
+    name: str,
+    plant: Plant,
+    *expected: str,
+    step: str = "baseline",
+    **named: Any,
+) -> Mutant:
+    finding: Expected = expected
+    return Mutant(name, step, {"declared": finding}, plant, **named)
+
+
 MUTANTS = (
+    _built(
+        "a registered projection has no option in Kconfig",
+        replaced(PROJECTIONS, "_options", lambda known: {**known, "shared": GroupedOptions}),
+        "selectable",
+        "shared is registered, Kconfig has no ATTENTION_PROJECTION_SHARED$",
+    ),
     Mutant(
         "matrices of the token mix cost nothing",
         "golden-gate-cross",
@@ -59,12 +82,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a step is its parent",
-        "ra-golden",
-        {"distinct": ("distinct-configuration", "than ra;")},
-        step_sets("ratio", "ra-golden", {"RECIPROCAL": True}, title="reciprocal"),
-    ),
-    Mutant(
         "deltas are lost",
         "mla",
         {
@@ -81,52 +98,11 @@ MUTANTS = (
         quick=True,
     ),
     Mutant(
-        "a number out of range",
-        "sliding",
-        {"resolve": ("resolved-configuration", "SLIDING_WINDOW")},
-        step_sets(
-            "mechanisms", "sliding", {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 0}
-        ),
-        MECHANISMS,
-    ),
-    Mutant(
         "a contradiction",
         "gqa",
         {"resolve": ("resolved-configuration", r"N_KV_HEAD\b.*\b5\b")},
         step_sets("mechanisms", "gqa", {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 5}),
         MECHANISMS,
-    ),
-    Mutant(
-        "an unknown symbol",
-        "golden",
-        {"resolve": ("resolved-configuration", "MLP_RATIOS")},
-        step_sets("ratio", "golden", {"MLP_RATIOS": "2.5"}),
-    ),
-    Mutant(
-        "score terms are dead",
-        "ra",
-        {"distinct": ("distinct-configuration", "than baseline;")},
-        replaced(
-            AttentionConfig,
-            "from_values",
-            lambda right: lambda values: replace(right(values), terms=()),
-        ),
-    ),
-    Mutant(
-        "mechanisms are dead",
-        "golden-gate",
-        {"distinct": ("distinct-configuration", "than golden;")},
-        replaced(
-            MlpConfig,
-            "from_values",
-            lambda right: lambda values: replace(right(values), mechanisms=()),
-        ),
-    ),
-    Mutant(
-        "a field does not read its symbol",
-        "ra",
-        {"bound": ("bound-value", r"RECIPROCAL_ALPHA=0\.3; 0\.5$")},
-        after_init(ReciprocalOptions, lambda self: object.__setattr__(self, "alpha", 0.5)),
     ),
     Mutant(
         "one more parameter is declared",
@@ -166,5 +142,29 @@ MUTANTS = (
             "m.cost(size.hidden, size.widths[m.name], site)",
             "m.cost(size.widths[m.name], size.hidden, site)",
         ),
+    ),
+    _built(
+        "alpha is hard-coded in the module",
+        after_init(Reciprocal, lambda self: setattr(self, "constant", 0.5)),
+        "built-size",
+        r"^RECIPROCAL_ALPHA=0\.3: 0\.3 in the model; 0\.5$",
+        step="ra",
+    ),
+    _built(
+        "rows are not computed as rows",
+        replaced(attention, "choose_backend", lambda _: lambda *given: "sdpa"),
+        "built-size",
+        "^ATTENTION_BACKEND=rows",
+        settings={"ATTENTION_BACKEND_ROWS": True},
+    ),
+    _built(
+        "the vocabulary is multiplied instead of padded",
+        replaced(
+            ModelShape,
+            "padded_vocab_size",
+            lambda _: property(lambda self: self.vocab_size * self.vocab_multiple),
+        ),
+        "built-size",
+        "^VOCAB_MULTIPLE=",
     ),
 )

@@ -10,20 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.attention import cross_token, exposed
-from gpt2.attention.components import RowChunk, Window
+from gpt2.attention import cross_token
+from gpt2.attention.components import RowChunk
 from gpt2.attention.exposed import AttentionWeightsTap
-from gpt2.attention.positions import Rope
-from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import ScoreChunks
 from gpt2.model import GPT
-from gpt2.nsa import branches, query_major, select
+from gpt2.nsa import select
 from tests.mutants.mutant import (
-    MECHANISMS,
     Expected,
     Mutant,
     Plant,
-    edited,
     replaced,
     then,
 )
@@ -57,15 +53,6 @@ def _wrapped(right: Any) -> Any:
     return hidden
 
 
-def _wider_if_long(right: Any) -> Any:
-    def arguments(self: Window, length: int, device: torch.device) -> dict[str, Any]:
-        wide = Window((self.width or length) + 1)
-        mask: dict[str, Any] = right(wide if length > 512 else self, length, device)
-        return mask
-
-    return arguments
-
-
 def _without_last_row(out: Iterator[RowChunk], *given: Any) -> Iterator[RowChunk]:
     for chunk in out:
         if chunk.first < 500 or chunk.height == 1:
@@ -74,14 +61,6 @@ def _without_last_row(out: Iterator[RowChunk], *given: Any) -> Iterator[RowChunk
             yield dataclasses.replace(chunk, last=chunk.last - 1)
             # The row sees the columns of the row before.
             yield RowChunk(chunk.last - 1, chunk.last, chunk.left + 1)
-
-
-def _ends(right: Any) -> Any:
-    def scores(self: Reciprocal, rows: Any, band: Any, chunk: Any, inputs: Any) -> Tensor:
-        added_BNrb: Tensor = right(self, rows, band, chunk, inputs)
-        return added_BNrb * (chunk.positions(added_BNrb) <= 1000)
-
-    return scores
 
 
 def _unranked(right: Any) -> Any:
@@ -98,20 +77,6 @@ def _near_alone(out: Tensor, *given: Any) -> Tensor:
     return out
 
 
-def _whole_pieces(right: Any) -> Any:
-    def values(weights: Tensor, k: int) -> Tensor:
-        size = exposed.SORT_WIDTH
-        whole = weights.shape[-1] // size * size
-        out: Tensor = right(weights[..., : whole or None], k)
-        return out
-
-    return values
-
-
-def _shorter_if_long(right: Any) -> Any:
-    return lambda q, k, v, window: right(q, k, v, window - (k.shape[2] > 512))
-
-
 def _slope_of_a_chunk(out: Tensor, weights: Tensor, scores: Tensor, chunk: RowChunk) -> Tensor:
     positions_r = chunk.positions(out)[:, 0]
     ratio = positions_r.log() / (positions_r - chunk.first).clamp_min(2).log()
@@ -126,26 +91,7 @@ MUTANTS = (
         ("long-context", "^embeddings of token 256 of 1024"),
         quick=True,
     ),
-    _long(
-        "rotary angles in bf16",
-        "rope",
-        then(Rope, "_angles", lambda out, *given: out.bfloat16().double()),
-        defconfig=MECHANISMS,
-    ),
-    _long(
-        "rotary angles in fp32",
-        "rope",
-        then(Rope, "_angles", lambda out, *given: out.float().double()),
-        defconfig=MECHANISMS,
-    ),
-    _long(
-        "sliding window is wider in long sequences",
-        "sliding",
-        replaced(Window, "sdpa_arguments", _wider_if_long),
-        defconfig=MECHANISMS,
-    ),
     _long("a chunk starts too late", "full", then(ScoreChunks, "chunks", _without_last_row)),
-    _long("reciprocal term ends at 1,000 tokens", "ra", replaced(Reciprocal, "scores", _ends)),
     _long(
         "selection stops ranking at 512 tokens",
         "nsa",
@@ -153,34 +99,10 @@ MUTANTS = (
         defconfig=_NSA,
     ),
     _long(
-        "window of sparse attention is shorter in long sequences",
-        "nsa",
-        replaced(branches, "attend_window", _shorter_if_long),
-        defconfig=_NSA,
-    ),
-    _long(
-        "the last columns of long rows are not ranked",
-        "golden-gate-cross",
-        replaced(exposed, "topk_values", _whole_pieces),
-        ("long-context", "^attention weights"),
-    ),
-    _long(
         "the MLP reads 512 columns",
         "golden-gate-cross",
         then(AttentionWeightsTap, "read", _near_alone),
         ("long-context", "^attention weights"),
-    ),
-    _long(
-        "a chunk replaces the gradient of keys",
-        "nsa",
-        edited(
-            query_major,
-            "backward",
-            "dk_MH[columns].addmm_(dscores_Rc.T, q_Rx[:, :-1])",
-            "dk_MH[columns] = dscores_Rc.T @ q_Rx[:, :-1]",
-        ),
-        _GRADIENT,
-        defconfig=_NSA,
     ),
     Mutant(
         "the slope of the entropy counts tokens from its chunk",

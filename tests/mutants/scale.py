@@ -3,18 +3,21 @@
 B batch, T tokens, C n_embd.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gpt2 import generate
 from gpt2.attention.attention import Attention
 from gpt2.attention.components import Window
-from gpt2.attention.projections import Latent
-from gpt2.kv_cache import BlockKVCache, KVCache
+from gpt2.check import generation_checks
+from gpt2.kv_cache import BlockKVCache
 from gpt2.mlp.cross_token import MlpCrossToken
 from gpt2.mlp.gate import MlpAttnGate
-from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, then
+from gpt2.model import GPT
+from tests.mutants.mutant import MECHANISMS, Mutant, after_init, edited, replaced, then
 
 _DECODED = "cached-logits"
 # Wider than every small form.
@@ -40,14 +43,27 @@ def _turned(right: Any) -> Any:
     return extend
 
 
-def _not_advanced(self: KVCache, tokens: int) -> None:
-    """Advance the blocks only, so that positions start at 0 in every call."""
-    for block in self.blocks:
-        block.position += tokens
-
-
 def _as_if_whole(right: Any) -> Any:
     return lambda self, h_BTM, cache: right(self, h_BTM, None)
+
+
+def _keeps_the_first_tokens(right: Any) -> Any:
+    def first(model: GPT, prompt: torch.Tensor, *rest: Any) -> Iterator[int]:
+        return right(model, prompt[: len(prompt) // 2], *rest)
+
+    return first
+
+
+def _ends_in_evaluation(right: Any) -> Any:
+    def generated(model: GPT, *rest: Any) -> Iterator[int]:
+        yield from right(model, *rest)
+
+    def ended(model: GPT, *rest: Any) -> Iterator[int]:
+        for token in generated(model, *rest):
+            model.eval()
+            yield token
+
+    return ended
 
 
 MUTANTS = (
@@ -79,26 +95,28 @@ MUTANTS = (
         MECHANISMS,
     ),
     Mutant(
-        "decoding expands values by the keys' matrix",
-        "mla",
-        {"decode": _DECODED},
-        replaced(
-            Latent,
-            "expand",
-            lambda _: lambda self, context: context @ self._per_head(self.expand_k).mT,
-        ),
-    ),
-    Mutant(
-        "decoding starts at position 0 in every call",
-        "full",
-        {"decode": _DECODED},
-        replaced(KVCache, "advance", lambda _: _not_advanced),
-    ),
-    Mutant(
         "decoding pools the gate over new tokens alone",
         "gate-pooled",
         {"decode": _DECODED},
         replaced(MlpAttnGate, "_gate", _as_if_whole),
         MECHANISMS,
+    ),
+    Mutant(
+        "generated text has dropout",
+        "baseline",
+        {"decode": "generation-mode"},
+        edited(generate, "_evaluating", "model.eval()", "model.train()"),
+    ),
+    Mutant(
+        "the context is not shortened",
+        "baseline",
+        {"decode": "generated-logits"},
+        replaced(generation_checks, "generate", _keeps_the_first_tokens),
+    ),
+    Mutant(
+        "generation leaves the model in evaluation mode",
+        "baseline",
+        {"decode": "generation-side-effect"},
+        replaced(generation_checks, "generate", _ends_in_evaluation),
     ),
 )

@@ -19,7 +19,6 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.gpt2.study.large_study import write_large_study
 from tests.make_command import make
-from tests.mutants.mutant import planted_faults
 
 HERE = Path(__file__).parent
 FABRICATED = HERE / "fabricated_study"
@@ -92,40 +91,3 @@ def test_the_small_ratio_study_trains_the_frozen_weights(tmp_path: Path) -> None
         now = (loss, *(sha256_file(path) for path in (run.weights, run.metrics, run.per_query)))
         names = ("val_loss", "weights_sha256", "metrics_sha256", "per_query_sha256")
         assert now == tuple(frozen[name] for name in names), slug
-
-
-# Faults in what no step changes, which a test of the subject detects, and equal ones, which are planted
-# once.
-IN_TESTS = {
-    "tests/gpt2/test_sampling.py": (
-        *("top-k drops one token too few", "the temperature multiplies logits"),
-        *("the nucleus lacks its last token", "greedy decoding draws", "sampling is greedy"),
-    ),
-    "tests/gpt2/training/test_first_steps.py": (
-        "the health check reads the steps after the first",
-    ),
-    "tests/gpt2/training/test_numerics.py": ("a debug flag is recorded as another",),
-    "tests/gpt2/training/test_order.py": ("ranks digest their own steps one after the other",),
-    "tests/gpt2/data/test_dataset.py": ("only the first shard is read",),
-    "tests/gpt2/data/test_evaluation_windows.py": (
-        *("token files lose their first window", "a last window of one token is dropped"),
-    ),
-    "tests/gpt2/data/test_loader.py": ("loader processes exchange batches",),
-    "tests/lib/runs/test_checkpoint.py": ("a second checkpoint is an error",),
-    "tests/lib/pruning/test_pruners.py": ("movement counts skipped steps",),
-    "tests/lib/report/test_table.py": ("differences from the parent are those from the baseline",),
-    "tests/lib/runs/test_record.py": ("the training loss is that of the last step",),
-    "tests/mutants/budget.py": (
-        "seconds are taken for minutes",
-        "tokens are counted as iterations",
-    ),
-    "tests/mutants/evaluation.py": ("an evaluation of twice the tokens",),
-}
-
-
-def test_every_frozen_fault_is_planted_or_left_to_a_test() -> None:
-    frozen = json.loads((HERE / "planted_faults.json").read_text(encoding="utf-8"))["faults"]
-    planted = {mutant.name for mutant in planted_faults()}
-    left = {name for names in IN_TESTS.values() for name in names}
-    assert {fault["name"] for fault in frozen} - planted == left
-    assert all((ROOT / path).exists() for path in IN_TESTS)

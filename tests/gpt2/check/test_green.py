@@ -26,7 +26,7 @@ RIGHT = {
     "short": ("reference", {"BLOCK_SIZE": "8"}),
     # A sixth of the width is less than half of the multiple.
     "narrow": (
-        "bound",
+        "declared",
         {
             "MODEL_SIZE_CUSTOM": "y",
             "N_EMBD": "12",
