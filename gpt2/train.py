@@ -75,8 +75,8 @@ def train_run(
     called before every write, and raises LeaseLost if the run was taken over. ``report``
     receives ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations, loss,
     lr, grad_norm, tokens_per_second, eta_seconds}``. ``allow_stale`` resumes a checkpoint that was
-    made by other code. ``clock`` returns seconds. ``order`` is recorded: the place of the run in its
-    study's training order. Returns the status, which is also in status.json.
+    made by other code. ``clock`` returns seconds. ``order`` is recorded: when the run was submitted.
+    Returns the status, which is also in status.json.
 
     Errors before the first step are raised as KablateError; later errors set the status FAILED.
     """

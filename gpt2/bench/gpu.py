@@ -19,7 +19,7 @@ from gpt2.bench.nsa import BLOCKS_OF_64, Heads, nsa_options, prefill_cases
 from gpt2.bench.step import nanogpt_step, trainer_step
 from gpt2.bench.timing import Build, Case, Step
 from gpt2.loss import fused_loss, linear_cross_entropy, masked_cross_entropy
-from gpt2.running.backend import Gpt2Backend, new_executor
+from gpt2.running.backend import Gpt2Backend
 from gpt2.running.preflight import check_data
 from gpt2.study.plan import config_layers, make_plan
 from gpt2.train import train_run
@@ -92,7 +92,7 @@ def train_on_drawn_tokens(folder: Path, symbols: Symbols) -> float:
     (run,) = plan.runs
     check_data([run.config], folder)
     run.path.mkdir(parents=True)
-    Gpt2Backend(plan, new_executor(plan)).write_inputs(run)
+    Gpt2Backend(plan).write_inputs(run)
     status = train_run(run.path, folder, lambda event: None, lambda: False)
     if status.state is not State.SUCCESS:
         raise RunError(Problem(status.message, code="process.failed"))

@@ -1,7 +1,6 @@
 """The training backend: everything that the generic runner needs to train GPT-2 runs."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -24,14 +23,15 @@ from lib.env.gpu import VISIBLE, cpu_model
 from lib.env.machine import worker_environment
 from lib.env.preflight import require_usable_gpus
 from lib.env.snapshot import copy_snapshot
+from lib.errors import KablateError
 from lib.files import size_bytes
 from lib.project import ROOT
 from lib.runner.local import DeviceSlot, Job, LocalExecutor
 from lib.runner.worker import train_worker
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.record import RunRecord
-from lib.runs.run import Run, training_order
-from lib.runs.run_dir import RunDir, State, read_status
+from lib.runs.run import Run
+from lib.runs.run_dir import RunDir, State
 
 # Time in which a GPU answers; a lost one may never do.
 _GPU_SECONDS = 60.0
@@ -43,7 +43,6 @@ class Gpt2Backend:
     def __init__(
         self,
         plan: Plan,
-        executor: LocalExecutor,
         *,
         allow_stale: bool = False,
         dirty: bool = False,
@@ -58,53 +57,40 @@ class Gpt2Backend:
         """
         self._before_first = cache(before_first)
         self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
-        self._machine = plan.base.machine
-        self._executor = executor
+        self._on_cpu = plan.base.machine.device == "cpu"
+        self.executor = LocalExecutor(PRELOADED_MODULES, worker_environment(plan.base.machine))
         self._settings = settings
         self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
-        self._plan = plan
         self._tree = TreeDigests()
 
     def preflight(self, runs: Sequence[Run[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then fetch weights and data; return the slots for runs."""
         configs = [run.config for run in runs]
-        written = sum(self._written_bytes(RunDir(run.path)) for run in runs)
+        written = 0
+        for record in (RunRecord(RunDir(run.path)) for run in runs):
+            resumed = record.status and record.status.state in (State.RUNNING, State.INTERRUPTED)
+            if resumed and not self.drift(record):
+                written += size_bytes(record.run.path)
         place = replace(self._place, written_bytes=written)
-        slots = self._executor.call(check_machine, configs, place, jobs)
+        slots = self.executor.call(check_machine, configs, place, jobs)
         check_weights(configs, self._place.build_dir)
         check_data(configs, self._place.build_dir)
         return slots
 
-    def _written_bytes(self, run: RunDir) -> int:
-        """Return the size of the files of a run that will be resumed, else 0."""
-        status = read_status(run)
-        resumed = status is not None and status.state in (State.RUNNING, State.INTERRUPTED)
-        return size_bytes(run.path) if resumed and not self.drift(run) else 0
-
-    def drift(self, run: RunDir) -> Sequence[str]:
-        return run_drift(RunRecord(run), self._device, self._tree)
-
-    def is_stale(self, record: RunRecord) -> bool:
-        return bool(run_drift(record, self._device, self._tree))
+    def drift(self, record: RunRecord) -> Sequence[str]:
+        return run_drift(record, self._device, self._tree)
 
     @cached_property
-    def _positions(self) -> Mapping[Path, Mapping[str, float]]:
-        """Return the place of each run in the training order: its block (seed), and which one in it."""
-        positions: dict[Path, dict[str, float]] = {}
-        last = Counter[int]()
-        for run in training_order(self._plan.runs):
-            last[run.seed] += 1
-            positions[run.path] = {"block": run.seed, "position": last[run.seed]}
-        return positions
+    def _device(self) -> str:
+        return cpu_model() if self._on_cpu else self.executor.call(gpu_name)
 
     def submit(self, run: Run[Config], slot: DeviceSlot, token: int) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
         self._before_first()
         self.write_inputs(run)
-        order = {**self._positions[run.path], "submitted_at": time.time()}
-        return self._executor.submit(
+        return self.executor.submit(
             train_worker,
-            partial(self._train, order=order),
+            partial(self._train, order={"submitted_at": time.time()}),
             run.path,
             token,
             world_size=run.config.train.gpus,
@@ -113,10 +99,18 @@ class Gpt2Backend:
         )
 
     def lost_gpus(self, slot: DeviceSlot) -> Mapping[str, str]:
-        gpus = {g: name for name in VISIBLE if name in slot for g in slot[name].split(",")}
-        places = [{**slot, name: gpu} for gpu, name in gpus.items()]
-        reasons = self._executor.attempts(require_usable_gpus, places, _GPU_SECONDS)
-        return {gpu: reason for gpu, reason in zip(gpus, reasons, strict=True) if reason}
+        gpus = {gpu: name for name in VISIBLE & slot.keys() for gpu in slot[name].split(",")}
+        tests = {
+            gpu: self.executor.submit_call(require_usable_gpus, environment={**slot, name: gpu})
+            for gpu, name in gpus.items()
+        }
+        lost, deadline = {}, time.monotonic() + _GPU_SECONDS
+        for gpu, test in tests.items():
+            try:
+                self.executor.result(test, max(0.0, deadline - time.monotonic()))
+            except KablateError as error:
+                lost[gpu] = str(error.problems[0])
+        return lost
 
     def write_inputs(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, the worker's input, and the environment snapshot."""
@@ -130,28 +124,15 @@ class Gpt2Backend:
         if run.config.environment.snapshot:
             copy_snapshot(self._place.build_dir, RunDir(run.path))
 
-    @cached_property
-    def _device(self) -> str:
-        if self._machine.device == "cpu":
-            return cpu_model()
-        return self._executor.call(gpu_name)
-
 
 def train_in_worker(
     run_dir: Path,
     report: Callable[[Mapping[str, Any]], None],
     stop: Callable[[], bool],
     guard: Callable[[], None],
-    *,
-    build_dir: Path,
-    allow_stale: bool,
-    order: Mapping[str, float],
+    **options: Any,
 ) -> None:
-    """Train the run of a directory in a worker."""
+    """Train the run of a directory in a worker, which imports torch."""
     from gpt2.train import train_run
 
-    train_run(run_dir, build_dir, report, stop, guard, allow_stale=allow_stale, order=order)
-
-
-def new_executor(plan: Plan) -> LocalExecutor:
-    return LocalExecutor(PRELOADED_MODULES, worker_environment(plan.base.machine))
+    train_run(run_dir, report=report, stop=stop, guard=guard, **options)

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from argparse import Namespace
+from dataclasses import replace
 
 from gpt2.check.cases import plan_cases
 from gpt2.check.command import CheckRequest, check_and_report
@@ -53,7 +54,7 @@ def train(options: Namespace) -> int | tuple[int, str]:
         cases = plan_cases(asked_layers(options), build_dir=options.build_dir).only(slugs)
         return check_and_report(cases, CheckRequest(options.build_dir, json=options.json))
     if options.worker:
-        return launch.train_free_runs(plan, settings)
+        return launch.train_runs(plan, plan.runs, replace(settings, wait=False))
     confirm_power(plan, options.yes)
     form = {"json": options.json, "strict": options.strict}
     return launch.train_plan(plan, settings, **form)

@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.running.backend import Gpt2Backend, new_executor
-from gpt2.running.preflight import (
-    TrainingPlace,
-    check_data,
-    check_machine,
-    check_weights,
-)
-from gpt2.running.results import StudyResults, judged_study, write_results
-from gpt2.running.study_end import command_at_end
+from gpt2.running.backend import Gpt2Backend
+from gpt2.running.preflight import TrainingPlace, check_data, check_machine, check_weights
+from gpt2.running.results import StudyResults, judged_document, write_results
 from gpt2.study.looks import AUTO_SEEDS
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
 from lib.config.dotconfig import ExplicitSetting
 from lib.console import confirm, log
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
-from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, KablateError, Problem
 from lib.report.columns import VERDICTS
 from lib.report.judge import LASTING_WORDS, declare
-from lib.report.text import Document, verdicts_exit_code
+from lib.report.render import json_document
+from lib.report.study import SCHEMA_VERSION
+from lib.report.text import verdicts_exit_code
 from lib.runner.display import RunProgress
+from lib.runner.hooks import feed_command
 from lib.runner.limits import JobLimits, watchdog
-from lib.runner.queue import belongs_to_different_run, require_matching_directories, set_aside
+from lib.runner.queue import (
+    belongs_to_different_run,
+    file_version,
+    require_matching_directories,
+    set_aside,
+)
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import warnings_in
@@ -58,31 +60,43 @@ def train_plan(
     ``strict``, the exit code of finished runs is that of their verdicts. ConfigError and PreflightError
     are raised before anything is created.
     """
-    shown = table_of or table_plan(plan)
-
-    def document() -> Document:
-        return StudyResults(shown, judged_study(shown)).document
-
-    with command_at_end(options.study_command, plan.folder, document):
+    shown, results, text = table_of or table_plan(plan), None, ""
+    states = _status_versions(plan.folder)
+    try:
         if plan.auto is not None:
             code, results = _train_looks(plan, options)
         else:
-            code = _train_runs(plan, plan.runs, options)
+            code = train_runs(plan, plan.runs, options)
             results = None if code in _INTERRUPTED_CODES else write_results(shown)
-        if results is None:
-            return code, ""
-        text = results.text(results.publish(), json=json)
-        if strict:
-            code = code or verdicts_exit_code(results.document, strict=True)
-    if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
+        if results is not None:
+            text = results.text(results.publish(), json=json)
+            if strict:
+                code = code or verdicts_exit_code(results.document, strict=True)
+    finally:
+        if options.study_command and _status_versions(plan.folder) != states:
+            _start_study_command(options.study_command, shown, results)
+    tiny = plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny"
+    if results and code == EXIT_DONE and tiny:
         what = "the study at GPT-2 size, on a GPU: make defconfig-gpt2-ratio-ablation && make"
         log("NEXT", what)
     return code, text
 
 
-def train_free_runs(plan: Plan, options: RunnerOptions) -> int:
-    """Train runs of ``plan`` until each is done or trained by another process; write no table."""
-    return _train_runs(plan, plan.runs, replace(options, wait=False))
+def _status_versions(folder: Path) -> dict[str, Any]:
+    """Return the version of the status of each run in a folder."""
+    files = (RunDir(run).status for run in folder.iterdir()) if folder.is_dir() else ()
+    return {str(file): version for file in files if (version := file_version(file))}
+
+
+def _start_study_command(words: Sequence[str], plan: Plan, results: StudyResults | None) -> None:
+    """Start ON_STUDY_DONE_CMD with the study's document; a failure is a warning."""
+    try:
+        document = results.document if results else judged_document(plan)
+    # Such as a damaged record, which the study's own report names too.
+    except (KablateError, OSError) as error:
+        log("WARN", f"{plan.folder.name}   {words[0]} not started: {error}")
+    else:
+        feed_command(words, json_document(SCHEMA_VERSION, document), plan.folder.name)
 
 
 def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults | None]:
@@ -96,7 +110,7 @@ def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults 
     while True:
         # A failed run is tried once per command, as with a list of seeds.
         runs = [run for run in plan.runs if run.path not in attempted]
-        outcome = _train_runs(plan, runs, options)
+        outcome = train_runs(plan, runs, options)
         if outcome in _INTERRUPTED_CODES:
             return outcome, None
         code = max(code, outcome)
@@ -118,31 +132,28 @@ def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults 
     return code, results
 
 
-def _train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
+def train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
     """Train unfinished ``runs`` of ``plan`` in training order and return the exit code."""
     for problem in plan.left_out:
         log("OMIT", f"{plan.study}/{problem}")
-    executor = new_executor(plan)
 
     def declared() -> None:
         if plan.judged:
             declare(declared_verdicts(plan))
 
-    backend = Gpt2Backend(
-        plan,
-        executor,
-        allow_stale=options.stale == "keep",
-        dirty=options.dirty,
-        before_first=declared,
-    )
-    return run_all(training_order(runs), plan.folder, backend, executor, _limited(options, plan))
+    keeps_stale = options.stale == "keep"
+    backend = Gpt2Backend(plan, allow_stale=keeps_stale, dirty=options.dirty, before_first=declared)
+    return _run_all(plan, training_order(runs), backend, options)
 
 
-def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
-    """Return ``options`` with the time limits and the leases of the plan's runs."""
+def _run_all(
+    plan: Plan, runs: Sequence[Run[Config]], backend: Gpt2Backend, options: RunnerOptions
+) -> int:
+    """Train ``runs`` with the time limits and the leases of the plan; return the exit code."""
     base = plan.base
     limits = JobLimits(base.run_time_limit_seconds, base.stall_limit_seconds)
-    return replace(options, limits=limits, lease_seconds=base.lease_seconds)
+    options = replace(options, limits=limits, lease_seconds=base.lease_seconds)
+    return run_all(runs, plan.folder, backend, options)
 
 
 def _log_look(results: StudyResults) -> None:
@@ -213,7 +224,7 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
             check_data([run.config], plan.build_dir)
             run.path.mkdir(parents=True, exist_ok=True)
             guard = stack.enter_context(take_lease(RunDir(run.path), plan.base.lease_seconds))
-            Gpt2Backend(plan, new_executor(plan)).write_inputs(run)
+            Gpt2Backend(plan).write_inputs(run)
             stack.enter_context(warnings_in(RunDir(run.path).logs))
         status = train.train_run(
             run.path,
@@ -281,8 +292,6 @@ def train_scratch(
         ):
             aside = set_aside(RunDir(run.path))
             log("RERUN", f"{run.path.name}   old run moved to {aside.name}")
-    executor = new_executor(plan)
     # Uncommitted code is allowed: the caller compares every source file with the original run.
-    backend = Gpt2Backend(plan, executor, dirty=True, settings=settings or {})
-    options = _limited(RunnerOptions(stale="rerun"), plan)
-    return run_all(plan.runs, plan.folder, backend, executor, options)
+    backend = Gpt2Backend(plan, dirty=True, settings=settings or {})
+    return _run_all(plan, plan.runs, backend, RunnerOptions(stale="rerun"))

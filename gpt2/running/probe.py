@@ -1,20 +1,12 @@
-"""Seconds of an optimizer step and of an evaluation of a configuration, measured on this machine.
-
-    python -m gpt2.running.probe BUILD_DIR < VALUES.json
-
-runs in each rank of the configuration (symbol values), on drawn tokens, and prints the times as JSON,
-or a problem.
+"""Seconds of an optimizer step and of an evaluation, measured on this machine on drawn tokens.
 
 B micro-batch, T tokens.
 """
 
 import dataclasses
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +19,12 @@ from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import Evaluator
 from gpt2.training.minimal import MinimalTraining
 from gpt2.training.step import cpu_memory_errors
-from lib.console import show
 from lib.env.machine import set_up
 from lib.env.observe import device_name
 from lib.env.preflight import require_machine
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
-from lib.errors import EXIT_DONE, DataError, KablateError, Problem, RunError
+from lib.errors import DataError, Problem, RunError
 
 Figure = TypeVar("Figure")
 # Returns seconds, equal on all ranks.
@@ -123,14 +114,26 @@ def evaluation_seconds(training: MinimalTraining, build_dir: Path, clock: Clock)
     return statistics.median(repeated(timed, clock)) * batches / training.group.size
 
 
-def probe(config: Config, build_dir: Path, group: ProcessGroup) -> dict[str, Any]:
+def probe(config: Config, build_dir: Path) -> dict[str, Any]:
     """Time steps and an evaluation of ``config``. Must be called on every rank.
 
     ``step_seconds`` is the median of ``timed_steps``, extrapolated if ``timed_micro_batches`` are fewer
-    than those of a step. Raises PreflightError without the configured device.
+    than those of a step. Raises PreflightError without the configured device, RunError without memory.
     """
     require_machine(config.machine, config.train.gpus)
-    device = set_up(config.machine, group.process, config.train.gpus)
+    with ProcessGroup.join(current_process()) as group:
+        device = set_up(config.machine, group.process, config.train.gpus)
+        try:
+            with cpu_memory_errors():
+                return _times(config, build_dir, device, group)
+        except torch.OutOfMemoryError as error:
+            what = str(error).splitlines()[0]
+            raise RunError(Problem(what, code="run.out-of-memory")) from None
+
+
+def _times(
+    config: Config, build_dir: Path, device: torch.device, group: ProcessGroup
+) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     training = MinimalTraining(config, device, group)
     training.state.model.train()
@@ -144,37 +147,13 @@ def probe(config: Config, build_dir: Path, group: ProcessGroup) -> dict[str, Any
             torch.cuda.synchronize(device)
         return group.agree(time.perf_counter())
 
-    with cpu_memory_errors():
-        seconds, steps, timed = step_seconds(
-            lambda count: training.step(count * [tokens_BT]), config.train.grad_accumulation, clock
-        )
-        evaluation = evaluation_seconds(training, build_dir, clock)
+    seconds, steps, timed = step_seconds(
+        lambda count: training.step(count * [tokens_BT]), config.train.grad_accumulation, clock
+    )
     return {
         "device": device_name(device),
         "step_seconds": seconds,
         "timed_steps": steps,
         "timed_micro_batches": timed,
-        "evaluation_seconds": evaluation,
+        "evaluation_seconds": evaluation_seconds(training, build_dir, clock),
     }
-
-
-def main() -> int:
-    """Probe the configuration on stdin."""
-    config, build_dir = Config.from_values(json.load(sys.stdin)), Path(sys.argv[1])
-    try:
-        with ProcessGroup.join(current_process()) as group:
-            document = probe(config, build_dir, group)
-    except KablateError as error:
-        document, code = {"problem": asdict(error.problems[0])}, error.exit_code
-    except torch.OutOfMemoryError as error:
-        what = str(error).splitlines()[0]
-        document = {"problem": asdict(Problem(what, code="run.out-of-memory"))}
-        code = RunError.exit_code
-    else:
-        code = EXIT_DONE
-    show(json.dumps(document))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

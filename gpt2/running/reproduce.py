@@ -12,7 +12,7 @@ from gpt2.config import Config
 from gpt2.data.dataset import read_manifest
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.files import allowed_symbols, find_finished, own_values, recorded_config
-from gpt2.running.backend import Gpt2Backend, new_executor
+from gpt2.running.backend import Gpt2Backend
 from gpt2.running.launch import scratch_plan, train_scratch
 from gpt2.running.recorded_inputs import require_recorded_inputs
 from gpt2.study.plan import Plan, config_layers, make_plan
@@ -119,7 +119,7 @@ def _configuration(record: RunRecord, build_dir: Path) -> tuple[Config | None, l
 
 def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
     """Return the differences of machine and code, and reasons why the run is not repeatable."""
-    drift = Gpt2Backend(plan, new_executor(plan)).drift(original.run)
+    drift = Gpt2Backend(plan).drift(original.record)
     # Torch and device with their old values; the others are files.
     reasons = [each if " (was " in each else f"code: {each} differs" for each in drift]
     if fallbacks := original.observed["oom_fallbacks"]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpt2.records.listing import other_configurations
-from gpt2.running.backend import Gpt2Backend, new_executor
+from gpt2.running.backend import Gpt2Backend
 from gpt2.running.studies_index import write_index
 from gpt2.study.document import study_document_of
 from gpt2.study.plan import Plan, declared_verdicts
@@ -33,15 +33,11 @@ class StudyResults:
     def document(self) -> Document:
         return study_document_of(self.plan, self.study)
 
-    def part(self, plan: Plan) -> "StudyResults":
-        """Return the rows of ``plan`` in the table of its whole study."""
-        return StudyResults(plan, self.study.of_runs({run.path for run in plan.runs}))
-
     def publish(self) -> Path:
         """Write report and index; return the report's path."""
         plan, document = self.plan, self.document
         path = write_report(document, study_series(self.study), plan.folder)
-        log("INDEX", str(write_index(plan, document, judged_study)))
+        log("INDEX", str(write_index(plan, document, judged_document)))
         return path
 
     def text(self, report: Path, *, json: bool) -> str:
@@ -79,9 +75,13 @@ def judged_study(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Fals
 
     Without ``looks``, the verdicts are those at the looks declared so far.
     """
-    backend = Gpt2Backend(plan, new_executor(plan))
     declared = replace(declared_verdicts(plan), exploratory=not looks)
-    return read_study(plan.study, plan.runs, declared, label_by, backend.is_stale)
+    return read_study(plan.study, plan.runs, declared, label_by, Gpt2Backend(plan).drift)
+
+
+def judged_document(plan: Plan) -> Document:
+    """Return the document of the plan's runs at the looks declared so far; writes nothing."""
+    return study_document_of(plan, judged_study(plan))
 
 
 def report(
@@ -97,9 +97,8 @@ def report(
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
     field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
-    results = write_results(whole, label_by, looks=_declares(plan, whole) and not label_by)
-    path = results.publish()
-    return (results.part(plan) if selected else results).text(path, json=json)
+    results, path = _published(plan, whole, selected, label_by)
+    return results.text(path, json=json)
 
 
 def verdicts(
@@ -110,9 +109,9 @@ def verdicts(
     If ``selected``, these are the verdicts on ``plan``, a part of ``whole``. Raises ConfigError if
     none of its runs has a result; the files are written, so that no word of other runs is left.
     """
-    results = write_results(whole, looks=_declares(plan, whole))
-    log("REPORT", str(results.publish()))
-    document = (results.part(plan) if selected else results).document
+    results, path = _published(plan, whole, selected)
+    log("REPORT", str(path))
+    document = results.document
     if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
         advice = "type: make, to train the runs, or make status, to see their states"
         raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
@@ -123,6 +122,14 @@ def verdicts(
     return verdicts_exit_code(document, strict=strict), text
 
 
-def _declares(plan: Plan, whole: Plan) -> bool:
-    """Return whether the seeds of ``plan`` are a look: seeds in a folder are no declaration."""
-    return {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
+def _published(
+    plan: Plan, whole: Plan, selected: bool, label_by: Sequence[str] = ()
+) -> tuple[StudyResults, Path]:
+    """Write all files of ``whole``. Return the results to show, and the path of the report."""
+    # Seeds that are only in the folder are no declaration of a look.
+    declares = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
+    results = write_results(whole, label_by, looks=declares and not label_by)
+    path = results.publish()
+    if selected:
+        results = StudyResults(plan, results.study.of_runs({run.path for run in plan.runs}))
+    return results, path

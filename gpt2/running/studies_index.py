@@ -6,20 +6,19 @@ and judged on their runs; one that cannot be planned by this code is a row with 
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpt2.study.document import members_set, recorded_settings, study_document_of
+from gpt2.study.document import members_set, recorded_settings
 from gpt2.study.plan import Plan, make_plan, table_plan
 from lib.config.layers import ConfigLayer
 from lib.errors import KablateError
 from lib.files import write_atomic
 from lib.report.answer import answer, best_verdict
 from lib.report.page import REPORT_FILE, render_page
-from lib.report.study import JudgedStudy
-from lib.report.text import verdict_colour, verdict_word
+from lib.report.text import Document, verdict_colour, verdict_word
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
@@ -29,15 +28,11 @@ _STUDY_FILE = "ABLATION_STUDY_FILE"
 # Choices of the study, which a run does not record among its settings.
 _CHOICES = ("RUN_MODE", "ABLATION_STUDY")
 
-Judge = Callable[[Plan], JudgedStudy]
-# Runs of a folder with their statuses, the latest first.
-Runs = Sequence[tuple[RunStatus, RunDir]]
 
-
-def write_index(plan: Plan, document: Mapping[str, Any], judge: Judge) -> Path:
+def write_index(plan: Plan, document: Document, judge: Callable[[Plan], Document]) -> Path:
     """Write the index of the folder that contains the plan's study. Return its path.
 
-    ``document`` is that of the plan; ``judge`` returns the results of a plan and writes nothing.
+    ``document`` is that of the plan; ``judge`` returns the document of another, and writes nothing.
     """
     path = plan.folder.parent / INDEX_FILE
     rows = []
@@ -51,9 +46,9 @@ def write_index(plan: Plan, document: Mapping[str, Any], judge: Judge) -> Path:
     return path
 
 
-def _study_folders(results: Path) -> dict[Path, Runs]:
-    """Return the folders that contain runs; links are not followed."""
-    folders: dict[Path, Runs] = {}
+def _study_folders(results: Path) -> dict[Path, list[tuple[RunStatus, RunDir]]]:
+    """Return the runs of each folder with their statuses, the latest first; follow no links."""
+    folders: dict[Path, list[tuple[RunStatus, RunDir]]] = {}
     for path in sorted(results.iterdir()):
         if path.is_symlink() or not path.is_dir():
             continue
@@ -68,7 +63,10 @@ def _study_folders(results: Path) -> dict[Path, Runs]:
 
 
 def _row(
-    folder: Path, started: Runs, document: Mapping[str, Any] | None, reason: str
+    folder: Path,
+    started: Sequence[tuple[RunStatus, RunDir]],
+    document: Document | None,
+    reason: str,
 ) -> dict[str, Any]:
     best = best_verdict(document) if document else None
     # Equal runs of another folder are runs of the study, too.
@@ -92,8 +90,8 @@ def _row(
 
 
 def _judged(
-    latest: RunDir, folder: Path, plan: Plan, judge: Judge
-) -> tuple[Mapping[str, Any] | None, str]:
+    latest: RunDir, folder: Path, plan: Plan, judge: Callable[[Plan], Document]
+) -> tuple[Document | None, str]:
     """Return the document of a study from its runs; None and the reason if it cannot be planned."""
     record = RunRecord(latest)
     try:
@@ -109,8 +107,7 @@ def _judged(
         one = make_plan(layers, plan.build_dir, optional=True, yes=None)
         if one.folder != folder:
             return None, "Its settings are not those of a study: see its report."
-        whole = table_plan(one)
-        return study_document_of(whole, judge(whole)), ""
+        return judge(table_plan(one)), ""
     except KablateError as error:
         what = error.problems[0].what
         return None, f"Not judged by this code, from {record.run.path.name}: {what}."

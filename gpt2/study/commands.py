@@ -98,7 +98,7 @@ def stop(options: Namespace) -> int:
     runs = asked_plan(options)
     if options.runs:
         return runner.request_stop(runs.matching(options.runs))
-    return runner.stop_study(runs.runs, runs.folder)
+    return runner.request_stop(runs.runs, runs.folder)
 
 
 def slurm(options: Namespace) -> str | int:

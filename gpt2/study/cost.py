@@ -1,9 +1,7 @@
 """Expected time and memory of runs that are not done. Imports no torch."""
 
 import json
-import os
 import statistics
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +10,15 @@ from typing import Any
 from gpt2.attention.backends import Place
 from gpt2.config import Config
 from gpt2.memory.micro_batch import run_predict
+from gpt2.running import PRELOADED_MODULES
 from gpt2.training.budget import run_budget
 from lib.console import log
 from lib.env import speed
 from lib.env.gpu import find_gpu, peak_tflops
 from lib.env.machine import worker_environment
-from lib.errors import EXIT_PREFLIGHT, ConfigError, PreflightError, Problem, RunError
+from lib.errors import ConfigError, KablateError, PreflightError, Problem, RunError
 from lib.files import canonical_json
-from lib.project import python_module_command
-from lib.runner.ranks import run_ranks
+from lib.runner.local import LocalExecutor
 from lib.units import format_duration
 
 # Share of the data sheet's peak that a step of GPT-2 reaches in bf16. Measured: 0.13 to 0.37, on A100
@@ -120,22 +118,22 @@ def _probe_key(config: Config) -> str:
 
 
 def _probe(config: Config, build_dir: Path) -> Estimate:
-    """Time a configuration in a process of its own, or one for each of its ranks."""
-    command = python_module_command("gpt2.running.probe", str(build_dir))
-    variables = {**os.environ, **worker_environment(config.machine)}
-    values = json.dumps(dict(config.values))
+    """Time a configuration in a worker, or one for each of its ranks."""
+    variables = worker_environment(config.machine)
+    executor = LocalExecutor(PRELOADED_MODULES, variables)
+    job = executor.submit_call(
+        _in_worker, config, build_dir, world_size=config.train.gpus, environment=variables
+    )
     try:
-        code, output = run_ranks(command, variables, config.train.gpus, values, _PROBE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return _unmeasured(f"not measured within {_PROBE_SECONDS:.0f} s")
-    document: dict[str, Any] = json.loads(output or "{}")
-    if code == EXIT_PREFLIGHT and "problem" in document:
-        raise PreflightError(Problem(**document["problem"]))
-    if code:
-        problem = document.get("problem", {"what": f"the process failed with exit code {code}"})
-        return _unmeasured(f"not measured: {problem['what']}")
-    return {"seconds_from": "probe", "probe": document}
+        return {"seconds_from": "probe", "probe": executor.result(job, _PROBE_SECONDS)}
+    except PreflightError:
+        raise
+    except KablateError as error:
+        reason = f"not measured: {error.problems[0].what}"
+        return {"seconds_from": "unknown", "unmeasured": reason}
 
 
-def _unmeasured(reason: str) -> Estimate:
-    return {"seconds_from": "unknown", "unmeasured": reason}
+def _in_worker(config: Config, build_dir: Path) -> dict[str, Any]:
+    from gpt2.running.probe import probe
+
+    return probe(config, build_dir)

@@ -174,7 +174,7 @@ def _key(name: str) -> str:
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _HIP = "HIP_VISIBLE_DEVICES"
 # Variables that select the GPUs of a process.
-VISIBLE = (_HIP, _CUDA)
+VISIBLE = frozenset((_HIP, _CUDA))
 # Variables that hide all GPUs: a process on the CPU then starts no thread of a GPU's driver, and
 # its forks can run autograd.
 NO_GPUS = {_CUDA: "-1", _HIP: "-1"}

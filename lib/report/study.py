@@ -140,7 +140,7 @@ def read_study(
     runs: Sequence[Run[Any]],
     plan: VerdictPlan | None = None,
     label_by: Sequence[str] = (),
-    is_stale: Callable[[RunRecord], bool] = lambda record: False,
+    is_stale: Callable[[RunRecord], object] = lambda record: False,
 ) -> JudgedStudy:
     """Read the directories of ``runs`` and return the study, judged under the rule of ``plan``.
 

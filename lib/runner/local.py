@@ -72,9 +72,7 @@ class _Worker:
 class Job:
     """Workers, one per rank, that work and end together; one message reports the cause."""
 
-    def __init__(self, name: str) -> None:
-        """Create a job without workers; ``name`` is used in messages."""
-        self.name = name
+    def __init__(self) -> None:
         self.workers: list[_Worker] = []
         # Those that have not ended, as of the executor's last look.
         self.running: list[_Worker] = []
@@ -84,7 +82,8 @@ class Job:
         self.death = ""
         # Folder of the file at which the ranks meet. Only rank 0 writes to the run directory.
         self.folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-")
-        self._deadline = float("inf")
+        # Moment at which workers that still run are killed.
+        self.deadline = float("inf")
         self._killed = False
         # (time, rank, message) of each error.
         self._failures: list[tuple[float, int, str]] = []
@@ -106,11 +105,11 @@ class Job:
                 running.signal(number)
             # All ranks write to one log.
             time.sleep(_STACKS_SECONDS)
-        self._deadline = min(self._deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
+        self.deadline = min(self.deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
 
     def kill_overdue(self) -> None:
         """Kill the workers that still run after the deadline."""
-        if self.running and time.monotonic() >= self._deadline:
+        if self.running and time.monotonic() >= self.deadline:
             self._killed = True
             self.cancel(immediately=True)
 
@@ -137,7 +136,7 @@ class Job:
         self.running.remove(worker)
         failed = exit_code or self._has_failed(rank)
         grace = EXIT_TIMEOUT_SECONDS if failed or rank == 0 else MAIN_RANK_EXIT_TIMEOUT_SECONDS
-        self._deadline = min(self._deadline, time.monotonic() + grace)
+        self.deadline = min(self.deadline, time.monotonic() + grace)
         if not self.running:
             self.folder.cleanup()
 
@@ -206,7 +205,7 @@ class LocalExecutor:
         ``environment`` has variables for the workers, in addition to rank and world size.
         """
         self.warm_up()
-        job = Job(function.__name__)
+        job = Job()
         self._jobs.append(job)
         for rank in range(world_size):
             variables = rank_environment(rank, world_size, Path(job.folder.name, "rendezvous"))
@@ -215,17 +214,41 @@ class LocalExecutor:
             job.running.append(started)
         return job
 
-    def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call a top-level function in a worker and return its result.
+    def submit_call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Job:
+        """Start ``function(*arguments)`` as a job for ``result``; ``options`` are those of ``submit``."""
+        return self.submit(
+            worker.send_values, worker.one_value, (function, arguments, {}), **options
+        )
 
-        Raises the KablateError raised by the function, or RunError if the worker died.
+    def result(self, job: Job, seconds: float | None = None) -> Any:
+        """Return what the function of a job returns on rank 0, and end the job.
+
+        Raises the KablateError that it raised on any rank, or RunError if a worker died, or if there
+        is no result after ``seconds``.
         """
-        job = self.submit(worker.send_result, function, arguments, named)
-        values: list[T] = list(self._values([job]))
-        if not values:
-            what = f"{function.__name__}: {describe_death(0)}"
-            raise RunError(Problem(what, code="worker.died"))
-        return values[0]
+        deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        try:
+            while job.running and (left := deadline - time.monotonic()) > 0:
+                self.collect(None if seconds is None else left)
+            for event in job.events:
+                if event["kind"] == "error":
+                    raise event["class"](*event["problems"])
+            if job.running:
+                what = f"no answer within {seconds:g} s"
+                raise RunError(Problem(what, code="worker.no-answer"))
+            values = [event["value"] for event in job.events if event["kind"] == "result"]
+            if job.death or not values:
+                raise RunError(Problem(job.death or describe_death(0), code="worker.died"))
+            return values[0]
+        finally:
+            job.cancel(immediately=True)
+            self._jobs.remove(job)
+
+    def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a top-level function in a worker and return its result. Raises like ``result``."""
+        job = self.submit(worker.send_values, worker.one_value, (function, arguments, named))
+        value: T = self.result(job)
+        return value
 
     def call_many(
         self, function: Callable[..., Iterator[T]], calls: Sequence[Sequence[Any]]
@@ -234,42 +257,33 @@ class LocalExecutor:
 
         Raises like ``call``.
         """
-        return self._values(
-            [self.submit(worker.send_values, function, tuple(call)) for call in calls]
-        )
+        running = [self.submit(worker.send_values, function, tuple(call)) for call in calls]
+        try:
+            while running:
+                self.collect(None)
+                for job in tuple(running):
+                    while job.events:
+                        event = job.events.popleft()
+                        if event["kind"] == "error":
+                            raise event["class"](*event["problems"])
+                        yield event["value"]
+                    if not job.running:
+                        running.remove(job)
+                        self._jobs.remove(job)
+                        if job.death:
+                            raise RunError(Problem(job.death, code="worker.died"))
+        finally:
+            for job in running:
+                job.cancel()
+                self._jobs.remove(job)
 
-    def attempts(
-        self,
-        function: Callable[[], None],
-        environments: Sequence[Mapping[str, str]],
-        seconds: float,
-    ) -> list[str]:
-        """Call ``function`` in a worker per environment; return why each failed or was late, else ""."""
-        jobs = [
-            self.submit(worker.send_result, function, (), {}, environment=each)
-            for each in environments
-        ]
-        deadline, reasons = time.monotonic() + seconds, []
-        for job in jobs:
-            self.wait(job, deadline - time.monotonic())
-            problems = [str(p) for event in job.events for p in event.get("problems", ())]
-            late = f"no answer within {seconds:g} s" if job.running else ""
-            reasons.append(next(iter(problems), late or job.death))
-            job.cancel(immediately=True)
-            self._jobs.remove(job)
-        return reasons
-
-    def wait(self, job: Job, seconds: float) -> None:
-        """Wait for the end of all workers, at most ``seconds``; their events stay readable."""
-        deadline = time.monotonic() + seconds
-        while job.running and (left := deadline - time.monotonic()) > 0:
-            self.collect(left)
-
-    def events(self, timeout: float | None) -> Iterator[tuple[Job, JobEvent | None]]:
+    def events(self, timeout: float) -> Iterator[tuple[Job, JobEvent | None]]:
         """Yield (job, event) pairs after waiting at most ``timeout`` seconds for the first.
 
         Event None marks the end of a job; all other events of the job precede it.
         """
+        if any(job.events or not job.running for job in self._jobs):
+            timeout = 0.0
         self.collect(timeout)
         for job in tuple(self._jobs):
             while job.events:
@@ -279,14 +293,12 @@ class LocalExecutor:
                 yield job, None
 
     def collect(self, timeout: float | None) -> None:
-        """Wait at most ``timeout`` seconds for events or ends of workers, and store them.
-
-        Returns at once if there is something to read already. Kills overdue workers.
-        """
-        if any(job.events or not job.running for job in self._jobs):
-            timeout = 0.0
+        """Wait at most ``timeout`` seconds for events or ends of workers; kill overdue workers."""
         sources: dict[Any, tuple[Job, _Worker]] = {}
         for job in self._jobs:
+            if job.running and job.deadline < float("inf"):
+                left = max(0.0, job.deadline - time.monotonic())
+                timeout = left if timeout is None else min(timeout, left)
             job.kill_overdue()
             for running in job.running:
                 sources[running.process.sentinel] = job, running
@@ -321,25 +333,3 @@ class LocalExecutor:
             problem = Problem(what, next="type: make JOBS=1", code="worker.server-died")
             raise RunError(problem) from error
         return _Worker(process, ours)
-
-    def _values(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        """Yield the values of ``jobs`` until all have ended; cancel them after an error."""
-        running = list(jobs)
-        try:
-            while running:
-                self.collect(None)
-                for job in tuple(running):
-                    while job.events:
-                        event = job.events.popleft()
-                        if event["kind"] == "error":
-                            raise event["class"](*event["problems"])
-                        yield event["value"]
-                    if not job.running:
-                        running.remove(job)
-                        self._jobs.remove(job)
-                        if job.death:
-                            raise RunError(Problem(f"{job.name}: {job.death}", code="worker.died"))
-        finally:
-            for job in running:
-                job.cancel()
-                self._jobs.remove(job)

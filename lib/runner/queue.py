@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,18 @@ from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import first_of, format_runs
 
 
-class RunAction(StrEnum):
+class RunAction(Enum):
     """Action for one planned run, decided by the contents of its directory alone."""
 
-    SKIP = "done"
-    KEEP = "done by other code"
-    START = "new"
-    RESUME = "to be continued"
-    RETRY = "failed, to be tried again"
+    # Done by this code, or by other code.
+    SKIP = auto()
+    KEEP = auto()
+    # Started, resumed, or tried again.
+    TRAIN = auto()
     # Old directory renamed, then trained from scratch.
-    RESTART = "to be trained again"
-    STALE = "made by other code"
+    RESTART = auto()
+    # Made by other code: the user decides.
+    STALE = auto()
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,16 @@ class RunDecision:
     status: RunStatus | None = None
 
 
-def decide(run: Run[Any], drift: Callable[[RunDir], Sequence[str]], stale: str) -> RunDecision:
+def decide(run: Run[Any], drift: Callable[[RunRecord], Sequence[str]], stale: str) -> RunDecision:
     """Return the action for ``run``; ``stale`` is stop, rerun or keep, for results of other code.
 
     A run that failed with other code is restarted in any case, since no result is lost.
     """
-    directory = RunDir(run.path)
-    status = read_status(directory)
+    record = RunRecord(RunDir(run.path))
+    status = record.status
     if status is None:
-        return RunDecision(run, RunAction.START)
-    changes = drift(directory)
+        return RunDecision(run, RunAction.TRAIN)
+    changes = drift(record)
     failed = status.state in (State.FAILED, State.INVALID)
     if changes and (failed or stale == "rerun"):
         action = RunAction.RESTART
@@ -66,7 +67,7 @@ def decide(run: Run[Any], drift: Callable[[RunDir], Sequence[str]], stale: str) 
     elif status.state is State.SUCCESS:
         action = RunAction.KEEP if changes else RunAction.SKIP
     else:
-        action = RunAction.RETRY if failed else RunAction.RESUME
+        action = RunAction.TRAIN
     return RunDecision(run, action, changes, status)
 
 
@@ -86,13 +87,6 @@ def require_matching_directories(runs: Sequence[Run[Any]]) -> None:
     ]
     if problems:
         raise ConfigError(*problems)
-
-
-def require_fresh(decisions: Sequence[RunDecision]) -> None:
-    """Raise ConfigError if runs were made by other code, with the make commands."""
-    stale = {d.run.label: d.changes for d in decisions if d.action is RunAction.STALE}
-    if stale:
-        raise ConfigError(Problem(stale_text(stale), next=STALE_ADVICE, code="run.other-code"))
 
 
 STALE_ADVICE = (
@@ -130,8 +124,7 @@ def set_aside(run: RunDir) -> Path:
     Results are never deleted.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    target = run.replaced(stamp)
-    count = 1
+    target, count = run.replaced(stamp), 1
     while target.exists():
         count += 1
         target = run.replaced(f"{stamp}-{count}")
@@ -186,8 +179,8 @@ class RunQueue:
                 taken = self._take(decision)
             # A disk that has filled up since preflight fails this run, not the other active runs.
             except OSError as error:
-                message = f"cannot write: {error.strerror}: {error.filename}"
-                self._end(decision, RunStatus(State.FAILED, EXIT_FAILED, message))
+                what = f"cannot write: {error.strerror}: {error.filename}"
+                self._leave(decision, RunStatus(State.FAILED, EXIT_FAILED, what))
                 continue
             if taken is not None:
                 return taken
@@ -206,7 +199,8 @@ class RunQueue:
 
     def _take(self, decision: RunDecision) -> tuple[RunDecision, Lease] | None:
         run = RunDir(decision.run.path)
-        if self._leaves(decision):
+        if end := self._end(decision):
+            self._leave(decision, end)
             return None
         lease, known = self._observer.look(run)
         if known != "free":
@@ -217,16 +211,16 @@ class RunQueue:
         if taken is None:
             return None
         # Another process may have trained the run until now.
-        if self._leaves(decision):
-            taken.release()
-            return None
-        if read_status(run) != decision.status:
+        end = self._end(decision)
+        if not end and read_status(run) != decision.status:
             decision = self._decide(decision.run)
             if decision.action is RunAction.STALE:
                 text = stale_text({decision.run.label: decision.changes})
-                self._end(decision, RunStatus(State.FAILED, EXIT_FAILED, text))
-                taken.release()
-                return None
+                end = RunStatus(State.FAILED, EXIT_FAILED, text)
+        if end:
+            self._leave(decision, end)
+            taken.release()
+            return None
         if decision.action is RunAction.RESTART:
             set_aside(run)
             log("RERUN", stale_text({decision.run.label: decision.changes}))
@@ -237,22 +231,19 @@ class RunQueue:
         del self._waiting[decision.run.path]
         return decision, taken
 
-    def _leaves(self, decision: RunDecision) -> bool:
-        """Return whether a run must not be tried any more; it then leaves the queue."""
+    def _end(self, decision: RunDecision) -> RunStatus | None:
+        """Return how a run has ended that must not be tried any more."""
         run = RunDir(decision.run.path)
         status = read_status(run)
         if status is not None and status != decision.status:
-            tried = status.state in (State.FAILED, State.INVALID, State.DAMAGED)
-            if tried or status.exit_code == EXIT_TIME_LIMIT or status.state is State.SUCCESS:
-                self._end(decision, status)
-                return True
+            tried = status.state in (State.FAILED, State.INVALID, State.DAMAGED, State.SUCCESS)
+            if tried or status.exit_code == EXIT_TIME_LIMIT:
+                return status
         if file_version(run.stop_request) not in (None, self._stops[run.path]):
-            message = "stop requested"
-            self._end(decision, RunStatus(State.INTERRUPTED, EXIT_INTERRUPTED, message))
-            return True
-        return False
+            return RunStatus(State.INTERRUPTED, EXIT_INTERRUPTED, "stop requested")
+        return None
 
-    def _end(self, decision: RunDecision, status: RunStatus) -> None:
+    def _leave(self, decision: RunDecision, status: RunStatus) -> None:
         del self._waiting[decision.run.path]
         self._ended.append((decision.run, status))
 

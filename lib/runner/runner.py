@@ -7,7 +7,6 @@ others.
 import contextlib
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,19 +30,20 @@ from lib.runner.hooks import start_command
 from lib.runner.limits import ExceededLimit, JobLimits, JobTimer
 from lib.runner.local import DeviceSlot, Job, JobEvent, LocalExecutor
 from lib.runner.queue import (
+    STALE_ADVICE,
     RunAction,
     RunDecision,
     RunQueue,
     decide,
     file_version,
-    require_fresh,
     require_matching_directories,
     stale_text,
 )
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import append
-from lib.runs.lease import DEFAULT_SECONDS, Lease, LeaseLost, LeaseRecord, current_holder
+from lib.runs.lease import DEFAULT_SECONDS, Lease, LeaseLost, current_holder
 from lib.runs.manifest import finalize_run
+from lib.runs.record import RunRecord
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_runs
@@ -56,10 +56,7 @@ STOP_FILE = "stop"
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """Options of a runner invocation; none of them affects results.
-
-    Raises ConfigError if the handling of stale results is unknown.
-    """
+    """Options of a runner invocation; none of them affects results."""
 
     # Concurrent runs; 0 uses every slot returned by preflight.
     jobs: int = 0
@@ -81,15 +78,11 @@ class RunnerOptions:
     # What to type to resume.
     command_line: str = "make"
 
-    def __post_init__(self) -> None:
-        if self.stale not in ("stop", "rerun", "keep"):
-            what = f"invalid value (expected stop, rerun or keep, got {self.stale!r})"
-            advice = "type: make ON_STALE=keep"
-            raise ConfigError(Problem(what, "ON_STALE", advice, code="usage.invalid-value"))
-
 
 class TrainingBackend(Protocol):
     """The training program, as the runner requires it."""
+
+    executor: LocalExecutor
 
     def preflight(self, runs: Sequence[Run[Any]], jobs: int) -> Sequence[DeviceSlot]:
         """Check that ``runs`` can be trained here; return one slot per run that fits at a time.
@@ -98,8 +91,8 @@ class TrainingBackend(Protocol):
         with all problems at once. Writes nothing to the output folder.
         """
 
-    def drift(self, run: RunDir) -> Sequence[str]:
-        """Return what changed since ``run`` was made: code, library versions, device."""
+    def drift(self, record: RunRecord) -> Sequence[str]:
+        """Return what changed since a run was made: code, library versions, device."""
 
     def lost_gpus(self, slot: DeviceSlot) -> Mapping[str, str]:
         """Return why each lost GPU of ``slot`` is unusable, after a run has failed on it."""
@@ -112,11 +105,7 @@ class TrainingBackend(Protocol):
 
 
 def run_all(
-    runs: Sequence[Run[Any]],
-    folder: Path,
-    backend: TrainingBackend,
-    executor: LocalExecutor,
-    options: RunnerOptions,
+    runs: Sequence[Run[Any]], folder: Path, backend: TrainingBackend, options: RunnerOptions
 ) -> int:
     """Train ``runs``, all of them below ``folder``, to completion and return the exit code.
 
@@ -138,7 +127,7 @@ def run_all(
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
         failure = RunError
-        scheduler = RunScheduler(todo, slots, backend, executor, options)
+        scheduler = RunScheduler(todo, slots, backend, options)
         return scheduler.run(lambda: file_version(folder / STOP_FILE) not in (None, stop))
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
@@ -150,15 +139,19 @@ def run_all(
 def _decide(
     runs: Sequence[Run[Any]], backend: TrainingBackend, options: RunnerOptions
 ) -> list[RunDecision]:
-    """Return the decisions that require work; print the skipped runs."""
+    """Return the decisions that require work; print the skipped runs. Raises ConfigError."""
     require_matching_directories(runs)
     decisions = [decide(run, backend.drift, options.stale) for run in runs]
-    require_fresh(decisions)
+    changes = {
+        action: {d.run.label: d.changes for d in decisions if d.action is action}
+        for action in RunAction
+    }
+    if stale := changes[RunAction.STALE]:
+        raise ConfigError(Problem(stale_text(stale), next=STALE_ADVICE, code="run.other-code"))
     for action, state in ((RunAction.SKIP, "done"), (RunAction.KEEP, "stale, kept")):
-        if labels := [d.run.label for d in decisions if d.action is action]:
-            log("SKIP", f"{format_runs(labels)}   {state}")
-    kept = {d.run.label: d.changes for d in decisions if d.action is RunAction.KEEP}
-    if kept:
+        if changes[action]:
+            log("SKIP", f"{format_runs([*changes[action]])}   {state}")
+    if kept := changes[RunAction.KEEP]:
         log("STALE", stale_text(kept))
     return [d for d in decisions if d.action not in (RunAction.SKIP, RunAction.KEEP)]
 
@@ -187,14 +180,12 @@ class RunScheduler:
         todo: Sequence[RunDecision],
         slots: Sequence[DeviceSlot],
         backend: TrainingBackend,
-        executor: LocalExecutor,
         options: RunnerOptions,
     ) -> None:
         self._queue = RunQueue(
             todo, lambda run: decide(run, backend.drift, options.stale), options.lease_seconds
         )
         self._backend = backend
-        self._executor = executor
         self._options = options
         self._free = list(slots)
         # GPUs whose slots have lost another one.
@@ -215,7 +206,7 @@ class RunScheduler:
                 while self._active or (self._may_start(interrupts) and self._waits()):
                     while self._free and self._may_start(interrupts) and self._start_next():
                         pass
-                    for job, event in self._executor.events(_TICK_SECONDS):
+                    for job, event in self._backend.executor.events(_TICK_SECONDS):
                         if event is None:
                             self._end(self._active.pop(job), job, interrupts)
                         else:
@@ -223,7 +214,11 @@ class RunScheduler:
                     self._end_overdue()
                     if not interrupts.stopped and stop_requested():
                         interrupts.request()
-                    self._forward_interrupts(interrupts)
+                    # The first interrupt saves and stops, the second kills.
+                    for count in interrupts.news():
+                        if count == 1 and self._active:
+                            log("STOP", "saving checkpoints; interrupt again to stop immediately")
+                        self._cancel(immediately=count > 1)
         finally:
             # No job is left unless an error ended this loop.
             self._cancel()
@@ -237,6 +232,10 @@ class RunScheduler:
     def _waits(self) -> bool:
         """Return whether a run of the queue may still become free for this runner."""
         return bool(self._queue) and (self._options.wait or self._queue.may_become_free())
+
+    def _cancel(self, *, immediately: bool = False) -> None:
+        for job in self._active:
+            job.cancel(immediately=immediately)
 
     def _start_next(self) -> bool:
         """Start the next free run of the queue; return whether there was one."""
@@ -285,23 +284,24 @@ class RunScheduler:
         run = active.run
         active.timer.record(event)
         progress = self._progress.active[run.label]
-        if event["kind"] == "progress":
-            progress.update(event)
-            news(run)
-        elif event["kind"] == "doing":
-            progress.doing = event["text"]
-        elif event["kind"] == "line" and event["tag"] == "DONE":
-            # Printed in the line that reports the outcome.
-            progress.result = event["text"]
-        elif event["kind"] == "line":
-            # The facts of a line ``fact | fact`` that no earlier run has reported.
-            facts = event["text"].split(" | ")
-            new = [fact for fact in facts if len(facts) == 1 or fact not in self._reported]
-            self._reported.update(facts)
-            if new:
-                log(event["tag"], f"{run.label}   {' | '.join(new)}")
-        elif event["kind"] == "traceback" and is_verbose():
-            log("TRACE", event["text"])
+        match event["kind"]:
+            case "progress":
+                progress.update(event)
+                news(run)
+            case "doing":
+                progress.doing = event["text"]
+            case "line" if event["tag"] == "DONE":
+                # Printed in the line that reports the outcome.
+                progress.result = event["text"]
+            case "line":
+                # The facts of a line ``fact | fact`` that no earlier run has reported.
+                facts = event["text"].split(" | ")
+                new = [fact for fact in facts if len(facts) == 1 or fact not in self._reported]
+                self._reported.update(facts)
+                if new:
+                    log(event["tag"], f"{run.label}   {' | '.join(new)}")
+            case "traceback" if is_verbose():
+                log("TRACE", event["text"])
 
     def _end(self, active: _ActiveRun, job: Job, interrupts: SignalCounter) -> None:
         run, exceeded = active.run, active.exceeded
@@ -319,37 +319,43 @@ class RunScheduler:
         if exceeded and exceeded.stalled and first:
             # Continued from its last checkpoint, under the same lease.
             self._stalled.add(run.path)
-            _interrupt(run, status, exceeded.cause)
+            _write_end(run, status, State.INTERRUPTED, exceeded.cause)
             log("RETRY", f"{run.label}   {exceeded.cause}; continued from its last checkpoint")
             self._submit(active.decision, active.lease)
             return
-        if cause := exceeded.cause if exceeded else job.failure_cause(status):
-            status = _status_after_death(run, status, cause, interrupts)
+        cause = exceeded.cause if exceeded else job.failure_cause(status)
+        if cause and interrupts.stopped:
+            # The last checkpoint is valid; status.json still contains RUNNING.
+            code, what = interrupts.exit_code, "stopped immediately"
+            status = replace(status, state=State.INTERRUPTED, exit_code=code, message=what)
+        elif cause:
+            status = _write_end(run, status, State.FAILED, cause)
         if status.state is State.FAILED and (lost := self._backend.lost_gpus(active.slot)):
-            # The run goes on on other GPUs.
-            _interrupt(run, status, next(iter(lost.values())))
+            # The run goes on on other GPUs. If it were FAILED, other processes would give it up.
+            _write_end(run, status, State.INTERRUPTED, next(iter(lost.values())))
             active.lease.release()
             self._put_back(active)
-            for gpu, reason in lost.items():
-                log("GPU", f"GPU {gpu} is not used any more: {reason}")
             self._regroup(active.slot, lost)
             return
         active.lease.release()
         self._record_end(run, status)
 
-    def _regroup(self, slot: DeviceSlot, lost: Collection[str]) -> None:
-        """Take a slot with ``lost`` GPUs out of use, and form another of GPUs left by such slots."""
-        self._free = [free for free in self._free if free != slot]
-        ((variable, names),) = _gpus(slot).items()
-        spare = dict.fromkeys([*self._spare, *names.split(",")])
-        self._spare = [gpu for gpu in spare if gpu not in lost]
-        if len(self._spare) >= (size := names.count(",") + 1):
-            self._free.append({**slot, variable: ",".join(self._spare[:size])})
-            del self._spare[:size]
-
     def _put_back(self, active: _ActiveRun) -> None:
         self._progress.drop(active.run)
         self._queue.put_back(active.decision)
+
+    def _regroup(self, slot: DeviceSlot, lost: Mapping[str, str]) -> None:
+        """Take a slot with ``lost`` GPUs out of use, and form another of GPUs left by such slots."""
+        for gpu, reason in lost.items():
+            log("GPU", f"GPU {gpu} is not used any more: {reason}")
+        self._free = [free for free in self._free if free != slot]
+        (variable,) = VISIBLE & slot.keys()
+        names = slot[variable].split(",")
+        spare = dict.fromkeys([*self._spare, *names])
+        self._spare = [gpu for gpu in spare if gpu not in lost]
+        if len(self._spare) >= len(names):
+            self._free.append({**slot, variable: ",".join(self._spare[: len(names)])})
+            del self._spare[: len(names)]
 
     def _record_end(self, run: Run[Any], status: RunStatus, *, elsewhere: bool = False) -> None:
         """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
@@ -363,17 +369,6 @@ class RunScheduler:
         ended = State.FAILED if status.state is State.INVALID else status.state
         if not elsewhere and (command := self._options.commands.get(ended)):
             start_command(command, run, status)
-
-    def _forward_interrupts(self, interrupts: SignalCounter) -> None:
-        """Forward interrupts to the jobs: the first saves and stops, the second kills."""
-        for count in interrupts.news():
-            if count == 1 and self._active:
-                log("STOP", "saving checkpoints; interrupt again to stop immediately")
-            self._cancel(immediately=count > 1)
-
-    def _cancel(self, *, immediately: bool = False) -> None:
-        for job in self._active:
-            job.cancel(immediately=immediately)
 
     def _conclude(self, interrupts: SignalCounter) -> int:
         progress = self._progress
@@ -392,79 +387,40 @@ class RunScheduler:
         return max(codes, default=EXIT_DONE)
 
 
-def _status_after_death(
-    run: Run[Any], status: RunStatus, cause: str, interrupts: SignalCounter
-) -> RunStatus:
-    """Return the status of a run whose workers died or that failed before it started."""
-    if interrupts.stopped:
-        # The last checkpoint is valid; status.json still contains RUNNING.
-        code, what = interrupts.exit_code, "stopped immediately"
-        return replace(status, state=State.INTERRUPTED, exit_code=code, message=what)
-    failed = replace(status, state=State.FAILED, exit_code=EXIT_FAILED, message=cause)
-    finalize_run(RunDir(run.path), failed)
-    return failed
-
-
-def _interrupt(run: Run[Any], status: RunStatus, cause: str) -> None:
-    """Write that a run is to be continued: not FAILED, with which other processes would give it up."""
-    interrupted = replace(status, state=State.INTERRUPTED, exit_code=EXIT_FAILED, message=cause)
-    finalize_run(RunDir(run.path), interrupted)
-
-
-def _gpus(slot: DeviceSlot) -> dict[str, str]:
-    """Return the variable that selects the GPUs of a slot; empty on a CPU."""
-    return {name: value for name, value in slot.items() if name in VISIBLE}
+def _write_end(run: Run[Any], status: RunStatus, state: State, cause: str) -> RunStatus:
+    """Write the status of a run that its workers did not end themselves, and return it."""
+    ended = replace(status, state=state, exit_code=EXIT_FAILED, message=cause)
+    finalize_run(RunDir(run.path), ended)
+    return ended
 
 
 def _place(slot: DeviceSlot) -> str:
     """Return the GPUs of a slot, such as ``GPU 2,3``; "" on a CPU."""
-    return next((f"GPU {value}" for value in _gpus(slot).values()), "")
+    return "".join(f"GPU {slot[name]}" for name in VISIBLE & slot.keys())
 
 
-# Stopping active runs from another process; the runs save a checkpoint first.
+def request_stop(runs: Collection[Run[Any]], folder: Path | None = None) -> int:
+    """Request that other processes save and stop the active ones of ``runs``.
 
-
-def request_stop(runs: Sequence[Run[Any]]) -> int:
-    """Create a stop request in the directory of each active run.
-
-    Raises ConfigError if none of ``runs`` is active.
+    With the study's ``folder``, every process that trains in it stops, on any machine, and its waiting
+    SLURM jobs are cancelled. Raises ConfigError if no run is active and no job waits.
     """
-    active = _active(runs)
-    if not active:
-        raise _not_active("no matching run is active", "RUNS")
-    for run, _ in active:
-        _write_request(RunDir(run.path).stop_request)
-        log("STOP", f"{run.label}   stop requested; make resumes it")
-    return EXIT_DONE
-
-
-def stop_study(runs: Sequence[Run[Any]], folder: Path) -> int:
-    """Request a stop of every process, on any machine, that trains in the study folder ``folder``.
-
-    Cancels its waiting SLURM jobs. Raises ConfigError if none of ``runs`` is active and no job waits.
-    """
-    active = _active(runs)
-    if active:
-        _write_request(folder / STOP_FILE)
-    for holder, count in Counter(str(lease) for _, lease in active).items():
-        log("STOP", f"{holder} stops after saving {count} runs; make resumes them")
-    if cancelled := slurm.cancel_waiting(folder):
+    active = {
+        run.label: (run, lease) for run in runs if (lease := current_holder(RunDir(run.path)))
+    }
+    requests = [RunDir(run.path).stop_request for run, _ in active.values()]
+    if folder and active:
+        requests = [folder / STOP_FILE]
+    for path in requests:
+        # Written again, so that its ``file_version`` changes.
+        path.unlink(missing_ok=True)
+        os.close(no_follow(path, os.O_WRONLY | os.O_CREAT))
+    for label, (_, lease) in active.items():
+        log("STOP", f"{label}   stop requested of {lease}; make resumes it")
+    cancelled = slurm.cancel_waiting(folder) if folder else 0
+    if cancelled:
         log("STOP", f"waiting SLURM jobs cancelled: {cancelled}")
     elif not active:
-        raise _not_active("no process is training in this folder", str(folder))
+        what, where = "no matching run is active", str(folder or "RUNS")
+        raise ConfigError(Problem(what, where, "type: make status", code="run.not-active"))
     return EXIT_DONE
-
-
-def _active(runs: Sequence[Run[Any]]) -> list[tuple[Run[Any], LeaseRecord]]:
-    """Return the runs that are being trained, and their leases."""
-    return [(run, lease) for run in runs if (lease := current_holder(RunDir(run.path)))]
-
-
-def _not_active(what: str, where: str) -> ConfigError:
-    return ConfigError(Problem(what, where, "type: make status", code="run.not-active"))
-
-
-def _write_request(path: Path) -> None:
-    """Write a request so that its ``file_version`` changes."""
-    path.unlink(missing_ok=True)
-    os.close(no_follow(path, os.O_WRONLY | os.O_CREAT))

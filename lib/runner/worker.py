@@ -17,12 +17,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError, environment_error
@@ -95,6 +95,31 @@ def run_worker(
     function(*arguments, parent)
 
 
+def send_values(
+    function: Callable[..., Iterable[Any]], arguments: Sequence[Any], parent: ParentConnection
+) -> None:
+    """Send every value of a generator on rank 0, or the problems of the error that it raised.
+
+    A traceback would go to the terminal.
+    """
+    try:
+        for value in function(*arguments):
+            if current_process().is_main:
+                parent.send({"kind": "result", "value": value})
+            if parent.stop_requested():
+                return
+    except (KablateError, ImportError, MemoryError) as raised:
+        error = raised if isinstance(raised, KablateError) else environment_error(raised)
+        parent.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
+
+
+def one_value(
+    function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield the result of a call, for ``send_values``."""
+    yield function(*arguments, **named)
+
+
 def train_worker(
     function: TrainFunction, run_dir: Path, token: int, parent: ParentConnection
 ) -> None:
@@ -103,52 +128,20 @@ def train_worker(
     A worker that loses the lease ends without writing; its parent notices and reports that.
     """
     run = RunDir(run_dir)
-    if not current_process().is_main:
+    with contextlib.suppress(LeaseLost):
         # Other ranks wait for rank 0, which has the lease.
-        guard = guard_of_other_ranks(run, token)
-        with contextlib.suppress(LeaseLost):
+        if not current_process().is_main:
+            guard = guard_of_other_ranks(run, token)
             _train(function, run, parent, parent.stop_requested, guard)
-        return
-    with contextlib.suppress(LeaseLost), Lease.adopt(run, token) as lease:
+            return
+        with Lease.adopt(run, token) as lease:
 
-        def stop_requested() -> bool:
-            lease.poll()
-            return parent.stop_requested()
+            def stop_requested() -> bool:
+                lease.poll()
+                return parent.stop_requested()
 
-        remove_leftovers(run.path)
-        _train(function, run, parent, stop_requested, lease.require)
-
-
-def send_result(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    named: Mapping[str, Any],
-    parent: ParentConnection,
-) -> None:
-    """Call a function and send its result, or the problems of the error it raised."""
-    with _problems_sent(parent):
-        parent.send({"kind": "result", "value": function(*arguments, **named)})
-
-
-def send_values(
-    function: Callable[..., Iterator[Any]], arguments: Sequence[Any], parent: ParentConnection
-) -> None:
-    """Send every value of a generator, or the problems of the error it raised."""
-    with _problems_sent(parent):
-        for value in function(*arguments):
-            parent.send({"kind": "result", "value": value})
-            if parent.stop_requested():
-                return
-
-
-@contextlib.contextmanager
-def _problems_sent(parent: ParentConnection) -> Iterator[None]:
-    """Send the problems of an error, instead of a traceback to the terminal."""
-    try:
-        yield
-    except (KablateError, ImportError, MemoryError) as raised:
-        error = raised if isinstance(raised, KablateError) else environment_error(raised)
-        parent.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
+            remove_leftovers(run.path)
+            _train(function, run, parent, stop_requested, lease.require)
 
 
 def _train(
@@ -158,57 +151,42 @@ def _train(
     stop_requested: Callable[[], bool],
     guard: Callable[[], None],
 ) -> None:
-    with _Outcome(run, parent, current_process().rank, guard) as outcome:
+    """Train a run; send any error to the parent, and on rank 0 write that the run is FAILED by it."""
+    # Whether output goes to the run's log, and not to the terminal.
+    has_log = False
+
+    def fail(
+        kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        # Any error may be a consequence of a run that was taken over.
+        guard()
+        text = "".join(traceback.format_exception(error))
+        parent.send({"kind": "traceback", "text": text})
+        code, message = EXIT_FAILED, f"{type(error).__name__}: {error}"
+        if isinstance(error, KablateError):
+            code, message = error.exit_code, str(error)
+        # The monotonic clock is shared by all processes: the first failure is the cause.
+        parent.send({"kind": "failure", "message": message, "at": time.monotonic()})
+        # A full disk may be the cause, which the parent has by now.
+        with contextlib.suppress(OSError):
+            if has_log:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            if current_process().is_main:
+                before = read_status(run) or RunStatus(State.FAILED)
+                failed = replace(before, state=State.FAILED, exit_code=code, message=message)
+                finalize_run(run, failed)
+        return True
+
+    with contextlib.ExitStack() as stack:
+        stack.push(fail)
         _redirect_output(run.logs)
-        outcome.has_log = True
+        has_log = True
         # kill -USR1 writes the stack of each thread to the log; the run continues.
         faulthandler.register(signal.SIGUSR1)
         function(run.path, parent.send, stop_requested, guard)
-
-
-class _Outcome:
-    """Context that sends any error of a run to the parent; on rank 0, the run is FAILED by it."""
-
-    def __init__(
-        self, run: RunDir, parent: ParentConnection, rank: int, guard: Callable[[], None]
-    ) -> None:
-        self._run = run
-        self._parent = parent
-        self._rank = rank
-        self._guard = guard
-        # Whether output goes to the run's log, and not to the terminal.
-        self.has_log = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if error is None:
-            return True
-        # Any error may be a consequence of a run that was taken over.
-        self._guard()
-        text = "".join(traceback.format_exception(error))
-        self._parent.send({"kind": "traceback", "text": text})
-        expected = isinstance(error, KablateError)
-        code = error.exit_code if isinstance(error, KablateError) else EXIT_FAILED
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
-        # The monotonic clock is shared by all processes: the first failure is the cause.
-        self._parent.send({"kind": "failure", "message": message, "at": time.monotonic()})
-        # A full disk may be the cause, which the parent has by now.
-        with contextlib.suppress(OSError):
-            if self.has_log:
-                sys.stderr.write(text)
-                sys.stderr.flush()
-            if self._rank == 0:
-                before = read_status(self._run) or RunStatus(State.FAILED)
-                failed = replace(before, state=State.FAILED, exit_code=code, message=message)
-                finalize_run(self._run, failed)
-        return True
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ def begin_manifest(
 ) -> None:
     """Write the manifest of a run that starts or resumes.
 
-    ``pids`` are the process ids of all ranks, ``facts`` additional entries, ``order`` the place of this
-    attempt in the training order of the study. Code and data are digested before the first step, so
+    ``pids`` are the process ids of all ranks, ``facts`` additional entries, ``order`` the time at which
+    this attempt was submitted. Code and data are digested before the first step, so
     that edits during the run are not attributed to it.
     """
     import torch

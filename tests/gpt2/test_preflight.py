@@ -262,9 +262,10 @@ def test_every_way_to_train_is_checked(
     config = configured(ENV_PYTHON="2.7")
     run = Run("single", RunVariant("run"), 1, config, place.results / "run")
     plan = Plan("single", place.results, place.build_dir, config, [run])
-    executor: Any = SimpleNamespace(call=lambda function, *arguments: function(*arguments))
+    backend: Any = Gpt2Backend(plan, dirty=True)
+    backend.executor = SimpleNamespace(call=lambda function, *arguments: function(*arguments))
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
-        Gpt2Backend(plan, executor, dirty=True).preflight(plan.runs, 0)
+        backend.preflight(plan.runs, 0)
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
         launch.train_here(plan, RunnerOptions(dirty=True))
     assert not place.results.exists()

@@ -22,7 +22,6 @@ from tests.integration.conftest import SINGLE, Folder
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
 INTERVALS = {"MAX_ITERS": 12, "CHECKPOINT_INTERVAL": 2, "EVAL_INTERVAL": 4, "EVAL_TOKENS": 256}
-KILLS = 20
 
 
 def start(folder: Folder, jobs: int) -> Command:
@@ -30,14 +29,15 @@ def start(folder: Folder, jobs: int) -> Command:
     return folder.start("all", STEPS=STEPS, JOBS=str(jobs))
 
 
-def kill_when(process: Command, moment: Callable[[], bool]) -> None:
-    """Wait for the moment, then kill; the process must still be running."""
+def kill_when(process: Command, moment: Callable[[], bool]) -> bool:
+    """Wait for the moment, then kill; return whether the process was still running."""
     deadline = time.monotonic() + 120
-    while not moment():
-        assert process.poll() is None, "ended before the moment came"
+    while process.poll() is None and not moment():
         assert time.monotonic() < deadline, "the moment did not come"
         time.sleep(0.001)
+    ended = process.poll() is not None
     process.kill()
+    return not ended
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
@@ -68,9 +68,9 @@ def test_killed_and_resumed_equals_uninterrupted(build, whole, tmp_path, jobs):
         return sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
 
     # While saving, during an evaluation (before its log line), and anywhere.
-    kill_when(start(folder, jobs), lambda: any(study.glob("*/checkpoints/.tmp-*")))
-    kill_when(start(folder, jobs), lambda: rows() >= 9)
-    kill_when(start(folder, jobs), lambda: rows() >= 17)
+    assert kill_when(start(folder, jobs), lambda: any(study.glob("*/checkpoints/.tmp-*")))
+    assert kill_when(start(folder, jobs), lambda: rows() >= 9)
+    assert kill_when(start(folder, jobs), lambda: rows() >= 17)
     assert start(folder, jobs).wait() == 0
 
     assert len(whole) == 2 * len(DETERMINISTIC)
@@ -94,8 +94,9 @@ def evaluates(study: Path) -> bool:
 
 
 @pytest.mark.long
-def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
-    """One third of the kills while saving, one third in evaluations, the others anywhere."""
+def test_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
+    """COUNT kills: a third while saving, a third in evaluations, the others anywhere."""
+    count = int(os.environ.get("COUNT") or 20)
     folder = build(**{**INTERVALS, "MAX_ITERS": 24})
     study = folder.path / "results/ratio"
     began = time.monotonic()
@@ -105,7 +106,8 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
     assert len(whole) == 2 * len(DETERMINISTIC)
 
     equal, reached = 0, {"writing": 0, "evaluating": 0, "elsewhere": 0}
-    for number in range(KILLS):
+    # On a busy machine, a study may end before the moment.
+    while (number := sum(reached.values())) < count:
         shutil.rmtree(folder.path / "results")
         kind = ("writing", "evaluating", "elsewhere")[number % 3]
         later = time.monotonic() + chance.uniform(0.3, 0.9) * seconds
@@ -122,13 +124,14 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
                 any(study.glob("*/checkpoints/.tmp-*")) if kind == "writing" else evaluates(study)
             )
 
-        kill_when(start(folder, 2), moment)
+        if not kill_when(start(folder, 2), moment):
+            continue
         reached[kind] += 1
         assert start(folder, 2).wait() == 0
         equal += outcome(folder.path) == whole
     with capsys.disabled():
-        sys.stdout.write(f"killed and continued, the same bytes: {equal}/{KILLS} {reached}\n")
-    assert equal == KILLS
+        sys.stdout.write(f"killed and continued, the same bytes: {equal}/{count} {reached}\n")
+    assert equal == count
 
 
 def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build) -> None:

@@ -86,7 +86,7 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     assert code == 2 and "[run.not-active]" in said
 
     code, _, said = folder.command("stop", STEPS="0,2")
-    assert code == 0 and f"process {process.pid} " in said
+    assert code == 0 and f"process {process.pid};" in said
     assert process.wait(60) == EXIT_INTERRUPTED
     assert read_status(paths[0]).state is State.INTERRUPTED
     code, _, said = folder.command("stop", STEPS="0,2")

@@ -14,8 +14,9 @@ from lib.runner.limits import JobLimits
 from lib.runner.local import DeviceSlot, Job, LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.worker import train_worker
+from lib.runs.record import RunRecord
 from lib.runs.run import Run, RunVariant, build_runs
-from lib.runs.run_dir import RunDir, State
+from lib.runs.run_dir import State
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class FakeBackend:
 
     def __init__(self, folder: Path, executor: LocalExecutor, options: dict[str, Any]) -> None:
         self._folder = folder
-        self._executor = executor
+        self.executor = executor
         self._options = options
 
     def preflight(self, runs: list[Run[FakeConfig]], jobs: int) -> Any:
-        return self._executor.call(
+        return self.executor.call(
             fake_train.check,
             self._options.get("device", True),
             self._options.get("slots", 1),
@@ -49,7 +50,7 @@ class FakeBackend:
             int(self._options.get("bytes", 0)),
         )
 
-    def drift(self, run: RunDir) -> list[str]:
+    def drift(self, record: RunRecord) -> list[str]:
         return list(self._options.get("changed", []))
 
     def lost_gpus(self, slot: DeviceSlot) -> dict[str, str]:
@@ -65,7 +66,7 @@ class FakeBackend:
             **self._options.get("runs", {}).get(run.variant.slug, {}),
         }
         (run.path / "behaviour.json").write_text(json.dumps(behaviour))
-        return self._executor.submit(
+        return self.executor.submit(
             train_worker,
             fake_train.train,
             run.path,
@@ -95,7 +96,7 @@ def main() -> int:
         lease_seconds=options.get("lease", 60),
         wait=options.get("wait", True),
     )
-    return run_all(runs, folder / "results/fake", backend, executor, runner_options)
+    return run_all(runs, folder / "results/fake", backend, runner_options)
 
 
 if __name__ == "__main__":

@@ -389,11 +389,6 @@ def test_a_file_in_place_of_the_results_is_refused(study):
     assert "[output.not-a-folder]" in stderr and str(study.folder / "results") in stderr
 
 
-def test_a_wrong_word_for_stale_is_refused(study):
-    code, stderr = study.make(stale="maybe")
-    assert code == 2 and "[usage.invalid-value]" in stderr and "'maybe'" in stderr
-
-
 def test_output_of_a_run_goes_to_its_log(study):
     code, stderr = study.make()
     assert code == 0 and "hello" not in stderr
