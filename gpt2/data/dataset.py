@@ -8,7 +8,7 @@ configuration selects.
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data.corpus import Corpus, select_corpus, split_unit
+from gpt2.data.hub import HubCorpus
 from gpt2.data.options import DataOptions
 from gpt2.data.options import vocab_size as tokenizer_vocab_size
+from gpt2.data.own_files import OwnText, TokenFiles
+from gpt2.data.packages import PACKAGED, PackagedCorpus
 from gpt2.data.shards import read_index
 from gpt2.data.tokenizer import tokenizer_digest
 from lib.errors import DataError, Problem
@@ -29,6 +31,28 @@ from lib.json_files import RecordError, read_json_object
 # different tokens or another split.
 _PREPARATION_VERSION = 2
 MANIFEST = "dataset.json"
+
+
+Corpus = PackagedCorpus | OwnText | TokenFiles | HubCorpus
+
+
+def select_corpus(config: DataOptions, build_dir: Path) -> Corpus:
+    """Return the source of ``config`` without reading its texts or querying the hub.
+
+    Raises DataError if local files of the source are missing or invalid.
+    """
+    if config.dataset in PACKAGED:
+        return PACKAGED[config.dataset]
+    if config.dataset != "custom":
+        return HubCorpus.of(config, build_dir)
+    if not config.custom_path:
+        what = "CUSTOM_PATH: required for a custom data set, but empty"
+        raise DataError(Problem(what, next="type: make menuconfig", code="config.missing-value"))
+    path = build_dir / config.custom_path
+    if config.custom_format == "bin":
+        return TokenFiles.at(path)
+    val_path = build_dir / config.custom_val_path if config.custom_val_path else None
+    return OwnText.at(path, val_path, config.custom_format, config.custom_text_field)
 
 
 def data_folder(config: DataOptions, build_dir: Path) -> Path:
@@ -42,7 +66,7 @@ def dataset_folder(config: DataOptions, build_dir: Path, corpus: Corpus | None =
     Your own files are read for it. Raises DataError like ``select_corpus``.
     """
     corpus = corpus or select_corpus(config, build_dir)
-    unit = split_unit(corpus, config.val_fraction)
+    unit = corpus.unit(config.val_fraction)
     identity: dict[str, Any] = {
         "preparation": _PREPARATION_VERSION,
         "source": [type(corpus).__name__, corpus.identity()],
@@ -126,15 +150,11 @@ class PreparedDataset:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the content: the tokenizer and the SHA-256 of every file (hex)."""
         return str(self.manifest["digest"])
 
     @property
     def unigram_entropy(self) -> float:
-        """Return the entropy of the training tokens' frequencies, in nats per token.
-
-        This is the loss of a model that predicts only unigram frequencies.
-        """
+        """Return the loss of a model that predicts only unigram frequencies, in nats per token."""
         return float(self.manifest["unigram_entropy_nats"])
 
 
@@ -155,16 +175,21 @@ def open_dataset(
         )
         advice = "type: make menuconfig, and choose the model's tokenizer"
         raise DataError(Problem(what, next=advice, code="data.vocabulary-too-large"))
+    return open_folder(folder)
+
+
+def open_folder(folder: Path) -> PreparedDataset:
+    """Open a prepared data set after verifying every byte of it."""
     manifest = checked_manifest(folder)
-    train, val = (_split(folder, manifest, name) for name in ("train", "val"))
-    return PreparedDataset(train, val, manifest)
+    splits = {}
+    for name, split in manifest["splits"].items():
+        index = folder / split["index"] if split["index"] else None
+        splits[name] = TokenSplit(name, [folder / shard for shard in split["shards"]], index)
+    return PreparedDataset(**splits, manifest=manifest)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of ``folder`` and check its seal.
-
-    Raises DataError if the manifest is missing or damaged.
-    """
+    """Return the manifest of ``folder``; raise DataError if it is missing or damaged."""
     path = folder / MANIFEST
     if not path.exists():
         what = f"no prepared data set {folder.name}"
@@ -187,39 +212,12 @@ def checked_manifest(folder: Path, *, sizes_only: bool = False) -> dict[str, Any
     they are hidden. The DataError lists all problems.
     """
     manifest = read_manifest(folder)
-    problems = [
-        Problem(
-            f"file is not part of the data set (SHA-256 {sha256_file(path)})",
-            str(path),
-            code="data.unexpected-file",
-        )
-        for path in sorted(folder.iterdir())
-        if path.name not in (*manifest["files"], MANIFEST) and not path.name.startswith(".")
-    ]
-    _require_files(folder, manifest["files"], sizes_only, problems)
-    return manifest
-
-
-def open_split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
-    """Open one split after verifying every byte of it.
-
-    Raises DataError listing every missing or damaged file.
-    """
-    split = manifest["splits"][name]
-    names = [*split["shards"], *filter(None, [split["index"]])]
-    _require_files(folder, {file: manifest["files"][file] for file in names})
-    return _split(folder, manifest, name)
-
-
-def _require_files(
-    folder: Path,
-    files: Mapping[str, dict[str, Any]],
-    sizes_only: bool = False,
-    problems: Sequence[Problem] = (),
-) -> None:
-    """Raise DataError with ``problems`` and those of ``files``, if there are any."""
-    problems = list(problems)
-    for name, expected in files.items():
+    problems = []
+    for path in sorted(folder.iterdir()):
+        if path.name not in (*manifest["files"], MANIFEST) and not path.name.startswith("."):
+            what = f"file is not part of the data set (SHA-256 {sha256_file(path)})"
+            problems.append(Problem(what, str(path), code="data.unexpected-file"))
+    for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists():
             problems.append(Problem("missing", str(path), code="data.missing"))
@@ -231,6 +229,7 @@ def _require_files(
             problems.append(Problem(what, str(path), code="data.damaged"))
     if problems:
         raise _rebuild_error(folder, *problems)
+    return manifest
 
 
 def content_digest(manifest: dict[str, Any]) -> str:
@@ -244,12 +243,6 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of the manifest without its seal."""
     rest = {key: value for key, value in manifest.items() if key != "seal"}
     return json_digest(rest)
-
-
-def _split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
-    split = manifest["splits"][name]
-    index = folder / split["index"] if split["index"] else None
-    return TokenSplit(name, [folder / shard for shard in split["shards"]], index)
 
 
 def _rebuild_error(folder: Path, *problems: Problem) -> DataError:

@@ -45,12 +45,11 @@ def evaluation_windows(
     """
     if documents:
         return _whole_documents(split, block_size, documents)
-    spans = split.documents
-    if spans is None:
-        windows = _unit_windows(split, block_size)
-    else:
-        windows = [w for number, span in enumerate(spans) for w in _cut(number, span, block_size)]
-        windows.sort(key=lambda window: _order(spans[window.document], window.offset))
+    spans = split.documents or [DocumentSpan("", 0, split.n_tokens, split.name)]
+    windows = [w for number, span in enumerate(spans) for w in _cut(number, span, block_size)]
+    windows.sort(key=lambda window: _order(spans[window.document], window.offset))
+    if split.documents is None:
+        windows = [replace(window, document=window.offset // block_size) for window in windows]
     chosen = []
     for window in windows:
         budget_tokens -= window.predicted
@@ -106,10 +105,3 @@ def _whole_documents(split: TokenSplit, block_size: int, count: int) -> list[Eva
     chosen = sorted(numbered, key=lambda pair: _order(pair[1], pair[1].offset))[:count]
     spans = [(n, replace(d, offset=d.offset - 1, length=d.length + 1)) for n, d in chosen]
     return [window for number, span in spans for window in _cut(number, span, block_size)]
-
-
-def _unit_windows(split: TokenSplit, block_size: int) -> list[EvaluationWindow]:
-    """Cut a split with unknown document boundaries as one document; each window is a unit."""
-    whole = DocumentSpan("", 0, split.n_tokens, split.name)
-    windows = sorted(_cut(0, whole, block_size), key=lambda w: _order(whole, w.offset))
-    return [replace(window, document=window.offset // block_size) for window in windows]

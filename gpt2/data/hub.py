@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.document import Document
 from gpt2.data.options import DataOptions
+from gpt2.data.split import Document
 from lib.errors import DataError, Problem
 
 # A parquet file ends with its footer, the footer's length in four bytes, and this magic number.
@@ -45,10 +45,7 @@ class HubCorpus:
 
     @classmethod
     def of(cls, config: DataOptions, build_dir: Path) -> "HubCorpus":
-        """Return the data set that ``config`` selects, without network access.
-
-        Raises DataError if DATASET_PATH is missing or invalid.
-        """
+        """Return the data set of ``config``; raise DataError if DATASET_PATH is missing or invalid."""
         path = build_dir / config.dataset_path if config.dataset_path else None
         return cls(
             *PUBLISHED_DATASETS[config.dataset],
@@ -59,8 +56,10 @@ class HubCorpus:
             config.dataset_tokens,
         )
 
+    def unit(self, val_fraction: float) -> str:
+        return "document"
+
     def identity(self) -> Any:
-        """Return repository, subset, revision, files and token budget."""
         return [self.repository, self.subset, self.revision, self.files, self.tokens]
 
     def provenance(self, commit: str = "") -> list[dict[str, Any]]:
@@ -82,37 +81,49 @@ class HubCorpus:
 
     @property
     def place(self) -> str:
-        """Return the repository or the local folder."""
         return str(self.path or self.repository)
 
 
 class DocumentStream:
-    """Iterator over the documents of ``corpus`` in published order, resumable at a ``position``.
+    """Iterator over the documents of ``corpus`` in published order, from a ``checkpoint``.
 
-    ``commit`` is the commit at which an earlier part was read; "" resolves it on the hub. Raises
-    DataError if the package, the hub or the files are missing, or if reading fails.
+    Raises DataError if the package, the hub or the files are missing, or if reading fails.
     """
 
-    def __init__(
-        self, corpus: HubCorpus, commit: str = "", position: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, corpus: HubCorpus, checkpoint: Mapping[str, Any] | None = None) -> None:
         if find_spec("datasets") is None:
             what = f"{corpus.place}: requires the package datasets (not installed)"
             remedy = "type: make setup EXTRAS=datasets"
             raise DataError(Problem(what, next=remedy, code="env.missing-package"))
-        self._corpus = corpus
-        with _source_errors(corpus):
-            # A local folder has no commits.
-            self.commit = commit or ("" if corpus.path else _resolve(corpus))
-            self._dataset = _load(corpus, self.commit)
-        self._number = 0
-        if position is not None:
-            self._dataset.load_state_dict(dict(position["dataset"]))
-            self._number = position["number"]
+        # Imported here: an optional package that takes a second to import.
+        import datasets
 
-    def position(self) -> dict[str, Any]:
-        """Return the position after the last document yielded, as JSON types."""
-        return {"dataset": self._dataset.state_dict(), "number": self._number}
+        self._corpus = corpus
+        chosen = {"name": corpus.subset or None, "revision": corpus.revision or None}
+        with _source_errors(corpus):
+            if checkpoint:
+                self.commit = checkpoint["commit"]
+            # A local folder has no commits.
+            elif corpus.path:
+                self.commit = ""
+            else:
+                # "" if datasets resolves the revision from its cache.
+                found = datasets.load_dataset_builder(corpus.place, **chosen).hash
+                self.commit = found if found and re.fullmatch(r"[0-9a-f]{40}", found) else ""
+            datasets.disable_progress_bars()
+            chosen["revision"] = self.commit or chosen["revision"]
+            self._dataset = datasets.load_dataset(
+                corpus.place, **chosen, split="train", streaming=True
+            )
+        self._number = 0
+        if checkpoint:
+            self._dataset.load_state_dict(dict(checkpoint["position"]["dataset"]))
+            self._number = checkpoint["position"]["number"]
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return the commit, and the position after the last document yielded, as JSON types."""
+        position = {"dataset": self._dataset.state_dict(), "number": self._number}
+        return {"commit": self.commit, "position": position}
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the remaining documents; a document without an id gets its number as id."""
@@ -136,30 +147,6 @@ class DocumentStream:
         what = f"invalid rows (expected strings in the column text, got {actual})"
         remedy = "provide files with a column text"
         raise DataError(Problem(what, self._corpus.place, remedy, code="data.invalid-format"))
-
-
-def _load(corpus: HubCorpus, commit: str) -> Any:
-    """Open the hub or a local folder as a streaming dataset."""
-    # Imported here: an optional package that takes a second to import.
-    import datasets
-
-    datasets.disable_progress_bars()
-    return datasets.load_dataset(
-        corpus.place,
-        name=corpus.subset or None,
-        revision=commit or corpus.revision or None,
-        split="train",
-        streaming=True,
-    )
-
-
-def _resolve(corpus: HubCorpus) -> str:
-    """Return the current commit of the revision; "" if datasets resolves it from its cache."""
-    import datasets
-
-    subset, revision = corpus.subset or None, corpus.revision or None
-    commit = datasets.load_dataset_builder(corpus.place, name=subset, revision=revision).hash
-    return commit if commit and re.fullmatch(r"[0-9a-f]{40}", commit) else ""
 
 
 def _local_files(folder: Path) -> tuple[tuple[str, int, str], ...]:

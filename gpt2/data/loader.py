@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -28,22 +27,22 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 def batch_iterable(
     sampler: TrainSampler,
     config: DataOptions,
-    plan: Iterable[SequenceRange],
+    spans: Iterable[SequenceRange],
     device_is_cuda: bool = False,
 ) -> DataLoader:
-    """Return an iterable of (x [B, T], y [B, T], offsets [B]) of each span of ``plan``, in order.
+    """Return an iterable of (x [B, T], y [B, T], offsets [B]) of each of ``spans``, in order.
 
-    With ``loader_workers``, that many processes read batches ahead. They exit with the iterator or,
-    with ``persistent_workers``, with the returned iterable. Draws nothing from torch's generators.
+    With ``loader_workers``, that many processes read batches ahead. They exit with the iterable. Draws
+    nothing from torch's generators.
     """
     workers = config.loader_workers
     return DataLoader(
         _Windows(sampler),
-        sampler=plan,
+        sampler=spans,
         batch_size=None,
         num_workers=workers,
         pin_memory=config.pin_memory and device_is_cuda,
-        persistent_workers=config.persistent_workers and workers > 0,
+        persistent_workers=workers > 0,
         prefetch_factor=config.prefetch_factor if workers else None,
         worker_init_fn=partial(_end_with, os.getpid()),
         # Without it, DataLoader draws a seed from torch's global generator.
@@ -90,13 +89,9 @@ class BatchLoader:
         parts = micro_batch * world_size
         assert global_batch % parts == 0, (global_batch, micro_batch, world_size)
         self._micro_batches = global_batch // parts
-        plan = _Plan(
-            first=start_step * global_batch + rank * global_batch // world_size,
-            stride=global_batch,
-            micro_batch=micro_batch,
-            micro_batches=self._micro_batches,
-        )
-        self._batches = batch_iterable(sampler, data_config, plan, device_is_cuda)
+        first = start_step * global_batch + rank * global_batch // world_size
+        spans = _spans(first, global_batch, micro_batch, self._micro_batches)
+        self._batches = batch_iterable(sampler, data_config, spans, device_is_cuda)
         self._offered = offered
 
     def __iter__(self) -> Iterator[list[Batch]]:
@@ -122,16 +117,10 @@ class _Windows(Dataset):
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(offsets)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Endless spans of one rank, in order; steps are ``stride`` sequences apart."""
-
-    first: int
-    stride: int
-    micro_batch: int
-    micro_batches: int
-
-    def __iter__(self) -> Iterator[SequenceRange]:
-        for start in itertools.count(self.first, self.stride):
-            for i in range(self.micro_batches):
-                yield start + i * self.micro_batch, self.micro_batch
+def _spans(
+    first: int, stride: int, micro_batch: int, micro_batches: int
+) -> Iterator[SequenceRange]:
+    """Yield the micro-batches of one rank without end; steps are ``stride`` sequences apart."""
+    for start in itertools.count(first, stride):
+        for i in range(micro_batches):
+            yield start + i * micro_batch, micro_batch

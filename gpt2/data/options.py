@@ -43,7 +43,6 @@ class DataOptions:
     eval_documents: int = kconfig_field("EVAL_DOCUMENTS", off=0)
     loader_workers: int = kconfig_field("LOADER_WORKERS", identity=False)
     pin_memory: bool = kconfig_field("PIN_MEMORY", identity=False)
-    persistent_workers: bool = kconfig_field("PERSISTENT_WORKERS", identity=False)
     # Micro-batches that each worker prefetches.
     prefetch_factor: int = kconfig_field("PREFETCH_FACTOR", identity=False)
 

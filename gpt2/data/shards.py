@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpt2.data.document import Document, folded_digest, text_digest, without_invisible
+from gpt2.data.split import Document, folded_digest, text_digest, without_invisible
 from lib.errors import DataError, Problem
 from lib.files import canonical_json
 
@@ -60,7 +60,6 @@ class HashedFile:
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def close(self) -> dict[str, Any]:
-        """Sync and close the file; return its size and SHA-256."""
         digest = self.sync()
         self._stream.close()
         return digest
@@ -72,7 +71,11 @@ class HashedFile:
 
 
 class SplitWriter:
-    """Writer of one split: shards of little-endian 16-bit ids, and one index line per document."""
+    """Writer of one split: shards of little-endian 16-bit ids, and one index line per document.
+
+    It starts empty, or resumes from ``kept``, a result of ``checkpoint``, with counts and digests
+    computed from the files. Raises DataError if one of them is missing or damaged.
+    """
 
     def __init__(
         self,
@@ -82,27 +85,27 @@ class SplitWriter:
         documents: bool,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start empty, or resume from ``kept``, a result of ``checkpoint``.
-
-        Raises DataError if a file of the checkpoint is missing or damaged.
-        """
         self.name = name
         self.tokens = 0
-        self.text_bytes = 0
+        self.text_bytes = kept["text_bytes"] if kept else 0
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.files: dict[str, dict[str, Any]] = {}
-        # Concatenated digests of the documents in order: SHA-256 of the text, and digest of the
-        # case-folded text.
+        # Of the documents in order: SHA-256 of each text, and digests of the folded texts.
         self._digests = bytearray()
         self._folded = bytearray()
         self._folder = folder
         self._shard: HashedFile | None = None
-        self._index: HashedFile | None = None
         self._index_path = folder / f"{name}-documents.jsonl"
-        if kept is not None:
-            self._resume(kept)
-        elif documents:
-            self._index = HashedFile(self._index_path)
+        for shard, state in sorted(kept["shards"].items()) if kept else ():
+            self._close_shard()
+            self._shard = HashedFile(folder / shard, state)
+            tokens = np.fromfile(folder / shard, dtype="<u2")
+            self.counts += np.bincount(tokens, minlength=vocab_size)
+            self.tokens += tokens.size
+        self._index = HashedFile(self._index_path, kept and kept["index"]) if documents else None
+        for line in read_index(self._index_path) if kept else ():
+            self._digests += bytes.fromhex(line["sha256"])
+            self._folded += bytes.fromhex(line["folded"])
 
     @property
     def digests(self) -> np.ndarray:
@@ -149,18 +152,18 @@ class SplitWriter:
         self.text_bytes += len(document.text.encode())
 
     def note_document(self, digest: bytes) -> None:
-        """Count a document of a token file (without name and text)."""
+        """Count a document of a token file, which has no name and no text."""
         self._digests += digest
 
     def names(self, positions: Sequence[int]) -> list[str]:
-        """Return the names of the documents at ``positions``. Call after ``close``."""
+        """Return the names of the documents at ``positions``, after ``close``."""
         if self._index is None or not positions:
             return [f"document {position}" for position in positions]
         names = {i: d["id"] for i, d in enumerate(read_index(self._index_path)) if i in positions}
         return [names[position] for position in positions]
 
     def checkpoint(self) -> dict[str, Any]:
-        """Write everything to the disk and return the state needed to resume from here."""
+        """Write everything to the disk and return the state to resume from."""
         assert self._index is not None
         files = dict(self.files)
         if self._shard is not None:
@@ -179,30 +182,15 @@ class SplitWriter:
             "tokens": self.tokens,
             "shards": shards,
             "index": self._index_path.name,
-            "documents": len(self._digests) // 32,
+            "documents": self.digests.size,
             "distinct_documents": distinct.size,
             "documents_sha256": digest_of_digests(distinct),
             "text_bytes": self.text_bytes,
         }
 
     def discard(self) -> None:
-        """Close open files without syncing; the caller deletes the folder."""
         for file in filter(None, (self._shard, self._index)):
             file.discard()
-
-    def _resume(self, checkpoint: Mapping[str, Any]) -> None:
-        """Open the files of ``checkpoint`` and recompute counts and digests from their content."""
-        self.text_bytes = checkpoint["text_bytes"]
-        for name, shard in sorted(checkpoint["shards"].items()):
-            self._close_shard()
-            self._shard = HashedFile(self._folder / name, shard)
-            tokens = np.fromfile(self._folder / name, dtype="<u2")
-            self.counts += np.bincount(tokens, minlength=self.counts.size)
-            self.tokens += tokens.size
-        self._index = HashedFile(self._index_path, checkpoint["index"])
-        for line in read_index(self._index_path):
-            self._digests += bytes.fromhex(line["sha256"])
-            self._folded += bytes.fromhex(line["folded"])
 
     def _close_shard(self) -> None:
         if self._shard is not None:

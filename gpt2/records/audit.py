@@ -250,9 +250,8 @@ def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
     """Return the validation split of the data set ``digest``, verified. Raises DataError."""
     data_dir = dataset.data_folder(config.data, build_dir)
     for path in sorted(data_dir.glob(f"*/{dataset.MANIFEST}")):
-        manifest = dataset.read_manifest(path.parent)
-        if manifest["digest"] == digest:
-            return dataset.open_split(path.parent, manifest, "val")
+        if dataset.read_manifest(path.parent)["digest"] == digest:
+            return dataset.open_folder(path.parent).val
     what = f"data set {digest[:12]} not found below {data_dir}"
     raise DataError(Problem(what, code="data.missing"))
 

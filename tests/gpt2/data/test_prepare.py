@@ -7,31 +7,21 @@ import resource
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
 from multiprocessing import get_context
-from multiprocessing.context import ForkProcess
-from pathlib import Path
 
 import pytest
 
 from gpt2.data.dataset import dataset_folder, open_dataset
-from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
-from lib.errors import DataError
-
-Settings = Callable[..., DataOptions]
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     """File name → SHA-256 of every file in ``folder``."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
 
 
-def test_tokens_documents_and_entropy(
-    config: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
-    prepare_dataset(config(), tmp_path)
-    dataset = open_dataset(config(), tmp_path)
+def test_tokens_documents_and_entropy(prepared, texts):
+    dataset = prepared()
     seen = []
     for split in (dataset.train, dataset.val):
         position = 0
@@ -49,7 +39,7 @@ def test_tokens_documents_and_entropy(
     assert dataset.unigram_entropy == pytest.approx(entropy, abs=1e-8)
 
 
-def test_folder_names_the_content(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+def test_folder_names_the_content(config, texts, tmp_path):
     folder = dataset_folder(config(), tmp_path)
     assert folder.parent == tmp_path / "data" and folder.name.startswith("custom-byte-")
     moved = tmp_path / "elsewhere"
@@ -63,9 +53,7 @@ def test_folder_names_the_content(config: Settings, texts: dict[str, str], tmp_p
     assert len(names | {dataset_folder(config(), tmp_path).name[-8:]}) == 4
 
 
-def test_a_data_set_is_reused_or_without_manifest_prepared_again(
-    config: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_data_set_is_reused_or_without_manifest_prepared_again(config, texts, tmp_path, refused):
     folder = prepare_dataset(config(), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
     assert prepare_dataset(config(), tmp_path) == folder
@@ -73,38 +61,31 @@ def test_a_data_set_is_reused_or_without_manifest_prepared_again(
     written = contents(folder)
     (folder / "dataset.json").unlink()
     (folder / "train-00000.bin").write_bytes(b"half")
-    with pytest.raises(DataError) as caught:
-        open_dataset(config(), tmp_path)
-    assert caught.value.codes == ["data.missing"] and "make data" in str(caught.value)
+    assert "make data" in refused("data.missing", open_dataset, config(), tmp_path).next
     prepare_dataset(config(), tmp_path)
     assert contents(folder) == written
 
 
-def test_custom_path_is_required(config: Settings, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(config(custom_path=""), tmp_path)
-    assert caught.value.codes == ["config.missing-value"] and "CUSTOM_PATH" in str(caught.value)
-    assert not (tmp_path / "data").exists()
+def test_custom_path_is_required(config, tmp_path, refused):
+    problem = refused("config.missing-value", prepare_dataset, config(custom_path=""), tmp_path)
+    assert "CUSTOM_PATH" in problem.what and not (tmp_path / "data").exists()
 
 
-def test_full_and_read_only_disks(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+def test_full_and_read_only_disks(config, texts, tmp_path, refused):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(DataError) as caught:
-            prepare_dataset(config(), tmp_path)
+        full = refused("disk.write-failed", prepare_dataset, config(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
-    assert caught.value.codes == ["disk.write-failed"] and "File too large" in str(caught.value)
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(config(data_dir="/proc/data"), tmp_path)
-    assert caught.value.codes == ["disk.write-failed"]
-    assert "DATA_DIR" in caught.value.problems[0].next
+    assert "File too large" in full.what
+    read_only = config(data_dir="/proc/data")
+    assert "DATA_DIR" in refused("disk.write-failed", prepare_dataset, read_only, tmp_path).next
 
 
-def start(config: DataOptions, build_dir: Path, downloads: Path) -> ForkProcess:
-    """Prepare the default corpus in another process."""
+def start(config, build_dir, downloads):
+    """Prepare the plays in another process."""
     (build_dir / "data").mkdir(parents=True, exist_ok=True)
     link = build_dir / "data" / "downloads"
     if not link.exists():
@@ -114,36 +95,34 @@ def start(config: DataOptions, build_dir: Path, downloads: Path) -> ForkProcess:
     return process
 
 
-def ended(build_dir: Path, *processes: ForkProcess) -> dict[str, str]:
+def ended(build_dir, *processes):
     """Return the files of the only data set when the processes have ended."""
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    (folder,) = (build_dir / "data").glob("default-byte-*")
+    (folder,) = (build_dir / "data").glob("shakespeare-byte-*")
     return contents(folder)
 
 
-def test_killed_or_concurrent_preparations_give_the_same_bytes(
-    config: Settings, downloads: Path, tmp_path: Path
-) -> None:
-    settings = config(dataset="default", custom_path="", eval_tokens=1, val_fraction=0.1)
+def test_killed_or_concurrent_preparations_give_the_same_bytes(config, downloads, tmp_path):
+    settings = config(dataset="shakespeare", custom_path="", val_fraction=0.1)
     pair = [start(settings, tmp_path / "pair", downloads) for _ in range(2)]
     expected = ended(tmp_path / "pair", *pair)
     assert not list((tmp_path / "pair" / "data").glob(".*partial"))
 
     data = tmp_path / "killed" / "data"
     killed_while_writing = 0
-    # Three moments during writing, and twice the moment at which the data set appears.
-    for awaited in (".*partial/*", ".*partial/*", ".*partial/*", "default-*", "default-*"):
+    # Three moments during writing, and the moment at which the data set appears.
+    for awaited in (".*partial/*", ".*partial/*", ".*partial/*", "shakespeare-*"):
         process = start(settings, tmp_path / "killed", downloads)
         while process.is_alive() and not list(data.glob(awaited)):
             time.sleep(0.0005)
-        if awaited != "default-*":
-            time.sleep(random.uniform(0, 0.3))
+        if awaited != "shakespeare-*":
+            time.sleep(random.uniform(0, 0.1))
         process.kill()
         process.join()
         killed_while_writing += bool(list(data.glob(".*partial")))
-        for folder in data.glob("default-*"):
+        for folder in data.glob("shakespeare-*"):
             assert contents(folder) == expected
             shutil.rmtree(folder)
     assert killed_while_writing

