@@ -200,14 +200,14 @@ def verify_results(options: Namespace) -> int:
     ask = tracker(plan, options.source, options.entity)
     study = compare.whole_study(plan)
     table = table_plan(plan)
-    runs = compare.chosen_runs(plan if selects_runs(options) else table, study, options.runs)
-    axes = compare.declared_axes(study, runs, options.axis)
-    paths = {run.path.resolve() for run in runs}
+    records = compare.chosen_runs(plan if selects_runs(options) else table, study, options.runs)
+    axes = compare.declared_axes(study, records, options.axis)
+    paths = {record.run.path.resolve() for record in records}
     names = {run.path.name for run in table.runs if run.path.resolve() in paths}
     document = study_document_of(table, results.judged_study(table))
     words = word_rows(document, names, plan.folder) if names else ()
     min_seeds = plan.base.repro.finalist_min_seeds
-    checklist = verify(runs, axes, ask, options.source, min_seeds, words)
+    checklist = verify(records, axes, ask, options.source, min_seeds, words)
     console.show(checklist_to_json(checklist) if options.json else checklist_to_markdown(checklist))
     log_failing(checklist["rows"])
     return int(checklist["exit_code"])

@@ -3,6 +3,7 @@
 Does not import torch.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence, Set
 from glob import glob
@@ -19,7 +20,6 @@ from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
 from lib.pruning.options import PRUNERS
 from lib.report.compare import NOT_COMPARABLE, Comparison, check_fields, compare_runs
-from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.record import RunRecord
 from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir
@@ -52,25 +52,31 @@ def compare(
         if not value:
             advice = "type: make compare A=DIR B=DIR"
             raise ConfigError(Problem("no run given", name, advice, code="usage.missing-argument"))
-    left, right = (
-        find_finished(run, build_dir, lookup, variable=name) for name, run in (("A", a), ("B", b))
-    )
-    facts = read_run_facts(left), read_run_facts(right)
-    study = _study_of(facts, build_dir, lookup)
-    names, declared = names_of([left, right]), set[str]()
-    if study is not None:
+    left, right = records = [
+        RunRecord(find_finished(run, build_dir, lookup, variable=name))
+        for name, run in (("A", a), ("B", b))
+    ]
+    paths = {record.run.path.resolve() for record in records}
+    seeds = ",".join(sorted({str(record.symbols.get("SEED", "")) for record in records}))
+    study = None
+    # Runs can be compared without a configuration, and with one that has other steps.
+    with contextlib.suppress(ConfigError):
+        layers = [*config_layers(build_dir), *lookup.settings]
+        study = whole_study(make_plan(layers, build_dir, seeds=seeds, yes=True, optional=True))
+    planned = {run.path.resolve(): run for run in study.runs} if study else {}
+    names, declared = names_of(records), set[str]()
+    if study and paths <= planned.keys():
         # A planned run has a configuration even if this code cannot read the recorded one.
-        paths = {run.run.path.resolve() for run in facts}
-        for run in study.runs:
-            names |= symbol_names(run.config) if run.path.resolve() in paths else {}
-        declared = set().union(*declared_axes(study, [left, right], "").values())
-        declared &= facts[0].symbols.keys()
-    result = compare_runs(*facts, names, [*words(axis), *sorted(declared)], words(label_by))
-    folder = left.path.resolve().parent
+        for path in paths:
+            names |= symbol_names(planned[path].config)
+        declared = left.symbols.keys() & set().union(*declared_axes(study, records, "").values())
+    fields = [*words(axis), *sorted(declared)]
+    result = compare_runs(left, right, names, fields, words(label_by))
+    folder = left.run.path.resolve().parent
     if (
-        study is None
+        not paths <= planned.keys()
         and result["verdict"] == NOT_COMPARABLE
-        and folder in right.path.resolve().parents
+        and folder in right.run.path.resolve().parents
     ):
         log(
             "NOTE",
@@ -80,31 +86,18 @@ def compare(
     return result
 
 
-def _study_of(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> Plan | None:
-    """Return .config's study with every step if it plans all runs of ``facts``, else None."""
-    seeds = ",".join(sorted({str(run.symbols.get("SEED", "")) for run in facts}))
-    try:
-        layers = [*config_layers(build_dir), *lookup.settings]
-        study = whole_study(make_plan(layers, build_dir, seeds=seeds, yes=True, optional=True))
-    # Runs can be compared without a configuration, and with one that has other steps.
-    except ConfigError:
-        return None
-    planned = {run.path.resolve() for run in study.runs}
-    return study if planned >= {run.run.path.resolve() for run in facts} else None
-
-
 def words(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def names_of(runs: Sequence[RunDir]) -> dict[str, str]:
+def names_of(records: Sequence[RunRecord]) -> dict[str, str]:
     """Return {setting path: symbol}; settings of runs made by other code keep their paths."""
     names: dict[str, str] = {}
-    for run in runs:
+    for record in records:
         try:
-            names |= symbol_names(read_resolved_config(run))
+            names |= symbol_names(read_resolved_config(record.run))
         except ConfigError as error:
-            log("WARN", f"{run.path.name}: {error.problems[0].what}")
+            log("WARN", f"{record.run.path.name}: {error.problems[0].what}")
     return names
 
 
@@ -144,7 +137,7 @@ def whole_study(plan: Plan) -> Plan:
     return with_runs(plan, steps, seeds)
 
 
-def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
+def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunRecord]:
     """Return the finished runs of ``plan`` except repeats, or those that ``named`` lists: directories,
     or patterns over the names of ``study``.
 
@@ -156,39 +149,36 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
         folders = [path for path in folders if RunDir(path).resolved_config.exists()]
         paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
     planned = [run.path for run in plan.runs if not run.variant.is_repeat]
-    runs = [RunDir(path) for path in paths or planned]
-    records = [RunRecord(run) for run in runs]
-    problems = {record: record.unfinished for record in records}
-    refused = [p for record, p in problems.items() if p and (named or record.damage)]
-    if refused:
-        raise ConfigError(*refused)
+    records = [RunRecord(RunDir(path)) for path in paths or planned]
     unfinished = [record for record in records if not record.is_done]
+    refused = [record for record in unfinished if named or record.damage]
+    if problems := [record.unfinished for record in refused if record.unfinished]:
+        raise ConfigError(*problems)
     for record in unfinished:
         if record.status:
             log("SKIP", f"{record.run.path.name} is {record.state}")
     if new := sum(record.status is None for record in unfinished):
         log("SKIP", f"{new} runs of the study are new")
-    finished = [record.run for record in records if record.is_done]
-    if not finished:
+    if len(unfinished) == len(records):
         what = "no run is finished"
         raise ConfigError(Problem(what, plan.study, "type: make", code="run.not-finished"))
-    return finished
+    return [record for record in records if record.is_done]
 
 
-def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path, Set[str]]:
+def declared_axes(study: Plan, records: Sequence[RunRecord], named: str) -> dict[Path, Set[str]]:
     """Return {run directory: symbols in which the run may differ}: those that its step and the step's
     ancestors in ``study`` set, and those in ``named``.
 
     Raises ConfigError if ``named`` contains an unknown symbol or field.
     """
     if named:
-        check_fields(map(read_run_facts, runs), names_of(runs), words(named), "AXIS")
+        check_fields(records, names_of(records), words(named), "AXIS")
     variants = {run.variant.slug: run.variant for run in study.runs}
     planned = {run.path.resolve(): run for run in study.runs}
     axes: dict[Path, Set[str]] = {}
-    for run in runs:
+    for path in (record.run.path for record in records):
         symbols = set(words(named))
-        if (known := planned.get(run.path.resolve())) is not None:
+        if (known := planned.get(path.resolve())) is not None:
             # Replace a member of a choice by the choice: OPTIMIZER_SGD by OPTIMIZER.
             values = known.config.values.items()
             choices = {f"{name}_{value}".upper(): name for name, value in values}
@@ -196,5 +186,5 @@ def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path,
             while variant is not None:
                 symbols |= {choices.get(name, name) for name in variant.delta or ()}
                 variant = variants.get(variant.parent)
-        axes[run.path] = symbols
+        axes[path] = symbols
     return axes

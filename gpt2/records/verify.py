@@ -5,7 +5,6 @@ ends with the facts to publish in a methods section. Does not import torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from gpt2.records.compare import names_of
 from gpt2.study.plan import Plan
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
-from lib.files import canonical_json, sha256_file
+from lib.files import sha256_file
 from lib.json_files import RecordError
 from lib.report.checklist import (
     FAIL,
@@ -26,10 +25,17 @@ from lib.report.checklist import (
     value_text,
     values_by_run_text,
 )
-from lib.report.run_facts import FieldDifference, RunFacts, field_differences, read_run_facts
+from lib.report.run_facts import (
+    FieldDifference,
+    field_differences,
+    observed_facts,
+    settings_of,
+    text_digest,
+)
 from lib.runs.code import files_not_committed, has_commit, run_git
 from lib.runs.digests import digest_findings
-from lib.runs.record import UNKNOWN
+from lib.runs.identity import configuration_digest
+from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir
 from lib.tracking.queries import SOURCES
 from lib.tracking.sources import RunRef, RunSource, WandbServerSource, sent_config
@@ -42,83 +48,76 @@ _SHA_CHARS = 12
 # A run's configuration from the tracker, or the reason that there is none.
 TrackerConfig = Mapping[str, Any] | str
 TrackerQuery = Callable[[RunDir], TrackerConfig]
-
-
-@dataclass(frozen=True)
-class RunEvidence:
-    """Records of a finished run."""
-
-    facts: RunFacts
-    tracker_config: TrackerConfig
-    # Symbols in which the run was declared to differ from the other runs.
-    axis: Set[str]
-
-    @property
-    def name(self) -> str:
-        return self.facts.run.path.name
-
-    def of(self, *place: str) -> Any:
-        """Return the manifest value at the key path ``place``, or UNKNOWN."""
-        return self.facts.record.manifest.find(*place)
-
-    def figure(self, *place: str) -> Any:
-        """Return the summary value at the key path ``place``, or UNKNOWN."""
-        return self.facts.record.summary.find(*place)
-
-    def setting(self, path: str) -> Any:
-        """Return a setting of the identity, or UNKNOWN."""
-        return self.facts.settings.get(path, UNKNOWN)
-
-    def fails(self, what: str) -> CheckRemark:
-        return CheckRemark(FAIL, what, self.name)
-
-    def lacks(self, what: str) -> CheckRemark:
-        return CheckRemark(UNDECIDED, what, self.name)
+Records = Sequence[RunRecord]
 
 
 def verify(
-    runs: Sequence[RunDir],
+    records: Records,
     axes: Mapping[Path, Set[str]],
     ask: TrackerQuery,
     source: str,
     min_seeds: int,
     words: Sequence[CheckRow] = (),
 ) -> Checklist:
-    """Compare all ``runs`` with the first one and return the checklist.
+    """Compare all finished runs with the first one and return the checklist.
 
     ``axes`` maps each run to the symbols in which it may differ; ``ask`` queries the tracker
     ``source``; ``words`` are the rows of the study's document. Raises ConfigError if a record cannot
     be read, PreflightError if the tracker cannot be read.
     """
     # Before the tracker is queried, a damaged file is an error.
-    facts = [read_run_facts(run) for run in runs]
-    _ = [each.record.summary for each in facts]
-    evidence = [RunEvidence(each, ask(each.run), axes[each.run.path]) for each in facts]
-    damages = [
-        each.fails(f"{each.name}: {finding}")
-        for each in evidence
-        for finding in digest_findings(each.facts.record)
-    ]
-    unreachable = any(isinstance(each.tracker_config, str) for each in evidence)
+    for record in records:
+        _ = observed_facts(record), record.summary
+    tracked = [ask(record.run) for record in records]
+    unreachable = any(isinstance(config, str) for config in tracked)
     advice = "another SOURCE=, or wandb sync" if unreachable else ""
-    count = len(evidence[0].facts.symbols)
+    count = len(records[0].symbols)
     same = f"the digest of the manifest, the settings and all {count} symbols are the same"
+    damages = [_fails(r, f"{_name(r)}: {found}") for r in records for found in digest_findings(r)]
     rows = [
         check_row("records", "all file digests match", damages, "type: make audit RUNS=NAME"),
-        check_row("tracker", same, _tracker_remarks(evidence), advice),
-        *group_rows(evidence, names_of(runs), _texts(evidence)),
-        seeds_row(evidence, min_seeds),
+        check_row("tracker", same, _tracker_remarks(records, tracked), advice),
+        *_group_rows(records, axes),
+        _seeds_row(records, min_seeds),
         *words,
-        *_commit_rows(evidence),
+        *_commit_rows(records),
     ]
     fails = bool(failing_rows(rows))
     return {
         "source": source,
-        "runs": [str(run.path) for run in runs],
+        "runs": [str(record.run.path) for record in records],
         "rows": rows,
-        "publish": None if fails else _to_publish(evidence, rows),
+        "publish": None if fails else _to_publish(records, axes, rows),
         "exit_code": EXIT_NOT_COMPARABLE if fails else EXIT_DONE,
     }
+
+
+def _name(record: RunRecord) -> str:
+    return record.run.path.name
+
+
+def _fails(record: RunRecord, what: str) -> CheckRemark:
+    return CheckRemark(FAIL, what, _name(record))
+
+
+def _lacks(record: RunRecord, what: str) -> CheckRemark:
+    return CheckRemark(UNDECIDED, what, _name(record))
+
+
+def _value(record: RunRecord, path: str) -> Any:
+    """Return a value by its path in ``settings``, ``summary`` or the manifest; UNKNOWN if absent."""
+    source, _, below = path.partition(".")
+    if source == "settings":
+        return settings_of(record).get(below, UNKNOWN)
+    return (
+        record.summary.find(*below.split("."))
+        if source == "summary"
+        else (record.manifest.find(*path.split(".")))
+    )
+
+
+def _values(record: RunRecord, section: str, *names: str) -> list[Any]:
+    return [_value(record, f"{section}.{name}") for name in names]
 
 
 # The tracker's values.
@@ -165,49 +164,45 @@ def tracker_query(source: RunSource) -> TrackerQuery:
     return query
 
 
-def max_time(each: RunEvidence) -> Any:
+def _max_time(record: RunRecord) -> Any:
     """Return the configured time budget in seconds; None if the budget is not a time."""
-    budget = each.setting("train.budget")
-    return each.setting("train.max_time_seconds") if budget in ("time", UNKNOWN) else None
+    budget, seconds = _values(record, "settings", "train.budget", "train.max_time_seconds")
+    return seconds if budget in ("time", UNKNOWN) else None
 
 
-# Tracked setting → key path in the manifest, or path of a setting.
-_TRACKED: Mapping[str, Sequence[str] | str] = {
-    "seed": ("seeds", "seed"),
-    "batch_size": ("batch", "micro_batch"),
-    "gradient_accumulation": ("batch", "accumulation"),
-    "num_gpus": ("processes", "world_size"),
-    "compile_model": ("knobs", "torch_compile_enabled", "observed"),
-    "dataset": ("data", "dataset"),
-    "data_digest": ("data", "digest"),
-    "git_commit": ("code", "git_sha"),
-    "learning_rate": "schedule.learning_rate",
-    "warmup_steps": "schedule.warmup_steps",
-    "optimizer": "optimizer",
+# Tracked setting → path of the value of the run.
+_TRACKED = {
+    "seed": "seeds.seed",
+    "batch_size": "batch.micro_batch",
+    "gradient_accumulation": "batch.accumulation",
+    "num_gpus": "processes.world_size",
+    "compile_model": "knobs.torch_compile_enabled.observed",
+    "dataset": "data.dataset",
+    "data_digest": "data.digest",
+    "git_commit": "code.git_sha",
+    "learning_rate": "settings.schedule.learning_rate",
+    "warmup_steps": "settings.schedule.warmup_steps",
+    "optimizer": "settings.optimizer",
 }
 
 
-def _tracker_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+def _tracker_remarks(records: Records, tracked: Sequence[TrackerConfig]) -> Iterator[CheckRemark]:
     """Yield each value of a run that the tracker lacks or has otherwise."""
-    for run in runs:
-        own = {
-            name: run.setting(place) if isinstance(place, str) else run.of(*place)
-            for name, place in _TRACKED.items()
-        }
-        digest = sha256_file(run.facts.run.manifest)
-        own |= {"max_time": max_time(run), **run.facts.symbols, "manifest_sha256": digest}
-        tracked = run.tracker_config
-        if isinstance(tracked, str):
-            yield run.lacks(tracked)
+    for record, config in zip(records, tracked, strict=True):
+        if isinstance(config, str):
+            yield _lacks(record, config)
             continue
+        own = {name: _value(record, path) for name, path in _TRACKED.items()}
+        own |= {"max_time": _max_time(record), **record.symbols}
+        own["manifest_sha256"] = sha256_file(record.run.manifest)
         for name, value in own.items():
             if value == UNKNOWN:
-                yield run.lacks(f"the manifest of {run.name} has no {name}")
-            elif name not in tracked:
-                yield run.lacks(f"the tracker has no {name} for {run.name}")
-            elif tracked[name] != value:
-                values = f"tracker {value_text(tracked[name])}, run {value_text(value)}"
-                yield run.fails(f"{name} of {run.name}: {values}")
+                yield _lacks(record, f"the manifest of {_name(record)} has no {name}")
+            elif name not in config:
+                yield _lacks(record, f"the tracker has no {name} for {_name(record)}")
+            elif config[name] != value:
+                values = f"tracker {value_text(config[name])}, run {value_text(value)}"
+                yield _fails(record, f"{name} of {_name(record)}: {values}")
 
 
 # Facts in which all runs must be equal.
@@ -229,38 +224,37 @@ _FIELDS = {
 _HARDWARE = ("cpu_model", "cpu_cores", "gpu_name", "vram_gib", "driver_version")
 
 
-def group_rows(
-    runs: Sequence[RunEvidence], names: Mapping[str, str], texts: Mapping[str, str]
-) -> list[CheckRow]:
+def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRow]:
     """Return one row per group of facts, comparing every run with the first.
 
-    With another tokenizer declared, the tokens of the same text may differ. ``names`` maps settings to
-    symbols; ``texts`` maps groups to the text of a passing row.
+    With another tokenizer declared, the tokens of the same text may differ.
     """
+    names, first = names_of(records), records[0]
     undeclared: dict[str, dict[str, FieldDifference]] = {}
     declared: dict[str, str] = {}
-    for run in runs[1:]:
-        axis = runs[0].axis | run.axis
-        same_text = "TOKENIZER" in axis and runs[0].facts.text == run.facts.text
+    for record in records[1:]:
+        axis = axes[first.run.path] | axes[record.run.path]
+        same_text = "TOKENIZER" in axis and text_digest(first) == text_digest(record)
         ignored = {"seed", *(("documents", "tokenizer") if same_text else ())}
-        for difference in field_differences(runs[0].facts, run.facts):
+        for difference in field_differences(first, record):
             symbol = names.get(difference.field, difference.field)
             if symbol in axis:
                 declared[difference.field] = symbol
             elif difference.field not in ignored:
-                undeclared.setdefault(difference.field, {})[run.name] = difference
+                undeclared.setdefault(difference.field, {})[_name(record)] = difference
     remarks: dict[str, list[CheckRemark]] = {group: [] for group in _FIELDS}
     for field, differing in undeclared.items():
-        first = next(iter(differing.values())).a
-        values = {run: each.b for run, each in differing.items()}
-        shown = [(run, values.get(run.name, first)) for run in runs]
-        remarks[_group(field)] += _unequal(names.get(field, field), shown)
-    for name in _HARDWARE if "machine.device" not in declared else ():
-        remarks["hardware"] += _unequal(name, [(run, run.of("hardware", name)) for run in runs])
-    remarks[_BATCH] += batch_remarks(runs)
-    remarks[_LENGTH] += length_remarks(runs)
-    remarks[_SOFTWARE] += _software_remarks(runs)
-    rows = []
+        value = next(iter(differing.values())).a
+        others = {run: each.b for run, each in differing.items()}
+        shown = [others.get(_name(record), value) for record in records]
+        remarks[_group(field)] += _unequal(names.get(field, field), records, shown)
+    if "machine.device" not in declared:
+        for name in _HARDWARE:
+            remarks["hardware"] += _unequal_values(name, records, f"hardware.{name}")
+    remarks[_BATCH] += batch_remarks(records)
+    remarks[_LENGTH] += length_remarks(records)
+    remarks[_SOFTWARE] += _software_remarks(records)
+    texts, rows = _texts(records), []
     for group, reasons in remarks.items():
         symbols = [symbol for field, symbol in declared.items() if _group(field) == group]
         text = f"; declared to differ: {', '.join(symbols)}" if symbols else ""
@@ -272,107 +266,104 @@ def _group(field: str) -> str:
     return next(group for group, starts in _FIELDS.items() if field.startswith(starts))
 
 
-def _unequal(name: str, values: Sequence[tuple[RunEvidence, Any]]) -> Iterator[CheckRemark]:
+def _unequal(name: str, records: Records, values: Sequence[Any]) -> Iterator[CheckRemark]:
     """Yield a remark for each run without a value, and for each that differs from the first one."""
-    known = [(run.name, value) for run, value in values if value != UNKNOWN]
-    for run, value in values:
+    each = list(zip(records, values, strict=True))
+    known = [(_name(record), value) for record, value in each if value != UNKNOWN]
+    for record, value in each:
         if value == UNKNOWN:
-            yield run.lacks(f"no {name} recorded for {run.name}")
+            yield _lacks(record, f"no {name} recorded for {_name(record)}")
         elif value != known[0][1]:
-            yield run.fails(f"{name}: {values_by_run_text(known)}")
+            yield _fails(record, f"{name}: {values_by_run_text(known)}")
 
 
-def _software_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+def _unequal_values(name: str, records: Records, path: str) -> Iterator[CheckRemark]:
+    return _unequal(name, records, [_value(record, path) for record in records])
+
+
+def _software_remarks(records: Records) -> Iterator[CheckRemark]:
     """Yield a remark on another Python, and on each package that both runs have in another version."""
-    yield from _unequal("python", [(run, run.of("environment", "python_version")) for run in runs])
-    packages = {run.name: run.of("environment", "packages") for run in runs}
-    for run in runs:
-        if not isinstance(packages[run.name], Mapping):
-            yield run.lacks(f"no packages recorded for {run.name}")
+    yield from _unequal_values("python", records, "environment.python_version")
+    packages = [_value(record, "environment.packages") for record in records]
+    for record, versions in zip(records, packages, strict=True):
+        if not isinstance(versions, Mapping):
+            yield _lacks(record, f"no packages recorded for {_name(record)}")
             return
-    first = packages[runs[0].name]
-    for run in runs:
-        for name in sorted(first.keys() & packages[run.name].keys()):
-            versions = [(runs[0], first[name]), (run, packages[run.name][name])]
-            yield from _unequal(f"package {name}", versions)
+    for record, versions in zip(records, packages, strict=True):
+        for name in sorted(packages[0].keys() & versions.keys()):
+            both = [packages[0][name], versions[name]]
+            yield from _unequal(f"package {name}", [records[0], record], both)
 
 
-def batch_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+def batch_remarks(records: Records) -> Iterator[CheckRemark]:
     """Yield a remark for each run whose global batch is not micro-batch × accumulation × GPUs."""
-    for each in runs:
-        micro, accumulation, whole = (
-            each.of("batch", name) for name in ("micro_batch", "accumulation", "global_sequences")
-        )
-        processes = each.of("processes", "world_size")
-        if UNKNOWN in (micro, accumulation, processes, whole):
-            yield each.lacks(f"the batch of {each.name} is unknown")
-        elif micro * accumulation * processes != whole:
-            yield each.fails(f"{each.name}: {micro} × {accumulation} × {processes} is not {whole}")
+    for record in records:
+        parts = _values(record, "batch", "micro_batch", "accumulation")
+        micro, accumulation, gpus = parts = [*parts, _value(record, "processes.world_size")]
+        whole = _value(record, "batch.global_sequences")
+        if UNKNOWN in (*parts, whole):
+            yield _lacks(record, f"the batch of {_name(record)} is unknown")
+        elif micro * accumulation * gpus != whole:
+            what = f"{_name(record)}: {micro} × {accumulation} × {gpus} is not {whole}"
+            yield _fails(record, what)
 
 
-def length_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+def length_remarks(records: Records) -> Iterator[CheckRemark]:
     """Yield a remark for each run whose length differs from the declared budget.
 
     Runs with a time budget must have equal time, all others equal tokens. Only the stretch declared
     by a pruning method may make a run longer.
     """
-    for each in runs:
-        status, limit = each.facts.record.status, max_time(each)
-        done, tokens, stretch, seconds, step = (
-            each.figure(*place)
-            for place in (
-                ("final", "iterations"),
-                ("final", "tokens"),
-                ("final", "budget_stretch"),
-                ("timing", "train_seconds"),
-                ("timing", "mean_step_seconds"),
-            )
+    for record in records:
+        name, status, limit = _name(record), record.status, _max_time(record)
+        done, tokens, stretch = _values(
+            record, "summary.final", "iterations", "tokens", "budget_stretch"
         )
+        seconds, step = _values(record, "summary.timing", "train_seconds", "mean_step_seconds")
         if status is None or UNKNOWN in (done, tokens, stretch, seconds, step, limit):
-            yield each.lacks(f"the length of {each.name} is unknown")
+            yield _lacks(record, f"the length of {name} is unknown")
         elif done != (status.iterations or done):
-            yield each.fails(f"{each.name} ended at {done} of {status.iterations} iterations")
+            yield _fails(record, f"{name} ended at {done} of {status.iterations} iterations")
         elif limit is None:
-            if not _as_long(runs[0], each):
-                yield each.fails(f"tokens: {_tokens(runs)}")
+            if not _as_long(records[0], record):
+                yield _fails(record, f"tokens: {_tokens(records)}")
         elif not 0 <= seconds - limit * stretch <= _MAX_OVERTIME_STEPS * step:
             expected = f"expected {limit * stretch:g} s"
-            yield each.fails(f"{each.name} trained for {seconds:.1f} s ({expected})")
+            yield _fails(record, f"{name} trained for {seconds:.1f} s ({expected})")
 
 
-def _as_long(first: RunEvidence, each: RunEvidence) -> bool:
+def _as_long(first: RunRecord, each: RunRecord) -> bool:
     """Return whether two runs trained on the same tokens, up to the stretch of their pruning."""
     tokens, stretches = (
-        [one.figure("final", name) for one in (first, each)]
+        [_value(record, f"summary.final.{name}") for record in (first, each)]
         for name in ("tokens", "budget_stretch")
     )
     if UNKNOWN in (*tokens, *stretches) or stretches[0] == stretches[1]:
         return bool(tokens[0] == tokens[1])
     # A stretched budget is a whole number of iterations.
-    iteration = each.of("batch", "tokens_per_iteration")
+    iteration = _value(each, "batch.tokens_per_iteration")
     gap = abs(tokens[0] / stretches[0] - tokens[1] / stretches[1])
     return iteration != UNKNOWN and gap <= iteration
 
 
-def _tokens(runs: Sequence[RunEvidence]) -> str:
-    return values_by_run_text((each.name, each.figure("final", "tokens")) for each in runs)
+def _tokens(records: Records) -> str:
+    return values_by_run_text((_name(r), _value(r, "summary.final.tokens")) for r in records)
 
 
 # Seeds.
 
 
-def seeds_row(runs: Sequence[RunEvidence], min_seeds: int) -> CheckRow:
+def _seeds_row(records: Records, min_seeds: int) -> CheckRow:
     """Return the row of the seeds: the same of every variant, at least ``min_seeds``, each once.
 
     A difference between variants with one seed, or with different seeds, includes that of the seeds.
     """
-    variants = _seeds_of_variants(runs)
-    distinct = {name: set(seeds) for name, seeds in variants.items()}
-    wanted = set().union(*distinct.values())
+    variants = _seeds_of_variants(records)
+    wanted = {seed for seeds in variants.values() for seed in seeds}
     problems = []
-    if len({frozenset(seeds) for seeds in distinct.values()}) > 1:
-        problems.append(f"variants have different seeds: {_by_variant(distinct)}")
-    if few := {name: seeds for name, seeds in distinct.items() if len(seeds) < min_seeds}:
+    if any(set(seeds) != wanted for seeds in variants.values()):
+        problems.append(f"variants have different seeds: {_by_variant(variants)}")
+    if few := {name: seeds for name, seeds in variants.items() if len({*seeds}) < min_seeds}:
         expected = f"expected at least FINALIST_MIN_SEEDS={min_seeds} of each variant"
         problems.append(f"too few seeds ({expected}, got {_by_variant(few)})")
     for name, seeds in variants.items():
@@ -385,25 +376,26 @@ def seeds_row(runs: Sequence[RunEvidence], min_seeds: int) -> CheckRow:
     return check_row("seeds", text, [CheckRemark(FAIL, what) for what in problems], advice)
 
 
-def _seeds_of_variants(runs: Sequence[RunEvidence]) -> dict[str, list[int]]:
+def _seeds_of_variants(records: Records) -> dict[str, list[int]]:
     """Return {variant: seeds of its runs}; a variant is a configuration without its seed."""
-    grouped: dict[str, list[RunEvidence]] = {}
-    for each in runs:
-        settings = {name: v for name, v in each.facts.settings.items() if name != "seed"}
-        grouped.setdefault(canonical_json(settings), []).append(each)
-    names = [group[0].name.rpartition("-s")[0] for group in grouped.values()]
+    grouped: dict[str, list[RunRecord]] = {}
+    for record in records:
+        grouped.setdefault(configuration_digest(record.identity), []).append(record)
+    names = [_name(group[0]).rpartition("-s")[0] for group in grouped.values()]
     return {
         # Runs of one step, of which one was declared to differ, have the same name.
-        name if name and names.count(name) == 1 else group[0].name: [
-            each.setting("seed") for each in group
+        name if name and names.count(name) == 1 else _name(group[0]): [
+            _value(record, "settings.seed") for record in group
         ]
         for name, group in zip(names, grouped.values(), strict=True)
     }
 
 
-def _by_variant(seeds: Mapping[str, Set[int]]) -> str:
+def _by_variant(variants: Mapping[str, Sequence[int]]) -> str:
+    distinct = {name: {*seeds} for name, seeds in variants.items()}
     return values_by_run_text(
-        (name, f"seed{'s' if len(own) > 1 else ''} {_listed(own)}") for name, own in seeds.items()
+        (name, f"seed{'s' if len(own) > 1 else ''} {_listed(own)}")
+        for name, own in distinct.items()
     )
 
 
@@ -414,43 +406,42 @@ def _listed(seeds: Set[int], separator: str = ", ") -> str:
 # The commit: present, clean and public, with the loaded code.
 
 
-def _commit_rows(runs: Sequence[RunEvidence]) -> list[CheckRow]:
+def _commit_rows(records: Records) -> list[CheckRow]:
     """Return four rows; a missing commit is reported as neither public nor comparable."""
-    commits = dict.fromkeys(run.of("code", "git_sha") for run in runs)
+    commits = dict.fromkeys(_value(record, "code.git_sha") for record in records)
     present = [sha for sha in commits if sha not in (UNKNOWN, None) and has_commit(sha)]
     branches = {sha: _remote_branches(sha) for sha in present}
     missing, edited, private, code = (list[CheckRemark]() for _ in range(4))
     advice = ""
-    for run in runs:
-        sha, sources = run.of("code", "git_sha"), run.facts.sources
-        dirty, changed = run.of("code", "dirty_tree"), run.of("code", "changed_during_run")
+    for record in records:
+        name = _name(record)
+        sha, dirty, changed = _values(record, "code", "git_sha", "dirty_tree", "changed_during_run")
         if sha in (UNKNOWN, None):
-            missing.append(run.lacks(f"no commit recorded for {run.name}"))
+            missing.append(_lacks(record, f"no commit recorded for {name}"))
         elif sha not in present:
-            what = f"commit {sha[:_SHA_CHARS]} of {run.name} is not in this repository"
-            missing.append(run.fails(what))
+            what = f"commit {sha[:_SHA_CHARS]} of {name} is not in this repository"
+            missing.append(_fails(record, what))
         if dirty is True:
-            edited.append(run.fails(f"{run.name} was trained with uncommitted code"))
+            edited.append(_fails(record, f"{name} was trained with uncommitted code"))
         elif dirty is not False or changed == UNKNOWN:
-            edited.append(run.lacks(f"git status unknown for {run.name}"))
+            edited.append(_lacks(record, f"git status unknown for {name}"))
         elif changed:
-            what = f"edited while {run.name} was running: {first_of(changed)}"
-            edited.append(run.fails(what))
+            edited.append(_fails(record, f"edited while {name} was running: {first_of(changed)}"))
         if sha not in branches:
-            private.append(run.lacks(f"the commit of {run.name} is not in this repository"))
+            private.append(_lacks(record, f"the commit of {name} is not in this repository"))
         elif branches[sha] is None:
-            private.append(run.lacks("no git remote configured"))
+            private.append(_lacks(record, "no git remote configured"))
             advice = "type: git remote add origin URL && git push origin HEAD"
         elif not branches[sha]:
             short = sha[:_SHA_CHARS]
-            private.append(run.fails(f"{short} is not on any known remote branch"))
+            private.append(_fails(record, f"{short} is not on any known remote branch"))
             advice = f"type: git push origin {short}:refs/heads/BRANCH"
             advice += ", or git fetch if the commit is already pushed"
-        if sha not in present or all(Path(name).is_absolute() for name in sources):
-            code.append(run.lacks(f"cannot compare the code of {run.name} with its commit"))
-        elif differing := files_not_committed(sources, sha):
-            what = f"{run.name} loaded files that differ from its commit: {first_of(differing)}"
-            code.append(run.fails(what))
+        if sha not in present or all(Path(file).is_absolute() for file in record.sources):
+            code.append(_lacks(record, f"cannot compare the code of {name} with its commit"))
+        elif differing := files_not_committed(record.sources, sha):
+            what = f"{name} loaded files that differ from its commit: {first_of(differing)}"
+            code.append(_fails(record, what))
     names = ", ".join(dict.fromkeys(b for remote in branches.values() for b in remote or ()))
     shown = ", ".join(sha[:_SHA_CHARS] for sha in present)
     return [
@@ -472,56 +463,47 @@ def _remote_branches(sha: str) -> list[str] | None:
 # Texts of rows that pass, and to publish.
 
 
-def _texts(runs: Sequence[RunEvidence]) -> dict[str, str]:
+def _texts(records: Records) -> dict[str, str]:
     """Return {group: text of its row if all runs agree}."""
-    first = runs[0]
-    whole, micro, accumulation, tokens = (
-        first.of("batch", name)
-        for name in ("global_sequences", "micro_batch", "accumulation", "tokens_per_iteration")
+    first = records[0]
+    whole, micro, accumulation, tokens = _values(
+        first, "batch", "global_sequences", "micro_batch", "accumulation", "tokens_per_iteration"
     )
-    processes, driver = first.of("processes", "world_size"), first.of("hardware", "driver_version")
-    device = first.of("hardware", "gpu_name") or first.of("hardware", "cpu_model")
-    seconds = [each.figure("timing", "train_seconds") for each in runs]
+    gpu, cpu, driver = _values(first, "hardware", "gpu_name", "cpu_model", "driver_version")
+    documents, evaluated = _values(first, "summary.final", "eval_documents", "eval_tokens")
+    dataset, digest = _values(first, "data", "dataset", "digest")
+    processes, limit = _value(first, "processes.world_size"), _max_time(first)
+    seconds = [_value(record, "summary.timing.train_seconds") for record in records]
     timed = [value for value in seconds if isinstance(value, float)]
     measured = f"{min(timed):,.1f} to {max(timed):,.1f} s of training" if timed else "not timed"
-    attempts = {each.name: each.of("volatile", "attempts") for each in runs}
-    resumed = [name for name, each in attempts.items() if isinstance(each, list) and each[1:]]
+    resumed = [_name(record) for record in records if record.attempts[1:]]
     measured += f"; resumed: {', '.join(resumed)}" if resumed else ""
-    limit = max_time(first)
-    is_compiled = first.of("knobs", "torch_compile_enabled", "observed") is True
-    digest, tokenizer = first.of("data", "digest"), first.facts.observed["tokenizer"]
+    is_compiled = _value(first, "knobs.torch_compile_enabled.observed") is True
+    observed, python = observed_facts(first), _value(first, "environment.python_version")
     return {
-        "hardware": f"{processes} × {device}" + (f", driver {driver}" if driver else ""),
+        "hardware": f"{processes} × {gpu or cpu}" + (f", driver {driver}" if driver else ""),
         "compile": "on" if is_compiled else "off",
         _BATCH: f"{whole} sequences = {micro} × {accumulation} × {processes}, {tokens} tokens",
-        _LENGTH: f"{'' if limit is None else f'{limit} s each, '}tokens: {_tokens(runs)}; {measured}",
-        "evaluation": (
-            f"{first.figure('final', 'eval_documents')} documents, "
-            f"{first.figure('final', 'eval_tokens')} tokens, batches of {micro}"
+        _LENGTH: (
+            f"{'' if limit is None else f'{limit} s each, '}tokens: {_tokens(records)}; {measured}"
         ),
-        _DATA: f"{first.of('data', 'dataset')} {digest}, tokenizer {tokenizer}",
-        _SOFTWARE: (
-            f"torch {first.facts.observed['torch']}, "
-            f"Python {first.of('environment', 'python_version')}"
-        ),
+        "evaluation": f"{documents} documents, {evaluated} tokens, batches of {micro}",
+        _DATA: f"{dataset} {digest}, tokenizer {observed['tokenizer']}",
+        _SOFTWARE: f"torch {observed['torch']}, Python {python}",
     }
 
 
-def _to_publish(runs: Sequence[RunEvidence], rows: Sequence[CheckRow]) -> Mapping[str, str]:
+def _to_publish(
+    records: Records, axes: Mapping[Path, Set[str]], rows: Sequence[CheckRow]
+) -> Mapping[str, str]:
     """Return {name: text} in the order of a methods section."""
     said = {row.check: row.what for row in rows}
-    axis = sorted({name for each in runs for name in each.axis})
-    commits = values_by_run_text((each.name, each.of("code", "git_sha")) for each in runs)
+    axis = sorted(set().union(*(axes[record.run.path] for record in records)))
+    commits = values_by_run_text((_name(r), _value(r, "code.git_sha")) for r in records)
+    names = ("seeds", "hardware", _LENGTH, _BATCH, "compile", _DATA, "evaluation", _SOFTWARE)
     return {
         "commit": f"{commits} ({said['commit is public']})",
-        "runs": ", ".join(each.name for each in runs),
-        "seeds": said["seeds"],
+        "runs": ", ".join(map(_name, records)),
         "differ in": ", ".join(axis) or "no declared setting",
-        "hardware": said["hardware"],
-        "training": said[_LENGTH],
-        "effective batch": said[_BATCH],
-        "compile": said["compile"],
-        "data": said[_DATA],
-        "evaluation": said["evaluation"],
-        "software": said[_SOFTWARE],
+        **{name: said[name] for name in names},
     }

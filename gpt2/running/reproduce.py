@@ -31,7 +31,7 @@ from lib.report.compare import (
     comparison_to_text,
     new_comparison,
 )
-from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
+from lib.report.run_facts import observed_differences, observed_facts
 from lib.runs.code import has_commit
 from lib.runs.record import CodeRecord, RunRecord
 from lib.runs.run_dir import RunDir
@@ -50,29 +50,30 @@ def reproduce(
     code. Raises ConfigError if the run is not finished, DataError if its data is not available.
     """
     run = RunDir(find_finished(named, build_dir).path.absolute())
-    original = read_run_facts(run)
-    config, reasons = _configuration(original.record, build_dir)
+    original = RunRecord(run)
+    config, reasons = _configuration(original, build_dir)
     if config is None:
         return _not_comparable(run, reasons, json)
     config = with_data(config, data, build_dir)
     plan = scratch_plan(config, [run.path.name], build_dir / FOLDER, build_dir)
     reasons += _environment_differences(plan, original)
     if force or not reasons:
-        require_recorded_inputs(config, original.record, build_dir)
+        require_recorded_inputs(config, original, build_dir)
         digest = read_manifest(prepare_dataset(config.data, build_dir))["digest"]
-        if digest != original.observed["data"]:
-            reasons.append(f"data (was {original.observed['data'][:12]}, is {digest[:12]})")
+        recorded = str(original.manifest.find("data", "digest"))
+        if digest != recorded:
+            reasons.append(f"data (was {recorded[:12]}, is {digest[:12]})")
     if reasons and not force:
         if any(reason.startswith("code: ") for reason in reasons):
-            reasons.append(_recovery_advice(run, data, original.record.code))
+            reasons.append(_recovery_advice(run, data, original.code))
         return _not_comparable(run, reasons, json)
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
-    settings = original.record.settings
+    settings = original.settings
     settings = {name: settings[name] for name in settings.keys() & allowed_symbols()}
     if exit_code := train_scratch(plan, settings, anew=force):
         return exit_code, ""
-    repeated = read_run_facts(RunDir(plan.runs[0].path))
+    repeated = RunRecord(RunDir(plan.runs[0].path))
     return _formatted(_verdict(original, repeated, reasons), json)
 
 
@@ -97,7 +98,7 @@ def train_twice(
     plan = scratch_plan(config, ["first", "second"], build_dir / TWICE, build_dir)
     if exit_code := train_scratch(plan):
         return exit_code, ""
-    first, second = (read_run_facts(RunDir(run.path)) for run in plan.runs)
+    first, second = (RunRecord(RunDir(run.path)) for run in plan.runs)
     comparison = compare_expected_equal(first, second, _nondeterminism(first))
     return _formatted(comparison, json)
 
@@ -117,21 +118,21 @@ def _configuration(record: RunRecord, build_dir: Path) -> tuple[Config | None, l
     return config, [f"configuration: identity {config.hash8} (was {record.hash8})"]
 
 
-def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
+def _environment_differences(plan: Plan, original: RunRecord) -> list[str]:
     """Return the differences of machine and code, and reasons why the run is not repeatable."""
-    drift = Gpt2Backend(plan).drift(original.record)
+    drift = Gpt2Backend(plan).drift(original)
     # Torch and device with their old values; the others are files.
     reasons = [each if " (was " in each else f"code: {each} differs" for each in drift]
-    if fallbacks := original.observed["oom_fallbacks"]:
+    if fallbacks := observed_facts(original)["oom_fallbacks"]:
         reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
-    if divisions := original.observed["earlier_divisions"]:
+    if divisions := observed_facts(original)["earlier_divisions"]:
         reasons.append(f"earlier_divisions: the number of processes was changed, {divisions}")
     if plan.base.train.budget == "time":
         reasons.append("budget: a time budget is not reproducible")
     return reasons
 
 
-def _verdict(original: RunFacts, repeated: RunFacts, reasons: list[str]) -> Comparison:
+def _verdict(original: RunRecord, repeated: RunRecord, reasons: list[str]) -> Comparison:
     """Compare the original run with the repeated one.
 
     Equal bytes are reported even if conditions differ; DIVERGED requires equal conditions.
@@ -144,10 +145,10 @@ def _verdict(original: RunFacts, repeated: RunFacts, reasons: list[str]) -> Comp
     return comparison
 
 
-def _nondeterminism(facts: RunFacts) -> list[str]:
+def _nondeterminism(record: RunRecord) -> list[str]:
     """Return the reasons why the same machine may produce different bits."""
     setting = "knobs.deterministic_algorithms"
-    if facts.observed.get(setting) is False:
+    if observed_facts(record).get(setting) is False:
         return [f"{setting}: False, equal results are not guaranteed"]
     return []
 

@@ -7,9 +7,8 @@ Their spread is over documents of these two models; it does not estimate the spr
 test over documents would reject for two seeds of one configuration too, so no p is computed.
 """
 
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,13 @@ from lib.errors import (
 )
 from lib.files import sha256_file
 from lib.report.render import json_document
-from lib.report.run_facts import RunFacts, field_differences, speed_differences
-from lib.runs.documents import DocumentResult
+from lib.report.run_facts import (
+    field_differences,
+    observed_facts,
+    settings_of,
+    speed_differences,
+)
+from lib.runs.documents import DocumentResult, evaluation_metrics
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from lib.units import format_difference
@@ -48,14 +52,14 @@ def compare_bitwise(a: RunRecord, b: RunRecord) -> Comparison:
 
     Raises ConfigError if a file is missing or unreadable.
     """
-    left, right = _rows(a), _rows(b)
-    skipped = _other_intervals(a, b, left, right)
+    rows = _rows(a), _rows(b)
+    skipped = _other_intervals(a, b, *rows)
     try:
-        difference = next(_differences(a, b, left, right, skipped), None)
-        if difference is not None:
-            return {"first": difference}
+        if (difference := next(_differences(a, b, *rows, skipped), None)) is not None:
+            file, place, field, left, right = difference
+            return {"first": {"file": file, "place": place, "field": field, "a": left, "b": right}}
         same = {
-            "rows": sum(key not in skipped for key in left),
+            "rows": sum(key not in skipped for key in rows[0]),
             "documents": len(a.documents),
             "weights_sha256": sha256_file(a.run.weights),
             # That only one run has because the two runs use different intervals.
@@ -71,6 +75,8 @@ def compare_bitwise(a: RunRecord, b: RunRecord) -> Comparison:
 # Kind and iteration identify a row of metrics.jsonl.
 _Key = tuple[str, int]
 _Rows = Mapping[_Key, Mapping[str, Any]]
+# File, place in it such as "iteration 7", field, and both values.
+_Difference = tuple[str, str, str, Any, Any]
 
 
 def _rows(record: RunRecord) -> _Rows:
@@ -80,54 +86,44 @@ def _rows(record: RunRecord) -> _Rows:
 
 def _other_intervals(a: RunRecord, b: RunRecord, left: _Rows, right: _Rows) -> set[_Key]:
     """Return the rows to skip because the runs use different intervals or statistics sequences."""
-    old, new = a.symbols, b.symbols
-    changed = {
-        name for name in (*_INTERVALS.values(), _STATISTICS_ROWS) if old.get(name) != new.get(name)
-    }
-    one_sided = left.keys() ^ right.keys()
-    skipped = {key for key in one_sided if _INTERVALS.get(key[0]) in changed}
+    symbols = (*_INTERVALS.values(), _STATISTICS_ROWS)
+    changed = {name for name in symbols if a.symbols.get(name) != b.symbols.get(name)}
+    skipped = {key for key in left.keys() ^ right.keys() if _INTERVALS.get(key[0]) in changed}
     if _STATISTICS_ROWS in changed:
         skipped |= {key for key in left.keys() | right.keys() if key[0] == "statistics"}
     return skipped
 
 
-def _first(file: str, place: str, field: str, a: Any, b: Any) -> Comparison:
-    """Return a differing field: its file, its location such as "iteration 7", and both values."""
-    return {"file": file, "place": place, "field": field, "a": a, "b": b}
-
-
 def _differences(
     a: RunRecord, b: RunRecord, left: _Rows, right: _Rows, skipped: set[_Key]
-) -> Iterator[Comparison]:
-    initial = [record.manifest.value(list, "init_weights_digest")[0] for record in (a, b)]
-    if initial[0] != initial[1]:
-        yield _first("manifest.json", "before step 1", "initial weights", *initial)
+) -> Iterator[_Difference]:
+    old, new = (record.manifest.value(list, "init_weights_digest")[0] for record in (a, b))
+    if old != new:
+        yield "manifest.json", "before step 1", "initial weights", old, new
     for key in (k for k in left if k not in skipped and k in right):
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
     for old, new in zip(a.documents, b.documents, strict=False):
         yield from _fields("per_query.csv", f"document {old.item_id}", vars(old), vars(new))
     yield from _final_weights(a.run, b.run)
-    finals = [record.summary.value(dict, "final") for record in (a, b)]
-    yield from _fields("summary.json", "final", *finals)
+    yield from _fields("summary.json", "final", *(r.summary.value(dict, "final") for r in (a, b)))
     # The lengths are last: a difference inside the common rows is the earlier one.
     one_sided = [key for key in left.keys() ^ right.keys() if key not in skipped]
     for kind, iteration in sorted(one_sided, key=lambda key: key[::-1])[:1]:
-        has_row = (kind, iteration) in left, (kind, iteration) in right
-        yield _first("metrics.jsonl", f"iteration {iteration}", f"{kind} row", *has_row)
-    counts = len(a.documents), len(b.documents)
-    if counts[0] != counts[1]:
-        yield _first("per_query.csv", "the end", "documents", *counts)
+        key = kind, iteration
+        yield "metrics.jsonl", f"iteration {iteration}", f"{kind} row", key in left, key in right
+    if len(a.documents) != len(b.documents):
+        yield "per_query.csv", "the end", "documents", len(a.documents), len(b.documents)
 
 
 def _fields(
     file: str, place: str, old: Mapping[str, Any], new: Mapping[str, Any]
-) -> Iterator[Comparison]:
-    names = [*_CAUSAL, *sorted({*old, *new} - {*_CAUSAL})]
-    for name in (n for n in names if old.get(n) != new.get(n)):
-        yield _first(file, place, name, old.get(name), new.get(name))
+) -> Iterator[_Difference]:
+    for name in (*_CAUSAL, *sorted({*old, *new} - {*_CAUSAL})):
+        if old.get(name) != new.get(name):
+            yield file, place, name, old.get(name), new.get(name)
 
 
-def _final_weights(a: RunDir, b: RunDir) -> Iterator[Comparison]:
+def _final_weights(a: RunDir, b: RunDir) -> Iterator[_Difference]:
     file, digests = a.weights.name, (sha256_file(a.weights), sha256_file(b.weights))
     if digests[0] == digests[1]:
         return
@@ -135,21 +131,23 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[Comparison]:
         safetensors.safe_open(a.weights, framework="np") as old,
         safetensors.safe_open(b.weights, framework="np") as new,
     ):
-        names, new_names = {*old.keys()}, {*new.keys()}
-        for name in sorted(names | new_names):
-            if name not in names & new_names:
-                yield _first(file, name, "present", name in names, name in new_names)
+        names = {*old.keys()}, {*new.keys()}
+        for name in sorted(names[0] | names[1]):
+            present = [name in each for each in names]
+            if not all(present):
+                yield file, name, "present", *present
                 continue
             first, second = old.get_tensor(name), new.get_tensor(name)
             if first.shape != second.shape:
-                yield _first(file, name, "shape", first.shape, second.shape)
+                yield file, name, "shape", first.shape, second.shape
             elif first.tobytes() != second.tobytes():
-                before, after = first.ravel(), second.ravel()
-                bits = f"u{before.itemsize}"
-                index = int(np.flatnonzero(before.view(bits) != after.view(bits))[0])
-                both = float(before[index]), float(after[index])
-                yield _first(file, name, f"element {index}", *both)
-    yield _first(file, "the file", "sha256", *digests)
+                bits = f"u{first.itemsize}"
+                index = int(
+                    np.flatnonzero(first.ravel().view(bits) != second.ravel().view(bits))[0]
+                )
+                values = (float(each.ravel()[index]) for each in (first, second))
+                yield file, name, f"element {index}", *values
+    yield file, "the file", "sha256", *digests
 
 
 def compare_document_losses(
@@ -158,11 +156,8 @@ def compare_document_losses(
     """Return losses over all tokens of two runs, in nats per token, and the spread of A - B over
     documents; ``a_better`` and ``equal`` are numbers of documents.
     """
-    pairs = list(zip(a, b, strict=True))
-    assert all(x.n_tokens == y.n_tokens for x, y in pairs)
-    gaps = [(x.nll_sum - y.nll_sum) / x.n_tokens for x, y in pairs]
-    tokens = sum(item.n_tokens for item in a)
-    losses = [math.fsum(item.nll_sum for item in items) / tokens for items in (a, b)]
+    gaps = [(x.nll_sum - y.nll_sum) / x.n_tokens for x, y in zip(a, b, strict=True)]
+    losses = [evaluation_metrics(documents)["val_loss"] for documents in (a, b)]
     return {
         "loss_a": losses[0],
         "loss_b": losses[1],
@@ -212,8 +207,8 @@ def new_comparison(a: RunDir, b: RunDir | str, verdict: str, **parts: Any) -> Co
 
 
 def compare_runs(
-    a: RunFacts,
-    b: RunFacts,
+    a: RunRecord,
+    b: RunRecord,
     names: Mapping[str, str],
     axis: Sequence[str] = (),
     labels: Sequence[str] = (),
@@ -233,22 +228,21 @@ def compare_runs(
     if off_axis:
         return new_comparison(a.run, b.run, NOT_COMPARABLE, reasons=off_axis)
     other_text = {"documents", "data", "tokenizer"} & {d.field for d in differing}
-    documents = a.record.documents, b.record.documents
     return new_comparison(
         a.run,
         b.run,
         COMPARED,
         axis=[str(d) for d in differing if d.field not in labels],
         labels=[str(d) for d in differing if d.field in labels],
-        losses=None if other_text else compare_document_losses(*documents),
-        speed=[facts.record.timing.tokens_per_second for facts in (a, b)],
+        losses=None if other_text else compare_document_losses(a.documents, b.documents),
+        speed=[record.timing.tokens_per_second for record in (a, b)],
         speed_reasons=[str(d) for d in speed_differences(a, b)],
     )
 
 
-def compare_expected_equal(a: RunFacts, b: RunFacts, labels: Sequence[str] = ()) -> Comparison:
+def compare_expected_equal(a: RunRecord, b: RunRecord, labels: Sequence[str] = ()) -> Comparison:
     """Return BITWISE, or DIVERGED at the first differing field, for runs that must be equal."""
-    outcome = compare_bitwise(a.record, b.record)
+    outcome = compare_bitwise(a, b)
     verdict = BITWISE if "same" in outcome else DIVERGED
     return new_comparison(a.run, b.run, verdict, labels=list(labels), **outcome)
 
@@ -290,13 +284,14 @@ def comparison_to_json(comparison: Comparison) -> str:
 
 
 def check_fields(
-    runs: Iterable[RunFacts], names: Mapping[str, str], fields: Sequence[str], variable: str
+    records: Sequence[RunRecord], names: Mapping[str, str], fields: Sequence[str], variable: str
 ) -> None:
     """Raise ConfigError, with the name of the make variable, if a field is in none of the runs.
 
     ``names`` maps setting paths to symbols.
     """
-    valid = {*names.values(), "code"}.union(*((*f.observed, *f.settings, *f.symbols) for f in runs))
+    tables = [t for r in records for t in (observed_facts(r), settings_of(r), r.symbols)]
+    valid = {*names.values(), "code"}.union(*tables) if fields else ()
     expected = "expected a symbol or field of these runs"
     problems = [
         Problem(f"unknown field {name!r} ({expected})", variable, code="usage.unknown-field")
@@ -305,13 +300,6 @@ def check_fields(
     ]
     if problems:
         raise ConfigError(*problems)
-
-
-_ONE_TRAINING_LINES = (
-    "  one training each: this does not show an effect of the change, because two",
-    "  seeds of one configuration differ too; train both with SEEDS=1,2,3, and type:",
-    "  make verdicts SEEDS=1,2,3",
-)
 
 
 def _loss_lines(losses: Mapping[str, Any]) -> list[str]:
@@ -323,5 +311,7 @@ def _loss_lines(losses: Mapping[str, Any]) -> list[str]:
         f"  loss       A - B = {gap} nats per token ({both})",
         f"  documents  {losses['documents']}: mean A - B {mean}{spread}; A better on "
         f"{losses['a_better']} ({share:.0%}), equal on {losses['equal']}",
-        *_ONE_TRAINING_LINES,
+        "  one training each: this does not show an effect of the change, because two",
+        "  seeds of one configuration differ too; train both with SEEDS=1,2,3, and type:",
+        "  make verdicts SEEDS=1,2,3",
     ]

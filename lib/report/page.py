@@ -33,7 +33,6 @@ from lib.units import signed
 
 REPORT_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
-_DIGEST_CHARS = 8
 _FIGURE_GROUPS = ("forest", "curves", "panels")
 
 Values = Mapping[str, Any]
@@ -48,7 +47,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {"signed": signed, "condition": _condition, "label": short_name, "ranges": ranges}
+    filters = {"signed": signed, "label": short_name, "ranges": ranges}
     filters |= {"word": verdict_word, "colour": verdict_colour, "setting": to_kconfig_text}
     filters["svg"] = lambda chart: Markup(svg_element(chart))
     environment.filters |= filters
@@ -104,7 +103,6 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         panels_left_out=f"The first {MAX_PANELS} of {compared} are shown."
         * (compared > MAX_PANELS),
         tree=_tree(document),
-        conditions=_conditions(document),
         samples=[(each["name"], each["sample"]) for each in series if each["sample"]],
     )
 
@@ -151,22 +149,3 @@ def _tree(document: Values) -> dict[str, list[tuple[Values, Values | None]]]:
         is_root = not row["parent"] or parent not in names
         children.setdefault("" if is_root else parent, []).append((row, by_name.get(against)))
     return children
-
-
-def _conditions(document: Values) -> dict[str, Any]:
-    """Return the names of the conditions that differ between rows, and the others as text."""
-    conditions = document["conditions"]
-    first = conditions[0] if conditions else {}
-    names = [name for name in first if name != "name"]
-    differing = [name for name in names if any(each[name] != first[name] for each in conditions)]
-    equal = [f"{name} {_condition(name, first[name])}" for name in names if name not in differing]
-    by_name = {row["name"]: row for row in document["rows"]}
-    rows = [(each, by_name[each["name"]]) for each in conditions]
-    return {"rows": rows if len(rows) > 1 else [], "differing": differing, "equal": equal}
-
-
-def _condition(name: str, values: Sequence[Any]) -> str:
-    if name == "seeds":
-        return ranges(values)
-    cut = _DIGEST_CHARS if name in ("data", "documents") else None
-    return ", ".join(str(value)[:cut] for value in values)

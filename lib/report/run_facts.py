@@ -8,7 +8,7 @@ An observed fact that follows from a setting (such as the attention kernel from 
 not reported if that setting differs: the setting is reported instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from lib.json_files import DamagedRecord
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.runs.code import makes_results
 from lib.runs.identity import flatten_identity
-from lib.runs.record import UNKNOWN, JsonRecord, RunRecord, derived
-from lib.runs.run_dir import RunDir
+from lib.runs.record import UNKNOWN, RunRecord, derived
 
 # Value of a setting of a component that the run does not have.
 MISSING_SETTING = "-"
@@ -53,106 +52,69 @@ _OBSERVED: Mapping[str, Sequence[str]] = {
         )
     },
 }
+# Knobs that affect only the speed.
+_SPEED_KNOBS = (
+    *("expandable_segments", "num_workers", "pin_memory", "prefetch_factor"),
+    *("persistent_workers", "compile_warmup_steps"),
+)
 # Further facts that affect only the speed.
 _SPEED: Mapping[str, Sequence[str]] = {
     "gpu": ("hardware", "gpu_name"),
     "driver": ("hardware", "driver_version"),
     "debug_flags": ("debug_flags",),
 }
-# Knobs that affect only the speed.
-_SPEED_KNOBS = (
-    *("expandable_segments", "num_workers", "pin_memory", "prefetch_factor"),
-    *("persistent_workers", "compile_warmup_steps"),
-)
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """Settings, observed facts and code digests of one run, from its record."""
-
-    record: RunRecord
-    # Path → value of the identity; the name of a component is the value at the component's path.
-    settings: Mapping[str, Any]
-    observed: Mapping[str, Any]
-    # Knob → requested value; explains an observed value that differs for that reason.
-    requested: Mapping[str, Any]
-    # File → SHA-256 of all loaded code that can change the result.
-    sources: Mapping[str, str]
-    # Further facts that affect only the speed.
-    speed: Mapping[str, Any]
-    # Digest of the evaluated documents and of the number of predicted bytes of each.
-    text: str = ""
-
-    @property
-    def run(self) -> RunDir:
-        return self.record.run
-
-    @property
-    def symbols(self) -> Mapping[str, Any]:
-        return self.record.symbols
-
-    def value(self, field: str) -> Any:
-        """Return the value of ``field``: an observed fact, ``code``, a setting or a symbol.
-
-        Raises KeyError if there is no such field.
-        """
-        if field == "code":
-            return code_digest(self.sources, self.sources)
-        for table in (self.observed, self.settings, self.symbols):
-            if field in table:
-                return table[field]
-        raise KeyError(field)
-
-
-def read_run_facts(run: RunDir) -> RunFacts:
-    """Return the facts of a run. Raises ConfigError if a record is missing or unreadable."""
-    return recorded_facts(RunRecord(run))
 
 
 @derived
-def recorded_facts(record: RunRecord) -> RunFacts:
-    manifest, documents = record.manifest, record.documents
-    observed = {name: manifest.find(*path) for name, path in _OBSERVED.items()}
-    observed["documents"] = json_digest(
-        [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
-    )
-    observed["oom_fallbacks"] = _fallbacks(manifest)
-    observed["earlier_divisions"] = manifest.find("earlier_divisions", default=[])
+def observed_facts(record: RunRecord) -> Mapping[str, Any]:
+    """Return the facts of a run beside its settings and its code. Raises RecordError."""
+    manifest = record.manifest
+    facts = {name: manifest.find(*path) for name, path in _OBSERVED.items()}
+    documents = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in record.documents]
+    facts["documents"] = json_digest(documents)
+    fallbacks = manifest.find("oom_fallbacks")
+    if isinstance(fallbacks, list):
+        fallbacks = [{k: v for k, v in step.items() if k != "peak_bytes"} for step in fallbacks]
+    facts["oom_fallbacks"] = fallbacks
+    facts["earlier_divisions"] = manifest.find("earlier_divisions", default=[])
     knobs = manifest.find("knobs")
-    by_name: Mapping[str, Any] = knobs if isinstance(knobs, Mapping) else {}
-    for name, knob in by_name.items():
+    for name, knob in knobs.items() if isinstance(knobs, Mapping) else ():
         if not isinstance(knob, Mapping) or not knob.keys() >= {"requested", "observed"}:
             expected = f"knobs.{name} with its requested and observed value"
             raise DamagedRecord(manifest.file, expected, repr(knob)[:60])
-    speed = {name: manifest.find(*path) for name, path in _SPEED.items()}
-    for name, knob in by_name.items():
-        table = speed if name in _SPEED_KNOBS else observed
-        observed_value = knob["observed"]
+        if name not in _SPEED_KNOBS:
+            facts[f"knobs.{name}"] = knob["observed"]
+    if "knobs.device" in facts:
         # The index among identical devices does not matter.
-        table[f"knobs.{name}"] = (
-            str(observed_value).partition(":")[0] if name == "device" else observed_value
-        )
-    return RunFacts(
-        record=record,
-        settings=flatten_identity(record.identity),
-        observed=observed,
-        requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
-        sources=record.sources,
-        speed=speed,
-        text=json_digest([[d.doc_sha256 or d.tokens_sha256, d.n_bytes] for d in documents]),
-    )
+        facts["knobs.device"] = str(facts["knobs.device"]).partition(":")[0]
+    return facts
+
+
+@derived
+def text_digest(record: RunRecord) -> str:
+    """Return the digest of the evaluated documents and of the number of predicted bytes of each."""
+    return json_digest([[d.doc_sha256 or d.tokens_sha256, d.n_bytes] for d in record.documents])
+
+
+@derived
+def settings_of(record: RunRecord) -> Mapping[str, Any]:
+    """Return path → value of the identity; a component's name is the value at its path."""
+    return flatten_identity(record.identity)
+
+
+def field_value(record: RunRecord, field: str) -> Any:
+    """Return an observed fact, ``code``, a setting or a symbol. Raises KeyError if there is none."""
+    if field == "code":
+        return code_digest(record.sources, record.sources)
+    for table in (observed_facts(record), settings_of(record), record.symbols):
+        if field in table:
+            return table[field]
+    raise KeyError(field)
 
 
 def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, str]) -> str:
     """Return the first twelve hex digits of the digest over the files ``names`` of ``sources``."""
     return json_digest({name: sources[name] for name in sorted(names)})[:12]
-
-
-def _fallbacks(manifest: JsonRecord) -> Any:
-    steps = manifest.find("oom_fallbacks")
-    if not isinstance(steps, list):
-        return UNKNOWN
-    return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in steps]
 
 
 _MAX_FILES_SHOWN = 3
@@ -198,111 +160,102 @@ class FieldDifference:
 
 
 def field_differences(
-    a: RunFacts, b: RunFacts, names: Mapping[str, str] | None = None
+    a: RunRecord, b: RunRecord, names: Mapping[str, str] | None = None
 ) -> list[FieldDifference]:
     """Return every field that can change a loss and is not known to be equal, settings first.
 
     ``names`` maps setting paths to the names to report, such as symbols.
     """
-    paths = _differing_settings(a, b)
+    left, right = settings_of(a), settings_of(b)
     settings = [
-        FieldDifference(
-            (names or {}).get(p, p),
-            a.settings.get(p, MISSING_SETTING),
-            b.settings.get(p, MISSING_SETTING),
-        )
-        for p in paths
+        FieldDifference((names or {}).get(path, path), *(_setting(s, path) for s in (left, right)))
+        for path in differing_settings(left, right)
     ]
-    return [*settings, *_observed(a, b, paths), *code_differences(a, b)]
+    return [*settings, *_observed(a, b), *_code_differences(a.sources, b.sources)]
 
 
-def observed_differences(a: RunFacts, b: RunFacts, unit: str = NATS) -> list[FieldDifference]:
+def observed_differences(a: RunRecord, b: RunRecord, unit: str = NATS) -> list[FieldDifference]:
     """Return differing observed facts and code of runs whose settings differ on purpose.
 
     Losses in bits per byte are comparable on the same bytes, whatever the tokens.
     """
-    observed = list(_observed(a, b, _differing_settings(a, b)))
+    observed = _observed(a, b)
     if unit == BITS_PER_BYTE:
         observed = [each for each in observed if each.field not in ("documents", "tokenizer")]
-        observed += [FieldDifference("text", a.text, b.text)] if a.text != b.text else []
-    return [*observed, *code_differences(a, b)]
+        observed += _unequal({"text": text_digest(a)}, {"text": text_digest(b)})
+    return [*observed, *_code_differences(a.sources, b.sources)]
 
 
-def speed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:
+def speed_differences(a: RunRecord, b: RunRecord) -> list[FieldDifference]:
     """Return further differences that make the speeds of two runs incomparable."""
-    return [
-        FieldDifference(name, a.speed.get(name, UNKNOWN), b.speed.get(name, UNKNOWN))
-        for name in sorted({*a.speed, *b.speed})
-        if not _same(a.speed.get(name, UNKNOWN), b.speed.get(name, UNKNOWN))
-    ]
+    return _unequal(_speed_facts(a), _speed_facts(b))
 
 
-def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
-    """Yield a difference if the code that makes results is not the same in files that both runs loaded.
+def _speed_facts(record: RunRecord) -> dict[str, Any]:
+    knobs = record.manifest.find("knobs", default={})
+    facts = {name: record.manifest.find(*path) for name, path in _SPEED.items()}
+    return facts | {f"knobs.{n}": knobs[n]["observed"] for n in _SPEED_KNOBS if n in knobs}
+
+
+def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[FieldDifference]:
+    """Return the facts that are not known to be equal."""
+    values = [(name, a.get(name, UNKNOWN), b.get(name, UNKNOWN)) for name in sorted({*a, *b})]
+    return [FieldDifference(*each) for each in values if UNKNOWN in each or each[1] != each[2]]
+
+
+def _code_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[FieldDifference]:
+    """Return a difference if the code that makes results is not the same in files that both runs loaded.
 
     A file loaded by only one run follows from the settings: a file that both runs share imports it.
     """
-    if a.sources and a.sources == b.sources and _is_digest("".join(a.sources.values())):
-        return
-    shared = sorted(filter(makes_results, a.sources.keys() & b.sources.keys()))
+    if a and a == b and _is_digest("".join(a.values())):
+        return []
+    shared = sorted(filter(makes_results, a.keys() & b.keys()))
     if not shared:
-        yield FieldDifference("code", UNKNOWN, UNKNOWN)
-        return
+        return [FieldDifference("code", UNKNOWN, UNKNOWN)]
     # A file edited after loading has a fixed text in place of a digest, equal in both runs.
-    changed = [
-        name
-        for name in shared
-        if not _is_digest(a.sources[name]) or a.sources[name] != b.sources[name]
-    ]
-    if changed:
-        shown = " ".join(changed[:_MAX_FILES_SHOWN]) + (" …" if changed[_MAX_FILES_SHOWN:] else "")
-        yield FieldDifference(
-            "code",
-            f"{code_digest(a.sources, shared)} ({shown})",
-            code_digest(b.sources, shared),
-        )
+    changed = [name for name in shared if not _is_digest(a[name]) or a[name] != b[name]]
+    if not changed:
+        return []
+    shown = " ".join(changed[:_MAX_FILES_SHOWN]) + " …" * (len(changed) > _MAX_FILES_SHOWN)
+    return [FieldDifference("code", f"{code_digest(a, shared)} ({shown})", code_digest(b, shared))]
 
 
-def _differing_settings(a: RunFacts, b: RunFacts) -> list[str]:
+def differing_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Return the differing paths, without those that follow from another difference.
 
     Paths below a component that only one run has follow from the component.
     """
-    paths = [
-        path
-        for path in sorted({*a.settings, *b.settings})
-        if a.settings.get(path, MISSING_SETTING) != b.settings.get(path, MISSING_SETTING)
-    ]
+    paths = [path for path in sorted({*a, *b}) if _setting(a, path) != _setting(b, path)]
     paths = [path for path in paths if _SETTING_FOLLOWS.get(path) not in paths]
-    one_sided = {path for path in paths if path not in a.settings or path not in b.settings}
     below = tuple(f"{path}." for path in paths)
-    return [path for path in paths if path not in one_sided or not path.startswith(below)]
+    return [path for path in paths if (path in a and path in b) or not path.startswith(below)]
 
 
-def _observed(a: RunFacts, b: RunFacts, settings: Sequence[str]) -> Iterator[FieldDifference]:
-    for name in sorted({*a.observed, *b.observed}):
-        left, right = (facts.observed.get(name, UNKNOWN) for facts in (a, b))
-        if _same(left, right):
-            continue
-        if UNKNOWN not in (left, right) and _follows(name, a, b, settings):
-            continue
-        yield FieldDifference(name, left, right)
+def _setting(settings: Mapping[str, Any], path: str) -> Any:
+    return settings.get(path, MISSING_SETTING)
 
 
-def _follows(name: str, a: RunFacts, b: RunFacts, settings: Sequence[str]) -> bool:
-    if name in a.requested and a.requested[name] != b.requested.get(name):
-        return True
+def _observed(a: RunRecord, b: RunRecord) -> list[FieldDifference]:
+    """Return the observed differences that do not follow from a setting or a request."""
+    differing = _unequal(observed_facts(a), observed_facts(b))
+    if not differing:
+        return []
+    settings = differing_settings(settings_of(a), settings_of(b))
+    return [d for d in differing if UNKNOWN in (d.a, d.b) or not _follows(d.field, a, b, settings)]
+
+
+def _follows(name: str, a: RunRecord, b: RunRecord, settings: Sequence[str]) -> bool:
+    requested = [r.manifest.find(*name.split("."), "requested") for r in (a, b)]
     # Every knob depends on the device.
-    causes = _FOLLOWS.get(name, ("machine.device",) if name in a.requested else ())
-    return any(s == cause or s.startswith(f"{cause}.") for s in settings for cause in causes)
+    causes = _FOLLOWS.get(name, ("machine.device",) if name.startswith("knobs.") else ())
+    return requested[0] != requested[1] or any(
+        s == cause or s.startswith(f"{cause}.") for s in settings for cause in causes
+    )
 
 
 def _is_digest(text: str) -> bool:
     return " " not in text
-
-
-def _same(left: Any, right: Any) -> bool:
-    return UNKNOWN not in (left, right) and left == right
 
 
 def _shown(value: Any) -> str:

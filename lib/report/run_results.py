@@ -13,7 +13,7 @@ from lib.files import json_digest
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.options import NATS
 from lib.report.run_curves import read_curves
-from lib.report.run_facts import recorded_facts
+from lib.report.run_facts import observed_facts, text_digest
 from lib.report.verdicts import SeedOutcome
 from lib.runs.digests import digest_findings
 from lib.runs.documents import bits_per_byte
@@ -80,8 +80,10 @@ def run_outcome(record: RunRecord, unit: str) -> SeedOutcome:
             details = "identity differs from the planned run"
             return absent_outcome(record, "not comparable", details, ("identity",))
         outcome = _finished_outcome(record, unit)
-        for derive in (unstable_steps, recorded_facts, run_origin, run_utilisation, read_curves):
+        for derive in (unstable_steps, observed_facts, run_origin, run_utilisation, read_curves):
             derive(record)
+        if unit != NATS:
+            text_digest(record)
         return outcome
     except RecordError as error:
         return absent_outcome(record, State.DAMAGED.word, error.problems[0].what)

@@ -42,7 +42,13 @@ from lib.report.declarations import (
 )
 from lib.report.judge import Outcomes, declare, judge
 from lib.report.options import NATS, UNITS, sum_of_shares
-from lib.report.run_facts import code_digest, observed_differences, recorded_facts
+from lib.report.run_facts import (
+    code_digest,
+    field_value,
+    observed_differences,
+    observed_facts,
+    text_digest,
+)
 from lib.report.run_results import (
     absent_outcome,
     mean_over_seeds,
@@ -63,17 +69,6 @@ VERDICTS_FILE = "verdicts.json"
 SCHEMA_VERSION = 5
 # Note on a study without verdicts.
 NOT_JUDGED = "no verdicts: the file of the study has judge = false"
-# Conditions of a row that must be those of the first one unless its step declares them.
-_CONDITIONS = {
-    "data": "data",
-    "documents": "documents",
-    "torch": "torch",
-    "device": "device",
-    "precision": "knobs.precision_mode",
-    "kernel": "attention",
-}
-_DIGEST_CHARS = 8
-
 Verdicts = Sequence[Mapping[str, Any]]
 
 
@@ -245,8 +240,7 @@ def _compared(
     compared = []
     for record, outcome in zip(records, outcomes, strict=True):
         reference = references[outcome.run.variant.text]
-        facts = recorded_facts(reference.record), recorded_facts(record)
-        if mismatches := observed_differences(*facts, unit):
+        if mismatches := observed_differences(reference.record, record, unit):
             fields = tuple(difference.field for difference in mismatches)
             details = f"against {reference.run.label}: {'; '.join(map(str, mismatches))}"
             state = f"not comparable: {', '.join(fields)}"
@@ -261,22 +255,22 @@ def _labels(records: Sequence[RunRecord], label_by: Sequence[str]) -> list[tuple
     shared = sorted(set.intersection(*(set(record.sources) for record in records)))
     labels: list[tuple[str, ...]] = []
     for record in records:
-        facts = recorded_facts(record)
         try:
-            values = {name: facts.value(name) for name in label_by}
+            values = {name: field_value(record, name) for name in label_by}
         except KeyError as error:
             what = f"unknown field {error.args[0]!r} (expected a symbol or field of these runs)"
             raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
         if "code" in values:
-            values["code"] = code_digest(facts.sources, shared)
+            values["code"] = code_digest(record.sources, shared)
         labels.append(tuple(map(str, values.values())))
     return labels
 
 
 def _evaluation_set(results: Sequence[RunRecord], unit: str) -> str:
     """Return the digest of the evaluation documents of the runs; "" if they differ."""
-    facts = map(recorded_facts, results)
-    digests = {str(f.observed["documents"]) if unit == NATS else f.text for f in facts}
+    digests = {
+        str(observed_facts(r)["documents"]) if unit == NATS else text_digest(r) for r in results
+    }
     return digests.pop() if len(digests) == 1 else ""
 
 
@@ -328,7 +322,6 @@ def study_document(study: JudgedStudy, context: Mapping[str, Any]) -> dict[str, 
         "divergence_limit": _divergence_limit(verdicts),
         "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in rows],
         "runs": _runs(study),
-        "conditions": [_conditions(a, r) for a, r in study.outcomes.items() if finished_of(r)],
         "sections": [asdict(section) for section in context.get("sections", ())],
         "left_out": list(context.get("left_out", ())),
         "notes": [*filter(None, [context.get("note")]), *notes, *_notes(study)],
@@ -404,19 +397,6 @@ def _runs(study: JudgedStudy) -> list[dict[str, Any]]:
     return [entry for _, _, entry in sorted(runs, key=lambda each: each[:2])]
 
 
-def _conditions(arm: str, runs: Sequence[SeedOutcome]) -> dict[str, Any]:
-    """Return the distinct values, over the seeds of a row, of what must not differ in silence."""
-    facts = [recorded_facts(record) for record in finished_of(runs)]
-    values = {
-        name: list(dict.fromkeys(str(each.observed.get(field, UNKNOWN)) for each in facts))
-        for name, field in _CONDITIONS.items()
-    }
-    sources = {id(each.sources): each.sources for each in facts}.values()
-    code = dict.fromkeys(code_digest(each, each)[:_DIGEST_CHARS] for each in sources)
-    seeds = [outcome.seed for outcome in runs if outcome.loss is not None]
-    return {"name": arm, **values, "code": list(code), "seeds": seeds}
-
-
 def _notes(study: JudgedStudy) -> list[str]:
     """Return remarks on single runs, such as failures, that hold even if all runs share them."""
     results = [outcome for outcome in study.listed if outcome.loss is not None]
@@ -433,7 +413,7 @@ def _notes(study: JudgedStudy) -> list[str]:
         reasons[text] = [o.run.label for o in unstable]
     notes = [f"{format_runs(labels)}: {reason}" for reason, labels in reasons.items()]
     for outcome in results:
-        observed = recorded_facts(outcome.record).observed
+        observed = observed_facts(outcome.record)
         _, damage = run_utilisation(outcome.record)
         edited, fallbacks = observed["changed_during_run"], observed["oom_fallbacks"]
         divisions = observed["earlier_divisions"]

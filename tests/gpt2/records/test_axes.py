@@ -4,45 +4,38 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config import Config
 from gpt2.records.compare import chosen_runs, declared_axes, symbol_names, whole_study
 from gpt2.study.plan import Plan, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
 from lib.project import ROOT
-from lib.report.run_facts import RunFacts, field_differences
+from lib.report.run_facts import differing_settings
 from lib.runs.identity import flatten_identity
 from lib.runs.record import RunRecord
-from lib.runs.run import Run
 from lib.runs.run_dir import RunDir
 
 STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
-
-
-def facts(run: Run[Config]) -> RunFacts:
-    """The settings of a run that has not been trained."""
-    settings = flatten_identity(run.config.identity())
-    return RunFacts(RunRecord(RunDir(run.path)), settings, {}, {}, {"code": "c"}, {})
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: Path) -> None:
     layers = defconfig_layers(ROOT, name)
     study = whole_study(make_plan(layers, tmp_path))
-    axes = declared_axes(study, [RunDir(run.path) for run in study.runs], "")
+    axes = declared_axes(study, [RunRecord(RunDir(run.path)) for run in study.runs], "")
     assert len(study.runs) > 2
     first = study.runs[0]
     for run in study.runs[1:]:
         names = symbol_names(first.config) | symbol_names(run.config)
-        found = {d.field for d in field_differences(facts(first), facts(run), names)}
+        settings = (flatten_identity(each.config.identity()) for each in (first, run))
+        found = {names[path] for path in differing_settings(*settings)}
         assert found and found <= axes[first.path] | axes[run.path], run.label
 
 
 def test_a_step_declares_what_the_steps_below_it_change(tmp_path: Path) -> None:
     layers = defconfig_layers(ROOT, "gpt2-ratio-ablation")
     plan = make_plan(layers, tmp_path, steps="0,7")
-    (last,) = declared_axes(whole_study(plan), [RunDir(plan.runs[1].path)], "").values()
+    (last,) = declared_axes(whole_study(plan), [RunRecord(RunDir(plan.runs[1].path))], "").values()
     assert {"RECIPROCAL", "MLP_SIZING", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN"} <= last
     # A choice, not the member that the step sets.
     assert "MLP_SIZING_RATIO" not in last

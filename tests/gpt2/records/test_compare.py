@@ -16,6 +16,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.runs.identity import flatten_identity
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
@@ -182,10 +183,10 @@ def test_a_run_that_does_not_exist_is_reported_by_its_variable(made, tmp_path):
 
 
 def test_an_unknown_axis_is_an_error(made, tmp_path):
-    runs = [RunDir(Path(made("a")))]
+    runs = [RunRecord(RunDir(Path(made("a"))))]
     plan = Plan("single", tmp_path, tmp_path, None, [])
     with pytest.raises(ConfigError) as caught:
         declared_axes(plan, runs, "DROPOUT,DROPUOT")
     assert caught.value.codes == ["usage.unknown-field"]
     assert caught.value.problems[0].where == "AXIS"
-    assert declared_axes(plan, runs, "DROPOUT") == {runs[0].path: {"DROPOUT"}}
+    assert declared_axes(plan, runs, "DROPOUT") == {runs[0].run.path: {"DROPOUT"}}

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpt2.records.verify import RunEvidence, batch_remarks, length_remarks
+from gpt2.records.verify import batch_remarks, length_remarks
 from lib.files import write_json
 from lib.report.checklist import FAIL, UNDECIDED
-from lib.report.run_facts import RunFacts
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -35,8 +34,9 @@ def run(tmp_path: Path) -> Any:
         timing = {"train_seconds": seconds, "mean_step_seconds": 1.0}
         write_json(files.manifest, manifest)
         write_json(files.summary, {"final": figures, "timing": timing})
-        facts = RunFacts(RunRecord(files), limit, {}, {}, {}, {})
-        return RunEvidence(facts, {}, frozenset())
+        budget = {name.removeprefix("train."): value for name, value in limit.items()}
+        write_json(files.resolved_config, {"identity": {"train": budget}})
+        return RunRecord(files)
 
     return build
 
@@ -70,13 +70,13 @@ def test_lengths_are_those_of_the_budget(
 
 def test_what_is_not_recorded_is_unknown(run: Any) -> None:
     lost = run("a", ITERATIONS)
-    del lost.facts.record.summary.fields["timing"]["train_seconds"]
+    del lost.summary.fields["timing"]["train_seconds"]
     assert said(length_remarks([lost])) == [(UNDECIDED, "the length of a is unknown")]
-    del lost.facts.record.manifest.fields["batch"]["micro_batch"]
+    del lost.manifest.fields["batch"]["micro_batch"]
     assert said(batch_remarks([lost])) == [(UNDECIDED, "the batch of a is unknown")]
 
 
 def test_a_batch_is_the_product_of_its_parts(run: Any) -> None:
     odd = run("a", ITERATIONS)
-    odd.facts.record.manifest.fields["batch"]["accumulation"] = 3
+    odd.manifest.fields["batch"]["accumulation"] = 3
     assert said(batch_remarks([odd])) == [(FAIL, "a: 2 × 3 × 1 is not 4")]

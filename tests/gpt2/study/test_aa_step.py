@@ -16,6 +16,7 @@ from gpt2.study.plan import (
     table_plan,
 )
 from lib.config.field import SymbolValue
+from lib.runs.record import RunRecord
 from lib.runs.run import training_order
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
@@ -87,7 +88,7 @@ def test_the_table_of_a_part_of_the_study_has_the_step_if_it_was_trained(planned
 def test_its_difference_is_declared(planned):
     plan = planned()
     aa = plan.runs[2]
-    assert declared_axes(plan, [RunDir(aa.path)], "")[aa.path] == {"INIT_STREAM"}
+    assert declared_axes(plan, [RunRecord(RunDir(aa.path))], "")[aa.path] == {"INIT_STREAM"}
     assert symbol_names(aa.config)["init.init_stream"] == "INIT_STREAM"
 
 

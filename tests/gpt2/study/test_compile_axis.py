@@ -8,6 +8,7 @@ import pytest
 from gpt2.records.compare import declared_axes
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.field import SymbolValue
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.errors import error_of
@@ -55,7 +56,7 @@ def test_a_matrix_has_the_compiler_as_an_axis(
     ]
     assert [run.config.machine.compile for run in plan.runs] == [False, False, True, True]
     # The compiler is declared, in every cell: it is the axis.
-    axes = declared_axes(plan, [RunDir(run.path) for run in plan.runs], "")
+    axes = declared_axes(plan, [RunRecord(RunDir(run.path)) for run in plan.runs], "")
     assert [axes[run.path] for run in plan.runs] == 4 * [{"COMPILE", "N_LAYER"}]
 
 

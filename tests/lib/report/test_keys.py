@@ -6,10 +6,11 @@ from lib.json_files import DamagedRecord
 from lib.report.run_facts import (
     field_differences,
     observed_differences,
-    read_run_facts,
+    settings_of,
     speed_differences,
 )
 from lib.runs.identity import flatten_identity
+from lib.runs.record import RunRecord
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 
@@ -18,8 +19,8 @@ def fields(tmp_path):
     """Return a function that lists the fields in which a changed copy differs from the run."""
 
     def find(identity=IDENTITY, manifest=MANIFEST, of=field_differences, first=MANIFEST, **rest):
-        a = read_run_facts(write_run(tmp_path / "a", manifest=first))
-        b = read_run_facts(write_run(tmp_path / "b", identity=identity, manifest=manifest, **rest))
+        a = RunRecord(write_run(tmp_path / "a", manifest=first))
+        b = RunRecord(write_run(tmp_path / "b", identity=identity, manifest=manifest, **rest))
         return [difference.field for difference in of(a, b)]
 
     return find
@@ -77,16 +78,16 @@ def test_a_fact_is_one_field_and_absent_it_is_unknown(fields, path, value, field
 
 def test_unrecorded_facts_do_not_compare_equal(tmp_path):
     both = changed(MANIFEST, origin__torch=..., knobs=..., oom_fallbacks=...)
-    a, b = (read_run_facts(write_run(tmp_path / name, manifest=both)) for name in "ab")
+    a, b = (RunRecord(write_run(tmp_path / name, manifest=both)) for name in "ab")
     assert [d.field for d in field_differences(a, b)] == ["oom_fallbacks", "torch"]
     # A manifest without any knob has nothing that could be compared by name.
-    whole = read_run_facts(write_run(tmp_path / "c"))
+    whole = RunRecord(write_run(tmp_path / "c"))
     assert "knobs.cpu_threads" in [d.field for d in field_differences(a, whole)]
 
 
 def test_how_much_memory_there_was_is_no_field(tmp_path):
     a, b = (
-        read_run_facts(
+        RunRecord(
             write_run(
                 tmp_path / name,
                 manifest=changed(MANIFEST, oom_fallbacks=[{"action": "halve", "peak_bytes": peak}]),
@@ -163,7 +164,7 @@ def test_code_is_compared_where_both_have_it(fields):
 
 def test_code_that_was_edited_after_it_was_loaded_equals_nothing(tmp_path):
     edited = changed(MANIFEST, origin__sources={"gpt2/train.py": "edited after it was loaded"})
-    a, b = (read_run_facts(write_run(tmp_path / name, manifest=edited)) for name in "ab")
+    a, b = (RunRecord(write_run(tmp_path / name, manifest=edited)) for name in "ab")
     (found,) = field_differences(a, b)
     assert found.field == "code" and "gpt2/train.py" in found.a
 
@@ -187,6 +188,6 @@ def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
     run = write_run(tmp_path / "a")
     run.resolved_config.write_text("{")
     with pytest.raises(DamagedRecord) as caught:
-        read_run_facts(run)
+        settings_of(RunRecord(run))
     assert caught.value.codes == ["run.damaged"]
     assert str(run.path) in str(caught.value)

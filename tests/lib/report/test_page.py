@@ -69,7 +69,7 @@ def test_every_run_step_and_comparison_is_named(study, parsed):
     assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
     for title in ("Question", "Answer", "Verdicts", "Losses", "Training", "What differed"):
         assert title in parsed.texts
-    for title in ("Conditions", "Samples", "Reproduce"):
+    for title in ("Samples", "Reproduce"):
         assert title in parsed.texts
     assert "make report" in parsed.texts and "Trained: models." in parsed.texts
     # The change of each step, as settings.
@@ -137,22 +137,6 @@ def test_the_runs_of_a_difference_and_the_interval_that_the_forest_draws(study, 
     expected = [statistics.fmean(values) - half, statistics.fmean(values) + half]
     ends = [forest.x.low + (x - left) * width for x, _ in lines[0]]
     assert ends == pytest.approx(expected, rel=1e-3, abs=1e-5)
-
-
-def test_conditions_are_relative_to_the_first_row(study):
-    document = document_of(study[1])
-    for row, parameters, seconds in zip(
-        document["rows"], (1000, 1025, 980), (50, 50, 51), strict=True
-    ):
-        row |= {"parameters": parameters, "train_seconds": seconds, "flops_per_token": 7e6}
-    document["rows"][2]["flops_per_token"] = 7.7e6
-    rows = Parsed(report_page(document, study_series(study[1]))).tables["Conditions"]
-    names = ("parameters", "FLOPs of a token", "tokens", "time")
-    assert [[row[name] for name in names] for row in rows] == [
-        ["=", "=", "=", "="],
-        ["+2.5%", "=", "=", "="],
-        ["−2.0%", "+10.0%", "=", "+2.0%"],
-    ]
 
 
 def test_nothing_is_loaded_from_elsewhere(parsed):

@@ -8,8 +8,9 @@ import pytest
 from lib.report.columns import to_markdown
 from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE
-from lib.report.run_facts import observed_differences, read_run_facts
+from lib.report.run_facts import observed_differences
 from lib.report.study import read_study
+from lib.runs.record import RunRecord
 from lib.runs.run import Run, RunVariant
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, digest_of, write_run
 from tests.lib.report.documents import document_of
@@ -59,7 +60,7 @@ def forged(tmp_path):
 
 
 def verdict(pair, labels=()):
-    return compare_runs(*(read_run_facts(run) for run in pair), {}, [], labels)
+    return compare_runs(*(RunRecord(run) for run in pair), {}, [], labels)
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *FACTS])
@@ -118,7 +119,7 @@ def test_another_training_text_is_comparable_on_the_same_documents(tmp_path, doc
             ("b", changed(IDENTITY, data={"custom_path": "b"}), changed(WHOLE, **facts), documents),
         )
     ]
-    left, right = map(read_run_facts, runs)
+    left, right = map(RunRecord, runs)
     differing = [each.field for each in observed_differences(left, right)]
     assert differing == ([] if documents is DOCUMENTS else ["documents"])
     compared = compare_runs(left, right, {}, ["data.custom_path", "documents"])
@@ -128,7 +129,7 @@ def test_another_training_text_is_comparable_on_the_same_documents(tmp_path, doc
 def test_another_training_text_of_one_path_is_refused(tmp_path):
     a = write_run(tmp_path / "a", manifest=WHOLE)
     b = write_run(tmp_path / "b", manifest=changed(WHOLE, data__digest="d2"))
-    fields = [each.field for each in observed_differences(*map(read_run_facts, (a, b)))]
+    fields = [each.field for each in observed_differences(*map(RunRecord, (a, b)))]
     assert fields == ["data"]
 
 
@@ -136,7 +137,7 @@ def test_another_training_text_of_one_path_is_refused(tmp_path):
 def test_two_tokenizers_are_comparable_in_bits_per_byte_of_the_same_bytes(tmp_path, size):
     facts = {"data__digest": "d2", "data__tokenizer": {"digest": "t2"}}
     a, b = (
-        read_run_facts(write_run(tmp_path / name, **given))
+        RunRecord(write_run(tmp_path / name, **given))
         for name, given in (
             ("a", {"identity": changed(IDENTITY, data={"tokenizer": "byte"}), "manifest": WHOLE}),
             (

@@ -12,7 +12,6 @@ from lib.report.compare import (
     comparison_to_json,
     comparison_to_text,
 )
-from lib.report.run_facts import read_run_facts
 from lib.runs.record import RunRecord
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
 
@@ -25,7 +24,7 @@ OTHER = {"x": (30.4, 5, 10), "y": (29.2, 6, 10)}
 def judged(tmp_path):
     def find(axis=(), labels=(), **other):
         a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", **other)
-        return compare_runs(read_run_facts(a), read_run_facts(b), NAMES, axis, labels)
+        return compare_runs(RunRecord(a), RunRecord(b), NAMES, axis, labels)
 
     return find
 
@@ -93,7 +92,7 @@ def test_one_training_each_has_a_difference_and_no_p(tmp_path):
     better = {name: (loss - 0.5, n, m) for name, (loss, n, m) in documents.items()}
     a = write_run(tmp_path / "a", documents=documents)
     b = write_run(tmp_path / "b", documents=better, identity=changed(IDENTITY, seed=2))
-    found = compare_runs(read_run_facts(a), read_run_facts(b), NAMES, ["SEED"])
+    found = compare_runs(RunRecord(a), RunRecord(b), NAMES, ["SEED"])
     text = comparison_to_text(found)
     # A sign test over these documents would give p = 2 / 2^8 for two seeds of one configuration.
     assert "documents  8: mean A - B +0.0500, sd 0.0000; A better on 0 (0%), equal on 0\n" in text
