@@ -3,7 +3,7 @@
 B batch, T tokens, N heads, K key/value heads, H head dim; X rows and V vocabulary of the loss.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ from gpt2.model_config import ModelConfig
 from gpt2.nsa.branches import attend_branches, attend_fused, gpu_kernels
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.options import NsaOptions, resolve_backend
-from gpt2.shape import ModelShape
 from lib.env.options import MachineConfig
 from lib.env.ranks import current_process
 from lib.errors import PreflightError, Problem, RunError
@@ -105,6 +104,21 @@ def relative_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> lis
     return [error / norm if norm > 1e-12 else error for error, norm in norms]
 
 
+def with_gradients(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return outputs, and the gradients of a fixed random combination of them at ``leaves``."""
+    generator = torch.Generator().manual_seed(1)
+    # Numbers that every type represents.
+    directions = [
+        torch.randn(x.shape, generator=generator).half().to(x.device, x.dtype) for x in outputs
+    ]
+    gradients = torch.autograd.grad(
+        outputs, leaves, directions, allow_unused=True, materialize_grads=True
+    )
+    return [x.detach() for x in outputs], list(gradients)
+
+
 def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     """Check that the configured attention backend works on this device, or raise PreflightError.
 
@@ -114,7 +128,7 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     options = model.attention
     if isinstance(options.pattern, NsaOptions):
         if resolve_backend(options.pattern, machine.device) == "triton":
-            _compare_sparse(model, options.pattern, machine)
+            _compare_sparse(model, options.pattern, DTYPES[machine.precision], _device(machine))
         return
     device = _device(machine)
     # A named backend is refused below, with the GPU's capability.
@@ -165,7 +179,7 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
 def attention_pass(
     kernel: AttentionBackend, plan: AttentionPlan, qkv: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return outputs of ``kernel``, and the gradients of a random combination of them.
+    """Return outputs of ``kernel`` and gradients, as ``with_gradients`` does.
 
     Outputs are head outputs, statistics and weights that are read; gradients those of q, k, v and of the
     learnable tensors of the plan.
@@ -173,15 +187,9 @@ def attention_pass(
     leaves = [x.clone().requires_grad_() for x in qkv]
     result = kernel(QKV(*leaves), plan)
     read = [] if result.weights_BTS is None else [result.weights_BTS]
-    outputs = [result.context_BNTH, *result.statistics_BNT, *read]
-    generator = torch.Generator().manual_seed(1)
-    # Numbers that every type represents.
-    directions = [
-        torch.randn(x.shape, generator=generator).half().to(x.device, x.dtype) for x in outputs
-    ]
-    leaves += plan.inputs()
-    gradients = list(torch.autograd.grad(outputs, leaves, directions))
-    return [x.detach() for x in outputs], gradients
+    return with_gradients(
+        [result.context_BNTH, *result.statistics_BNT, *read], [*leaves, *plan.inputs()]
+    )
 
 
 def probe_plan(
@@ -199,16 +207,37 @@ def probe_plan(
     return AttentionPlan(pattern, terms, gates, reader, shape.dropout)
 
 
-def _compare_sparse(model: ModelConfig, options: NsaOptions, machine: MachineConfig) -> None:
+def _compare_sparse(
+    model: ModelConfig, options: NsaOptions, dtype: torch.dtype, device: torch.device
+) -> None:
     """Compare the kernels of sparse attention with another backend, forward and backward.
 
-    Rounding may change the selection of a block, so up to a tenth of the vectors of a tensor may differ.
+    The keys and values of each branch have more blocks than a query selects. Rounding may change the
+    selection of a block, so up to a tenth of the vectors of a tensor may differ.
     """
-    shape, dtype, device = model.shape, DTYPES[machine.precision], _device(machine)
+    shape, blocks = model.shape, (options.count + 4) * options.select
+    length = max(2 * options.compress, 2 * options.window, blocks)
+    lengths = [options.compressed(length)] * 2 if options.compresses else []
+    lengths += [length] * 2 * (options.branch_selected + options.branch_window)
+    kv_heads, generator = model.attention.projection.kv_heads(shape), torch.Generator()
+    generator.manual_seed(0)
     inputs = [
-        x.to(device, dtype)
-        for x in _probe(shape, model.attention.projection.kv_heads(shape), options)
+        torch.randn(1, heads, tokens, shape.head_dim, generator=generator).to(device, dtype)
+        for heads, tokens in ((shape.n_head, length), *((kv_heads, n) for n in lengths))
     ]
+
+    def run(attend: Callable[..., list[Tensor]], as_type: torch.dtype) -> list[Tensor]:
+        q_BNTH, *rest = leaves = [x.to(as_type, copy=True).requires_grad_() for x in inputs]
+        pairs = iter(zip(rest[::2], rest[1::2], strict=True))
+        compressed = next(pairs) if options.compresses else None
+        keys = BranchKeyValues(
+            # Ranking alone needs no values.
+            compressed if options.branch_compressed or not compressed else compressed[:1],
+            next(pairs) if options.branch_selected else None,
+            next(pairs) if options.branch_window else None,
+        )
+        outputs, gradients = with_gradients(attend(q_BNTH, keys), leaves)
+        return [*outputs, *gradients]
 
     def fused(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
         kernels = gpu_kernels()
@@ -220,55 +249,15 @@ def _compare_sparse(model: ModelConfig, options: NsaOptions, machine: MachineCon
         return attend_branches(q_BNTH, keys, options.for_any_device(), 0)
 
     sizes = f"head dim {shape.head_dim}, blocks of {options.select}"
-    what = f"the kernels of NSA on {device} ({dtype}, {sizes})"
     compare_values(
-        what,
+        f"the kernels of NSA on {device} ({dtype}, {sizes})",
         "NSA_BACKEND_GATHER",
-        partial(_branches, inputs, options, fused, dtype),
-        partial(_branches, inputs, options, exact, torch.float64),
+        partial(run, fused, dtype),
+        partial(run, exact, torch.float64),
         dtype,
         device,
         _typical_errors,
     )
-
-
-def _probe(shape: ModelShape, kv_heads: int, options: NsaOptions) -> Iterator[Tensor]:
-    """Draw queries, and the keys and values of each branch, for more blocks than a query selects."""
-    tokens = (options.count + 4) * options.select
-    length = max(2 * options.compress, 2 * options.window, tokens)
-    generator = torch.Generator().manual_seed(0)
-    lengths = [options.compressed(length)] * 2 if options.compresses else []
-    lengths += [length] * 2 * (options.branch_selected + options.branch_window)
-    for heads, count in ((shape.n_head, length), *((kv_heads, count) for count in lengths)):
-        yield torch.randn(1, heads, count, shape.head_dim, generator=generator)
-
-
-def _branches(
-    inputs: Sequence[Tensor],
-    options: NsaOptions,
-    attend: Callable[[Tensor, BranchKeyValues], list[Tensor]],
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    """Return the outputs of all branches, and the gradients of a combination of them."""
-    q_BNTH, *rest = leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
-    pairs = iter(zip(rest[::2], rest[1::2], strict=True))
-    blocks = next(pairs) if options.compresses else None
-    keys = BranchKeyValues(
-        # Ranking alone needs no values.
-        blocks if options.branch_compressed or not blocks else blocks[:1],
-        next(pairs) if options.branch_selected else None,
-        next(pairs) if options.branch_window else None,
-    )
-    outputs = attend(q_BNTH, keys)
-    total = torch.stack([(out.float() * _direction(out)).sum() for out in outputs]).sum()
-    gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-    return [x.detach() for x in (*outputs, *gradients)]
-
-
-def _direction(out_BNTH: Tensor) -> Tensor:
-    """Return a fixed direction, in which the gradients of a comparison are computed."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(out_BNTH.shape, generator=generator).to(out_BNTH.device)
 
 
 def _typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
@@ -292,27 +281,26 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
         return
     shape, dtype = model.shape, DTYPES[machine.precision]
     generator = torch.Generator().manual_seed(0)
-    vocab_size = shape.vocab_size
-    sizes = (_LOSS_ROWS, shape.n_embd), (shape.padded_vocab_size, shape.n_embd)
     # Logits with a standard deviation of four.
-    scales = 4 * shape.n_embd**-0.5, 1.0
-    drawn = [
-        (torch.randn(size, generator=generator) * scale).to(device, dtype)
-        for size, scale in zip(sizes, scales, strict=True)
-    ]
-    targets_X = torch.randint(vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
+    hidden_XC = torch.randn((_LOSS_ROWS, shape.n_embd), generator=generator)
+    hidden_XC = hidden_XC * (4 * shape.n_embd**-0.5)
+    weight_VC = torch.randn((shape.padded_vocab_size, shape.n_embd), generator=generator)
+    targets_X = torch.randint(shape.vocab_size, (_LOSS_ROWS,), generator=generator).to(device)
 
     def values(loss: FusedLoss, as_type: torch.dtype) -> list[Tensor]:
-        hidden_XC, weight_VC = (x.to(as_type, copy=True).requires_grad_() for x in drawn)
-        result = loss(hidden_XC, weight_VC, targets_X, vocab_size)
-        return [result.detach(), *torch.autograd.grad(result, (hidden_XC, weight_VC))]
+        hidden, weight = (
+            x.to(device, dtype).to(as_type, copy=True).requires_grad_()
+            for x in (hidden_XC, weight_VC)
+        )
+        result = loss(hidden, weight, targets_X, shape.vocab_size)
+        results, gradients = with_gradients([result], [hidden, weight])
+        return [*results, *gradients]
 
     def exact(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, tokens: int) -> Tensor:
         return F.cross_entropy(F.linear(hidden_XC, weight_VC[:tokens]), targets_X)
 
-    what = f"the loss of liger-kernel on {device} ({dtype})"
     compare_values(
-        what,
+        f"the loss of liger-kernel on {device} ({dtype})",
         "LOSS_BACKEND_TORCH",
         partial(values, fused, dtype),
         partial(values, exact, torch.float64),

@@ -1,15 +1,91 @@
-"""Renaming of old run directories."""
+"""What a run directory requires: decided by its content, before anything is written."""
 
-from lib.runner.queue import set_aside
-from lib.runs.run_dir import RunDir
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.runner.queue import (
+    RunAction,
+    decide,
+    require_matching_directories,
+    set_aside,
+    stale_text,
+)
+from lib.runs.run import Run, RunVariant
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
-def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path):
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    config = SimpleNamespace(identity=lambda: {"name": "b"}, hash8="b")
+    (tmp_path / "b").mkdir()
+    return Run("fake", RunVariant("b", number=1), 1, config, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "stale", "action"),
+    [
+        (None, ["m.py"], "stop", RunAction.TRAIN),
+        (State.RUNNING, [], "stop", RunAction.TRAIN),
+        (State.FAILED, [], "stop", RunAction.TRAIN),
+        (State.SUCCESS, [], "stop", RunAction.SKIP),
+        (State.SUCCESS, ["m.py"], "keep", RunAction.KEEP),
+        (State.INTERRUPTED, ["m.py"], "keep", RunAction.TRAIN),
+        (State.INTERRUPTED, ["m.py"], "stop", RunAction.STALE),
+        (State.SUCCESS, ["m.py"], "rerun", RunAction.RESTART),
+        # No result is lost.
+        (State.FAILED, ["m.py"], "stop", RunAction.RESTART),
+        (State.INVALID, ["m.py"], "keep", RunAction.RESTART),
+    ],
+)
+def test_the_action_for_a_run(run: Run, state, changes, stale: str, action: RunAction) -> None:
+    if state:
+        write_status(RunDir(run.path), RunStatus(state))
+    assert decide(run, lambda record: changes, stale).action is action
+
+
+@pytest.mark.parametrize("status", ['{"state": "SUCC', "", None])
+def test_a_run_with_a_damaged_status_is_refused(run: Run, status: str | None) -> None:
+    (run.path / "summary.json").write_text("{}")
+    if status is not None:
+        (run.path / "status.json").write_text(status)
+    with pytest.raises(ConfigError) as caught:
+        require_matching_directories([run])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("run.damaged", str(run.path))
+    assert "make rerun RUNS=b" in problem.next
+
+
+@pytest.mark.parametrize(("name", "refused"), [("z", True), ("b", False)])
+def test_a_directory_that_holds_another_run_is_refused(run: Run, name: str, refused: bool) -> None:
+    RunDir(run.path).resolved_config.write_text(json.dumps({"identity": {"name": name}}))
+    write_status(RunDir(run.path), RunStatus(State.RUNNING))
+    if not refused:
+        require_matching_directories([run])
+        return
+    with pytest.raises(ConfigError) as caught:
+        require_matching_directories([run])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("run.foreign-directory", str(run.path))
+    assert "fake/01-b s1" in problem.what and "OUTPUT_DIR" in problem.next
+
+
+def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path: Path) -> None:
     moved = set()
     for content in "abc":
         run = RunDir(tmp_path / "run")
         run.path.mkdir()
         run.logs.write_text(content)
         moved.add(set_aside(run))
-    assert len(moved) == 3
     assert sorted(RunDir(path).logs.read_text() for path in moved) == ["a", "b", "c"]
+
+
+def test_changes_of_several_runs_are_one_line() -> None:
+    changes = {"a s1": ["torch", "m.py"], "b s1": ["m.py"], "b s2": ["m.py", "n.py", "o.py"]}
+    text = stale_text(changes)
+    assert text.startswith("a s1 and 2 more runs: ") and "\n" not in text
+    assert "m.py, torch (1 run), n.py (1 run) and 1 more" in text
+    assert stale_text({"a s1": ["m.py"]}) == "a s1: changed since: m.py"
