@@ -431,14 +431,14 @@ def _busy_gpus(configs: Sequence[Config]) -> dict[int, str]:
     rocm = torch.version.hip is not None
     if selected_gpus(rocm) or not torch.cuda.device_count():
         return {}
-    from lib.tracking.telemetry import gpu_meter
+    from lib.tracking.telemetry import read_gpus
 
     try:
-        readings = gpu_meter(torch.cuda.device_count(), rocm=rocm).read()
+        readings = read_gpus(torch.cuda.device_count(), rocm=rocm)
     except OSError as error:
         log("WARN", f"unknown whether other programs use the GPUs: {error}")
         return {}
-    used = {r.index: r.memory_used_mib or 0 for r in readings}
+    used = {r["index"]: r["memory_used_mib"] or 0 for r in readings}
     return {n: f"GPU {n} ({mib / 1024:.1f} GiB)" for n, mib in used.items() if mib > _BUSY_MIB}
 
 

@@ -27,7 +27,7 @@ from lib.runs.documents import (
 )
 from lib.runs.record import RunRecord
 from lib.runs.seeds import stream_seed
-from lib.tracking.sidecar import Sidecars, mirror_sidecar, telemetry_sidecar
+from lib.tracking.sidecar import Sidecars
 from lib.tracking.trackers import TrackerMetadata
 
 SCHEMA_VERSION = 2
@@ -133,7 +133,7 @@ def start_sidecars(session: TrainingSession) -> Sidecars:
     records, run = session.records, session.run
     sidecars = Sidecars(lambda text: records.line("WARN", text))
     if seconds := session.config.telemetry.interval_seconds:
-        sidecars.start(telemetry_sidecar(run, seconds))
+        sidecars.start_telemetry(run, seconds)
     try:
         run.trackers.mkdir(exist_ok=True)
         tracker_metadata(session).write(run.tracker_facts)
@@ -143,7 +143,7 @@ def start_sidecars(session: TrainingSession) -> Sidecars:
         )
         return sidecars
     for tracker in session.config.tracking.trackers:
-        sidecars.start(mirror_sidecar(run, tracker.name))
+        sidecars.start_mirror(run, tracker.name)
     return sidecars
 
 

@@ -4,7 +4,6 @@ Measured in a separate forward pass, without gradients and in evaluation mode, o
 sequences of the seed's order: the same text at every iteration and in every run of a study.
 """
 
-import itertools
 import math
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from lib.env.machine import autocast
 from lib.env.observe import device_name
 from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.tracking import watch
-from lib.tracking.reader import present_values, reduce_over_layers
+from lib.tracking.reader import reduce_over_layers
 from lib.tracking.stability import StabilityMonitor, instability_text
 from lib.tracking.watch import WatchedRecords, read_watched_records, scaled_span
 
@@ -96,8 +95,8 @@ def _watched(values: StatisticsByLayer) -> dict[str, Any]:
 
 def _with_suffix(values: StatisticsByLayer, suffix: str) -> list[float]:
     """Return the values of all mechanisms and layers whose name ends with ``suffix``."""
-    matches = (present_values(layers) for name, layers in values.items() if name.endswith(suffix))
-    return list(itertools.chain.from_iterable(matches))
+    matches = [layers for name, layers in values.items() if name.endswith(suffix)]
+    return [value for layers in matches for value in layers if value is not None]
 
 
 # Model FLOPs utilisation (MFU): the share of the devices' peak FLOP/s that training uses.

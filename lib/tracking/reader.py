@@ -7,11 +7,11 @@ over a log interval. In metric names, 1 GB is 2^30 bytes.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from lib.files import write_json
 from lib.json_files import read_json_object
@@ -19,49 +19,27 @@ from lib.runs.record import JsonRecord, RunRecord
 from lib.runs.rows import EvalRow, MetricsRow, RowTail, StatisticsRow, TelemetrySample, TimingRow
 from lib.runs.run_dir import RunDir
 
-# Name → one value per layer; None if the layer has none.
-Layers = Mapping[str, Sequence[float | None]]
-
-
-def reduce_over_layers(values: Layers) -> dict[str, float]:
-    """Return one value per name over all layers: the minimum of ``*_min``, the maximum of
-    ``*_max``, else the mean.
-
-    A name without a value in any layer is left out.
-    """
-    values_by_name = {name: present_values(layers) for name, layers in values.items()}
-    return {name: _reduce(name, present) for name, present in values_by_name.items() if present}
-
-
-def per_layer_metrics(values: Layers) -> dict[str, float]:
-    """Return ``layer/<i>/<name>`` for every layer with a value, counted from 0."""
-    return {
-        f"layer/{i}/{name}": value
-        for name, layers in values.items()
-        for i, value in enumerate(layers)
-        if value is not None
-    }
-
-
-def present_values(layers: Sequence[float | None]) -> list[float]:
-    """Return the values that are not None."""
-    return [value for value in layers if value is not None]
-
-
-def _reduce(name: str, values: Sequence[float]) -> float:
-    if name.endswith("_min"):
-        return min(values)
-    return max(values) if name.endswith("_max") else fmean(values)
-
-
 _MIB_PER_GB = 1024
-_COUNTERS = (
+_GPU_COUNTERS = (
     "compute_util",
     "memory_util",
     "memory_used_mib",
     "power_watts",
     "temperature_celsius",
 )
+# By the end of the name.
+_EXTREMES: Mapping[str, Callable[[Sequence[float]], float]] = {"_min": min, "_max": max}
+
+
+def reduce_over_layers(values: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """Return one value per name over all layers: the minimum of ``*_min``, the maximum of
+    ``*_max``, else the mean. A name without a value in any layer is left out.
+    """
+    reduced = {}
+    for name, layers in values.items():
+        if present := [value for value in layers if value is not None]:
+            reduced[name] = _EXTREMES.get(name[-4:], fmean)(present)
+    return reduced
 
 
 def mean_metrics(samples: Sequence[TelemetrySample]) -> dict[str, float]:
@@ -76,57 +54,31 @@ def mean_metrics(samples: Sequence[TelemetrySample]) -> dict[str, float]:
     if seconds > 0:
         used = samples[-1].cpu_seconds - samples[0].cpu_seconds
         metrics["process/cpu_cores"] = used / seconds
-    return {**metrics, **_all_gpus(samples), **_each_gpu(samples)}
-
-
-def _all_gpus(samples: Sequence[TelemetrySample]) -> dict[str, float]:
-    """Return means over all GPUs of the run."""
-    gpus = [_with_memory_util(gpu) for sample in samples for gpu in sample.gpus]
-    totals = [sum(_known(sample.gpus, "memory_used_mib")) for sample in samples]
-    capacity = sum(_known(samples[-1].gpus, "memory_total_mib"))
-    used = list(_known(gpus, "memory_used_mib"))
-    return {
-        **_mean("gpu/compute_util_avg", _known(gpus, "compute_util")),
-        **_mean("gpu/memory_util_avg", _known(gpus, "memory_util")),
-        **_mean("gpu/memory_used_avg_gb", [mib / _MIB_PER_GB for mib in used]),
-        **_mean("gpu/memory_used_total_gb", [mib / _MIB_PER_GB for mib in totals if used]),
-        **({"gpu/memory_total_gb": capacity / _MIB_PER_GB} if capacity else {}),
-    }
-
-
-def _each_gpu(samples: Sequence[TelemetrySample]) -> dict[str, float]:
-    """Return ``gpu/<index>/<counter>``: the mean of each counter of each GPU."""
-    metrics: dict[str, float] = {}
-    for index in sorted({gpu["index"] for sample in samples for gpu in sample.gpus}):
-        readings = [
-            _with_memory_util(gpu)
-            for sample in samples
-            for gpu in sample.gpus
-            if gpu["index"] == index
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for gpu in sample.gpus:
+            used, total = gpu["memory_used_mib"], gpu["memory_total_mib"]
+            percent = None if used is None or total is None else 100 * used / total
+            reading = {**gpu, "memory_util": percent}
+            named = {f"gpu/{gpu['index']}/{name}": reading[name] for name in _GPU_COUNTERS}
+            named |= {f"gpu/{name}_avg": reading[name] for name in ("compute_util", "memory_util")}
+            named["gpu/memory_used_avg_gb"] = None if used is None else used / _MIB_PER_GB
+            for name, value in named.items():
+                if value is not None:
+                    values.setdefault(name, []).append(value)
+        known = [
+            gpu["memory_used_mib"] for gpu in sample.gpus if gpu["memory_used_mib"] is not None
         ]
-        for counter in _COUNTERS:
-            metrics |= _mean(f"gpu/{index}/{counter}", _known(readings, counter))
-    return metrics
-
-
-def _with_memory_util(gpu: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reading with its memory utilisation in percent added."""
-    used, total = gpu["memory_used_mib"], gpu["memory_total_mib"]
-    return {**gpu, "memory_util": 100 * used / total if used is not None and total else None}
-
-
-def _known(readings: Iterable[Mapping[str, Any]], counter: str) -> list[float]:
-    return [reading[counter] for reading in readings if reading[counter] is not None]
-
-
-def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
-    present = list(values)
-    return {name: fmean(present)} if present else {}
+        if known:
+            values.setdefault("gpu/memory_used_total_gb", []).append(sum(known) / _MIB_PER_GB)
+    capacity = sum(gpu["memory_total_mib"] or 0 for gpu in samples[-1].gpus)
+    if capacity:
+        metrics["gpu/memory_total_gb"] = capacity / _MIB_PER_GB
+    return metrics | {name: fmean(each) for name, each in values.items()}
 
 
 # Maximum delay between taking a telemetry sample and its appearance on disk.
 _SAMPLE_DELAY_SECONDS = 0.5
-
 SCHEMA_VERSION = 1
 
 
@@ -159,7 +111,6 @@ class ReadCursor:
             self.iteration, self.timed = iteration, min(self.timed, iteration)
 
     def write(self, path: Path) -> None:
-        """Replace the file."""
         write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(self)})
 
 
@@ -190,36 +141,31 @@ class RecordReader:
         timings = [*self._pending_timings, *self._timing.rows(TimingRow)]
         # Read samples last: all samples before a settled timing are on disk by now.
         self._samples += self._telemetry.rows(TelemetrySample)
-        first_unsettled = math.inf if ended else _first_unsettled(timings)
+        settled = math.inf if ended else time.time() - _SAMPLE_DELAY_SECONDS
+        unsettled = (t.iteration for t in timings if t.written_at > settled)
+        first_unsettled = min(unsettled, default=math.inf)
         self._pending_rows = [row for row in rows if row.iteration >= first_unsettled]
         del rows[len(rows) - len(self._pending_rows) :]
         newest = max((row.iteration for row in rows), default=position.iteration)
         metrics: dict[int, dict[str, float]] = {}
         for row in rows:
             metrics.setdefault(row.iteration, {}).update(_metrics(row))
-        self._pending_timings = [
-            t for t in timings if t.iteration > newest or t.iteration >= first_unsettled
-        ]
+        last = min(newest, first_unsettled - 1)
+        self._pending_timings = [t for t in timings if t.iteration > last]
         timed = position.timed
-        for timing in timings:
-            if timing in self._pending_timings:
-                continue
-            iteration = timing.iteration
-            machine = mean_metrics(self._sampled_before(timing.written_at))
-            if position.iteration <= iteration <= newest and iteration > position.timed:
-                metrics.setdefault(iteration, {"iteration": iteration})
-                metrics[iteration].update(_speed(timing) | machine)
-                timed = max(timed, iteration)
+        for timing in (t for t in timings if t.iteration <= last):
+            count = sum(sample.ts <= timing.written_at for sample in self._samples)
+            machine, self._samples = mean_metrics(self._samples[:count]), self._samples[count:]
+            if timing.iteration >= position.iteration and timing.iteration > position.timed:
+                speed = {"tokens_per_second": timing.tokens_per_second, "mfu": timing.mfu}
+                present = {name: value for name, value in speed.items() if value is not None}
+                of_step = metrics.setdefault(timing.iteration, {"iteration": timing.iteration})
+                of_step.update(present | machine)
+                timed = max(timed, timing.iteration)
         for iteration in sorted(metrics):
             yield iteration, metrics[iteration]
         position.rows += len(rows)
         position.iteration, position.timed = newest, timed
-
-    def _sampled_before(self, moment: float) -> list[TelemetrySample]:
-        """Return the samples up to ``moment`` and remove them from the queue."""
-        samples = [sample for sample in self._samples if sample.ts <= moment]
-        self._samples = self._samples[len(samples) :]
-        return samples
 
 
 def best_validation_metrics(run: RunDir) -> dict[str, float]:
@@ -228,36 +174,23 @@ def best_validation_metrics(run: RunDir) -> dict[str, float]:
     return {"final/best_val_loss": best, **_perplexity("final/best_val_perplexity", best)}
 
 
-def _first_unsettled(timings: Sequence[TimingRow]) -> float:
-    """Return the first iteration whose timing is so new that a sample before it may still be
-    missing.
-    """
-    settled = time.time() - _SAMPLE_DELAY_SECONDS
-    return min((t.iteration for t in timings if t.written_at > settled), default=math.inf)
-
-
 def _metrics(row: MetricsRow) -> dict[str, float]:
     metrics: dict[str, float] = {"iteration": row.iteration}
     if isinstance(row, EvalRow):
         losses = {"val_loss": row.val_loss, **_perplexity("val_perplexity", row.val_loss)}
         return {**metrics, **losses, "sparsity": row.sparsity}
     if isinstance(row, StatisticsRow):
-        return {**metrics, **reduce_over_layers(row.values), **per_layer_metrics(row.values)}
+        each = {
+            f"layer/{i}/{name}": value
+            for name, layers in row.values.items()
+            for i, value in enumerate(layers)
+            if value is not None
+        }
+        return {**metrics, **reduce_over_layers(row.values), **each}
     # After an fp16 overflow the step is skipped and has no gradient norm.
     norm = {} if row.grad_norm is None else {"grad_norm": row.grad_norm}
-    return {
-        **metrics,
-        "train_loss": row.loss,
-        **_perplexity("train_perplexity", row.loss),
-        "learning_rate": row.lr,
-        **norm,
-    }
-
-
-def _speed(timing: TimingRow) -> dict[str, float]:
-    """Return tokens per second, and MFU if the device's peak is known."""
-    mfu = {} if timing.mfu is None else {"mfu": timing.mfu}
-    return {"tokens_per_second": timing.tokens_per_second, **mfu}
+    perplexity = _perplexity("train_perplexity", row.loss)
+    return {**metrics, "train_loss": row.loss, **perplexity, "learning_rate": row.lr, **norm}
 
 
 def _perplexity(name: str, loss: float) -> dict[str, float]:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,21 +28,7 @@ FINISH_TIMEOUT_SECONDS = 30
 _PATIENCE_SECONDS = FINISH_TIMEOUT_SECONDS + 5
 _MAX_MESSAGE_CHARACTERS = 200
 # Training has priority.
-_NICENESS = 10
-
-
-@dataclass(frozen=True)
-class SidecarCommand:
-    """Command of one sidecar process."""
-
-    # Name in messages.
-    name: str
-    # A module of this tree and its arguments.
-    arguments: Sequence[str]
-    # File for stdout and stderr.
-    log: Path
-    # Consequence of losing this process, and the command that helps.
-    consequence: str
+NICENESS = 10
 
 
 class Sidecars:
@@ -56,19 +41,34 @@ class Sidecars:
         self._warn = warn
         self._running: list[_Sidecar] = []
 
-    def start(self, job: SidecarCommand) -> None:
-        """Start a process for ``job``."""
+    def start_mirror(self, run: RunDir, tracker: str) -> None:
+        """Start the mirror to ``tracker``; records that it has missed can be sent later."""
+        arguments = ["lib.tracking.mirror", str(run.path), tracker]
+        command = shlex.join(python_module_command(*arguments))
+        consequence = (
+            f"training continues, {run.metrics} is complete; to send the rest, type: "
+            f"{command} < /dev/null"
+        )
+        self._start(tracker, arguments, run.tracker_log(tracker), consequence)
+
+    def start_telemetry(self, run: RunDir, seconds: int) -> None:
+        """Start the process that samples the machine every ``seconds``."""
+        arguments = ["lib.tracking.telemetry", str(run.path), str(seconds)]
+        consequence = "training continues without samples of GPUs and memory"
+        self._start("telemetry", arguments, run.logs, consequence)
+
+    def _start(self, name: str, arguments: Sequence[str], log: Path, consequence: str) -> None:
         try:
-            self._running.append(_Sidecar(job))
+            self._running.append(_Sidecar(name, arguments, log, consequence))
         except OSError as error:
-            self._warn(f"{job.name} cannot be started: {error}; {job.consequence}")
+            self._warn(f"{name} cannot be started: {error}; {consequence}")
 
     def check(self) -> None:
         """Report the sidecars that have died since the last check."""
-        for companion in list(self._running):
-            if companion.process.poll() is not None:
-                self._running.remove(companion)
-                self._warn(companion.epitaph())
+        for sidecar in list(self._running):
+            if sidecar.process.poll() is not None:
+                self._running.remove(sidecar)
+                self._warn(sidecar.epitaph())
 
     def __enter__(self) -> Self:
         return self
@@ -81,18 +81,18 @@ class Sidecars:
     ) -> None:
         """Signal the end of the run to all sidecars and wait for them, with a time limit."""
         self.check()
-        for companion in self._running:
-            companion.end()
+        for sidecar in self._running:
+            sidecar.end()
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for companion in self._running:
-            if not companion.finishes(deadline):
-                self._warn(companion.epitaph())
+        for sidecar in self._running:
+            if not sidecar.finishes(deadline):
+                self._warn(sidecar.epitaph())
         self._running.clear()
 
 
 def become_sidecar() -> None:
     """Lower the priority of this process, and remove secrets from its output."""
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     # Libraries print the server address, and WANDB_BASE_URL may contain a password.
     sys.stdout = RedactingStream(sys.stdout.buffer, line_buffering=True)
     sys.stderr = RedactingStream(sys.stderr.buffer, line_buffering=True)
@@ -104,22 +104,19 @@ def should_exit(seconds: float) -> bool:
 
 
 class _Sidecar:
-    """One running sidecar process."""
+    """One running process, the file of its output, and the consequence of losing it."""
 
-    def __init__(self, job: SidecarCommand) -> None:
-        """Start the process.
-
-        Raises OSError if the process cannot be started.
-        """
-        self._job = job
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, consequence: str) -> None:
+        """Start a module of this tree. Raises OSError if it cannot be started."""
+        self._name, self._log, self._consequence = name, log, consequence
         self._overdue = False
         # A batch system signals every process of a job; a sidecar ends after the run.
-        with signals_blocked(), open(job.log, "ab", opener=no_follow) as log:
+        with signals_blocked(), open(log, "ab", opener=no_follow) as stream:
             self.process = subprocess.Popen(
-                python_module_command(*job.arguments),
+                python_module_command(*arguments),
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=stream,
+                stderr=stream,
                 # Ctrl-C at the terminal must reach only the trainer.
                 start_new_session=True,
             )
@@ -147,47 +144,19 @@ class _Sidecar:
 
     def epitaph(self) -> str:
         """Return the cause of the loss, its consequence and the command that helps."""
-        return f"{self._job.name} is lost: {self._cause()}; {self._job.consequence}"
-
-    def _cause(self) -> str:
         code = self.process.returncode
         if self._overdue or code == -signal.SIGALRM:
-            return f"still running {FINISH_TIMEOUT_SECONDS} s after the end of the run"
-        path = self._job.log
-        log = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return (code > 0 and _last_error(log)) or describe_death(code, "its process")
+            cause = f"still running {FINISH_TIMEOUT_SECONDS} s after the end of the run"
+        else:
+            cause = (code > 0 and self._last_error()) or describe_death(code, "its process")
+        return f"{self._name} is lost: {cause}; {self._consequence}"
 
-
-def _last_error(log: str) -> str:
-    """Return the first line of the message after the last traceback; "" if there is none."""
-    traceback = log.rpartition("Traceback (most recent call last):\n")
-    lines = traceback[2].splitlines() if traceback[1] else []
-    message = next((line for line in lines if line.strip() and not line.startswith(" ")), "")
-    return message[:_MAX_MESSAGE_CHARACTERS]
-
-
-# Sidecar processes that mirror a run to its trackers.
-
-
-def mirror_sidecar(run: RunDir, name: str) -> SidecarCommand:
-    """Return the sidecar process for the tracker ``name``; missed records can be sent later."""
-    arguments = ["lib.tracking.mirror", str(run.path), name]
-    command = shlex.join(python_module_command(*arguments))
-    consequence = (
-        f"training continues, {run.metrics} is complete; to send the rest, type: "
-        f"{command} < /dev/null"
-    )
-    return SidecarCommand(name, arguments, run.tracker_log(name), consequence)
-
-
-# Sidecar process that samples the machine during a run.
-
-
-def telemetry_sidecar(run: RunDir, seconds: int) -> SidecarCommand:
-    """Return the sidecar process that samples every ``seconds``."""
-    return SidecarCommand(
-        name="telemetry",
-        arguments=["lib.tracking.telemetry", str(run.path), str(seconds)],
-        log=run.logs,
-        consequence="training continues without samples of GPUs and memory",
-    )
+    def _last_error(self) -> str:
+        """Return the first line of the message after the last traceback of the log; "" without one."""
+        if not self._log.exists():
+            return ""
+        log = self._log.read_text(encoding="utf-8", errors="replace")
+        _, traceback, rest = log.rpartition("Traceback (most recent call last):\n")
+        lines = rest.splitlines() if traceback else []
+        message = next((line for line in lines if line.strip() and not line.startswith(" ")), "")
+        return message[:_MAX_MESSAGE_CHARACTERS]

@@ -1,4 +1,10 @@
-"""Machine telemetry of a training run, sampled by a sidecar process."""
+"""Machine telemetry of a training run: samples of its GPUs, memory and CPU time.
+
+    python -m lib.tracking.telemetry RUN_DIRECTORY SECONDS
+
+This sidecar process appends samples to telemetry.jsonl until its standard input becomes readable or
+is closed. The run's manifest lists the processes and GPUs to sample.
+"""
 
 import json
 import os
@@ -6,187 +12,129 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pynvml
 
+from lib.env.gpu import selected_gpus
 from lib.files import canonical_json, no_follow
-from lib.runs.record import HardwareRecord, RunRecord
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
-from lib.tracking.sidecar import should_exit
+from lib.tracking.sidecar import NICENESS, should_exit
 from lib.units import MIB
 
-# GPU readings in one format for all vendors.
+# Counter → value of one GPU; None for a counter that the driver lacks.
+GpuReading = Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class GpuReading:
-    """One GPU at one moment. A counter that the driver lacks is None."""
-
-    # Index among all GPUs of the machine.
-    index: int
-    # Percent of the last sampling period during which a kernel was running.
-    compute_util: float | None
-    memory_used_mib: float | None
-    memory_total_mib: float | None
-    power_watts: float | None
-    temperature_celsius: float | None
-
-
-class GpuMeter(Protocol):
-    """Interface for reading the GPUs of a run."""
-
-    def read(self) -> Sequence[GpuReading]:
-        """Return one reading per GPU. Raises OSError if the driver stops responding."""
-
-
-class NullGpuMeter:
-    """Meter of a run on the CPU."""
-
-    def read(self) -> Sequence[GpuReading]:
-        """Return no readings."""
-        return ()
-
-
-def visible_gpus(variable: str, count: int) -> list[int | str]:
-    """Return the GPUs listed in a ``*_VISIBLE_DEVICES`` value, by index or driver name.
-
-    Vendor libraries count all GPUs of the machine, including GPUs that the variable hides from
-    torch.
-    """
-    if not variable:
-        return list(range(count))
-    names = [name.strip() for name in variable.split(",")]
-    return [int(name) if name.isdecimal() else name for name in names]
-
-
-# Resident memory and CPU time of processes, read from /proc.
-
-
-def memory_and_cpu_seconds(pids: Sequence[int]) -> tuple[float, float]:
-    """Return resident memory in MiB and CPU seconds, summed over ``pids``; ended ones count 0."""
-    usage = [_memory_and_time(Path("/proc", str(pid))) for pid in pids]
-    return sum(memory for memory, _ in usage), sum(seconds for _, seconds in usage)
-
-
-def _memory_and_time(folder: Path) -> tuple[float, float]:
-    try:
-        pages = int((folder / "statm").read_text(encoding="utf-8").split()[1])
-        # Skip the process name, which is in parentheses and may contain any character.
-        fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0, 0.0
-    ticks = int(fields[11]) + int(fields[12])
-    return pages * os.sysconf("SC_PAGE_SIZE") / MIB, ticks / os.sysconf("SC_CLK_TCK")
-
-
-# Readings of NVIDIA GPUs, from the driver's management library (NVML).
-
-
-class NvidiaMeter:
-    """Implementation of ``lib.tracking.telemetry.GpuMeter`` for NVIDIA GPUs."""
-
-    def __init__(self, gpus: int) -> None:
-        """Select the first ``gpus`` visible GPUs. Raises OSError if there is no driver."""
-        try:
-            pynvml.nvmlInit()
-            shown = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""), gpus)
-            self._handles = [_handle(name) for name in shown[:gpus]]
-        except pynvml.NVMLError as error:
-            raise OSError(f"NVML: {error}") from error
-
-    def read(self) -> Sequence[GpuReading]:
-        """Return one reading per GPU."""
-        return [_nvidia_reading(handle) for handle in self._handles]
-
-
-def _handle(name: int | str) -> Any:
-    if isinstance(name, int):
-        return pynvml.nvmlDeviceGetHandleByIndex(name)
-    return pynvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _nvidia_reading(handle: Any) -> GpuReading:
-    memory = _query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    rates = _query(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-    milliwatts = _query(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
-    sensor = pynvml.NVML_TEMPERATURE_GPU
-    celsius = _query(lambda: pynvml.nvmlDeviceGetTemperature(handle, sensor))
-    return GpuReading(
-        index=pynvml.nvmlDeviceGetIndex(handle),
-        compute_util=None if rates is None else float(rates.gpu),
-        memory_used_mib=None if memory is None else memory.used / MIB,
-        memory_total_mib=None if memory is None else memory.total / MIB,
-        power_watts=None if milliwatts is None else milliwatts / 1000,
-        temperature_celsius=None if celsius is None else float(celsius),
-    )
-
-
-def _query(counter: Callable[[], Any]) -> Any:
-    """Return the counter's value; None if this GPU lacks the counter, as many consumer cards do."""
-    try:
-        return counter()
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-        return None
-    except pynvml.NVMLError as error:
-        raise OSError(f"NVML: {error}") from error
-
-
-# Readings of AMD GPUs, from the rocm-smi program of every ROCm installation.
-#
-# Keys are the keys of rocm-smi's JSON. If a card lacks a counter, its key is missing or N/A.
-
-
-_COMMAND = ["rocm-smi", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--json"]
+_ROCM_SMI = [
+    "rocm-smi",
+    "--showuse",
+    "--showmeminfo",
+    "vram",
+    "--showpower",
+    "--showtemp",
+    "--json",
+]
 # Key names differ between driver versions; the first key present is used.
 _POWER = ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)")
 _TEMPERATURE = ("Temperature (Sensor edge) (C)", "Temperature (Sensor junction) (C)")
 _TIMEOUT_SECONDS = 10
 
 
-class AmdGpuMeter:
-    """Implementation of ``lib.tracking.telemetry.GpuMeter`` for AMD GPUs."""
+def read_gpus(gpus: int, *, rocm: bool) -> list[GpuReading]:
+    """Return one reading for each of the first ``gpus`` visible GPUs.
 
-    def __init__(self, gpus: int) -> None:
-        """Select the first ``gpus`` visible GPUs. Raises OSError if rocm-smi is missing or fails."""
-        variable = os.environ.get("HIP_VISIBLE_DEVICES", "") or os.environ.get(
-            "CUDA_VISIBLE_DEVICES", ""
-        )
-        self._cards = [f"card{name}" for name in visible_gpus(variable, gpus)[:gpus]]
-        self.read()
-
-    def read(self) -> Sequence[GpuReading]:
-        """Return one reading per GPU."""
-        try:
-            output = subprocess.run(
-                _COMMAND,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                check=True,
-                timeout=_TIMEOUT_SECONDS,
-            ).stdout
-            cards = json.loads(output)
-            return [
-                _amd_reading(int(card.removeprefix("card")), cards[card]) for card in self._cards
-            ]
-        except (subprocess.SubprocessError, ValueError, KeyError) as error:
-            raise OSError(f"rocm-smi: {error}") from error
+    Vendor libraries count all GPUs of the machine, including GPUs that a variable hides from torch;
+    ``index`` is the place among these. Raises OSError if the driver does not respond.
+    """
+    selected = selected_gpus(rocm)
+    names = selected.split(",") if selected else list(map(str, range(gpus)))
+    names = [name.strip() for name in names[:gpus]]
+    return _read_rocm(names) if rocm else _read_nvidia(names)
 
 
-def _amd_reading(index: int, card: Mapping[str, str]) -> GpuReading:
-    used = _number(card, "VRAM Total Used Memory (B)")
-    total = _number(card, "VRAM Total Memory (B)")
-    return GpuReading(
-        index=index,
-        compute_util=_number(card, "GPU use (%)"),
-        memory_used_mib=None if used is None else used / MIB,
-        memory_total_mib=None if total is None else total / MIB,
-        power_watts=_number(card, *_POWER),
-        temperature_celsius=_number(card, *_TEMPERATURE),
-    )
+def _reading(
+    index: int,
+    compute_util: float | None,
+    used_bytes: float | None,
+    total_bytes: float | None,
+    watts: float | None,
+    celsius: float | None,
+) -> GpuReading:
+    return {
+        "index": index,
+        # Percent of the last sampling period during which a kernel was running.
+        "compute_util": compute_util,
+        "memory_used_mib": None if used_bytes is None else used_bytes / MIB,
+        "memory_total_mib": None if total_bytes is None else total_bytes / MIB,
+        "power_watts": watts,
+        "temperature_celsius": celsius,
+    }
+
+
+def _read_nvidia(names: Sequence[str]) -> list[GpuReading]:
+    """Read GPUs, by index or driver name, with the driver's management library (NVML)."""
+    readings = []
+    try:
+        pynvml.nvmlInit()
+        for name in names:
+            by_index = pynvml.nvmlDeviceGetHandleByIndex
+            gpu = (
+                by_index(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
+            )
+            memory = _supported(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+            rates = _supported(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+            milliwatts = _supported(pynvml.nvmlDeviceGetPowerUsage, gpu)
+            sensor = pynvml.NVML_TEMPERATURE_GPU
+            celsius = _supported(pynvml.nvmlDeviceGetTemperature, gpu, sensor)
+            reading = _reading(
+                pynvml.nvmlDeviceGetIndex(gpu),
+                None if rates is None else float(rates.gpu),
+                None if memory is None else memory.used,
+                None if memory is None else memory.total,
+                None if milliwatts is None else milliwatts / 1000,
+                None if celsius is None else float(celsius),
+            )
+            readings.append(reading)
+    except pynvml.NVMLError as error:
+        raise OSError(f"NVML: {error}") from error
+    return readings
+
+
+def _supported(counter: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the counter's value; None if this GPU lacks the counter, as many consumer cards do."""
+    try:
+        return counter(*arguments)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+        return None
+
+
+def _read_rocm(names: Sequence[str]) -> list[GpuReading]:
+    """Read AMD GPUs with rocm-smi; a counter that a card lacks is missing in its JSON, or N/A."""
+    try:
+        output = subprocess.run(
+            _ROCM_SMI,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+            timeout=_TIMEOUT_SECONDS,
+        ).stdout
+        cards = json.loads(output)
+        return [
+            _reading(
+                int(name),
+                _number(cards[f"card{name}"], "GPU use (%)"),
+                _number(cards[f"card{name}"], "VRAM Total Used Memory (B)"),
+                _number(cards[f"card{name}"], "VRAM Total Memory (B)"),
+                _number(cards[f"card{name}"], *_POWER),
+                _number(cards[f"card{name}"], *_TEMPERATURE),
+            )
+            for name in names
+        ]
+    except (subprocess.SubprocessError, ValueError, KeyError) as error:
+        raise OSError(f"rocm-smi: {error}") from error
 
 
 def _number(card: Mapping[str, str], *names: str) -> float | None:
@@ -199,16 +147,18 @@ def _number(card: Mapping[str, str], *names: str) -> float | None:
     return None
 
 
-# The sidecar process that samples the machine while one run trains.
-#
-#     python -m lib.tracking.telemetry RUN_DIRECTORY SECONDS
-#
-# The process appends samples to telemetry.jsonl until its standard input becomes readable or is
-# closed. The run's manifest lists the processes and GPUs to sample.
-
-
-# Training has priority.
-_NICENESS = 10
+def memory_and_cpu_seconds(pids: Sequence[int]) -> tuple[float, float]:
+    """Return resident memory in MiB and CPU seconds, summed over ``pids``; ended ones count 0."""
+    pages = ticks = 0
+    for folder in (Path("/proc", str(pid)) for pid in pids):
+        try:
+            pages += int((folder / "statm").read_text(encoding="utf-8").split()[1])
+            # Skip the process name, which is in parentheses and may contain any character.
+            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        except OSError:
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
@@ -218,37 +168,24 @@ def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
     """
     record = RunRecord(run)
     pids = record.manifest.value(list, "volatile", "pids")
-    world_size = record.manifest.value(int, "processes", "world_size")
-    meter = _meter(record.hardware, world_size)
+    gpus = record.manifest.value(int, "processes", "world_size")
+    hardware = record.hardware
+    rocm = hardware.hip_version is not None
     with open(run.telemetry, "a", encoding="utf-8", buffering=1, opener=no_follow) as stream:
         while True:
-            stream.write(canonical_json(_sample(meter, pids)) + "\n")
+            memory, cpu_seconds = memory_and_cpu_seconds(pids)
+            readings = [] if hardware.gpu_name is None else read_gpus(gpus, rocm=rocm)
+            row = {
+                "ts": time.time(),
+                "rss_mib": memory,
+                "cpu_seconds": cpu_seconds,
+                "gpus": readings,
+            }
+            stream.write(canonical_json(row) + "\n")
             if ended(seconds):
                 return
 
 
-def _sample(meter: GpuMeter, pids: list[int]) -> dict[str, Any]:
-    memory, cpu_seconds = memory_and_cpu_seconds(pids)
-    gpus = [asdict(reading) for reading in meter.read()]
-    return {
-        "ts": time.time(),
-        "rss_mib": memory,
-        "cpu_seconds": cpu_seconds,
-        "gpus": gpus,
-    }
-
-
-def _meter(hardware: HardwareRecord, gpus: int) -> GpuMeter:
-    if hardware.gpu_name is None:
-        return NullGpuMeter()
-    return gpu_meter(gpus, rocm=hardware.hip_version is not None)
-
-
-def gpu_meter(gpus: int, *, rocm: bool) -> GpuMeter:
-    """Return the meter of the first ``gpus`` visible GPUs. Raises OSError if there is no driver."""
-    return AmdGpuMeter(gpus) if rocm else NvidiaMeter(gpus)
-
-
 if __name__ == "__main__":
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     sample(RunDir(Path(sys.argv[1])), float(sys.argv[2]), should_exit)

@@ -88,11 +88,9 @@ def raised_alarms(facts: WatchedRecords, options: WatchOptions) -> dict[str, str
 
 def stall(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report ranks of a running run without a recent heartbeat."""
-    if not facts.is_running:
-        return ""
     silent = {rank: facts.now - beats[-1].ts for rank, beats in facts.heartbeats.items() if beats}
     stalled = {rank: s for rank, s in silent.items() if s > options.stall_seconds}
-    if not stalled:
+    if not stalled or not facts.is_running:
         return ""
     ranks = ", ".join(map(str, stalled))
     return f"no heartbeat of rank {ranks} for {format_duration(max(stalled.values()))}"
@@ -111,9 +109,8 @@ def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
     if len(losses) < 2 * count:
         return ""
     before, after = fmean(losses[:count]), fmean(losses[count:])
-    if after < before:
-        return ""
-    return f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
+    text = f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
+    return "" if after < before else text
 
 
 def unstable(facts: WatchedRecords, options: WatchOptions) -> str:
@@ -123,16 +120,13 @@ def unstable(facts: WatchedRecords, options: WatchOptions) -> str:
 
 def throughput(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if the newest log interval of a running run was slower or faster than the median."""
-    if not facts.is_running:
-        return ""
     speeds = _values(facts.beats, "toks_per_s")[_WARMUP_BEATS:]
-    if len(speeds) < _MIN_BEATS or speeds[-1] <= 0:
+    if not facts.is_running or len(speeds) < _MIN_BEATS or speeds[-1] <= 0:
         return ""
-    median_speed = median(speeds)
-    percent = 100 * (speeds[-1] / median_speed - 1)
-    if abs(percent) <= options.speed_percent:
-        return ""
-    return f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {median_speed:,.0f}"
+    usual = median(speeds)
+    percent = 100 * (speeds[-1] / usual - 1)
+    text = f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {usual:,.0f}"
+    return "" if abs(percent) <= options.speed_percent else text
 
 
 def memory_creep(facts: WatchedRecords, options: WatchOptions) -> str:
@@ -150,49 +144,35 @@ def memory_creep(facts: WatchedRecords, options: WatchOptions) -> str:
 
 def zero_gradient(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if the newest step had a zero gradient."""
-    norms = [row.grad_norm for row in facts.train[-1:]]
-    return "the gradient is 0" if norms == [0.0] else ""
+    return "the gradient is 0" if facts.train and facts.train[-1].grad_norm == 0.0 else ""
 
 
 def fallbacks(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if a fallback after running out of memory was applied since the start."""
-    counts = _values(facts.beats, "fallbacks")
-    if len(counts) < 2 or counts[-1] <= counts[0]:
-        return ""
-    return f"{counts[-1]:.0f} fallbacks, {counts[0]:.0f} at the start"
+    counts = _values(facts.beats, "fallbacks") or [0]
+    text = f"{counts[-1]:.0f} fallbacks, {counts[0]:.0f} at the start"
+    return text if counts[-1] > counts[0] else ""
 
 
 def gate_entropy(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if gates over branches have collapsed."""
-    entropies = _values(facts.beats, "gate_entropy")
-    if not entropies or entropies[-1] >= options.gate_entropy:
-        return ""
-    return f"mean gate entropy {entropies[-1]:.3f} nats (below {options.gate_entropy:g})"
+    newest = (_values(facts.beats, "gate_entropy") or [math.inf])[-1]
+    text = f"mean gate entropy {newest:.3f} nats (below {options.gate_entropy:g})"
+    return text if newest < options.gate_entropy else ""
 
 
 def gate_max(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if one branch dominates the gates."""
-    maxima = _values(facts.beats, "gate_max")
-    if not maxima or maxima[-1] <= options.gate_max:
-        return ""
-    return f"mean of the largest gate {maxima[-1]:.3f} (above {options.gate_max:g})"
+    newest = (_values(facts.beats, "gate_max") or [0.0])[-1]
+    text = f"mean of the largest gate {newest:.3f} (above {options.gate_max:g})"
+    return text if newest > options.gate_max else ""
 
 
-ALARM_RULES: Mapping[str, AlarmRule] = {
-    rule.__name__.replace("_", "-"): rule
-    for rule in (
-        stall,
-        zero_throughput,
-        plateau,
-        unstable,
-        throughput,
-        memory_creep,
-        zero_gradient,
-        fallbacks,
-        gate_entropy,
-        gate_max,
-    )
-}
+_RULES: Sequence[AlarmRule] = (
+    *(stall, zero_throughput, plateau, unstable, throughput, memory_creep),
+    *(zero_gradient, fallbacks, gate_entropy, gate_max),
+)
+ALARM_RULES = {rule.__name__.replace("_", "-"): rule for rule in _RULES}
 
 
 def scaled_span(span: int, iterations: int) -> int:

@@ -38,7 +38,6 @@ from lib.project import ROOT
 from lib.runner.runner import RunnerOptions
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir
-from lib.tracking.telemetry import GpuReading
 
 SMALL: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
@@ -360,11 +359,10 @@ def test_a_gpu_in_use_by_another_program_is_left_alone_and_named(
     monkeypatch: pytest.MonkeyPatch, place: TrainingPlace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     used = [300.0, 40_960.0, 900.0, None]
-    readings = [GpuReading(i, None, mib, 81_920.0, None, None) for i, mib in enumerate(used)]
-    meter = SimpleNamespace(read=lambda: readings)
+    readings = [{"index": i, "memory_used_mib": mib} for i, mib in enumerate(used)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("gpt2.running.preflight.machine_problems", lambda machine, gpus: [])
-    monkeypatch.setattr("lib.tracking.telemetry.gpu_meter", lambda gpus, *, rocm: meter)
+    monkeypatch.setattr("lib.tracking.telemetry.read_gpus", lambda gpus, *, rocm: readings)
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(readings))
     config = resolve_config(
         KconfigTree(), [ConfigLayer.of("test", "test", {"SINGLE_TRAINING": True})]

@@ -74,14 +74,12 @@ def install() -> None:
     cuda.get_device_properties = lambda index: properties
     cuda.is_bf16_supported = lambda **options: True
     readings = [
-        lib.tracking.telemetry.GpuReading(
-            n, None, 9e4 if n == FAKE["busy"] else 9.0, 1e5, None, None
-        )
+        {"index": n, "memory_used_mib": 9e4 if n == FAKE["busy"] else 9.0}
         for n in range(FAKE["count"])
     ]
     modules: Any = gpt2.running.preflight, lib.env.preflight, lib.tracking.telemetry, gpt2.train
     preflight, machine, telemetry, train = modules
-    telemetry.gpu_meter = lambda count, *, rocm: SimpleNamespace(read=lambda: readings)
+    telemetry.read_gpus = lambda count, *, rocm: readings
     preflight._kernel_problems = lambda configs: []
     preflight._snapshot_problems = lambda *given: []
     machine.use_gpu = use

@@ -1,9 +1,7 @@
-"""Telemetry: layers of imports, meters of GPUs and processes, and the sampler."""
+"""Telemetry: readings of GPUs and processes, the sampler, and the means of its samples."""
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +13,8 @@ from lib.files import write_json
 from lib.runs.rows import TelemetrySample
 from lib.runs.run_dir import RunDir
 from lib.tracking import telemetry
-from lib.tracking.reader import mean_metrics, per_layer_metrics, reduce_over_layers
-from lib.tracking.telemetry import (
-    AmdGpuMeter,
-    GpuReading,
-    NvidiaMeter,
-    memory_and_cpu_seconds,
-    visible_gpus,
-)
+from lib.tracking.reader import ReadCursor, RecordReader, mean_metrics
+from lib.tracking.telemetry import memory_and_cpu_seconds, read_gpus
 from tests.json_rows import read_rows
 
 VALUES = {
@@ -34,23 +26,24 @@ VALUES = {
 }
 
 
-def test_the_mean_and_of_extremes_the_extreme() -> None:
-    assert reduce_over_layers(VALUES) == {
+def test_statistics_are_reduced_over_layers_and_of_each_layer(tmp_path: Path) -> None:
+    row = {"kind": "statistics", "iteration": 1, "values": VALUES}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    ((_, found),) = RecordReader(RunDir(tmp_path), ReadCursor()).new()
+    layers = {name: found.pop(name) for name in list(found) if name.startswith("layer/")}
+    assert found == {
+        "iteration": 1,
         "attention/entropy": 3.0,
         "nsa/gate_entropy_min": 0.25,
         "nsa/gate_largest_max": 0.9,
         "mlp_attn_gate/gate_mean": (0.2 + 0.4) / 2,
     }
-
-
-def test_every_layer_that_has_a_value() -> None:
-    found = per_layer_metrics(VALUES)
-    assert found["layer/2/attention/entropy"] == 6.0
-    assert [name for name in found if "mlp_attn_gate" in name] == [
+    assert layers["layer/2/attention/entropy"] == 6.0
+    assert [name for name in layers if "mlp_attn_gate" in name] == [
         "layer/0/mlp_attn_gate/gate_mean",
         "layer/1/mlp_attn_gate/gate_mean",
     ]
-    assert len(found) == 3 * 3 + 2
+    assert len(layers) == 3 * 3 + 2
 
 
 GIB = 1 << 30
@@ -103,26 +96,40 @@ class FakeNvml:
         return (61, 55)[handle]
 
 
-FIRST = GpuReading(0, 90.0, 6144.0, 24576.0, 251.5, 61.0)
-SECOND = GpuReading(1, 40.0, 12288.0, 24576.0, None, 55.0)
+COUNTERS = (
+    *("index", "compute_util", "memory_used_mib", "memory_total_mib"),
+    *("power_watts", "temperature_celsius"),
+)
+FIRST, SECOND = (0, 90.0, 6144.0, 24576.0, 251.5, 61.0), (1, 40.0, 12288.0, 24576.0, None, 55.0)
+
+
+def readings(gpus: int, *, rocm: bool) -> list[tuple[Any, ...]]:
+    found = read_gpus(gpus, rocm=rocm)
+    assert all(tuple(gpu) == COUNTERS for gpu in found)
+    return [tuple(gpu.values()) for gpu in found]
 
 
 @pytest.mark.parametrize(
     ("shown", "gpus", "expected"),
-    [("", 2, [FIRST, SECOND]), ("1", 1, [SECOND]), ("GPU-b", 1, [SECOND]), ("1,0", 1, [SECOND])],
+    [
+        ("", 2, [FIRST, SECOND]),
+        ("1", 1, [SECOND]),
+        ("0, GPU-b", 2, [FIRST, SECOND]),
+        ("1,0", 1, [SECOND]),
+    ],
 )
 def test_nvidia(
-    monkeypatch: pytest.MonkeyPatch, shown: str, gpus: int, expected: list[GpuReading]
+    monkeypatch: pytest.MonkeyPatch, shown: str, gpus: int, expected: list[Any]
 ) -> None:
     monkeypatch.setattr(telemetry, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert NvidiaMeter(gpus).read() == expected
+    assert readings(gpus, rocm=False) == expected
 
 
 def test_nvidia_without_a_driver_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "pynvml", FakeNvml(lost=True))
     with pytest.raises(OSError, match="NVML: Driver Not Loaded"):
-        NvidiaMeter(1)
+        read_gpus(1, rocm=False)
 
 
 # rocm-smi JSON of two cards; the second has power N/A and no edge sensor.
@@ -156,24 +163,20 @@ def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_amd(rocm_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert AmdGpuMeter(2).read() == [
-        GpuReading(0, 73.0, 12288.0, 49152.0, 95.0, 48.0),
-        GpuReading(1, 0.0, 1024.0, 49152.0, None, 50.0),
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert readings(2, rocm=True) == [
+        (0, 73.0, 12288.0, 49152.0, 95.0, 48.0),
+        (1, 0.0, 1024.0, 49152.0, None, 50.0),
     ]
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert [reading.index for reading in AmdGpuMeter(1).read()] == [1]
+    assert [gpu["index"] for gpu in read_gpus(1, rocm=True)] == [1]
 
 
 @pytest.mark.parametrize("trouble", ["exit 2", "echo nonsense", "echo '{}'"])
 def test_amd_without_a_valid_answer_raises(rocm_smi: Path, trouble: str) -> None:
     rocm_smi.write_text(f"#!/bin/sh\n{trouble}\n")
     with pytest.raises(OSError, match="rocm-smi: "):
-        AmdGpuMeter(1)
-
-
-def test_the_variable_names_gpus_by_index_or_by_name() -> None:
-    assert visible_gpus("", 2) == [0, 1]
-    assert visible_gpus("3, GPU-b", 2) == [3, "GPU-b"]
+        read_gpus(1, rocm=True)
 
 
 def manifest(run: RunDir, **hardware: Any) -> None:
@@ -191,28 +194,21 @@ def manifest(run: RunDir, **hardware: Any) -> None:
 def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     manifest(run)
-    command = [sys.executable, "-P", "-m", "lib.tracking.telemetry", str(tmp_path), "0.05"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 20
-        while not run.telemetry.exists() or len(run.telemetry.read_text().splitlines()) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.stdin.write(b"\n")
-        process.stdin.close()
-        assert process.wait(20) == 0
+    moments = iter([False, False, True])
+    telemetry.sample(run, 0.05, lambda seconds: next(moments))
     rows = list(read_rows(run.telemetry))
-    assert all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
+    assert len(rows) == 3 and all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
 
 
-def test_a_missing_driver_ends_the_sampler_with_an_error(tmp_path: Path) -> None:
+def test_a_missing_driver_ends_the_sampler_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunDir(tmp_path)
     manifest(run, gpu_name="a card", hip_version="6.4")
-    command = [sys.executable, "-P", "-m", "lib.tracking.telemetry", str(tmp_path), "1"]
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(command, input=b"", capture_output=True, env=environment)
-    assert done.returncode != 0
-    assert b"rocm-smi" in done.stderr.splitlines()[-1]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="rocm-smi"):
+        telemetry.sample(run, 1.0, lambda seconds: True)
 
 
 def test_memory_and_time_of_processes_are_the_kernels() -> None:
