@@ -17,7 +17,8 @@ from gpt2.data.dataset import open_dataset
 from gpt2.data.prepare import prepare_dataset
 from gpt2.model_config import ModelConfig
 from gpt2.training.budget import run_budget
-from gpt2.weights.source import download_weights, weight_mismatches
+from gpt2.weights.match import weight_mismatches
+from gpt2.weights.source import download_weights
 from lib.console import log
 from lib.env.gpu import gpu_groups, has_driver, selected_gpus, usable_cores
 from lib.env.options import EnvironmentConfig

@@ -1,4 +1,4 @@
-"""Conversion between transformers' GPT-2 weights and the native model."""
+"""Weights between files, the native model, and transformers' GPT-2."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,8 +12,9 @@ from torch import Tensor
 from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.weights import hf, source
+from gpt2.weights.match import weight_mismatches
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import sha256_file
+from lib.files import regular_path, sha256_file
 from lib.runs.checkpoint import STATE, read_checkpoint
 from lib.runs.run_dir import RunDir
 from lib.units import first_of
@@ -23,46 +24,46 @@ _PART = re.compile(r"(?m)(?:.*\.(?:terms|gates|mechanisms)\.(\w+)\..*$|(?:.*\.)?
 
 
 def load_initial_weights(
-    model: GPT, config: Config, build_dir: Path, tell: Callable[[str, str], None]
+    model: GPT, config: Config, build_dir: Path, write: Callable[[str, str], None]
 ) -> dict[str, str]:
     """Load the weights of ``INIT_FROM`` into ``model``; do nothing if ``INIT_FROM`` is empty.
 
-    Parameters of mechanisms that GPT-2 lacks keep their initial values, and one line that names the
-    mechanisms is passed to ``tell``. Returns path → SHA-256 of the files read. Raises ConfigError
-    with every mismatch, PreflightError if files are missing or damaged; ``model`` is then
-    unchanged.
+    Parameters of mechanisms that the weights lack keep their initial values, and one line that names
+    the mechanisms is passed to ``write``. Returns path → SHA-256 of the files read. Raises
+    ConfigError with every mismatch, PreflightError if files are missing or damaged; ``model`` is
+    then unchanged.
     """
     if not config.init.init_from:
         return {}
     folder = source.weights_folder(config, build_dir)
-    if problems := source.weight_mismatches(folder, config.model):
+    if problems := weight_mismatches(folder, config.model):
         raise ConfigError(*problems)
-    if config.init.is_run and config.init.iteration is None:
-        source.require_recorded_weights(RunDir(folder))
     files = source.weight_files(folder)
     if config.init.iteration is not None:
         # Verified with the weights; the optimizer continues from it.
         read_checkpoint(folder)
         files.append(folder / STATE)
+    elif config.init.is_run:
+        source.require_recorded_weights(RunDir(folder))
     digests = {str(path.absolute()): sha256_file(path) for path in files}
     missing = copy_weights(model, read_tensors(folder), native=source.is_native(folder))
     names = sorted({a or b for a, b in _PART.findall("\n".join(missing))})
     rest = f"; randomly initialized: {len(missing)} tensors of {', '.join(names)}" if names else ""
-    tell("INIT", f"{config.init.init_from}: loaded all weights of {folder}{rest}")
+    write("INIT", f"{config.init.init_from}: loaded all weights of {folder}{rest}")
     return digests
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a folder by native name, in the layout of the folder.
-
-    The result may contain ``lm_head``.
-    """
-    _, *weights = source.weight_files(folder)
+    """Return the weights of a folder by native name, in the layout of the folder; perhaps a head."""
+    _, *paths = source.weight_files(folder)
     tensors: dict[str, Tensor] = {}
-    for path in weights:
-        for key, tensor in safetensors.torch.load_file(path).items():
-            if name := hf.native_name(key):
-                tensors[name] = tensor
+    for path in paths:
+        try:
+            read = safetensors.torch.load_file(regular_path(path))
+        except (OSError, safetensors.SafetensorError) as error:
+            what = f"cannot be read: {error}"
+            raise PreflightError(Problem(what, str(path), code="weights.damaged")) from None
+        tensors |= {name: read[key] for key in read if (name := hf.native_name(key))}
     return tensors
 
 
@@ -77,22 +78,22 @@ def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = Fa
     parameters = dict(model.named_parameters())
     head = tensors.get(hf.HEAD_NAME)
     if head is not None and not torch.equal(head, tensors["wte.weight"]):
-        raise PreflightError(
-            Problem(
-                f"{hf.HEAD_NAME} differs from wte.weight (expected a tied head)",
-                code="weights.untied-head",
-            )
-        )
+        what = f"{hf.HEAD_NAME} differs from wte.weight (expected a tied head)"
+        raise PreflightError(Problem(what, code="weights.untied-head"))
     unused = sorted(tensors.keys() - parameters.keys() - {hf.HEAD_NAME})
-    if biases := [name for name in unused if tensors[name].any()]:
-        what = f"BIAS: the weights have biases: {first_of(biases)}"
+    if unused := [name for name in unused if tensors[name].any()]:
+        if not all(name.endswith(".bias") for name in unused):
+            what = f"the model has no {first_of(unused)}"
+            raise PreflightError(Problem(what, "INIT_FROM", code="weights.shape-mismatch"))
+        what = f"BIAS: the weights have biases: {first_of(unused)}"
         raise ConfigError(Problem(what, next="set BIAS=y", code="weights.config-mismatch"))
     vocab_size = model.config.shape.vocab_size
     values = {
         name: tensors[name] if native else hf.convert_layout(name, tensors[name])
         for name in parameters.keys() & tensors.keys()
     }
-    values["wte.weight"] = values["wte.weight"][:vocab_size]
+    if "wte.weight" in values:
+        values["wte.weight"] = values["wte.weight"][:vocab_size]
     for name, value in values.items():
         rows = parameters[name][:vocab_size] if name == "wte.weight" else parameters[name]
         if rows.shape != value.shape:

@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, Any] = {
     "activation_function": "gelu_new",
 }
 # Settings of unsupported GPT-2 variants, at the only supported value.
-_FIXED: dict[str, Any] = {
+FIXED: dict[str, Any] = {
     "model_type": "gpt2",
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
@@ -60,7 +60,7 @@ def native_name(name: str) -> str | None:
 
 def with_defaults(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json with defaults for every key that is read."""
-    settings = {**_DEFAULTS, **_FIXED, **theirs}
+    settings = {**_DEFAULTS, **FIXED, **theirs}
     settings["n_inner"] = settings["n_inner"] or 4 * settings["n_embd"]
     return settings
 
@@ -85,43 +85,6 @@ def shapes(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "wpe.weight": (theirs["n_positions"], width),
     }
     return embeddings | blocks | {"ln_f.weight": (width,), "ln_f.bias": (width,)}
-
-
-def config_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
-    """Return every mismatch between ``model`` and the weights described by ``theirs``."""
-    shape = model.shape
-    problems = [
-        f"{name}: {ours} does not match the weights ({key}={theirs[key]})"
-        for name, ours, key in (
-            ("N_LAYER", shape.n_layer, "n_layer"),
-            ("N_HEAD", shape.n_head, "n_head"),
-            ("N_EMBD", shape.n_embd, "n_embd"),
-            ("BLOCK_SIZE", shape.block_size, "n_positions"),
-        )
-        if ours != theirs[key]
-    ]
-    if shape.vocab_size != theirs["vocab_size"]:
-        tokens = f"{shape.vocab_size} tokens do not match the weights"
-        problems.append(f"TOKENIZER: {tokens} (vocab_size={theirs['vocab_size']})")
-    if (projection := model.attention.projection.name) != "dense":
-        problems.append(f"ATTENTION_PROJECTION: {projection} does not match the weights (dense)")
-    if model.attention.positions.rotates:
-        positions = model.attention.positions.name
-        problems.append(f"POSITIONS: {positions} does not match the weights (learned)")
-    hidden = model.hidden_widths()
-    if hidden != [theirs["n_inner"]]:
-        units = "/".join(map(str, hidden))
-        problems.append(
-            f"MLP_HIDDEN: {units} hidden units do not match the weights "
-            f"(n_inner={theirs['n_inner']})"
-        )
-    if theirs["activation_function"] not in (activation := model.mlp.activation).hf_names:
-        function = f"activation_function={theirs['activation_function']}"
-        problems.append(f"ACTIVATION: {activation.name} does not match the weights ({function})")
-    for key, supported in _FIXED.items():
-        if theirs[key] != supported:
-            problems.append(f"{key}: unsupported (expected {supported}, got {theirs[key]})")
-    return problems
 
 
 def options_of(value: Any) -> Iterator[Any]:
@@ -150,7 +113,7 @@ def config_json(model: ModelConfig, end_of_text: int) -> dict[str, Any]:
     shape = model.shape
     dropout = {f"{place}_pdrop": shape.dropout for place in ("embd", "attn", "resid")}
     return (
-        _FIXED
+        FIXED
         | dropout
         | {
             "architectures": ["GPT2LMHeadModel"],

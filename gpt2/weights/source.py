@@ -3,17 +3,11 @@
 Does not import torch.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from gpt2.config import Config
 from gpt2.data.dataset import data_folder
-from gpt2.model_config import ModelConfig
-from gpt2.records.files import read_resolved_config
-from gpt2.weights import hf
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
@@ -29,8 +23,6 @@ NATIVE_TYPE = "kablate"
 # Maps tensors to files if the weights are sharded.
 _INDEX = "model.safetensors.index.json"
 _DOWNLOAD_PATTERNS = [CONFIG_FILE, WEIGHTS_FILE, _INDEX, "model-*.safetensors"]
-# Dtypes that convert to float32 without rounding.
-_DTYPES = {"F32", "F16", "BF16"}
 
 
 def weights_folder(config: Config, build_dir: Path) -> Path:
@@ -110,7 +102,7 @@ def is_native(folder: Path) -> bool:
     path = folder / CONFIG_FILE
     if not path.exists():
         return run_of(folder).resolved_config.exists()
-    return _read_json(path).get("model_type") == NATIVE_TYPE
+    return read_settings(path).get("model_type") == NATIVE_TYPE
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -122,7 +114,7 @@ def weight_files(folder: Path) -> list[Path]:
     names = [WEIGHTS_FILE]
     if index.exists():
         # Drop directories: an index must not refer to files outside its folder.
-        names = sorted({Path(n).name for n in _read_json(index).get("weight_map", {}).values()})
+        names = sorted({Path(n).name for n in read_settings(index).get("weight_map", {}).values()})
     paths = [folder / CONFIG_FILE, *(folder / name for name in names)]
     for path in paths:
         if not path.is_file():
@@ -132,26 +124,6 @@ def weight_files(folder: Path) -> list[Path]:
                 Problem("file not found", str(path), advice, code="weights.missing")
             )
     return paths
-
-
-def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
-    """Return every mismatch between the weights of a folder and ``model``, without reading tensors.
-
-    Raises PreflightError if files are missing or inconsistent with each other.
-    """
-    _, *weights = weight_files(folder)
-    if is_native(folder):
-        texts = _native_mismatches(model, read_resolved_config(run_of(folder)).model)
-    else:
-        theirs = hf.with_defaults(_read_json(folder / CONFIG_FILE))
-        texts = hf.config_mismatches(model, theirs)
-        if theirs["model_type"] == "gpt2":
-            _check_tensors(folder, weights, theirs)
-    problems = [Problem(what, str(folder), code="weights.config-mismatch") for what in texts]
-    if problems:
-        advice = "set these symbols to the values of the weights, or change INIT_FROM"
-        problems[-1] = replace(problems[-1], next=advice)
-    return problems
 
 
 def _run_folder(name: str, output: Path) -> Path:
@@ -169,42 +141,6 @@ def _run_folder(name: str, output: Path) -> Path:
         what = f"no finished run {name!r} below {output}"
     advice = "type: make ls, to list the runs"
     raise PreflightError(Problem(what, "INIT_FROM", advice, code="weights.missing"))
-
-
-def _native_mismatches(model: ModelConfig, theirs: ModelConfig) -> list[str]:
-    """Return every mismatch with the model of another run; parts can be added, but not dropped."""
-    ours, other = model.shape, theirs.shape
-    a, b = model.attention, theirs.attention
-    pairs: list[tuple[str, str | int, str | int]] = [
-        ("N_LAYER", ours.n_layer, other.n_layer),
-        ("N_HEAD", ours.n_head, other.n_head),
-        ("N_EMBD", ours.n_embd, other.n_embd),
-        ("BLOCK_SIZE", ours.block_size, other.block_size),
-        ("TOKENIZER", f"{ours.vocab_size} tokens", f"{other.vocab_size} tokens"),
-        ("ACTIVATION", model.mlp.activation.name, theirs.mlp.activation.name),
-        ("ATTENTION_PROJECTION", a.projection.name, b.projection.name),
-        ("POSITIONS", a.positions.name, b.positions.name),
-        ("MLP_HIDDEN", _hidden(model), _hidden(theirs)),
-    ]
-    if b.pattern.cost(other, b.projection).params:
-        pairs.append(("ATTENTION_PATTERN", a.pattern.name, b.pattern.name))
-    mine, others = _part_names(model), _part_names(theirs)
-    pairs += [(name.upper(), "off", "on") for name in sorted(others - mine)]
-    return [
-        f"{symbol}: {one} does not match the weights ({two})"
-        for symbol, one, two in pairs
-        if one != two
-    ]
-
-
-def _hidden(model: ModelConfig) -> str:
-    return "/".join(map(str, model.hidden_widths()))
-
-
-def _part_names(model: ModelConfig) -> set[str]:
-    """Return the components of the kinds of which a model may have any number."""
-    fields = (*vars(model.attention).values(), *vars(model.mlp).values())
-    return {part.name for field in fields if isinstance(field, tuple) for part in field}
 
 
 def require_recorded_weights(run: RunDir) -> None:
@@ -232,46 +168,7 @@ def _complete(folder: Path) -> bool:
     )
 
 
-def _check_tensors(folder: Path, weights: list[Path], theirs: dict[str, Any]) -> None:
-    """Raise PreflightError unless the files have exactly the tensors described by config.json."""
-    expected = hf.shapes(theirs)
-    expected[hf.HEAD_NAME] = expected["wte.weight"]
-    shapes, dtypes = _headers(weights)
-    # Tied to wte; most files omit it.
-    shapes.setdefault(hf.HEAD_NAME, expected[hf.HEAD_NAME])
-    wrong = [
-        f"{name} has shape {list(shapes[name])}, expected {list(shape)}"
-        for name, shape in expected.items()
-        if name in shapes and shapes[name] != shape
-    ]
-    wrong += [f"{name} is missing" for name in expected if name not in shapes]
-    wrong += [f"{name} is unexpected" for name in shapes if name not in expected]
-    wrong += [f"unsupported dtype {dtype}" for dtype in sorted(dtypes - _DTYPES)]
-    if wrong:
-        what = f"tensors do not match {CONFIG_FILE}: {first_of(wrong, 4)}"
-        raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
-
-
-def _headers(weights: list[Path]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Return the shape of each tensor by native name, and the set of dtypes."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: set[str] = set()
-    for path in weights:
-        try:
-            with safe_open(path, framework="np") as opened:
-                for key in opened.keys():  # noqa: SIM118 - safe_open is not iterable
-                    if name := hf.native_name(key):
-                        header = opened.get_slice(key)
-                        shapes[name] = tuple(header.get_shape())
-                        dtypes.add(header.get_dtype())
-        except (SafetensorError, OSError) as error:
-            raise PreflightError(
-                Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
-            ) from None
-    return shapes, dtypes
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path)
     except RecordError as error:

@@ -1,9 +1,8 @@
-"""Loading of a trained model from its run directory or from an exported folder."""
+"""A finished run for inference: its configuration, model and tokenizer."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from gpt2.config import Config
@@ -12,12 +11,12 @@ from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.model import GPT
 from gpt2.records.files import read_resolved_config
-from gpt2.weights import source
 from gpt2.weights.convert import copy_weights, read_tensors
+from gpt2.weights.match import weight_mismatches
+from gpt2.weights.source import CONFIG_FILE, is_native
 from lib.console import log
 from lib.env.options import MachineConfig
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import regular_path
 from lib.runs.run_dir import RunDir
 
 
@@ -27,35 +26,17 @@ def load_run(path: str | Path) -> GPT:
     Raises ConfigError if the folder has no valid configuration or the configuration does not match
     the weights, PreflightError if the weights are missing or damaged.
     """
-    run = RunDir(Path(path))
-    config = read_resolved_config(run)
+    folder = Path(path)
+    config = read_resolved_config(RunDir(folder))
+    is_export = (folder / CONFIG_FILE).exists()
+    if is_export and (problems := weight_mismatches(folder, config.model)):
+        raise ConfigError(*problems)
     model = GPT(config.model)
-    if (run.path / source.CONFIG_FILE).exists():
-        if problems := source.weight_mismatches(run.path, config.model):
-            raise ConfigError(*problems)
-        copy_weights(model, read_tensors(run.path), native=source.is_native(run.path))
-    else:
-        _load_native(model, run.weights)
+    missing = copy_weights(model, read_tensors(folder), native=is_native(folder))
+    if missing and not is_export:
+        what = f"tensors do not match the configuration in the same folder: no {missing[0]}"
+        raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
     return model.eval()
-
-
-@torch.no_grad()
-def _load_native(model: GPT, path: Path) -> None:
-    try:
-        weights = safetensors.torch.load_file(regular_path(path))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise PreflightError(
-            Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
-        ) from None
-    parameters = dict(model.named_parameters())
-    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in parameters.items()}:
-        what = "tensors do not match the configuration in the same folder"
-        raise PreflightError(Problem(what, str(path), code="weights.shape-mismatch"))
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
-
-
-# Loading of a finished run for inference: configuration, model and tokenizer.
 
 
 @dataclass(frozen=True)
@@ -76,17 +57,18 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
     or damaged.
     """
     config = read_resolved_config(run, build_dir)
-    data_dir = data_folder(config.data, build_dir)
-    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, data_dir)
+    vocabulary = tokenizer.load_tokenizer(
+        config.data.tokenizer, data_folder(config.data, build_dir)
+    )
     machine = machine_here(config.machine)
     torch.set_num_threads(machine.cpu_threads)
     return Trained(run, config, machine, load_run(run.path).to(machine.device), vocabulary)
 
 
 def machine_here(machine: MachineConfig) -> MachineConfig:
-    """Return ``machine``, or its CPU fallback if no GPU is available.
+    """Return ``machine``, or the CPU in fp32 if no GPU is available.
 
-    The fallback logs a warning, because its results differ in the last bits.
+    That logs a warning, because its results differ in the last bits.
     """
     if machine.device == "cpu" or torch.cuda.is_available():
         return machine

@@ -29,7 +29,7 @@ def test_export_import_and_modified_weights(build):
     configure(folder, INIT_FROM=f"hf:{out}", N_LAYER=1)
     code, _, stderr = folder.command("all")
     assert code == 2 and "[weights.config-mismatch]" in stderr
-    assert "N_LAYER: 1 " in stderr and "n_layer=2" in stderr
+    assert "N_LAYER: 1 " in stderr and "weights (2)" in stderr
     assert len(list((folder.path / "results/single").glob("run-*"))) == 1
 
     configure(folder, INIT_FROM=f"hf:{out}")

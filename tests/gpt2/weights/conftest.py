@@ -1,5 +1,6 @@
 """Random GPT-2 folders in transformers' format, and finished runs without training."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def export(run: RunDir, out: Path, build_dir: Path) -> None:
     write_export(run, out, build_dir)
 
 
+def own_code(folder: Path, **settings: Any) -> Any:
+    """Load an export with its own code; fail on missing or unused weights."""
+    from transformers import AutoModelForCausalLM
+
+    theirs, info = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True, **settings
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return theirs.eval()
+
+
 def random_gpt2(**settings: Any) -> Any:
     """Build a GPT2LMHeadModel with large random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -63,11 +75,18 @@ def random_gpt2(**settings: Any) -> Any:
     return theirs.eval()
 
 
+@pytest.fixture(scope="session")
+def saved_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a small transformers model with random weights."""
+    path = tmp_path_factory.mktemp("gpt2")
+    random_gpt2().save_pretrained(path)
+    return path
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Write a small transformers model with random weights."""
-    random_gpt2().save_pretrained(tmp_path / "theirs")
-    return tmp_path / "theirs"
+def folder(saved_gpt2: Path, tmp_path: Path) -> Path:
+    """Return a copy of the saved transformers model."""
+    return shutil.copytree(saved_gpt2, tmp_path / "theirs")
 
 
 @pytest.fixture
@@ -112,12 +131,3 @@ def train(tmp_path: Path) -> Trainer:
         text = " ".join(f"{i * j % 17} apples and {j} pears." for j in range(2 + i))
         (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
     return Trainer(tmp_path, tmp_path)
-
-
-def greedy(logits: Callable[[torch.Tensor], torch.Tensor], prompt: list[int], count: int) -> list:
-    """Return ``count`` tokens after ``prompt`` by greedy decoding."""
-    ids = list(prompt)
-    with torch.no_grad():
-        for _ in range(count):
-            ids.append(int(logits(torch.tensor([ids]))[0, -1].argmax()))
-    return ids[len(prompt) :]

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gpt2.model import GPT
 from gpt2.weights.hf import unsupported_components
 from lib.config.dotconfig import defconfig_layers
 from lib.project import ROOT
-from tests.gpt2.weights.conftest import export, random_weights, write_finished
+from tests.gpt2.weights.conftest import export, own_code, random_weights, write_finished
 
 STUDIES = ("gpt2-ratio-ablation", "gpt2-mechanisms", "nsa-quickstart")
 # Each step whose components together are those of all steps.
@@ -46,17 +47,7 @@ class Exported:
     folder: Path
 
 
-def load(folder: Path, **settings: Any) -> Any:
-    """Load an export; fail on missing or unused weights."""
-    from transformers import AutoModelForCausalLM
-
-    theirs, info = AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=True, output_loading_info=True, **settings
-    )
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return theirs.eval()
-
-
+@cache
 def small_steps(defconfig: str) -> dict[str, Config]:
     """Return the small form of each step of a study, by its slug."""
     cases = plan_cases(defconfig_layers(ROOT, defconfig)).every
@@ -73,7 +64,7 @@ def write_export(config: Config, folder: Path) -> Exported:
     export(write_finished(config, folder / "run"), folder / "out", folder)
     ours = GPT(config.model)
     ours.load_state_dict(random_weights(config))
-    return Exported(ours.eval(), load(folder / "out"), folder / "out")
+    return Exported(ours.eval(), own_code(folder / "out"), folder / "out")
 
 
 def some_tokens(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -249,9 +240,9 @@ def defaults_of_the_configuration(model: Exported) -> float:
     assert config.pad_token_id == config.eos_token_id == PADDING
     for name, value in (("hidden_size", 8), ("num_hidden_layers", 1), ("vocab_size", 9)):
         with pytest.raises(ValueError, match=name):
-            load(model.folder, **{name: value})
+            own_code(model.folder, **{name: value})
     with pytest.raises(ValueError, match="tie_word_embeddings"):
-        load(model.folder, tie_word_embeddings=False)
+        own_code(model.folder, tie_word_embeddings=False)
     with pytest.raises(ValueError, match="set_output_embeddings"):
         theirs.set_output_embeddings(torch.nn.Linear(3, 3))
     return 0.0
@@ -405,10 +396,12 @@ def generation(model: Exported) -> float:
     found_BT = theirs.generate(inputs_embeds=embedded, do_sample=False, **base)
     assert torch.equal(found_BT[:, -9:], greedy_BT[:, 14:])
     for row, length in enumerate(LENGTHS):
-        alone_1T = theirs.generate(
-            idx_BT[row : row + 1, -length:], max_new_tokens=9, do_sample=False, eos_token_id=None
-        )
-        assert torch.equal(alone_1T[0, -9:], greedy_BT[row, 14:])
+        # Without the code of the export.
+        alone = idx_BT[row, -length:]
+        for _ in range(9):
+            with torch.no_grad():
+                alone = torch.cat([alone, model.ours(alone[None])[0, -1:].argmax(-1)])
+        assert torch.equal(alone[-9:], greedy_BT[row, 14:])
     output = theirs.generate(
         idx_BT, do_sample=False, return_dict_in_generate=True, output_hidden_states=True, **base
     )
@@ -432,22 +425,24 @@ def generation(model: Exported) -> float:
 def saving(model: Exported) -> float:
     """A saved model is the same in a new folder, and so is one with more tokens."""
     idx_BT = some_tokens(2, 10)
-    theirs = load(model.folder)
+    theirs = own_code(model.folder)
     expected = theirs(input_ids=idx_BT).logits
     folder = model.folder.parent / "saved"
     theirs.save_pretrained(folder)
-    again = load(folder)(input_ids=idx_BT).logits
+    again = own_code(folder)(input_ids=idx_BT).logits
     embedding = theirs.resize_token_embeddings(264)
     assert embedding.num_embeddings == theirs.config.vocab_size == 264
     more = theirs(input_ids=idx_BT + 7, labels=idx_BT)
     assert more.logits.shape == (2, 10, 264) and more.loss.isfinite()
     wide = theirs(input_ids=idx_BT).logits[..., :257]
     theirs.save_pretrained(folder)
-    saved = load(folder)
+    saved = own_code(folder)
     assert torch.equal(saved(input_ids=idx_BT + 7).logits, more.logits)
     saved.resize_token_embeddings(200)
     fewer = saved(input_ids=idx_BT.clamp(max=199)).logits
-    assert torch.equal(fewer, load(model.folder)(input_ids=idx_BT.clamp(max=199)).logits[..., :200])
+    assert torch.equal(
+        fewer, own_code(model.folder)(input_ids=idx_BT.clamp(max=199)).logits[..., :200]
+    )
     return max(difference(again, expected), difference(wide, expected))
 
 
@@ -458,7 +453,7 @@ def half_precision(model: Exported) -> float:
     inputs = {"input_ids": idx_BT, "attention_mask": mask_BT}
     expected = model.theirs(**inputs).logits
     for dtype, tolerance in ((torch.bfloat16, 0.2), (torch.float16, 0.03)):
-        theirs = load(model.folder, dtype=dtype)
+        theirs = own_code(model.folder, dtype=dtype)
         output = theirs(**inputs, labels=idx_BT)
         output.loss.backward()
         assert output.logits.dtype == dtype and gradients(theirs).isfinite().all()

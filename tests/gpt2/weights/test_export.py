@@ -22,8 +22,8 @@ from gpt2.study.arguments import RunLookup
 from gpt2.weights import model_code
 from gpt2.weights.convert import load_initial_weights
 from gpt2.weights.hf import unsupported_components
+from gpt2.weights.match import _parts
 from gpt2.weights.model_code import flat_name, model_files
-from gpt2.weights.source import _part_names
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
 from lib.json_files import read_json_object
@@ -31,7 +31,8 @@ from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 from tests.gpt2.data.conftest import downloads
-from tests.gpt2.weights.conftest import export, greedy, random_gpt2, random_weights, write_finished
+from tests.gpt2.weights.conftest import export, own_code, random_weights, write_finished
+from tests.lib.fabricated import reseal
 
 Configure = Callable[..., Config]
 Finished = Callable[..., RunDir]
@@ -63,43 +64,28 @@ def ours(config: Config) -> GPT:
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-class TestTransformersForm:
-    """A dense GPT-2 is exported in transformers' format."""
+def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
+    configure: Configure, finished: Finished, tmp_path: Path, name: str
+) -> None:
+    config = configure(**SUPPORTED[name])
+    export(finished(config), tmp_path / "out", tmp_path)
+    model, theirs = ours(config), from_transformers(tmp_path / "out")
+    ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
+    expected = theirs(input_ids=ids_BT).logits
+    torch.testing.assert_close(model(ids_BT), expected, rtol=1e-5, atol=1e-5)
+    # Pruned weights stay zeros. Conv1D is [in, out]: rows of ours are columns there.
+    assert not theirs.transformer.h[0].attn.c_proj.weight[:, ::2].any()
+    assert theirs.transformer.h[0].attn.c_proj.weight[:, 1::2].all()
 
-    @pytest.mark.slow
-    def test_logits_and_64_greedy_tokens(
-        self, configure: Configure, finished: Finished, tmp_path: Path, name: str
-    ) -> None:
-        config = configure(**SUPPORTED[name])
-        export(finished(config), tmp_path / "out", tmp_path)
-
-        model, theirs = ours(config), from_transformers(tmp_path / "out")
-
-        ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
-        expected = theirs(input_ids=ids_BT).logits
-        torch.testing.assert_close(model(ids_BT), expected, rtol=1e-5, atol=1e-5)
-        text = list(b"The apple ")
-        mine = greedy(model, text, 64)
-        assert mine == greedy(lambda ids: theirs(input_ids=ids).logits, text, 64)
-        assert len(set(mine)) > 8
-
-    def test_the_round_trip_is_bit_identical(
-        self, configure: Configure, finished: Finished, tmp_path: Path, name: str
-    ) -> None:
-        config = configure(**SUPPORTED[name])
-        export(finished(config), tmp_path / "out", tmp_path)
-        again = configure(**SUPPORTED[name], INIT_FROM="hf:./out")
-        model = GPT(again.model)
-        load_initial_weights(model, again, tmp_path, lambda tag, text: None)
-
-        weights = random_weights(config)
-        for found in (
-            dict(model.named_parameters()),
-            dict(load_run(tmp_path / "out").named_parameters()),
-        ):
-            assert found.keys() == weights.keys()
-            for key, expected in weights.items():
-                assert torch.equal(found[key], expected), key
+    again = configure(**SUPPORTED[name], INIT_FROM="hf:./out")
+    loaded = GPT(again.model)
+    load_initial_weights(loaded, again, tmp_path, lambda tag, text: None)
+    weights = random_weights(config)
+    for found in (loaded, load_run(tmp_path / "out")):
+        parameters = dict(found.named_parameters())
+        assert parameters.keys() == weights.keys()
+        for key, value in weights.items():
+            assert torch.equal(parameters[key], value), key
 
 
 @pytest.mark.parametrize("wrong", ["relu", "nosuch", "a gated activation"])
@@ -117,7 +103,7 @@ def test_an_activation_with_another_function_in_transformers_is_not_exported(
         weights = random_weights(config)
         name = "h.0.mlp.c_fc.weight"
         safetensors.torch.save_file({**weights, name: weights[name].repeat(2, 1)}, run.weights)
-        sign(run)
+        reseal(run)
     else:
         monkeypatch.setattr(type(config.model.mlp.activation), "hf_names", (wrong,))
     with pytest.raises(ConfigError) as caught:
@@ -149,7 +135,7 @@ class TestUnknownComponents:
         # Of a field for another kind of component, too.
         activation = dataclasses.replace(model.mlp, activation=(UnknownOptions(),))
         assert unsupported_components(dataclasses.replace(model, mlp=activation)) == ["unknown"]
-        assert _part_names(other) == {"unknown"}
+        assert _parts(other) == {"UNKNOWN"}
 
     def test_another_function_is_refused(
         self,
@@ -218,40 +204,6 @@ class TestModelCode:
         (package / "ops.py").write_text("import triton\n")
         with pytest.raises(AssertionError, match=r"gpt2tree.ops requires \{'triton'\}"):
             model_files(["gpt2tree.entry"], {Here})
-
-
-def test_import_and_export_is_bit_identical(
-    configure: Configure, finished: Finished, folder: Path, tmp_path: Path
-) -> None:
-    config = configure(INIT_FROM="hf:./theirs")
-    model = GPT(config.model)
-    load_initial_weights(model, config, tmp_path, lambda tag, text: None)
-    run = finished(config)
-    safetensors.torch.save_file(dict(model.named_parameters()), run.weights)
-    sign(run)
-    export(run, tmp_path / "out", tmp_path)
-
-    before = safetensors.torch.load_file(folder / "model.safetensors")
-    after = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def sign(run: RunDir) -> None:
-    """Update the digest of the weights in the manifest."""
-    from lib.files import sha256_file, write_json
-
-    artifacts = {run.weights.name: {"sha256": sha256_file(run.weights)}}
-    write_json(run.manifest, read_json_object(run.manifest) | {"artifacts": artifacts})
-
-
-def test_pruned_weights_are_zeros(configure: Configure, finished: Finished, tmp_path: Path) -> None:
-    export(finished(configure()), tmp_path / "out", tmp_path)
-    theirs = from_transformers(tmp_path / "out")
-
-    # Conv1D is [in, out]: rows of ours are columns there.
-    assert not theirs.transformer.h[0].attn.c_proj.weight[:, ::2].any()
-    assert theirs.transformer.h[0].attn.c_proj.weight[:, 1::2].all()
 
 
 def test_the_tokenizer_of_transformers_cuts_as_ours_does(
@@ -387,10 +339,9 @@ class TestRefusals:
             load_run(one.path)
         assert caught.value.codes == ["weights.damaged"]
 
-    def test_a_folder_of_transformers_is_not_a_run(self, tmp_path: Path) -> None:
-        random_gpt2().save_pretrained(tmp_path)
+    def test_a_folder_of_transformers_is_not_a_run(self, saved_gpt2: Path) -> None:
         with pytest.raises(ConfigError) as caught:
-            load_run(tmp_path)
+            load_run(saved_gpt2)
         assert caught.value.codes == ["run.damaged"]
 
 
@@ -441,117 +392,55 @@ OWN_CODE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=OWN_CODE)
 def exported(
-    configure: Configure, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[GPT, Any, Path]]:
-    """Return a function that exports a model once: ours, the loaded export, and its folder."""
-    done: dict[str, tuple[GPT, Any, Path]] = {}
-
-    def make(name: str) -> tuple[GPT, Any, Path]:
-        if name not in done:
-            folder = tmp_path_factory.mktemp(name)
-            config = configure(**OWN_CODE[name])
-            export(write_finished(config, folder / "run"), folder / "out", folder)
-            done[name] = ours(config), own_code(folder / "out"), folder / "out"
-        return done[name]
-
-    return make
+    request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, GPT, Path]:
+    """Export a model that transformers lacks; return its name, ours, and its folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    config = configure(**OWN_CODE[request.param])
+    export(write_finished(config, folder / "run"), folder / "out", folder)
+    return request.param, ours(config), folder / "out"
 
 
-def own_code(folder: Path) -> Any:
-    """Load a folder with its own code; fail on missing or unused weights."""
-    from transformers import AutoModelForCausalLM
+def test_a_model_that_transformers_lacks_has_its_code(exported: tuple[str, GPT, Path]) -> None:
+    name, model, folder = exported
+    theirs, ids_BT = own_code(folder), torch.arange(2 * 80).reshape(2, 80) % 257
+    with torch.no_grad():
+        expected = model(ids_BT)
+        for cached in (False, True):
+            found = theirs(input_ids=ids_BT, use_cache=cached).logits
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(load_run(folder)(ids_BT), model(ids_BT))
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
-    theirs, info = AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=True, output_loading_info=True
-    )
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return theirs.eval()
-
-
-@pytest.mark.parametrize("name", OWN_CODE)
-class TestOwnCode:
-    """A model that transformers lacks is exported with its code."""
-
-    def test_logits_and_greedy_tokens(self, exported: Any, name: str) -> None:
-        model, theirs, _ = exported(name)
-        ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
-        with torch.no_grad():
-            expected, found = model(ids_BT), theirs(input_ids=ids_BT, use_cache=False).logits
-            cached = theirs(input_ids=ids_BT, use_cache=True).logits
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(cached, expected, rtol=1e-4, atol=1e-4)
-        prompt = list(b"The apple ")
-        tokens = theirs.generate(
-            torch.tensor([prompt]), max_new_tokens=32, do_sample=False, eos_token_id=None
-        )
-        assert tokens[0, len(prompt) :].tolist() == greedy(model, prompt, 32)
-
-    @pytest.mark.slow
-    def test_prompts_of_different_lengths(self, exported: Any, name: str) -> None:
-        model, theirs, _ = exported(name)
-        prompts = [list(b"The apple "), list(b"It")]
-        padded = [[256] * (10 - len(ids)) + ids for ids in prompts]
-        mask = [[0] * (10 - len(ids)) + [1] * len(ids) for ids in prompts]
-        tokens = theirs.generate(
-            torch.tensor(padded),
-            attention_mask=torch.tensor(mask),
-            max_new_tokens=12,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        assert tokens[:, 10:].tolist() == [greedy(model, ids, 12) for ids in prompts]
-
-    @pytest.mark.slow
-    def test_beams_need_the_cache_in_their_order(self, exported: Any, name: str) -> None:
-        _, theirs, _ = exported(name)
-        prompt = torch.tensor([list(b"The apple ")])
-        settings = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "eos_token_id": None}
-        with_cache = theirs.generate(prompt, **settings)
-        assert torch.equal(with_cache, theirs.generate(prompt, use_cache=False, **settings))
-
-    def test_the_code_is_copied_into_one_folder(self, exported: Any, name: str) -> None:
-        model, _, folder = exported(name)
-        code = {path.stem: path.read_text() for path in folder.glob("*.py")}
-        imported = {
-            file
-            for text in code.values()
-            for file in re.findall(r"^ *from \.(\w+) import", text, re.MULTILINE)
-        }
-        # What transformers follows from the first file.
-        assert imported == code.keys() - {"modeling_kablate"}
-        for text in code.values():
-            assert not re.search(r"^\s*(from|import) (gpt2|lib|triton)\b", text, re.MULTILINE)
-            assert "kablate::" not in text
-        # A mechanism that is loaded by its models only.
-        assert ("nsa" in code) == (name == "nsa")
-        written = inspect.getsource(kv_cache)
-        assert code["kv_cache"] == written
-        assert torch.equal(load_run(folder)(torch.arange(40)[None]), model(torch.arange(40)[None]))
-        # The kernels of GPUs, which auto selects for terms and gates, are not copied.
-        options = read_json_object(folder / "config.json")["model"]
-        backend = options["attention"]["backend"]
-        assert backend == {"sliding": "auto", "everything": "rows", "nsa": ""}[name]
-
-    def test_files_are_readable_by_all(self, exported: Any, name: str) -> None:
-        _, _, folder = exported(name)
-        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+    code = {path.stem: path.read_text() for path in folder.glob("*.py")}
+    imports = re.compile(r"^ *from \.(\w+) import", re.MULTILINE)
+    # What transformers follows from the first file.
+    imported = {file for text in code.values() for file in imports.findall(text)}
+    assert imported == code.keys() - {"modeling_kablate"}
+    for text in code.values():
+        assert not re.search(r"^\s*(from|import) (gpt2|lib|triton)\b", text, re.MULTILINE)
+        assert "kablate::" not in text
+    # A mechanism that is loaded by its models only.
+    assert ("nsa" in code) == (name == "nsa")
+    assert code["kv_cache"] == inspect.getsource(kv_cache)
+    # The kernels of GPUs, which auto selects for terms and gates, are not copied.
+    options = read_json_object(folder / "config.json")["model"]
+    backend = {"sliding": "auto", "everything": "rows", "nsa": ""}[name]
+    assert options["attention"]["backend"] == backend
 
 
-def test_the_byte_tokenizer_of_transformers(exported: Any) -> None:
+@pytest.mark.parametrize("exported", ["sliding"], indirect=True)
+def test_the_byte_tokenizer_and_the_card(exported: tuple[str, GPT, Path]) -> None:
     from transformers import AutoTokenizer
 
-    _, _, folder = exported("sliding")
+    folder = exported[2]
     theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     text = (ROOT / "README.md").read_text()[:500] + " naïve — 東京 🙂\n\n\t don't  stop\x00\x7f"
     assert theirs(text)["input_ids"] == list(text.encode())
     assert theirs.decode(list(text.encode())) == text
     assert (len(theirs), theirs.eos_token_id) == (257, 256)
     assert theirs.encode("<|endoftext|>") == [256]
-
-
-def test_the_model_card_names_the_run(exported: Any) -> None:
-    _, _, folder = exported("sliding")
     card = (folder / "README.md").read_text()
     assert all(text in card for text in ("| run | run |", "2.5000", "0" * 40, "trust_remote_code"))

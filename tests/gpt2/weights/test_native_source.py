@@ -8,7 +8,8 @@ import torch
 
 from gpt2.model import GPT
 from gpt2.weights.convert import load_initial_weights
-from gpt2.weights.source import weight_mismatches, weights_folder
+from gpt2.weights.match import weight_mismatches
+from gpt2.weights.source import weights_folder
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunStatus, State, write_status
 from tests.gpt2.weights.conftest import export, random_weights, write_finished
@@ -33,9 +34,14 @@ def loaded(config: Any, build_dir: Path) -> tuple[GPT, str, dict[str, str]]:
     return model, lines[0], digests
 
 
-@pytest.mark.parametrize("settings", [{}, RA, LATENT, {"BIAS": False}], ids=str)
 @pytest.mark.parametrize(
-    "source", ["run:a-s1-1a2b3c4d", "run:a-s1", "run:./results/ratio/a-s1-1a2b3c4d"]
+    ("settings", "source"),
+    [
+        ({}, "run:a-s1-1a2b3c4d"),
+        (RA, "run:a-s1"),
+        (LATENT, "run:./results/ratio/a-s1-1a2b3c4d"),
+        ({"BIAS": False}, "run:a-s1"),
+    ],
 )
 def test_the_weights_of_a_run(configure, results, tmp_path, settings, source):
     config = configure(**settings)
