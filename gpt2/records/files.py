@@ -118,15 +118,10 @@ def allowed_symbols() -> frozenset[str]:
 
 @cache
 def identity_symbols() -> frozenset[str]:
+    """Return the symbols of the identity, with those that select a component, such as ``RECIPROCAL``."""
     classes: list[type] = [Config, *(r.options(name) for r in REGISTRIES for name in r)]
-    bound = [symbol for cls in classes for symbol in _identity_symbols(cls)]
-    return frozenset((*bound, *selecting_symbols()))
-
-
-@cache
-def selecting_symbols() -> frozenset[str]:
-    """Return the symbols that select a component, such as ``RECIPROCAL``: they act at any value."""
-    return frozenset(symbol for registry in REGISTRIES for symbol in registry.symbols())
+    bound = {symbol for cls in classes for symbol in _identity_symbols(cls)}
+    return frozenset(bound.union(*(registry.symbols() for registry in REGISTRIES)))
 
 
 def _identity_symbols(cls: type) -> Iterator[str]:
@@ -151,7 +146,7 @@ def recorded_config(record: RunRecord, own: Mapping[str, SymbolValue] | None = N
     Raises ConfigError if the values are rejected, or if symbols that are newer make it another run.
     """
     values = allowed_values(record)
-    config = Config.from_values({**(own or _defaults()), **values})
+    config = Config.from_values({**(own or _tree().resolve([]).values), **values})
     newer = sorted(values.keys() - record.symbols.keys())
     if newer and config.hash8 != record.hash8:
         raise ConfigError(*map(missing_symbol, newer))
@@ -163,8 +158,14 @@ def allowed_values(record: RunRecord) -> dict[str, SymbolValue]:
 
     Raises ConfigError if the run has a setting that this version does not have.
     """
-    if problems := list(_former_settings(record)):
-        raise ConfigError(*problems)
+    if former := list(_former_settings(record)):
+        advice = "use the version that trained the run"
+        with contextlib.suppress(RecordError):
+            sha = str(record.manifest.find("code", "git_sha"))
+            tree = f"../kablate-{sha[:8]}"
+            advice = f"to restore the code of the run, type: git worktree add {tree} {sha}"
+        where, code = str(record.run.resolved_config), "run.former-setting"
+        raise ConfigError(*(Problem(what, where, advice, code=code) for what in former))
     allowed = allowed_symbols()
     values = {name: value for name, value in record.symbols.items() if name in allowed}
     if newer := allowed - values.keys():
@@ -174,28 +175,22 @@ def allowed_values(record: RunRecord) -> dict[str, SymbolValue]:
     return values
 
 
-def _former_settings(record: RunRecord) -> Iterator[Problem]:
+def _former_settings(record: RunRecord) -> Iterator[str]:
     """Yield the symbols that went and were not off, and the choices whose recorded member went."""
     symbols = {name: to_kconfig_text(value) for name, value in record.symbols.items()}
-    for name, off in removed_symbols().items():
-        if name in symbols and not is_without_effect(name, symbols[name]):
-            yield _former_setting(record, name, symbols[name], off or "no such symbol")
+    expected = {
+        name: off or "no such symbol"
+        for name, off in removed_symbols().items()
+        if name in symbols and not is_without_effect(name, symbols[name])
+    }
     for info in _tree().symbols():
         members = [member.removeprefix(f"{info.name}_").lower() for member in info.members]
         value = symbols.get(info.name) if info.name in allowed_symbols() else None
         if members and value and value not in members:
-            yield _former_setting(record, info.name, value, f"one of {', '.join(members)}")
-
-
-def _former_setting(record: RunRecord, name: str, value: str, expected: str) -> Problem:
-    what = f"{name}: recorded value {value}, which this version does not have (expected {expected})"
-    advice = "use the version that trained the run"
-    with contextlib.suppress(RecordError):
-        sha = str(record.manifest.find("code", "git_sha"))
-        advice = (
-            f"to restore the code of the run, type: git worktree add ../kablate-{sha[:8]} {sha}"
-        )
-    return Problem(what, str(record.run.resolved_config), advice, code="run.former-setting")
+            expected[info.name] = f"one of {', '.join(members)}"
+    for name, others in expected.items():
+        what = "which this version does not have"
+        yield f"{name}: recorded value {symbols[name]}, {what} (expected {others})"
 
 
 def require_identity(config: Config, record: RunRecord) -> None:
@@ -210,11 +205,6 @@ def require_identity(config: Config, record: RunRecord) -> None:
 @cache
 def _tree() -> KconfigTree:
     return KconfigTree()
-
-
-@cache
-def _defaults() -> Mapping[str, SymbolValue]:
-    return _tree().resolve([]).values
 
 
 # Runs by their names.
@@ -235,7 +225,17 @@ def find_finished(
         raise ConfigError(Problem(what, variable, _LIST_RUNS, code="usage.missing-argument"))
     run = RunDir(Path(named))
     if not run.resolved_config.exists():
-        run = RunDir(_planned(named, build_dir, lookup or RunLookup(), variable))
+        plan = (lookup or RunLookup()).plan(build_dir)
+        # A label contains a blank, which would split it into two patterns.
+        runs = [each for each in plan.runs if named == each.label or each.matches(named)]
+        if not runs:
+            what = f"{named!r} is neither a run directory nor a run of {plan.study}"
+            raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
+        if len(runs) > 1:
+            what = f"{named!r} matches {len(runs)} runs: {first_of([each.label for each in runs])}"
+            advice = "select one of the runs, or set SEEDS="
+            raise ConfigError(Problem(what, variable, advice, code="run.ambiguous"))
+        run = RunDir(runs[0].path)
     if problem := RunRecord(run).unfinished:
         raise ConfigError(problem)
     return run
@@ -271,19 +271,3 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
         what = f"no started run matches {named!r}"
         raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
     return started
-
-
-def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> Path:
-    """Return the directory of the only planned run that matches ``named``."""
-    plan = lookup.plan(build_dir)
-    # A label contains a blank, which would split it into two patterns.
-    runs = [run for run in plan.runs if named == run.label or run.matches(named)]
-    if not runs:
-        what = f"{named!r} is neither a run directory nor a run of {plan.study}"
-        raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
-    if len(runs) > 1:
-        what = f"{named!r} matches {len(runs)} runs: {first_of([run.label for run in runs])}"
-        raise ConfigError(
-            Problem(what, variable, "select one of the runs, or set SEEDS=", code="run.ambiguous")
-        )
-    return runs[0].path

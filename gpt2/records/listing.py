@@ -12,19 +12,17 @@ import shutil
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.config import Config
-from gpt2.records.compare import symbol_names
-from gpt2.records.files import identity_symbols, selecting_symbols
+from gpt2.records.files import identity_symbols
 from gpt2.study.plan import Plan
 from lib.console import confirm, log
 from lib.env.gpu import cpu_model
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem, nearest, visible
-from lib.files import canonical_json, size_bytes
+from lib.files import size_bytes
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
 from lib.runs.code import TreeDigests, run_drift
@@ -51,11 +49,8 @@ _REMOVED = ".removed-"
 Row = Mapping[str, Any]
 STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", "replaced")
 # In the order of the full table; with --where, also the symbols.
-_TEXTS = ("run", "study", "step", "state", "finished", "commit", "hash")
-FIELDS = (
-    *("run", "study", "step", "state", "seed", "iteration", "val_loss", "parameters", "tokens"),
-    *("train_seconds", "finished", "commit", "hash"),
-)
+_NUMBERS = ("seed", "iteration", "val_loss", "parameters", "tokens", "train_seconds")
+FIELDS = ("run", "study", "step", "state", *_NUMBERS, "finished", "commit", "hash")
 _HEADINGS = {"val_loss": "val loss", "parameters": "params", "train_seconds": "seconds"}
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     "val_loss": "{:.4f}".format,
@@ -91,21 +86,20 @@ class RunList:
 
     @property
     def differing(self) -> dict[str, list[str]]:
-        """Return {symbol: its values} of the symbols that differ between runs in which they act.
+        """Return {symbol: its values} of the symbols that can change a result, where they differ.
 
-        A symbol acts if it can change the result of the run: the value of ``RECIPROCAL_ALPHA`` does
-        not without ``RECIPROCAL``.
+        A symbol that another one hides, such as ``RECIPROCAL_ALPHA`` without ``RECIPROCAL``, has no value.
         """
         values: dict[str, set[str]] = {}
-        known: dict[str, Set[str]] = {}
-        for symbols in (run["symbols"] for run in self.runs if run["symbols"]):
-            key = canonical_json({name: symbols[name] for name in symbols.keys() & _comparable()})
-            if key not in known:
-                known[key] = _acting(symbols)
-            for name in known[key]:
-                values.setdefault(name, set()).add(_shown(symbols.get(name)))
-        found = {name: sorted(values[name], key=_order) for name in sorted(values)}
-        return {name: shown for name, shown in found.items() if len(shown) > 1}
+        for symbols in (run["symbols"] for run in self.runs):
+            for name in symbols.keys() & _comparable():
+                if symbols[name] not in (None, ""):
+                    values.setdefault(name, set()).add(_shown(symbols[name]))
+        return {
+            name: sorted(values[name], key=_order)
+            for name in sorted(values)
+            if len(values[name]) > 1
+        }
 
 
 def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
@@ -212,15 +206,6 @@ def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[s
         fields |= {n: vars(final)[n] for n in ("val_loss", "parameters", "tokens")}
         fields["train_seconds"] = record.timing.train_seconds
     return fields
-
-
-def _acting(symbols: Mapping[str, Any]) -> Set[str]:
-    """Return the symbols that can change the result of a run; all of them in a damaged record."""
-    try:
-        names = {*symbol_names(Config.from_values(symbols)).values(), *selecting_symbols()}
-    except (ConfigError, KeyError, TypeError, ValueError):
-        names = {*symbols}
-    return names & _comparable()
 
 
 def _comparable() -> frozenset[str]:
@@ -340,7 +325,7 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
         columns["run"] = [*map(_short_name, columns["run"])]
     rows = fitting_rows(columns, [*columns], None if every_column else width)
     shown = rows[0]
-    numeric = {_HEADINGS.get(name, name) for name in FIELDS if name not in _TEXTS}
+    numeric = {_HEADINGS.get(name, name) for name in _NUMBERS}
     right = [i for i, heading in enumerate(shown) if heading in numeric]
     lines = text_lines(rows, right=right) if listed.runs else []
     texts = _problems(listed.runs, every_column)
