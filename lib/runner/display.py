@@ -31,7 +31,6 @@ class RunProgress:
     result: str = ""
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Apply a progress event of the run's worker."""
         self.news, self.doing = event, ""
         self.fraction = float(event["progress"])
         if self.first_fraction is None:
@@ -69,13 +68,12 @@ class SessionProgress:
         self.total = len(runs)
         self.ended: list[RunStatus] = []
         self.active: dict[str, RunProgress] = {}
-        self._now = now
-        self._started = now()
+        self.now = now
+        self.started = now()
         # Work done in this session, in units of whole runs.
         self._worked = 0.0
 
     def count(self, *states: State) -> int:
-        """Return the number of runs that ended in one of ``states``."""
         return sum(status.state in states for status in self.ended)
 
     def begin(self, run: Run[Any], place: str = "") -> None:
@@ -83,7 +81,6 @@ class SessionProgress:
         self.active[run.label] = RunProgress(run, place)
 
     def end(self, run: Run[Any], status: RunStatus) -> None:
-        """Record that the worker of ``run`` has ended."""
         ended = self.active.pop(run.label)
         self._worked += 1.0 - (ended.first_fraction or 0.0)
         self.ended.append(status)
@@ -106,11 +103,7 @@ class SessionProgress:
         if worked <= 0.0:
             return None
         remaining = self.total - len(self.ended) - sum(p.fraction for p in running)
-        return (self._now() - self._started) / worked * remaining
-
-    def seconds_elapsed(self) -> float:
-        """Return the seconds since the session started."""
-        return self._now() - self._started
+        return (self.now() - self.started) / worked * remaining
 
     def describe(self) -> str:
         """Return a summary such as ``7/19, 1 failed, eta 01:20``: of 19 runs, 7 are done."""
@@ -129,23 +122,18 @@ _PLAIN_INTERVAL_SECONDS = 30.0
 _LIVE_REFRESHES_PER_SECOND = 4
 
 
-class PlainLines:
-    """Plain output: one line when a run starts training, then at most one every 30 seconds."""
+def plain_lines(
+    progress: SessionProgress, now: Callable[[], float] = time.monotonic
+) -> Callable[[Run[Any]], None]:
+    """Return a function that prints a run's progress at its start, then at most every 30 seconds."""
+    printed_at: dict[str, float] = {}
 
-    def __init__(
-        self, progress: SessionProgress, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._progress = progress
-        self._now = now
-        self._printed_at: dict[str, float] = {}
+    def news(run: Run[Any]) -> None:
+        if now() - printed_at.get(run.label, float("-inf")) >= _PLAIN_INTERVAL_SECONDS:
+            printed_at[run.label] = now()
+            log("TRAIN", f"{run.label}   {progress.active[run.label].describe()}")
 
-    def news(self, run: Run[Any]) -> None:
-        """Print the progress of ``run`` unless a line was printed less than 30 seconds ago."""
-        last = self._printed_at.get(run.label)
-        if last is not None and self._now() - last < _PLAIN_INTERVAL_SECONDS:
-            return
-        self._printed_at[run.label] = self._now()
-        log("TRAIN", f"{run.label}   {self._progress.active[run.label].describe()}")
+    return news
 
 
 # Columns of a progress bar, and between the columns of the live table.
@@ -166,7 +154,7 @@ def live_table(progress: SessionProgress, width: int) -> Any:
     labels = max(map(len, [summary, *(active.run.label for active in runs)]))
     room = width - len("TRAIN") - labels - 3 * _GAP
     news = [active.describe(room) for active in runs]
-    elapsed = f"elapsed {format_duration(progress.seconds_elapsed())}"
+    elapsed = f"elapsed {format_duration(progress.now() - progress.started)}"
     # The bar takes what the texts leave.
     bar_width = min(_BAR_COLUMNS, room - max(map(len, [*news, elapsed])))
     for active, text in zip(runs, news, strict=True):
@@ -185,7 +173,7 @@ def displayed(progress: SessionProgress) -> Iterator[Callable[[Run[Any]], None]]
     set, else plain lines.
     """
     if os.environ.get("CI") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
-        yield PlainLines(progress).news
+        yield plain_lines(progress)
         return
     from rich.console import Console
     from rich.live import Live

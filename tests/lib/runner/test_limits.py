@@ -16,71 +16,50 @@ from lib.runner.limits import LIMIT_GRACE_SECONDS, JobLimits, JobTimer
 from lib.runs.lease import Lease, LeaseLost, read_lease
 from lib.runs.run_dir import RunDir
 
-
-class Clock:
-    """Clock that a test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+ALIVE = {"kind": "alive"}
+GRACE = 10 + LIMIT_GRACE_SECONDS
 
 
-def wait(timer: JobTimer, clock: Clock, seconds: int) -> str:
-    """Look every second, as the scheduler does; return the first cause."""
-    for _ in range(seconds):
-        clock.now += 1.0
-        if limit := timer.exceeded():
-            return limit.cause
-    return ""
+def step(iteration: int) -> dict[str, Any]:
+    return {"kind": "progress", "iteration": iteration}
 
 
-def test_silence_beyond_the_limit_ends_a_job_and_events_do_not() -> None:
-    clock = Clock()
-    timer = JobTimer(JobLimits(silent_seconds=60), clock)
-    for _ in range(5):
-        assert wait(timer, clock, 60) == ""
-        timer.record({"kind": "alive"})
-    assert wait(timer, clock, 60) == ""
-    assert "STALL_LIMIT_SECONDS=60" in wait(timer, clock, 1)
-
-
-def test_a_run_of_long_steps_may_be_silent_for_ten_of_them() -> None:
-    """Measured between reports of progress: neither the start nor a micro-batch is a step."""
-    clock = Clock()
-    timer = JobTimer(JobLimits(silent_seconds=60), clock)
-    assert wait(timer, clock, 59) == ""
-    timer.record({"kind": "progress", "iteration": 1})
-    assert wait(timer, clock, 50) == ""
-    timer.record({"kind": "alive"})
-    assert wait(timer, clock, 50) == ""
-    timer.record({"kind": "progress", "iteration": 3})
-    assert wait(timer, clock, 500) == ""
-    cause = wait(timer, clock, 1)
-    assert "10 steps of 50 s" in cause and "STALL_LIMIT_SECONDS=60" in cause
-
-
-def test_a_job_that_reports_is_ended_after_the_time_limit_and_its_grace() -> None:
-    clock = Clock()
-    timer = JobTimer(JobLimits(total_seconds=10, silent_seconds=60), clock)
-    for _ in range(10 + LIMIT_GRACE_SECONDS):
-        assert wait(timer, clock, 1) == ""
-        timer.record({"kind": "alive"})
-    assert "RUN_TIME_LIMIT_SECONDS=10" in wait(timer, clock, 1)
-
-
-def test_limits_of_zero_are_none() -> None:
-    clock = Clock()
-    assert wait(JobTimer(JobLimits(), clock), clock, 100_000) == ""
+@pytest.mark.parametrize(
+    ("limits", "script", "cause"),
+    [
+        # Seconds of silence, and events.
+        (JobLimits(silent_seconds=60), [60, ALIVE, 60, ALIVE, 60], ""),
+        (JobLimits(silent_seconds=60), [60, ALIVE, 61], "STALL_LIMIT_SECONDS=60"),
+        # Ten steps, measured between reports of progress: neither the start nor a micro-batch is one.
+        (JobLimits(silent_seconds=60), [59, step(1), 50, ALIVE, 50, step(3), 500], ""),
+        (JobLimits(silent_seconds=60), [step(1), 50, ALIVE, 50, step(3), 501], "10 steps of 50 s"),
+        # A job that reports has the time of its last step and checkpoint.
+        (JobLimits(10, 60), [ALIVE, *[10, ALIVE] * (GRACE // 10)], ""),
+        (JobLimits(10, 60), [ALIVE, *[10, ALIVE] * (GRACE // 10), 1], "RUN_TIME_LIMIT_SECONDS=10"),
+        (JobLimits(), [100_000], ""),
+    ],
+)
+def test_the_limit_that_ends_a_job(limits: JobLimits, script: list[Any], cause: str) -> None:
+    now = 100.0
+    timer, exceeded = JobTimer(limits, lambda: now), []
+    for entry in script:
+        if not isinstance(entry, int):
+            timer.record(entry)
+            continue
+        # The scheduler looks every second.
+        for _ in range(entry):
+            now += 1.0
+            if limit := timer.exceeded():
+                exceeded.append(limit.cause)
+    assert len(exceeded) == bool(cause) and all(cause in each for each in exceeded)
 
 
 @pytest.mark.parametrize("limits", [JobLimits(silent_seconds=60), JobLimits(total_seconds=60)])
 def test_the_time_of_a_suspension_does_not_count(limits: JobLimits) -> None:
     """Ctrl-Z stops this process and the workers."""
-    clock = Clock()
-    timer = JobTimer(limits, clock)
-    clock.now += 100_000.0
+    now = 100.0
+    timer = JobTimer(limits, lambda: now)
+    now += 100_000.0
     assert timer.exceeded() is None
 
 

@@ -39,15 +39,17 @@ def sleep_until_stopped(parent: ParentConnection) -> None:
 
 def test_a_call_returns_the_value_or_raises_the_error(executor: LocalExecutor) -> None:
     assert executor.call(abs, -2) == 2
+    assert sorted(executor.call_many(count_to, [(3,), (2,)])) == [0, 0, 1, 1, 2]
     with pytest.raises(ConfigError) as caught:
         executor.call(refuse, "demo.code")
     assert caught.value.codes == ["demo.code"]
-    with pytest.raises(RunError) as caught_death:
-        executor.call(os._exit, 3)
-    assert caught_death.value.codes == ["worker.died"] and "exit code 3" in str(caught_death.value)
-    with pytest.raises(RunError) as caught_exit:
-        executor.call(os._exit, 0)
-    assert caught_exit.value.codes == ["worker.died"]
+    for code in (3, 0):
+        with pytest.raises(RunError) as died:
+            executor.call(os._exit, code)
+        assert died.value.codes == ["worker.died"] and f"exit code {code}" in str(died.value)
+    with pytest.raises(RunError) as late:
+        executor.result(executor.submit_call(time.sleep, 60), 0.1)
+    assert late.value.codes == ["worker.no-answer"]
 
 
 def fail_to_load(error: type[ImportError] | type[MemoryError]) -> Iterator[int]:
@@ -86,10 +88,6 @@ def test_a_server_that_dies_while_it_loads_is_no_traceback(tmp_path: Path, code:
     server_died = "[worker.server-died]" in done.stderr
     assert (done.returncode, server_died) == ((1, True) if "kill" in code else (0, False))
     assert "Traceback" not in done.stderr and done.stdout == ("" if server_died else "2\n")
-
-
-def test_values_of_several_workers(executor: LocalExecutor) -> None:
-    assert sorted(executor.call_many(count_to, [(3,), (2,)])) == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("immediately", [False, True])
