@@ -7,7 +7,7 @@ that is used, raises DamagedRecord: runs of older code may lack other fields. Im
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -180,6 +180,18 @@ def required_files(run: RunDir) -> tuple[Path, ...]:
     )
 
 
+def _of(
+    file: Callable[["RunRecord"], JsonRecord], kind: type[T], *place: str
+) -> "cached_property[T]":
+    """Return a property: the part of a record's ``file`` at ``place``, a section if ``kind`` is one."""
+
+    def read(record: "RunRecord") -> T:
+        part = JsonRecord.section if is_dataclass(kind) else JsonRecord.value
+        return part(file(record), kind, *place)
+
+    return cached_property(read)
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """The content of a run directory: each file is read at most once, on first use, and kept."""
@@ -188,6 +200,18 @@ class RunRecord:
     # The run (``lib.runs.run``) that the directory was planned for; None if no plan has it.
     planned: object = field(default=None, compare=False)
     _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    code = _of(lambda record: record.manifest, CodeRecord, "code")
+    hardware = _of(lambda record: record.manifest, HardwareRecord, "hardware")
+    final = _of(lambda record: record.summary, FinalResults, "final")
+    timing = _of(lambda record: record.summary, RunTiming, "timing")
+    # First eight hex digits of the identity's digest.
+    hash8 = _of(lambda record: record.config, str, "hash8")
+    # All settings that can change a bit of the result.
+    identity = _of(lambda record: record.config, dict, "identity")
+    symbols = _of(lambda record: record.config, dict, "symbols")
+    # The non-default settings and their sources by symbol.
+    settings = _of(lambda record: record.config, dict, "settings")
 
     @cached_property
     def status(self) -> RunStatus | None:
@@ -293,10 +317,6 @@ class RunRecord:
         return read_manifest(self.run)
 
     @cached_property
-    def code(self) -> CodeRecord:
-        return self.manifest.section(CodeRecord, "code")
-
-    @cached_property
     def sources(self) -> Mapping[str, str]:
         """Return file → SHA-256 of all loaded code; empty if it was not recorded."""
         sources = self.manifest.find("origin", "sources")
@@ -305,10 +325,6 @@ class RunRecord:
         if not set(map(type, sources.values())) <= {str}:
             raise DamagedRecord(self.run.manifest, "origin.sources of digests", "another type")
         return sources
-
-    @cached_property
-    def hardware(self) -> HardwareRecord:
-        return self.manifest.section(HardwareRecord, "hardware")
 
     @property
     def attempts(self) -> list[AttemptRecord]:
@@ -322,37 +338,10 @@ class RunRecord:
         return JsonRecord(self.run.summary, read_json_object(self.run.summary))
 
     @cached_property
-    def final(self) -> FinalResults:
-        return self.summary.section(FinalResults, "final")
-
-    @cached_property
-    def timing(self) -> RunTiming:
-        return self.summary.section(RunTiming, "timing")
-
-    @cached_property
     def config(self) -> JsonRecord:
         """Return ``resolved_config.yaml``: JSON, which is valid YAML."""
         path = self.run.resolved_config
         return JsonRecord(path, read_json_object(path))
-
-    @property
-    def hash8(self) -> str:
-        """Return the first eight hex digits of the identity's digest."""
-        return self.config.value(str, "hash8")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return all settings that can change a bit of the result."""
-        return self.config.value(dict, "identity")
-
-    @property
-    def symbols(self) -> dict[str, Any]:
-        return self.config.value(dict, "symbols")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the non-default settings and their sources by symbol."""
-        return self.config.value(dict, "settings")
 
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
