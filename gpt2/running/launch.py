@@ -14,7 +14,6 @@ from gpt2.running.preflight import TrainingPlace, check_data, check_machine, che
 from gpt2.running.results import StudyResults, judged_document, write_results
 from gpt2.study.looks import AUTO_SEEDS
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
-from lib.config.dotconfig import ExplicitSetting
 from lib.console import confirm, log
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
@@ -28,7 +27,6 @@ from lib.runner.display import RunProgress
 from lib.runner.hooks import feed_command
 from lib.runner.limits import JobLimits, watchdog
 from lib.runner.queue import (
-    belongs_to_different_run,
     file_version,
     require_matching_directories,
     set_aside,
@@ -38,7 +36,7 @@ from lib.runner.signals import SignalCounter
 from lib.runner.worker import warnings_in
 from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
-from lib.runs.run import Run, RunVariant, training_order
+from lib.runs.run import Run, training_order
 from lib.runs.run_dir import RunDir, State
 from lib.units import format_duration
 
@@ -143,11 +141,11 @@ def train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) 
 
     keeps_stale = options.stale == "keep"
     backend = Gpt2Backend(plan, allow_stale=keeps_stale, dirty=options.dirty, before_first=declared)
-    return _run_all(plan, training_order(runs), backend, options)
+    return run_with(backend, plan, training_order(runs), options)
 
 
-def _run_all(
-    plan: Plan, runs: Sequence[Run[Config]], backend: Gpt2Backend, options: RunnerOptions
+def run_with(
+    backend: Gpt2Backend, plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions
 ) -> int:
     """Train ``runs`` with the time limits and the leases of the plan; return the exit code."""
     base = plan.base
@@ -267,31 +265,3 @@ def _log_event(run: Run[Config], event: dict[str, Any]) -> None:
         progress = RunProgress(run)
         progress.update(event)
         log("TRAIN", progress.describe())
-
-
-def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: Path) -> Plan:
-    """Return a plan that trains ``config`` once for each of ``names``, below ``folder``."""
-    runs = [
-        Run(folder.name, RunVariant(name), config.seed, config, folder / name) for name in names
-    ]
-    return Plan(folder.name, folder, build_dir, config, runs)
-
-
-def train_scratch(
-    plan: Plan, settings: Mapping[str, ExplicitSetting] | None = None, *, anew: bool = True
-) -> int:
-    """Train the runs of ``plan``, made by ``scratch_plan``, and return the exit code.
-
-    ``settings`` are the recorded sources of the settings. Finished and damaged runs are moved aside, and
-    with ``anew`` started ones, too.
-    """
-    for run in plan.runs:
-        state = RunRecord(RunDir(run.path)).state
-        if run.path.exists() and (
-            anew or state in ("done", "damaged") or belongs_to_different_run(run)
-        ):
-            aside = set_aside(RunDir(run.path))
-            log("RERUN", f"{run.path.name}   old run moved to {aside.name}")
-    # Uncommitted code is allowed: the caller compares every source file with the original run.
-    backend = Gpt2Backend(plan, dirty=True, settings=settings or {})
-    return _run_all(plan, plan.runs, backend, RunnerOptions(stale="rerun"))

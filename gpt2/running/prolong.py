@@ -17,7 +17,7 @@ from gpt2.records.files import (
     own_values,
     recorded_config,
 )
-from gpt2.running.recorded_inputs import require_recorded_inputs
+from gpt2.running.reproduce import require_recorded_inputs
 from gpt2.study.designs import find_symbol, short_slug, slug
 from gpt2.study.plan import Plan
 from gpt2.study.resolve import resolve_config

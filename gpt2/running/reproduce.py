@@ -5,21 +5,23 @@ differs here, equal results are not expected, and nothing is trained unless forc
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpt2.config import Config
-from gpt2.data.dataset import read_manifest
+from gpt2.data.dataset import read_manifest, select_corpus
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.files import allowed_symbols, find_finished, own_values, recorded_config
 from gpt2.running.backend import Gpt2Backend
-from gpt2.running.launch import scratch_plan, train_scratch
-from gpt2.running.recorded_inputs import require_recorded_inputs
+from gpt2.running.launch import run_with
 from gpt2.study.plan import Plan, config_layers, make_plan
-from lib.config.dotconfig import defconfig_layers
+from gpt2.weights.source import download_weights, weight_files
+from lib.config.dotconfig import ExplicitSetting, defconfig_layers
 from lib.config.field import SymbolValue
 from lib.console import log
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, DataError, PreflightError, Problem
+from lib.files import sha256_file
 from lib.project import ROOT
 from lib.report.compare import (
     DIVERGED,
@@ -32,13 +34,18 @@ from lib.report.compare import (
     new_comparison,
 )
 from lib.report.run_facts import observed_differences, observed_facts
+from lib.runner.queue import belongs_to_different_run, set_aside
+from lib.runner.runner import RunnerOptions
 from lib.runs.code import has_commit
 from lib.runs.record import CodeRecord, RunRecord
+from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir
 from lib.tracking.options import TRACKERS
 
 FOLDER = "reproduced"
 TWICE = "determinism"
+_TEXTS = ("CUSTOM_PATH", "CUSTOM_VAL_PATH", "DATASET_PATH")
+_INPUTS = (*_TEXTS, "INIT_FROM")
 
 
 def reproduce(
@@ -201,3 +208,55 @@ def with_data(config: Config, data: str, build_dir: Path) -> Config:
     if text := config.data.custom_path:
         advice = f"the text of the run is read at {(build_dir / text).absolute()}"
     raise ConfigError(Problem(what, data, advice, code="data.missing"))
+
+
+def require_recorded_inputs(config: Config, record: RunRecord, build_dir: Path) -> None:
+    """Require that local texts and initial weights that ``config`` has from ``record`` are the run's.
+
+    The folder of a run may be a stranger's, and could name any file of this machine. Raises DataError
+    or PreflightError if a file is missing or differs from its recorded digest.
+    """
+    taken = [n for n in _INPUTS if config.values[n] and config.values[n] == record.symbols.get(n)]
+    where = str(record.manifest.file)
+    if texts := [name for name in _TEXTS if name in taken]:
+        here = select_corpus(config.data, build_dir).provenance()
+        known: Any = record.manifest.find("data", "sources")
+        if not isinstance(known, list) or not all(each in known for each in here):
+            path = str(config.values[texts[0]])
+            what = f"{texts[0]}: {path} is not the recorded text of the run (expected the same digests)"
+            advice = f"put the text of the run at {(build_dir / path).absolute()}"
+            raise DataError(Problem(what, where, advice, code="data.mismatch"))
+    if "INIT_FROM" in taken:
+        _, *files = weight_files(download_weights(config, build_dir))
+        recorded = {digest for name, digest in record.sources.items() if Path(name).is_absolute()}
+        if not {sha256_file(path) for path in files} <= recorded:
+            what = f"INIT_FROM: {config.init.init_from} differs from the initial weights of the run"
+            raise PreflightError(Problem(what, where, "restore them", code="weights.mismatch"))
+
+
+def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: Path) -> Plan:
+    """Return a plan that trains ``config`` once for each of ``names``, below ``folder``."""
+    runs = [
+        Run(folder.name, RunVariant(name), config.seed, config, folder / name) for name in names
+    ]
+    return Plan(folder.name, folder, build_dir, config, runs)
+
+
+def train_scratch(
+    plan: Plan, settings: Mapping[str, ExplicitSetting] | None = None, *, anew: bool = True
+) -> int:
+    """Train the runs of ``plan``, made by ``scratch_plan``, and return the exit code.
+
+    ``settings`` are the recorded sources of the settings. Finished and damaged runs are moved aside, and
+    with ``anew`` started ones, too.
+    """
+    for run in plan.runs:
+        state = RunRecord(RunDir(run.path)).state
+        if run.path.exists() and (
+            anew or state in ("done", "damaged") or belongs_to_different_run(run)
+        ):
+            aside = set_aside(RunDir(run.path))
+            log("RERUN", f"{run.path.name}   old run moved to {aside.name}")
+    # Uncommitted code is allowed: the caller compares every source file with the original run.
+    backend = Gpt2Backend(plan, dirty=True, settings=settings or {})
+    return run_with(backend, plan, plan.runs, RunnerOptions(stale="rerun"))

@@ -98,9 +98,10 @@ def test_a_divergence_under_other_conditions_is_no_verdict_on_the_run(made, agai
     assert found["reasons"] == ["knobs.cpu_threads: 1, 2"]
 
 
-def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again):
+def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_path):
     facts = {
         "origin__torch": "1.0.0",
+        "origin__device": "abacus",
         "origin__sources": {"gpt2/model.py": "0" * 64},
         "code__git_sha": "0" * 40,
         "oom_fallbacks": [{"action": "micro-batch", "iteration": 3}],
@@ -110,14 +111,23 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again):
     assert code == 4
     assert [reason.split(" ")[0] for reason in found["reasons"]] == [
         "torch",
+        "device",
         "code:",
         "oom_fallbacks:",
         "budget:",
         "commit",
     ]
+    assert found["reasons"][0].startswith("torch (was 1.0.0, is ")
     assert found["reasons"][-1].startswith(f"commit {'0' * 40} ")
+    assert not (tmp_path / "reproduced").exists()
     code, found = again(run, force=True)
-    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 4)
+    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 5)
+
+
+def test_other_data_is_not_comparable(made, again):
+    run = made({"data__digest": "0" * 64})
+    code, found = again(run)
+    assert code == 4 and found["reasons"][0].startswith("data (was 000000000000, is ")
 
 
 def test_missing_edits_are_reported(made, again, monkeypatch):

@@ -5,8 +5,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.files import write_resolved_config
-from gpt2.running.launch import scratch_plan, train_scratch
-from gpt2.running.reproduce import unobserved, with_data
+from gpt2.running.reproduce import scratch_plan, train_scratch, unobserved, with_data
 from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree

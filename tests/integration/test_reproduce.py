@@ -129,28 +129,6 @@ def test_a_fresh_clone_makes_the_same_bytes(original, build, clone, tmp_path):
     assert not (clone.path / ".config").exists() and git(clone.path, "status", "--short") == ""
 
 
-def test_what_differs_is_told_before_anything_is_trained(original, build, clone, tmp_path):
-    run = RunDir(Path(shutil.copytree(original, tmp_path / "copy")))
-    manifest = json.loads(run.manifest.read_text())
-    manifest["origin"] |= {"torch": "1.0.0", "device": "abacus"}
-    run.manifest.write_text(json.dumps(manifest))
-    code, told, _ = reproduce(clone, run.path, build / "data")
-    assert code == 4 and told.startswith("NOT COMPARABLE\n")
-    assert "torch (was 1.0.0, is " in told and "device (was abacus, is " in told
-    assert not (clone.path / "reproduced").exists()
-
-
-def test_other_data_is_not_comparable(original, build, clone, tmp_path):
-    run = RunDir(Path(shutil.copytree(original, tmp_path / "copy")))
-    manifest = json.loads(run.manifest.read_text())
-    manifest["data"]["digest"] = "0" * 64
-    run.manifest.write_text(json.dumps(manifest))
-    code, told, _ = reproduce(clone, run.path, build / "data", "--json")
-    assert code == 4
-    (reason,) = json.loads(told)["reasons"]
-    assert reason.startswith("data (was 000000000000, is ")
-
-
 def test_an_edited_tree_is_refused_and_when_forced_diverges(original, build, clone):
     clone.edit()
     code, told, _ = reproduce(clone, original, build / "data")

@@ -7,7 +7,6 @@ import pytest
 
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord, MissingRecord
-from lib.runs.documents import train_loss
 from lib.runs.lease import take_lease
 from lib.runs.record import UNKNOWN, RunRecord, derived
 from lib.runs.rows import EvalRow, RowTail, StatisticsRow, TrainRow
@@ -186,17 +185,3 @@ def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_pa
     aside = RunDir(run.replaced("20260101-000000"))
     run.path.rename(aside.path)
     assert RunRecord(aside).state == "replaced"
-
-
-def test_a_missing_or_unreadable_status_beside_results_is_damage(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    for damage in ("{", None):
-        run.status.unlink() if damage is None else run.status.write_text(damage)
-        record = RunRecord(run)
-        assert record.state == "damaged" and record.status.message.startswith("status.json: ")
-
-
-def test_the_training_loss_is_the_mean_over_the_last_tenth_of_the_steps() -> None:
-    rows = [{"kind": "train", "iteration": i, "loss": i * i} for i in range(1, 31)]
-    assert train_loss(rows, 30) == pytest.approx((28**2 + 29**2 + 30**2) / 3)
-    assert train_loss(rows[:4], 4) == 16.0
