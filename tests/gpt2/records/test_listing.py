@@ -47,7 +47,7 @@ def results(tmp_path_factory):
         DROPOUT="0.1",
         COMPILE=False,
         JOBS=1,
-        RECIPROCAL_ALPHA=None,
+        RECIPROCAL_ALPHA="",
     )
     add(
         folder,
