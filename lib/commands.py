@@ -117,15 +117,15 @@ test             -                               FAST                  Run the t
 style            -                               -                     Check formatting, lint, types, whitespace, rules
 
 Evaluate
-ls               gpt2.records.commands:ls        WHERE JSON            List all runs of all studies, or those WHERE=
-clean-runs       gpt2.records.commands:clean_runs  WHERE YES JSON      Remove the runs WHERE=, after a confirmation
+ls               gpt2.records.listing:ls         WHERE JSON            List all runs of all studies, or those WHERE=
+clean-runs       gpt2.records.listing:clean_runs  WHERE YES JSON      Remove the runs WHERE=, after a confirmation
 report           gpt2.records.commands:report    @plan LABEL_BY JSON   Write report.html, tables and the index of all studies
 verdicts         gpt2.records.commands:verdicts  @plan STRICT JSON     Which steps are better, worse or equivalent, over SEEDS=
 figures          gpt2.records.commands:figures   @plan RUNS JSON       Write the figures of the report (or of RUNS=) as files
 claims           gpt2.records.commands:check_claims  @plan CLAIMS OUT JSON  Check CLAIMS=; write LaTeX and Markdown if all hold
-audit            gpt2.records.commands:audit_runs  @find RUNS JSON     Check the files of RUNS=: VALID, or INVALID with reasons
-compare          gpt2.records.commands:compare_runs  <A> <B> @find AXIS LABEL_BY JSON  Compare runs A= and B= (A=ra B=baseline)
-verify-results   gpt2.records.commands:verify_results  @plan RUNS SOURCE=local AXIS JSON entity  Check whether RUNS= may be published together
+audit            gpt2.records.audit:audit_runs  @find RUNS JSON     Check the files of RUNS=: VALID, or INVALID with reasons
+compare          gpt2.records.compare:compare_asked  <A> <B> @find AXIS LABEL_BY JSON  Compare runs A= and B= (A=ra B=baseline)
+verify-results   gpt2.records.verify:verify_results  @plan RUNS SOURCE=local AXIS JSON entity  Check whether RUNS= may be published together
 evaluate         gpt2.running.trained_models:evaluate  RUN SEEDS QUANT=none JSON  Evaluate RUN= again; QUANT=int8 quantizes its weights
 generate         gpt2.running.trained_models:generate  RUN SEEDS PROMPT TOKENS=100 TEMPERATURE=1 TOP_K=0 TOP_P=1 SEED=1 SAMPLES=1 JSON  Generate text with the finished run RUN=, after PROMPT=
 export           gpt2.running.trained_models:export    <RUN> @find OUT       Export RUN= to a folder that transformers can load

@@ -42,6 +42,8 @@ CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 WITHOUT_TORCH = (
     "gpt2/configure.py",
     "gpt2/records/commands.py",
+    "gpt2/records/listing.py",
+    "gpt2/records/verify.py",
     "gpt2/study/commands.py",
     # Imports torch once it has found the run.
     "gpt2/running/trained_models.py",

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import math
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +14,13 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.dataset import TokenSplit
 from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.data.sampler import order_digest_from_manifest
-from gpt2.records.files import own_values, recorded_config
+from gpt2.records.files import find_started, own_values, recorded_config
+from gpt2.study.arguments import asked_lookup
 from gpt2.training.per_query import item_facts
-from lib.errors import DataError, KablateError, Problem, visible
+from lib.errors import EXIT_DONE, EXIT_INVALID, DataError, KablateError, Problem, visible
 from lib.files import json_digest
 from lib.json_files import MissingRecord, RecordError
+from lib.make_variables import require_value
 from lib.report.render import json_document
 from lib.runs.code import changed_since
 from lib.runs.digests import Check, digest_findings, mismatches
@@ -287,3 +290,20 @@ def _weight_findings(record: RunRecord) -> Iterator[Finding]:
             (file, "sparsity", final.sparsity, total),
         ]
     )
+
+
+def audit_runs(options: Namespace) -> tuple[int, str]:
+    """Audit runs from their files: VALID, or INVALID with one line per finding.
+
+    kablate audit --runs "ratio/*"                          runs of the plan of .config
+    kablate audit --runs results/single/run-s1-1a2b3c4d     a run directory
+
+    Checks that every file exists, is well-formed, matches its digest, and agrees with the values
+    recomputed from the other files. Evaluation documents are compared with the data set if it is
+    available. Exit codes: 0 all runs are valid, 6 a run is invalid, 2 no such run.
+    """
+    named = require_value(options.runs, "RUNS", "make audit RUNS=NAME")
+    runs = find_started(named, options.build_dir, asked_lookup(options))
+    results = [audit(run, options.build_dir) for run in runs]
+    code = EXIT_DONE if all(result.valid for result in results) else EXIT_INVALID
+    return code, to_json(results) if options.json else to_text(results)

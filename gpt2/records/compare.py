@@ -5,6 +5,8 @@ Does not import torch.
 
 import contextlib
 import dataclasses
+import sys
+from argparse import Namespace
 from collections.abc import Sequence, Set
 from glob import glob
 from pathlib import Path
@@ -13,13 +15,23 @@ from typing import Any
 from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
 from gpt2.records.files import find_finished, read_resolved_config
-from gpt2.study.arguments import RunLookup
+from gpt2.study.arguments import RunLookup, asked_lookup
 from gpt2.study.plan import Plan, config_layers, make_plan, with_runs
+from lib import console
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from lib.report.compare import NOT_COMPARABLE, Comparison, check_fields, compare_runs
+from lib.report.compare import (
+    CONTINUATION,
+    EXIT_CODES,
+    NOT_COMPARABLE,
+    Comparison,
+    check_fields,
+    compare_runs,
+    comparison_to_json,
+    comparison_to_text,
+)
 from lib.runs.record import RunRecord
 from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir
@@ -188,3 +200,23 @@ def declared_axes(study: Plan, records: Sequence[RunRecord], named: str) -> dict
                 variant = variants.get(variant.parent)
         axes[path] = symbols
     return axes
+
+
+def compare_asked(options: Namespace) -> tuple[int, str]:
+    """Compare two finished runs from their directories.
+
+    kablate compare A B                          one configuration: are the results bitwise equal?
+    kablate compare ra baseline                  steps of .config's study: the loss difference
+    kablate compare A B --axis RECIPROCAL        runs that differ in this symbol
+    kablate compare A B --label-by PRECISION     runs that also differ in this, shown as a label
+
+    A run is a directory or a run name that "make plan" lists. Prints BITWISE, DIVERGED with the first
+    differing field, COMPARED with the paired difference A - B of the losses, or NOT COMPARABLE with
+    every differing field that is not in --axis or --label-by, and not set by the steps of .config's
+    study. Exit codes: 0 equal or compared, 1 diverged, 2 no such run or field, 4 not comparable.
+    """
+    o = options
+    result = compare(o.a, o.b, o.build_dir, o.axis, o.label_by, asked_lookup(o))
+    columns = None if o.json else console.terminal_columns(sys.stdout)
+    text = comparison_to_json(result) if o.json else comparison_to_text(result)
+    return EXIT_CODES[result["verdict"]], console.folded(text, columns, CONTINUATION)

@@ -11,6 +11,7 @@ import re
 import shutil
 import textwrap
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,16 @@ from typing import Any
 
 from gpt2.records.files import identity_symbols
 from gpt2.study.plan import Plan
-from lib.console import confirm, log
+from gpt2.study.resolve import configured_values
+from lib import console
+from lib.config.dotconfig import ConfigWorkspace
+from lib.console import log
 from lib.env.gpu import cpu_model
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem, nearest, visible
 from lib.files import size_bytes
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
+from lib.make_variables import require_value
+from lib.project import ROOT
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
@@ -389,28 +395,6 @@ def _clock(seconds: float | None) -> str | None:
 # Removal.
 
 
-def clean(folder: Path, where: str, *, yes: bool, json: bool) -> tuple[int, str]:
-    """Log the runs that satisfy ``where`` with their sizes, and remove them after a confirmation.
-
-    Returns the exit code and the text for stdout.
-    """
-    runs = select(list_runs(folder, replaced=True), where).runs
-    sizes = {run["run"]: size_bytes(folder / run["run"]) for run in runs}
-    for run in runs:
-        log("RUN", f"{format_size(sizes[run['run']]):>12}  {run['state']:11}  {run['run']}")
-    total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
-    reasons: list[str] = []
-    if runs:
-        confirm(f"remove {total} below {folder}?", yes)
-        reasons = remove_runs(runs, folder)
-    text = f"removed: {total}; left out: {len(reasons)}\n"
-    if json:
-        text = json_document(SCHEMA_VERSION, {"runs": sizes, "kept": reasons})
-    for reason in reasons:
-        log("WARN", f"left out: {reason}")
-    return EXIT_FAILED if reasons else EXIT_DONE, text
-
-
 def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
     """Remove run directories below ``folder``; return a reason for each one that stays.
 
@@ -434,3 +418,54 @@ def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
             continue
         shutil.rmtree(hidden)
     return reasons
+
+
+# The commands.
+
+
+def ls(options: Namespace) -> str:
+    """List the runs below OUTPUT_DIR, of all studies and configurations.
+
+    kablate ls                                             one line per run
+    kablate ls --where "N_LAYER=6 val_loss<2.5 state=done" only these
+
+    Conditions compare a field (run, study, step, state, seed, iteration, val_loss, parameters, tokens,
+    train_seconds, finished, commit, hash) or a symbol with = != < <= > >=. A run that
+    cannot be read is a line with the cause. Exit code 2: invalid condition.
+    """
+    listed = select(list_runs(_results(options.build_dir)), options.where)
+    if options.json:
+        return to_json(listed)
+    return to_text(listed, options.where, every_column=console.is_verbose())
+
+
+def clean_runs(options: Namespace) -> tuple[int, str]:
+    """Remove the runs that satisfy the conditions, after a confirmation.
+
+    kablate clean-runs --where "state=failed"
+
+    Conditions are those of ls. Exit codes: 0 done, 1 a run was left out, 2 invalid condition, or not
+    confirmed.
+    """
+    where = require_value(options.where, "WHERE", 'make clean-runs WHERE="state=failed"')
+    folder = _results(options.build_dir)
+    runs = select(list_runs(folder, replaced=True), where).runs
+    sizes = {run["run"]: size_bytes(folder / run["run"]) for run in runs}
+    for run in runs:
+        log("RUN", f"{format_size(sizes[run['run']]):>12}  {run['state']:11}  {run['run']}")
+    total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
+    reasons: list[str] = []
+    if runs:
+        console.confirm(f"remove {total} below {folder}?", options.yes)
+        reasons = remove_runs(runs, folder)
+    text = f"removed: {total}; left out: {len(reasons)}\n"
+    if options.json:
+        text = json_document(SCHEMA_VERSION, {"runs": sizes, "kept": reasons})
+    for reason in reasons:
+        log("WARN", f"left out: {reason}")
+    return EXIT_FAILED if reasons else EXIT_DONE, text
+
+
+def _results(build_dir: Path) -> Path:
+    """Return the folder of all studies. Runs can be listed without a configuration."""
+    return build_dir / str(configured_values(ConfigWorkspace(ROOT, build_dir))["OUTPUT_DIR"])

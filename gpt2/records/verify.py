@@ -4,13 +4,18 @@ The evidence of a run is its own files and its configuration in the tracker. A c
 ends with the facts to publish in a methods section. Does not import torch.
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpt2.records.compare import names_of
-from gpt2.study.plan import Plan
+from gpt2.records.compare import chosen_runs, declared_axes, names_of, whole_study
+from gpt2.running import results
+from gpt2.study.arguments import asked_plan, selects_runs
+from gpt2.study.document import study_document_of
+from gpt2.study.plan import Plan, table_plan
+from lib import console
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import sha256_file
 from lib.json_files import RecordError
@@ -21,9 +26,13 @@ from lib.report.checklist import (
     CheckRemark,
     CheckRow,
     check_row,
+    checklist_to_json,
+    checklist_to_markdown,
     failing_rows,
+    log_failing,
     value_text,
     values_by_run_text,
+    word_rows,
 )
 from lib.report.run_facts import (
     FieldDifference,
@@ -507,3 +516,34 @@ def _to_publish(
         "differ in": ", ".join(axis) or "no declared setting",
         **{name: said[name] for name in names},
     }
+
+
+def verify_results(options: Namespace) -> int:
+    """Check whether finished runs are comparable and can be published together.
+
+    kablate verify-results                            every finished run of .config's study
+    kablate verify-results --runs 'ra,baseline'       selected runs, or directories
+    kablate verify-results --source wandb             settings as stored by W&B, not the run record
+    kablate verify-results --axis COMPILE             directories that may differ in COMPILE
+
+    Prints a Markdown checklist, and the facts to publish if every row is PASS. Settings must be equal
+    both in the tracker and in the manifests, except for the changes of the study's steps. Every step
+    must have the same seeds, at least FINALIST_MIN_SEEDS. UNKNOWN means not recorded or not available
+    here, and never counts as equal. Exit codes: 0 all rows pass, 2 no such run, 3 the tracker cannot be
+    read, 4 a row is FAIL or UNKNOWN.
+    """
+    plan = asked_plan(options)
+    ask = tracker(plan, options.source, options.entity)
+    study = whole_study(plan)
+    table = table_plan(plan)
+    records = chosen_runs(plan if selects_runs(options) else table, study, options.runs)
+    axes = declared_axes(study, records, options.axis)
+    paths = {record.run.path.resolve() for record in records}
+    names = {run.path.name for run in table.runs if run.path.resolve() in paths}
+    document = study_document_of(table, results.judged_study(table))
+    words = word_rows(document, names, plan.folder) if names else ()
+    min_seeds = plan.base.repro.finalist_min_seeds
+    checklist = verify(records, axes, ask, options.source, min_seeds, words)
+    console.show(checklist_to_json(checklist) if options.json else checklist_to_markdown(checklist))
+    log_failing(checklist["rows"])
+    return int(checklist["exit_code"])
