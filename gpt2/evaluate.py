@@ -9,7 +9,7 @@ B rows of a batch, T tokens, W windows, M confidence bins, S sums per window.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,7 +52,6 @@ class EvaluationResult:
 
     @property
     def tokens(self) -> int:
-        """Return the number of predicted tokens."""
         return sum(d.n_tokens for d in self.documents)
 
     @property
@@ -99,7 +98,8 @@ class Evaluator:
         """Evaluate ``model``; return None if ``stop`` returned true between two batches."""
         training = model.training
         model.eval()
-        with torch.random.fork_rng(self._gpus()), torch.no_grad():
+        gpus = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), torch.no_grad():
             rows_WS = self._measure(model, stop)
         model.train(training)
         if rows_WS is None:
@@ -116,7 +116,8 @@ class Evaluator:
         columns = 3 + 3 * CALIBRATION_BINS
         rows_WS = torch.zeros(len(self.windows), columns, dtype=torch.float64, device=self._device)
         first = 0
-        for index, (x, y) in enumerate(self._batches()):
+        batches = evaluation_batches(self.split, self.windows, self._block_size, self.batch_size)
+        for index, (x, y) in enumerate(batches):
             rank = index % self._group.size
             if rank == 0 and stop():
                 return None
@@ -127,12 +128,6 @@ class Evaluator:
                 rows_WS[first:last] = self._rows(model, x_BT, y_BT)
             first = last
         return rows_WS
-
-    def _batches(self) -> Iterable:
-        return evaluation_batches(self.split, self.windows, self._block_size, self.batch_size)
-
-    def _gpus(self) -> list[torch.device]:
-        return [self._device] if self._device.type == "cuda" else []
 
     def _rows(self, model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
         """Return the sums of each row, [B, S] in float64.
@@ -162,12 +157,12 @@ def _documents(
     by_document: dict[int, list[Sequence[float]]] = {}
     for window, row in zip(windows, rows, strict=True):
         by_document.setdefault(window.document, []).append(row[:3])
-    return tuple(_document(number, by_document[number]) for number in sorted(by_document))
-
-
-def _document(number: int, rows: list[Sequence[float]]) -> DocumentLoss:
-    tokens, correct, losses = zip(*rows, strict=True)
-    return DocumentLoss(number, int(sum(tokens)), int(sum(correct)), math.fsum(losses))
+    documents = []
+    for number in sorted(by_document):
+        tokens, correct, losses = zip(*by_document[number], strict=True)
+        loss = DocumentLoss(number, int(sum(tokens)), int(sum(correct)), math.fsum(losses))
+        documents.append(loss)
+    return tuple(documents)
 
 
 def _calibration(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 B batch, T tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,6 @@ from gpt2.model import GPT
 from lib.env.machine import autocast
 from lib.env.options import MachineConfig
 from lib.errors import ConfigError, Problem
-
-# Sampling of a token from logits: temperature, top-k and nucleus (top-p).
-#
-# V vocabulary.
 
 
 @dataclass(frozen=True)
@@ -36,26 +33,15 @@ class SamplingOptions:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        wrong = []
         # The comparisons are written so that NaN is rejected too.
-        if not 0 <= self.temperature < float("inf"):
-            wrong.append(("TEMPERATURE", ">= 0 and finite", self.temperature))
-        if self.top_k < 0:
-            wrong.append(("TOP_K", ">= 0", self.top_k))
-        if not 0 < self.top_p <= 1:
-            wrong.append(("TOP_P", "> 0 and <= 1", self.top_p))
-        if wrong:
-            raise ConfigError(
-                *(
-                    Problem(
-                        f"out of range (expected {expected}, got {value})",
-                        name,
-                        "type: make help",
-                        code="usage.out-of-range",
-                    )
-                    for name, expected, value in wrong
-                )
-            )
+        for name, expected, value, valid in (
+            ("TEMPERATURE", ">= 0 and finite", self.temperature, 0 <= self.temperature < math.inf),
+            ("TOP_K", ">= 0", self.top_k, self.top_k >= 0),
+            ("TOP_P", "> 0 and <= 1", self.top_p, 0 < self.top_p <= 1),
+        ):
+            if not valid:
+                what, advice = f"out of range (expected {expected}, got {value})", "type: make help"
+                raise ConfigError(Problem(what, name, advice, code="usage.out-of-range"))
 
     def distribution(self, logits_V: Tensor) -> Tensor:
         """Return the probability of every token in fp32, for a temperature above 0.

@@ -23,8 +23,8 @@ from gpt2.config import Config
 from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from lib.config.field import SymbolValue
+from lib.env.hardware import device_name
 from lib.env.machine import autocast
-from lib.env.observe import device_name
 from lib.env.options import MachineConfig
 from lib.env.preflight import compiler_problems
 from lib.errors import ConfigError

@@ -19,7 +19,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
-from lib.env.observe import device_name
+from lib.env.hardware import device_name
 from lib.errors import EXIT_DONE, EXIT_FAILED, PreflightError
 from lib.report.render import json_document, markdown_table
 

@@ -19,8 +19,8 @@ from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import Evaluator
 from gpt2.training.minimal import MinimalTraining
 from gpt2.training.step import cpu_memory_errors
+from lib.env.hardware import device_name
 from lib.env.machine import set_up
-from lib.env.observe import device_name
 from lib.env.preflight import require_machine
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process

@@ -23,8 +23,8 @@ from gpt2.training.budget import remaining_seconds
 from gpt2.training.nonfinite import require_finite
 from gpt2.training.session import StepMetrics, TrainingSession
 from lib.env.gpu import peak_tflops
+from lib.env.hardware import device_name
 from lib.env.machine import autocast
-from lib.env.observe import device_name
 from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.tracking import watch
 from lib.tracking.reader import reduce_over_layers

@@ -27,10 +27,10 @@ from gpt2.loss import fused_loss
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.files import read_settings
 from gpt2.training.session import TrainingSession
+from lib.env.hardware import hardware
 from lib.env.observe import (
     Setting,
     deviations,
-    hardware,
     machine_settings,
     require_no_deviations,
     setting,

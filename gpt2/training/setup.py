@@ -27,10 +27,8 @@ from gpt2.training.state import DataOrder, RankGenerators, TrainState
 from gpt2.training.step import StepOutOfMemory, optimizer_step
 from gpt2.weights.convert import load_initial_weights
 from gpt2.weights.source import run_of, weights_folder
+from lib.env.hardware import device_name
 from lib.env.machine import grad_scaler, set_up
-from lib.env.observe import (
-    device_name,
-)
 from lib.env.preflight import require_machine
 from lib.env.process_group import ProcessGroup
 from lib.errors import Problem, RunError

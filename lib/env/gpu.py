@@ -168,9 +168,6 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(_NOISE, "", name.lower()))
 
 
-# CPU model, core count and GPU groups, as far as they are available without importing torch.
-
-
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _HIP = "HIP_VISIBLE_DEVICES"
 # Variables that select the GPUs of a process.
@@ -232,9 +229,6 @@ def gpu_groups(
 def selected_gpus(rocm: bool, variables: Mapping[str, str] = os.environ) -> str:
     """Return the GPUs that the user or a batch system made visible; "" for all."""
     return (variables.get(_HIP, "") if rocm else "") or variables.get(_CUDA, "")
-
-
-# Peak memory of this process.
 
 
 def peak_memory_bytes(device: "torch.device") -> int:

@@ -129,13 +129,10 @@ def require_world_size(process: ProcessRank, processes: int) -> None:
     """Raise PreflightError unless the world size of ``process`` equals ``processes``."""
     if process.world_size == processes:
         return
-    if process.world_size == 1:
-        what = f"GPUS={processes}: run requires {processes} processes, got 1"
-    else:
-        what = f"GPUS={processes}: process count mismatch, got WORLD_SIZE={process.world_size}"
+    what = f"GPUS={processes}: process count mismatch, got WORLD_SIZE={process.world_size}"
+    torchrun = f"torchrun --standalone --nproc-per-node {processes}"
     script = "gpt2/train_ra_mla.py --in-process"
-    torchrun = f"torchrun --standalone --nproc-per-node {processes} {script}"
-    advice = f"type: make, which starts the processes, or: {torchrun}"
+    advice = f"type: make, which starts the processes, or: {torchrun} {script}"
     raise PreflightError(Problem(what, next=advice, code="ranks.count-mismatch"))
 
 

@@ -1,11 +1,10 @@
-"""Hardware facts, and settings read back from torch to compare them with the requested ones."""
+"""Settings read back from torch, the kernel of attention, and non-deterministic operations."""
 
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -13,44 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from lib.env.gpu import cpu_model, usable_cores
 from lib.env.machine import WORKSPACE, WORKSPACE_VARIABLE, autocast
 from lib.env.options import MachineConfig
 from lib.env.ranks import ProcessRank, missing_variables
 from lib.errors import PreflightError, Problem
-from lib.units import GIB
 
 # Three states of a setting: requested, resolved, observed.
 Setting = dict[str, Any]
 _ADVICE = (
     "paper_repro allows no deviation; type: SET=RUN_PROFILE_MAXOUT_SPEED=y to record it instead"
 )
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Return processor, memory and, on a GPU, name, memory and driver; None for missing facts."""
-    facts: dict[str, Any] = {
-        "cpu_model": cpu_model(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu_cores": usable_cores(),
-        "ram_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB, 1),
-        "cuda_version": torch.version.cuda,
-        "hip_version": torch.version.hip,
-        "gpu_name": None,
-        "vram_gib": None,
-        "driver_version": None,
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        facts["gpu_name"] = properties.name
-        facts["vram_gib"] = round(properties.total_memory / GIB, 1)
-        facts["driver_version"] = _driver_version()
-    return facts
-
-
-def device_name(device: torch.device) -> str:
-    """Return the model of the training device, which can affect the bits of a run."""
-    return cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def setting(requested: Any, resolved: Any, read: Callable[[], Any]) -> Setting:
@@ -71,47 +42,41 @@ def machine_settings(
 ) -> dict[str, Setting]:
     """Return the settings of the machine and of torch, by name."""
     mixed, on_gpu = machine.precision != "fp32", device.type == "cuda"
-    requested: dict[str, tuple[Any, Callable[[], Any]]] = {
-        "precision_mode": (machine.precision, lambda: _precision(machine)),
-        "amp_enabled": (mixed, lambda: _autocasts(machine)),
-        "grad_scaler_enabled": (machine.precision == "fp16", scaler.is_enabled),
-        "cpu_threads": (machine.cpu_threads, torch.get_num_threads),
-        "world_size": (process.world_size, _world_size),
-        "float32_matmul_precision": (
-            machine.matmul_precision,
-            torch.get_float32_matmul_precision,
-        ),
-        "cudnn_benchmark": (machine.cudnn_benchmark, lambda: torch.backends.cudnn.benchmark),
+    products, tf32 = machine.matmul_precision, machine.matmul_precision != "highest"
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    deterministic = "warn_only" if machine.deterministic == "warn" else machine.repeats
+    workspace = WORKSPACE if on_gpu and machine.repeats else None
+    scales, benchmark = machine.precision == "fp16", machine.cudnn_benchmark
+    segments = machine.expandable_segments
+    # Name → requested, resolved, and how it is read back.
+    table: dict[str, tuple[Any, Any, Callable[[], Any]]] = {
+        "device": (machine.device, str(device), _observed_device),
+        "precision_mode": (machine.precision, machine.precision, lambda: _precision(machine)),
+        "amp_enabled": (mixed, mixed, lambda: _precision(machine) != "fp32"),
+        "grad_scaler_enabled": (scales, scales, scaler.is_enabled),
+        "cpu_threads": (machine.cpu_threads, machine.cpu_threads, torch.get_num_threads),
+        "world_size": (process.world_size, process.world_size, _world_size),
+        "float32_matmul_precision": (products, products, torch.get_float32_matmul_precision),
+        "cudnn_benchmark": (benchmark, benchmark, lambda: cudnn.benchmark),
         "fill_uninitialized_memory": (
+            False,
             False,
             # A property that torch adds to the class of the module.
             lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         ),
-    }
-    tf32 = machine.matmul_precision != "highest"
-    workspace = WORKSPACE if on_gpu and machine.repeats else None
-    warns = machine.deterministic == "warn"
-    settings = {name: setting(value, value, read) for name, (value, read) in requested.items()}
-    # Settings derived from other settings or from the device.
-    settings |= {
-        "device": setting(machine.device, str(device), _observed_device),
-        "allow_tf32_matmul": setting(
-            machine.matmul_precision, tf32, lambda: torch.backends.cuda.matmul.allow_tf32
-        ),
-        "allow_tf32_cudnn": setting(
-            machine.matmul_precision, tf32, lambda: torch.backends.cudnn.allow_tf32
-        ),
-        "deterministic_algorithms": setting(
-            machine.deterministic, "warn_only" if warns else machine.repeats, _deterministic
-        ),
-        "cublas_workspace_config": setting(
-            machine.deterministic, workspace, lambda: _variable(WORKSPACE_VARIABLE, workspace)
+        "allow_tf32_matmul": (products, tf32, lambda: cuda.matmul.allow_tf32),
+        "allow_tf32_cudnn": (products, tf32, lambda: cudnn.allow_tf32),
+        "deterministic_algorithms": (machine.deterministic, deterministic, _deterministic),
+        "cublas_workspace_config": (
+            machine.deterministic,
+            workspace,
+            # None if this run does not use it.
+            lambda: os.environ.get(WORKSPACE_VARIABLE) if workspace else None,
         ),
     }
     if on_gpu:
-        segments = machine.expandable_segments
-        settings["expandable_segments"] = setting(segments, segments, _expandable_segments)
-    return settings
+        table["expandable_segments"] = (segments, segments, _expandable_segments)
+    return {name: setting(*states) for name, states in table.items()}
 
 
 def deviations(settings: Mapping[str, Setting]) -> list[str]:
@@ -158,12 +123,6 @@ def _observed_device() -> str:
     return str(torch.device("cuda", torch.cuda.current_device()))
 
 
-def _autocasts(machine: MachineConfig) -> bool:
-    """Return whether autocast is enabled in the context of the forward pass."""
-    with autocast(machine):
-        return torch.is_autocast_enabled(machine.device)
-
-
 def _precision(machine: MachineConfig) -> str:
     """Return the precision of a matrix product in the context of the forward pass."""
     with autocast(machine):
@@ -185,43 +144,18 @@ def _world_size() -> int:
     return dist.get_world_size() if joined else 1
 
 
-def _variable(name: str, resolved: str | None) -> str | None:
-    """Return the environment variable, or None if this run does not use it."""
-    return os.environ.get(name) if resolved is not None else None
-
-
 def _expandable_segments() -> bool:
     return not missing_variables({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-
-
-def _driver_version() -> str | None:
-    """Return the version of the NVIDIA or AMD kernel driver, or None if unavailable."""
-    nvidia = _read_text(Path("/proc/driver/nvidia/version"))
-    if nvidia:
-        return nvidia.splitlines()[0].removeprefix("NVRM version:").strip()
-    return _read_text(Path("/sys/module/amdgpu/version")).strip() or None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-# Detection of the attention kernel from the autograd graph of its output.
-#
-# Autograd records the operation that produced a tensor. Reading this record is a hundred times
-# cheaper than a profile, which takes over a second to start and writes to the log of the run.
 
 
 _FUSED = re.compile(r"ScaledDotProduct(\w+?)Attention")
 
 
 def detect_sdpa_kernel(context: Tensor) -> str:
-    """Return flash, efficient, cudnn or math, or "unknown" if neither is in the graph.
+    """Return flash, efficient, cudnn or math, or "unknown" if neither is in the graph of autograd.
 
-    ``context`` is the output of scaled_dot_product_attention and must require a gradient.
+    ``context`` is the output of scaled_dot_product_attention and must require a gradient. A profile
+    takes over a second to start and writes to the log of the run.
     """
     kernel, nodes = "unknown", [context.grad_fn]
     while nodes:
@@ -234,9 +168,6 @@ def detect_sdpa_kernel(context: Tensor) -> str:
             kernel = "math"
         nodes += [parent for parent, _ in node.next_functions]
     return kernel
-
-
-# Recording of non-deterministic operations from the warnings of torch, each operation once.
 
 
 # Wording of torch for an operation, a fused attention kernel and a product without a workspace.

@@ -25,9 +25,6 @@ class EnvironmentConfig:
     min_disk_gib: int = kconfig_field("MIN_DISK_GIB", identity=False)
 
 
-# Options of the machine: device, precision and kernels; imports no torch.
-
-
 @dataclass(frozen=True)
 class MachineConfig:
     """Device, precision and kernel options; each field is a Kconfig symbol."""
@@ -56,9 +53,6 @@ class MachineConfig:
     def repeats(self) -> bool:
         """Return whether deterministic implementations are used if available."""
         return self.deterministic != "off"
-
-
-# Options for the detection of non-finite values; imports no torch.
 
 
 @dataclass(frozen=True)

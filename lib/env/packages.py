@@ -50,27 +50,16 @@ def current_interpreter(
     uv records its version in pyvenv.cfg, and conda creates a folder conda-meta in each environment.
     A virtual environment created from conda's Python counts as a virtual environment.
     """
-    keys = _pyvenv_keys(prefix) if prefix != base_prefix else set()
-    if keys:
-        kind = "uv" if "uv" in keys else "venv"
+    marker = prefix / "pyvenv.cfg"
+    if prefix != base_prefix and marker.is_file():
+        text = marker.read_text(encoding="utf-8")
+        kind = "uv" if re.search(r"(?im)^\s*uv\s*=", text) else "venv"
     else:
         kind = "conda" if (prefix / "conda-meta").is_dir() else "system"
     # Only the installation folder of conda contains condabin.
     is_base = kind == "conda" and (prefix / "condabin").is_dir()
     name = "base" if is_base else prefix.name
     return Interpreter(kind, name, platform.python_version(), prefix, program)
-
-
-def _pyvenv_keys(prefix: Path) -> set[str]:
-    """Return the keys of pyvenv.cfg; empty if the folder is not a virtual environment."""
-    try:
-        lines = (prefix / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    return {line.split("=", 1)[0].strip().lower() for line in lines if "=" in line}
-
-
-# Installed packages as seen by the running interpreter; works without pip, which uv omits.
 
 
 # Folder NAME-VERSION.dist-info, or NAME-VERSION-pyX.Y.egg-info of old setuptools.
@@ -105,9 +94,6 @@ def format_packages(packages: Mapping[str, str]) -> str:
 def packages_digest(packages: Mapping[str, str]) -> str:
     """Return the SHA-256 of ``format_packages``."""
     return hashlib.sha256(format_packages(packages).encode()).hexdigest()
-
-
-# Requirements of the tree: ranges and extras of pyproject.toml, pins of requirements.txt.
 
 
 def missing_packages(extras: Sequence[str] = ()) -> list[str]:
@@ -151,10 +137,6 @@ def _project() -> dict[str, Any]:
     return project
 
 
-# Lock files: comparison of installed packages with locked versions.
-
-
-_PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;\\]+)")
 # Installers and the project itself, which lock files omit.
 _INSTALLERS = {"pip", "setuptools", "uv", "wheel", PROJECT}
 
@@ -164,9 +146,15 @@ def lock_differences(path: Path, packages: Mapping[str, str]) -> list[str]:
 
     Locked packages that are not installed are ignored, because they may be for another platform. A
     build label (``+cpu``) is ignored too. Raises FileNotFoundError if the file is missing, and
-    ConfigError if it names no package.
+    ConfigError if it cannot be read or names no package.
     """
-    pins = _read(path)
+    # A lock file for several platforms may list several versions.
+    pins: dict[str, set[str]] = {}
+    for name, version in _locked(path):
+        pins.setdefault(normalize_name(name), set()).add(version)
+    if not pins:
+        what = "ENV_LOCK_FILE: no packages listed"
+        raise ConfigError(Problem(what, str(path), code="lock-file.empty"))
     differences = []
     for name, version in packages.items():
         if name in _INSTALLERS:
@@ -178,33 +166,18 @@ def lock_differences(path: Path, packages: Mapping[str, str]) -> list[str]:
     return differences
 
 
-def _read(path: Path) -> dict[str, set[str]]:
-    """Return name → versions: a lock file for several platforms may list several versions."""
+def _locked(path: Path) -> list[tuple[str, str]]:
+    """Return names and versions of uv.lock (table package), pylock.toml (PEP 751, table packages), or
+    a list of NAME==VERSION.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(Problem("not a text file", str(path), code="lock-file.damaged")) from None
-    pins: dict[str, set[str]] = {}
-    for name, version in _toml(text, path) if path.suffix in (".lock", ".toml") else _lines(text):
-        pins.setdefault(normalize_name(name), set()).add(version)
-    if not pins:
-        what = "ENV_LOCK_FILE: no packages listed"
-        raise ConfigError(Problem(what, str(path), code="lock-file.empty"))
-    return pins
-
-
-def _toml(text: str, path: Path) -> list[tuple[str, str]]:
-    """Return the packages of uv.lock (table package) or pylock.toml (PEP 751, table packages)."""
-    try:
+        if path.suffix not in (".lock", ".toml"):
+            return re.findall(r"(?m)^\s*([A-Za-z0-9._-]+)==([^\s;\\]+)", text)
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        what = f"invalid TOML: {error}"
+    except ValueError as error:
+        what = f"not a lock file: {error}"
         raise ConfigError(Problem(what, str(path), code="lock-file.damaged")) from None
-    packages = document.get("package", []) + document.get("packages", [])
+    items = document.get("package", []) + document.get("packages", [])
     # The project has no version if it is installed from its folder.
-    return [(str(item["name"]), str(item["version"])) for item in packages if "version" in item]
-
-
-def _lines(text: str) -> list[tuple[str, str]]:
-    matches = (_PIN.match(line.strip()) for line in text.splitlines())
-    return [(match[1], match[2]) for match in matches if match]
+    return [(str(item["name"]), str(item["version"])) for item in items if "version" in item]

@@ -73,16 +73,11 @@ def package_problems() -> list[Problem]:
 def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
     if not config.forbid_foreign:
         return []
-    remedies = {".venv": "type: make mrproper (removes a .venv created by make)"}
+    advice = "remove it; make mrproper removes a .venv created by make"
+    found = [name for name in FOREIGN_FILES if os.path.lexists(root / name)]
     return [
-        Problem(
-            f"ENV_FORBID_FOREIGN=y: found {name}",
-            str(root / name),
-            remedies.get(name, "remove it"),
-            code="env.foreign-file",
-        )
-        for name in FOREIGN_FILES
-        if os.path.lexists(root / name)
+        Problem(f"ENV_FORBID_FOREIGN=y: found {n}", str(root / n), advice, code="env.foreign-file")
+        for n in found
     ]
 
 
@@ -107,13 +102,8 @@ def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]
 
 def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
     """Check that the file system of ``folder`` has ``MIN_DISK_GIB`` of free space."""
-    existing = _existing(folder)
-    free = shutil.disk_usage(existing).free
-    if free >= config.min_disk_gib * GIB:
-        return []
-    what = f"MIN_DISK_GIB={config.min_disk_gib}: not enough disk space ({format_size(free)} free)"
-    advice = "free some space, or set OUTPUT_DIR"
-    return [Problem(what, str(existing), advice, code="disk.no-space")]
+    needed = config.min_disk_gib * GIB
+    return _space_problems(_existing(folder), needed, f"MIN_DISK_GIB={config.min_disk_gib}: ")
 
 
 def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
@@ -125,12 +115,16 @@ def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
     if not os.access(existing, os.W_OK | os.X_OK):
         advice = "make it writable, or set OUTPUT_DIR to another folder"
         return [Problem("not writable", str(existing), advice, code="output.not-writable")]
-    free = shutil.disk_usage(existing).free
-    if free < bytes_needed:
-        sizes = f"{format_size(bytes_needed)} needed, {format_size(free)} free"
-        what, advice = f"not enough disk space ({sizes})", "free some space, or set OUTPUT_DIR"
-        return [Problem(what, str(existing), advice, code="disk.no-space")]
-    return []
+    return _space_problems(existing, bytes_needed)
+
+
+def _space_problems(folder: Path, bytes_needed: int, name: str = "") -> list[Problem]:
+    free = shutil.disk_usage(folder).free
+    if free >= bytes_needed:
+        return []
+    sizes = f"{format_size(bytes_needed)} needed, {format_size(free)} free"
+    what, advice = f"{name}not enough disk space ({sizes})", "free some space, or set OUTPUT_DIR"
+    return [Problem(what, str(folder), advice, code="disk.no-space")]
 
 
 def _existing(folder: Path) -> Path:
@@ -209,7 +203,6 @@ def require_usable_gpus() -> None:
 
 
 def use_gpu(index: int) -> None:
-    """Start a kernel on a GPU, and wait for it."""
     import torch
 
     torch.ones(1, device=torch.device("cuda", index)).add_(1).item()

@@ -61,15 +61,10 @@ class ProcessGroup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the process group.
+        """Leave the process group; after an error, the exit of the process must report it first.
 
-        After an error, skip this and let the process exit, so that the original error is reported
-        first.
-
-        Modules passed through ``share_gradients`` or ``shard`` must be deleted before. If one of
-        them were the last owner of torch's process group, its destructor would wait for gloo's
-        threads without releasing the GIL, and the threads wait for the GIL to release their last
-        tensor (pytorch issue 56297).
+        Modules of ``share_gradients`` and ``shard`` must be deleted before: the destructor of their
+        last owner would wait for gloo's threads with the GIL, which these need (pytorch issue 56297).
         """
         if self.size > 1 and error is None:
             if self._wrapped_modules:
@@ -80,12 +75,10 @@ class ProcessGroup:
 
     @property
     def size(self) -> int:
-        """Return the number of processes."""
         return self.process.world_size
 
     @property
     def rank(self) -> int:
-        """Return the rank of this process."""
         return self.process.rank
 
     @property
@@ -120,7 +113,6 @@ class ProcessGroup:
         return flag if self.size == 1 else bool(self.gather(torch.tensor(flag)).any())
 
     def gather_text(self, text: str) -> list[str]:
-        """Gather the ``text`` of each rank."""
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         sizes = self.gather(torch.tensor(data.numel())).tolist()
         row = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -129,7 +121,6 @@ class ProcessGroup:
         return [bytes(r[:n].tolist()).decode() for r, n in zip(rows, sizes, strict=True)]
 
     def barrier(self) -> None:
-        """Wait for every rank."""
         self.add(torch.zeros(()))
 
     @contextmanager
@@ -144,18 +135,14 @@ class ProcessGroup:
     def share_gradients(self, module: nn.Module, safe: bool = False) -> nn.Module:
         """Return ``module`` wrapped so that ``backward`` averages gradients over the ranks.
 
-        ``safe`` uses small buckets with copies of the gradients. Weights must already be equal on
-        every rank: they are not broadcast. Delete the result before leaving the group.
+        ``safe`` uses small buckets. Weights must already be equal on every rank: they are not
+        broadcast. Delete the result before leaving the group.
         """
         if self.size == 1:
             return module
-        shared = DistributedDataParallel(
-            module,
-            init_sync=False,
-            gradient_as_bucket_view=False,
-            # None is torch's default.
-            bucket_cap_mb=DDP_SAFE_BUCKET_MIB if safe else None,
-        )
+        # None is torch's default. Buckets contain copies of the gradients.
+        size = DDP_SAFE_BUCKET_MIB if safe else None
+        shared = DistributedDataParallel(module, init_sync=False, bucket_cap_mb=size)
         self._wrapped_modules.add(shared)
         return shared
 

@@ -6,7 +6,7 @@ count only once, when it is loaded.
 
 import os
 import subprocess
-import time
+import timeit
 from functools import cache
 from pathlib import Path
 
@@ -46,15 +46,7 @@ def _measure(threads: int) -> float:
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
     command = python_module_command(__name__)
-    run = subprocess.run(
-        command,
-        env=environment,
-        check=True,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    return float(run.stdout)
+    return float(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
 
 
 def emulates_bf16(machine: MachineConfig) -> bool:
@@ -73,18 +65,9 @@ def has_bf16_instructions() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
 
 
-def _time_matmul() -> float:
-    """Return the FLOP/s of the fastest of a few products."""
+if __name__ == "__main__":
     import numpy as np
 
     a = np.random.default_rng(0).random((_SIZE, _SIZE), dtype=np.float32)
-    seconds = []
-    for _ in range(_REPETITIONS):
-        started = time.perf_counter()
-        a @ a
-        seconds.append(time.perf_counter() - started)
-    return 2 * _SIZE**3 / min(seconds)
-
-
-if __name__ == "__main__":
-    show(f"{_time_matmul()}\n")
+    fastest = min(timeit.repeat(lambda: a @ a, number=1, repeat=_REPETITIONS))
+    show(f"{2 * _SIZE**3 / fastest}\n")

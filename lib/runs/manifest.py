@@ -64,7 +64,7 @@ def begin_manifest(
     """
     import torch
 
-    from lib.env.observe import hardware
+    from lib.env.hardware import hardware
 
     record = {
         "schema_version": SCHEMA_VERSION,

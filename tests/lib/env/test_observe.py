@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from lib.env.hardware import device_name, hardware
 from lib.env.machine import set_up
 from lib.env.observe import (
     deviations,
-    device_name,
-    hardware,
     machine_settings,
     require_no_deviations,
     selected_sdpa_backend,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lib.env.options import EnvironmentConfig
 from lib.env.packages import current_interpreter
@@ -33,10 +32,16 @@ def test_credentials_of_an_address_are_taken_out(printed: str, kept: str) -> Non
     assert redact_secrets(printed) == kept
 
 
-def test_the_variables_of_a_conda_environment_are_taken_out() -> None:
-    printed = "name: a\ndependencies:\n- python=3.13\nvariables:\n  TOKEN: s3cret\nprefix: /a\n"
-    kept = {"name": "a", "dependencies": ["python=3.13"], "prefix": "/a"}
-    assert yaml.safe_load(redact_secrets(printed)) == kept
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "variables:\n  TOKEN: s3cret\n  OTHER: |\n    s3cret\n\n    s3cret\n",
+        "variables: {TOKEN: s3cret}\n",
+    ],
+)
+def test_the_variables_of_a_conda_environment_are_taken_out(variables: str) -> None:
+    printed = "name: a\ndependencies:\n- python=3.13\n{}prefix: /a\n"
+    assert redact_secrets(printed.format(variables)) == printed.format("")
 
 
 def test_a_snapshot_has_no_password_of_a_remote(
