@@ -2,17 +2,15 @@
 
 The configured budget is computed from the symbols' values. The trainer's loop is run on a model of
 a few parameters with a budget of the same kind, a clock under control, evaluations and a resume.
-
-B micro-batch, T tokens.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from gpt2 import train
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding, compare
 from gpt2.check.short_run import DrivenModel, DrivenRun
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
@@ -21,10 +19,10 @@ from gpt2.config import Config
 from gpt2.evaluate import DocumentLoss, EvaluationResult, Evaluator
 from gpt2.training.budget import run_budget
 from gpt2.training.records import NullRecords, StopCondition
+from gpt2.training.state import TrainState
 from lib.config.field import SymbolValue
 from lib.pruning.options import StateOptions
 from lib.pruning.reference import documented_stretch
-from lib.runs.run_dir import RunDir
 
 _TOLERANCE = 1e-9
 # The loop on the small model: optimizer steps without a stretch, sequences and interruption.
@@ -56,51 +54,40 @@ _GRADIENT = 0.01
 def check_budgeted(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the configured budget, and the trainer's loop with a small budget of the same kind."""
     small = subject.small_exact
-    budget = (str(subject.config.values["BUDGET"]), _stretch(subject.config))
+    kind, stretch = str(subject.config.values["BUDGET"]), _stretch(subject.config)
     length = small.model.shape.block_size
-    key = ("loop", small.train, small.schedule, small.optimizer, length, *budget)
-    trained = subject.context.once(key, lambda: _trained(subject, *budget))
+    key = ("loop", small.train, small.schedule, small.optimizer, length, kind, stretch)
+    trained = subject.context.once(key, lambda: _trained(subject, kind, stretch))
     return [*_configured(subject.config), *trained]
 
 
 def _configured(config: Config) -> list[CheckFinding]:
     """Check length, batch and schedule of the configured run against the symbols' values."""
-    budget, values = run_budget(config), config.values
-    tokens, iterations, seconds = _expected_budget(config)
-    pairs = {
-        "tokens-per-iteration": ("tokens per optimizer step", tokens, budget.tokens_per_iteration),
-        "budget-iterations": ("optimizer steps", iterations, budget.iterations),
-        "budget-seconds": ("seconds of training", seconds, budget.seconds),
-    }
-    for name, (what, expected, actual) in pairs.items():
-        if not math.isclose(actual, expected, rel_tol=_TOLERANCE):
-            source = f"BUDGET={values['BUDGET']} and the pruner's documented stretch"
-            text = f"{expected:,.10g} {what} by {source}"
-            return [CheckFinding(name, text, f"{actual:,.10g}")]
-    if iterations:
-        return _schedule(config, iterations)
-    return []
-
-
-def _expected_budget(config: Config) -> tuple[int, int, float]:
-    """Return tokens per step, steps (0 if unknown) and seconds (0 if unlimited)."""
-    values = config.values
-    sequences = _number(values, "BATCH_SIZE") * _number(values, "GRAD_ACCUMULATION")
-    sequences *= _number(values, "GPUS")
-    tokens = sequences * _number(values, "BLOCK_SIZE")
-    stretch = _stretch(config)
+    budget, values, stretch = run_budget(config), config.values, _stretch(config)
+    symbols = ("BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "BLOCK_SIZE")
+    tokens = math.prod(_number(config, name) for name in symbols)
+    steps, seconds = 0.0, 0.0
     match values["BUDGET"]:
         case "iterations":
-            return tokens, round(_number(values, "MAX_ITERS") * stretch), 0.0
+            steps = _number(config, "MAX_ITERS")
         case "tokens":
             # Rounded up to whole iterations.
-            full, rest = divmod(_number(values, "MAX_TOKENS"), tokens)
-            return tokens, round((full + (1 if rest else 0)) * stretch), 0.0
+            steps = math.ceil(_number(config, "MAX_TOKENS") / tokens)
         case "flops":
             flops = tokens * config.model.flops_per_token()
             steps = math.ceil(float(str(values["MAX_FLOPS"])) / flops)
-            return tokens, round(steps * stretch), 0.0
-    return tokens, 0, _number(values, "GPT2_MAX_TIME") * stretch
+        case _:
+            seconds = _number(config, "GPT2_MAX_TIME") * stretch
+    source = f"by BUDGET={values['BUDGET']} and the pruner's documented stretch:"
+    rows = (
+        ("tokens-per-iteration", "tokens per step", budget.tokens_per_iteration, tokens),
+        ("budget-iterations", "optimizer steps", budget.iterations, round(steps * stretch)),
+        ("budget-seconds", "seconds of training", budget.seconds, seconds),
+    )
+    findings = []
+    for name, what, found, expected in rows:
+        findings += compare(name, f"{what} {source}", found, expected, _TOLERANCE)
+    return findings or _schedule(config, round(steps * stretch))
 
 
 def _stretch(config: Config) -> float:
@@ -113,88 +100,67 @@ def _stretch(config: Config) -> float:
 
 def _schedule(config: Config, iterations: int) -> list[CheckFinding]:
     """Check the learning rate at the start, around the warm-up, in the middle and at the end."""
-    budget, warmup = run_budget(config), config.schedule.warmup_steps
-    steps = {0, warmup - 1, warmup, iterations // 2, iterations - 1, iterations}
-    for step in sorted(step for step in steps if 0 <= step <= iterations):
+    budget, schedule = run_budget(config), config.schedule
+    warmup = schedule.warmup_steps
+    for step in sorted({0, warmup - 1, warmup, iterations // 2, iterations - 1, iterations}):
+        if not iterations or not 0 <= step <= iterations:
+            continue
         progress = budget.progress(step, 0.0)
-        rate = train.learning_rate_at(config.schedule, step, progress, budget.warmup_progress)
-        expected = _rate(config, step, iterations)
-        if not math.isclose(rate, expected, rel_tol=_TOLERANCE, abs_tol=1e-15):
-            text = f"a learning rate of {expected:g} after {step} of {iterations} steps"
-            return [CheckFinding("schedule-end", text, f"{rate:g}")]
+        rate = train.learning_rate_at(schedule, step, progress, budget.warmup_progress)
+        if iterations <= warmup <= step:
+            # A warm-up as long as the budget leaves no decay.
+            constant = schedule.kind == "constant"
+            expected = schedule.learning_rate if constant else schedule.min_learning_rate
+        else:
+            expected = reference_learning_rate(schedule, step, iterations)
+        what = f"a learning rate after {step} of {iterations} steps of"
+        if findings := compare("schedule-end", what, rate, expected, _TOLERANCE):
+            return findings
     return []
 
 
-def _rate(config: Config, step: int, iterations: int) -> float:
-    schedule = config.schedule
-    if schedule.warmup_steps >= iterations and step >= schedule.warmup_steps:
-        # A warm-up as long as the budget leaves no decay.
-        return schedule.learning_rate if schedule.kind == "constant" else schedule.min_learning_rate
-    return reference_learning_rate(schedule, step, iterations)
-
-
-@dataclass
-class _Clock:
-    """A clock that the driven model and the evaluation advance."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class _TrainRows(NullRecords):
+class _Rows(NullRecords):
     """The records of training steps and evaluations."""
 
-    def __init__(self, run: RunDir) -> None:
-        super().__init__(run)
-        self.rows: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []
-
     def metrics(self, **record: Any) -> None:
-        """Keep the row of a training step or an evaluation."""
-        if record["kind"] == "train":
-            self.rows.append(record)
-        elif record["kind"] == "eval":
-            self.evaluations.append(record)
+        """Keep the row, by its kind."""
+        vars(self).setdefault(record["kind"], []).append(record)
 
 
-@dataclass
-class _Loop:
-    """The trainer's loop over one or more processes of a run."""
+def _has_reached(state: TrainState, limit: int) -> bool:
+    return state.iteration >= limit
 
-    subject: StepUnderTest
-    config: Config
-    clock: _Clock = field(default_factory=_Clock)
 
-    def train(self, earlier: DrivenRun | None = None, limit: int = _MAX_STEPS) -> DrivenRun:
-        """Train until the budget is used or ``limit`` steps are done; return the process's run."""
-        template = self.subject.traced_run.run.session
-        run = DrivenRun(template, self.config, prunes=False, clock=self.clock)
-        if earlier:
-            run.resume_from(earlier)
-        run.model.register_forward_hook(lambda *given: self._advance(_PASS_SECONDS))
+def _loop(subject: StepUnderTest, config: Config) -> list[DrivenRun]:
+    """Run the trainer's loop to an interruption, and a resumed one to the end of the budget."""
+    template, runs, clock = subject.traced_run.run.session, list[DrivenRun](), [0.0]
+
+    def advance(seconds: float) -> None:
+        clock[0] += seconds
+
+    def evaluate(*given: Any) -> EvaluationResult:
+        advance(_EVALUATION_SECONDS)
+        return EvaluationResult((DocumentLoss(0, _EVALUATED, 1, _EVALUATED * _EVALUATED_LOSS),))
+
+    for limit in (_INTERRUPTED_AFTER, _MAX_STEPS):
+        run = DrivenRun(template, config, prunes=False, clock=lambda: clock[0])
+        if runs:
+            run.resume_from(runs[0])
+        run.model.register_forward_hook(lambda *given: advance(_PASS_SECONDS))
         # Equal gradients: their norm is the same in every step.
         for gradient in run.model.gradients.values():
             gradient.fill_(_GRADIENT)
-        run.session.evaluate = cast(Evaluator, self._evaluate)
-        run.session.records = _TrainRows(template.run)
-        reached = lambda: run.session.state.iteration >= limit  # noqa: E731
+        run.session.evaluate = cast(Evaluator, evaluate)
+        run.session.records = _Rows(template.run)
+        reached = partial(_has_reached, run.session.state, limit)
         train.train(run.session, StopCondition(reached, 0))
-        return run
-
-    def _advance(self, seconds: float) -> None:
-        self.clock.now += seconds
-
-    def _evaluate(self, *given: Any) -> EvaluationResult:
-        self._advance(_EVALUATION_SECONDS)
-        return EvaluationResult((DocumentLoss(0, _EVALUATED, 1, _EVALUATED * _EVALUATED_LOSS),))
+        runs.append(run)
+    return runs
 
 
 def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFinding]:
-    """Check steps, tokens, progress and learning rates of the trainer's loop, with a resume."""
-    length = _number(subject.small_exact.values, "BLOCK_SIZE")
-    tokens = 4 * length
+    """Compare the records of the trainer's loop, with evaluations and a resume."""
+    tokens = 4 * subject.small_exact.model.shape.block_size
     size: dict[str, SymbolValue] = {
         "MAX_ITERS": _STEPS,
         # Half a step more than the steps before the last one.
@@ -203,54 +169,35 @@ def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFin
         "GPT2_MAX_TIME": _MAX_SECONDS,
     }
     config = with_changes(subject.small_exact, BUDGET=kind, **(_BATCH | size))
-    loop = _Loop(subject, config)
-    first = loop.train(limit=_INTERRUPTED_AFTER)
-    second = loop.train(first)
-    rows = [row for run in (first, second) for row in cast(_TrainRows, run.session.records).rows]
+    runs = _loop(subject, config)
+    rows, evaluations = (
+        [row for run in runs for row in vars(run.session.records).get(name, [])]
+        for name in ("train", "eval")
+    )
     progress = _expected_progress(config, stretch)
-    consumed = first.model.tokens + second.model.tokens
-    what = f"with a budget of {kind}, evaluations and a resume"
-    numbers = [row["iteration"] for row in rows]
-    if numbers != list(range(1, len(progress) + 1)):
-        return [CheckFinding("budget-steps", f"{len(progress)} steps {what}", f"{len(rows)} steps")]
-    totals = (consumed, rows[-1]["tokens"], second.session.state.tokens)
-    if set(totals) != {len(progress) * tokens}:
-        text = f"{len(progress) * tokens} tokens {what}"
-        found = "{} in the batches, {} in the last record".format(*totals)
-        return [CheckFinding("budget-tokens", text, found)]
-    evaluations = [
-        row for run in (first, second) for row in cast(_TrainRows, run.session.records).evaluations
-    ]
-    findings = _rows(config, rows, progress) + _evaluations(evaluations, len(progress), tokens)
-    return findings + _recorded_step(rows)
-
-
-def _recorded_step(rows: list[dict[str, Any]]) -> list[CheckFinding]:
-    """Check loss and gradient norm in the records of the first step, and the norm in the others."""
+    steps, what = len(progress), f"with a budget of {kind}, evaluations and a resume, "
     weights = [weight for p in DrivenModel().parameters() for weight in p.flatten().tolist()]
-    loss, norm = _GRADIENT * math.fsum(weights), _GRADIENT * math.sqrt(len(weights))
-    norms = [row["grad_norm"] for row in rows]
-    recorded = (rows[0]["loss"], max(norms), min(norms))
-    if all(
-        math.isclose(a, e, rel_tol=1e-5) for a, e in zip(recorded, (loss, norm, norm), strict=True)
-    ):
-        return []
-    what = f"a loss of {loss:.6g} at step 1 and a gradient norm of {norm:.6g} in all steps"
-    return [CheckFinding("step-record", what, f"{recorded}")]
-
-
-def _evaluations(rows: list[dict[str, Any]], steps: int, tokens: int) -> list[CheckFinding]:
-    """Check iteration, tokens and scores of the evaluations during training."""
-    interval = int(str(_BATCH["EVAL_INTERVAL"]))
-    expected = [(i, i * tokens) for i in range(interval, steps, interval)]
-    actual = [(row["iteration"], row["tokens"]) for row in rows]
-    if actual != expected:
-        what = f"evaluations at (iteration, tokens) {expected}"
-        return [CheckFinding("evaluation-position", what, f"{actual}")]
-    scores = {(row["val_loss"], row["token_accuracy"]) for row in rows}
-    if scores != {(_EVALUATED_LOSS, 1 / _EVALUATED)}:
-        what = f"records of a loss of {_EVALUATED_LOSS} and an accuracy of {1 / _EVALUATED}"
-        return [CheckFinding("evaluation-record", what, f"{sorted(scores)}")]
+    norm = _GRADIENT * math.sqrt(len(weights))
+    places = [(i, i * tokens) for i in range(2, steps, 2)]
+    found = [(row["iteration"], row["tokens"]) for row in evaluations]
+    scores = [(row["val_loss"], row["token_accuracy"]) for row in evaluations]
+    consumed = sum(run.model.tokens for run in runs), runs[-1].session.state.tokens
+    last = rows[-1]["tokens"]
+    score = (_EVALUATED_LOSS, 1 / _EVALUATED)
+    columns: tuple[tuple[str, str, Any, Any, float], ...] = (
+        ("budget-steps", "a last step", rows[-1]["iteration"], steps, 0.0),
+        ("budget-steps", "step", [row["iteration"] for row in rows], [*range(1, steps + 1)], 0.0),
+        ("budget-tokens", "tokens", (*consumed, last), (steps * tokens,) * 3, 0.0),
+        ("budget-progress", "progress", [row["progress"] for row in rows], progress, _TOLERANCE),
+        ("budget-learning-rate", "rate", [r["lr"] for r in rows], _rates(config, progress), 1e-9),
+        ("evaluation-position", "(iteration, tokens) of evaluations", found, places, 0.0),
+        ("evaluation-record", "loss and accuracy", scores, [score] * len(places), 0.0),
+        ("step-record", "loss of step 1", rows[0]["loss"], _GRADIENT * math.fsum(weights), 1e-5),
+        ("step-record", "norm of step", [r["grad_norm"] for r in rows], [norm] * steps, 1e-5),
+    )
+    for name, column, actual, expected, tolerance in columns:
+        if findings := compare(name, what + column, actual, expected, tolerance):
+            return findings
     return []
 
 
@@ -260,31 +207,27 @@ def _expected_progress(config: Config, stretch: float) -> list[float]:
         steps = round(_STEPS * stretch)
         return [(i + 1) / steps for i in range(steps)]
     total = _MAX_SECONDS * stretch
-    per_step = _PASS_SECONDS * _number(config.values, "GRAD_ACCUMULATION")
+    per_step = _PASS_SECONDS * _number(config, "GRAD_ACCUMULATION")
     return [min(1.0, (i + 1) * per_step / total) for i in range(math.ceil(total / per_step))]
 
 
-def _rows(config: Config, rows: list[dict[str, Any]], expected: list[float]) -> list[CheckFinding]:
-    """Check the progress that learning rate and pruning follow, and the learning rates."""
-    before = [0.0, *expected]
-    warmup = before[config.schedule.warmup_steps]
-    for i, (row, progress) in enumerate(zip(rows, expected, strict=True)):
-        if not math.isclose(row["progress"], progress, rel_tol=_TOLERANCE):
-            text = f"{progress:.4f} of the budget used after step {i + 1} of {len(rows)}"
-            return [CheckFinding("budget-progress", text, f"{row['progress']:.4f}")]
-        # The step of the decay as a share of a budget of 1.
-        span = replace(config.schedule, warmup_steps=0)
-        rate = reference_learning_rate(config.schedule, i, len(rows))
-        if i >= config.schedule.warmup_steps:
-            share = (before[i] - warmup) / (1.0 - warmup)
-            rate = reference_learning_rate(span, share, 1)
-        if not math.isclose(row["lr"], rate, rel_tol=_TOLERANCE):
-            text = f"a learning rate of {rate:g} at step {i + 1} of {len(rows)}"
-            return [CheckFinding("budget-learning-rate", text, f"{row['lr']:g}")]
-    return []
+def _rates(config: Config, progress: list[float]) -> list[float]:
+    """Return the learning rates, which follow the used budget after the warm-up."""
+    schedule, before = config.schedule, [0.0, *progress]
+    warmup = schedule.warmup_steps
+    # The step of the decay as a share of a budget of 1.
+    span, start = replace(schedule, warmup_steps=0), before[warmup]
+    return [
+        (
+            reference_learning_rate(span, (before[i] - start) / (1.0 - start), 1)
+            if i >= warmup
+            else reference_learning_rate(schedule, i, len(progress))
+        )
+        for i in range(len(progress))
+    ]
 
 
-def _number(values: Mapping[str, SymbolValue], name: str) -> int:
-    value = values[name]
+def _number(config: Config, name: str) -> int:
+    value = config.values[name]
     assert isinstance(value, int), (name, value)
     return value

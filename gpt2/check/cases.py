@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2.check import Check
+from gpt2.check.finding import CheckFinding
 from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.study.designs import combinations
@@ -23,19 +24,6 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT
-
-
-@dataclass(frozen=True)
-class CheckFinding:
-    """One violated property, with the expected and the found value as text."""
-
-    # Stable kebab-case name of the property, for programs and tests. For an error it is a code:
-    # check.exception (in the checked code), check.defect (in the check), or a KablateError's code.
-    property: str
-    expected: str
-    found: str
-    # Missing input, such as data to prepare; not a failure by itself.
-    absent: bool = False
 
 
 @dataclass(frozen=True)

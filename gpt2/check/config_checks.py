@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import estimate

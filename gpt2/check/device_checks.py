@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.backends import is_plain
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, fill_parameters
 from gpt2.config import Config

@@ -6,7 +6,7 @@ The steps are compared by fingerprints: numbers that their own processes compute
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 
 # float64 noise is far smaller, a change of the function or the optimizer far larger.
 _TOLERANCE = 1e-9

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.result_checks import (
     END_OF_TEXT,
     ExpectedWindow,

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.generate import SamplingOptions, generate
 

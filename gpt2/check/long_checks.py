@@ -13,7 +13,7 @@ from gpt2.attention import reference
 from gpt2.attention.attention import Attention
 from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import BlockState
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.shrink import long_config
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config

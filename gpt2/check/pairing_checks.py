@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.short_run import in_batches_of
 from gpt2.check.subject import StepUnderTest
 from gpt2.generate import generate

@@ -19,8 +19,8 @@ import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
 
-from gpt2.check.cases import CheckFinding
 from gpt2.check.context import PEER_TIMEOUT_SECONDS
+from gpt2.check.finding import CheckFinding
 from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config

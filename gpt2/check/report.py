@@ -9,8 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gpt2.check import CHECKS, Check
-from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
+from gpt2.check.cases import CheckCase, CheckPlan
 from gpt2.check.distinct import Fingerprint
+from gpt2.check.finding import CheckFinding
 from gpt2.study.notes import note_lines
 from lib.console import folded, painted
 from lib.errors import printable

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gpt2 import train
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.pairing_checks import stream_key
 from gpt2.check.short_run import in_batches_of
 from gpt2.check.subject import StepUnderTest

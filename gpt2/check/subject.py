@@ -78,6 +78,12 @@ def _random_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest expected value unless that is 0."""
+    difference, size = (actual - expected).detach().abs().max(), expected.detach().abs().max()
+    return float(difference / size) if size else float(difference)
+
+
 @dataclass(frozen=True)
 class ObservedChunks(LogitsChunks):
     """Chunks of logits whose elements are recorded."""

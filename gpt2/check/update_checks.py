@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.finding import CheckFinding
 from gpt2.check.short_run import (
     CLIPPED_STEPS,
     DrivenRun,

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from gpt2.check import Check, take_ticket
 from gpt2.check.budget_checks import check_budgeted
-from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
+from gpt2.check.cases import CheckCase, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
 from gpt2.check.device_checks import check_device
 from gpt2.check.evaluation_checks import check_evaluated
+from gpt2.check.finding import CheckFinding
 from gpt2.check.generation_checks import check_decode
 from gpt2.check.long_checks import check_long
 from gpt2.check.model_checks import (

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gpt2.check import CHECKS, command, device_checks
-from gpt2.check.cases import CheckFinding, config_layers_to_check, plan_cases
+from gpt2.check.cases import config_layers_to_check, plan_cases
 from gpt2.check.context import CheckContext
+from gpt2.check.finding import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.mechanism_statistics import collect_statistics
 from gpt2.nsa import branches

@@ -1,7 +1,8 @@
 """Notes of make check on configured sizes, which the small forms do not show."""
 
 from gpt2.check import CHECKS
-from gpt2.check.cases import CheckFinding, plan_cases
+from gpt2.check.cases import plan_cases
+from gpt2.check.finding import CheckFinding
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
 from lib.config.dotconfig import defconfig_layers
 from lib.project import ROOT
