@@ -255,7 +255,8 @@ class FakeTrainingStep:
         functions = GpuFunctions(target, backend) if target else nullcontext()
         with self._named_errors(), functions, tracker:
             static = self._track_static(tracker, accumulates)
-            hooks = self.sharded.begin(tracker, accumulates) + self._hooks(tracker)
+            self.sharded.begin(tracker)
+            hooks = self._hooks(tracker, accumulates)
             if isinstance(functions, GpuFunctions):
                 hooks += functions.hooks(self.model.h, tracker)
             pruner = self.state.pruner
@@ -328,7 +329,7 @@ class FakeTrainingStep:
                 static[category] += size
         return static
 
-    def _hooks(self, tracker: StorageTracker) -> list[RemovableHandle]:
+    def _hooks(self, tracker: StorageTracker, accumulates: bool) -> list[RemovableHandle]:
         """Register hooks that enter a stage before each block, the head and the update."""
         hooks = []
         for index, block in enumerate(self.model.h):
@@ -338,16 +339,13 @@ class FakeTrainingStep:
         hooks.append(self.model.ln_f.register_forward_pre_hook(_entering(tracker, "head")))
         for p in self.model.parameters():
             hook = p.register_post_accumulate_grad_hook(
-                lambda p: tracker.is_now(p.grad, "gradients")
+                lambda p: self.sharded.reduced(tracker, p, accumulates)
             )
             hooks.append(hook)
         return hooks
 
     def _watch_backward(self, tracker: StorageTracker, name: str) -> Any:
-        """Return a forward hook that enters the stage of a block's backward pass.
-
-        The backward pass of a block begins with the gradient of its output.
-        """
+        """Return a forward hook; the backward pass of a block begins with its output's gradient."""
 
         def enter(gradient: Tensor) -> None:
             self.location = f"backward, {name}"
@@ -404,10 +402,7 @@ class _UpdateStage:
 
 
 def _entering(tracker: StorageTracker, stage: str) -> Any:
-    """Return a forward pre-hook that enters ``stage``.
-
-    The stage does not change if a backward pass recomputes a block.
-    """
+    """Return a forward pre-hook that enters ``stage``, unless a backward pass recomputes a block."""
 
     def enter(module: nn.Module, inputs: Any) -> None:
         if not tracker.stage.startswith("backward"):

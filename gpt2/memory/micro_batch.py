@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.errors import EXIT_PREFLIGHT, PreflightError, Problem, RunError
-from lib.files import json_digest, pretty_json, temporary_path, write_atomic
+from lib.files import json_digest, write_json
 from lib.json_files import MissingRecord, read_json_object, typed
 from lib.project import python_module_command
 from lib.units import GIB, format_size
@@ -99,7 +98,9 @@ def largest_micro_batch(base: Config, configs: Mapping[str, Config], folder: Pat
     limited_by = run if limit < max(limits["sizes"].values()) else ""
     chosen = MicroBatch(sizes[-1], count // sizes[-1], limits["device"], memory_gib, limited_by)
     folder.mkdir(parents=True, exist_ok=True)
-    return _stored(path, chosen)
+    write_json(path, {"schema_version": 1, **asdict(chosen)})
+    log("MEMORY", str(chosen))
+    return chosen
 
 
 def _digest(config: Config) -> str:
@@ -137,17 +138,3 @@ def run_predict(target: str, values: Any) -> subprocess.CompletedProcess[str]:
         encoding="utf-8",
         check=False,
     )
-
-
-def _stored(path: Path, chosen: MicroBatch) -> MicroBatch:
-    """Write the record and return it, or that of a command that was faster, on any machine."""
-    draft = temporary_path(path)
-    write_atomic(draft, pretty_json({"schema_version": 1, **asdict(chosen)}))
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return typed(MicroBatch, read_json_object(path), path, ())
-    finally:
-        draft.unlink()
-    log("MEMORY", str(chosen))
-    return chosen

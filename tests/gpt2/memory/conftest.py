@@ -1,10 +1,7 @@
 """Small configurations with GPT-2's vocabulary."""
 
-from collections.abc import Callable
-
 import pytest
 
-from gpt2.config import Config
 from gpt2.study.resolve import resolve_config, step_layers
 from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
@@ -28,12 +25,12 @@ _EAGER: dict[str, SymbolValue] = {"COMPILE": False}
 
 
 @pytest.fixture(scope="session")
-def configure() -> Callable[..., Config]:
+def configure():
     """Return a builder of steps of the RATIO study; ``small=False`` keeps their size."""
     tree = KconfigTree()
     base = defconfig_layers(ROOT, "gpt2-ratio-ablation")
 
-    def build(slug: str = "baseline", /, small: bool = True, **changes: SymbolValue) -> Config:
+    def build(slug="baseline", /, small=True, **changes):
         step = next(step for step in RATIO.steps if step.slug == slug)
         symbols = _EAGER | (SMALL if small else {}) | changes
         layers = [*base, ConfigLayer.of("command line", "test", symbols), *step_layers(RATIO, step)]

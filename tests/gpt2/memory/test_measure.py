@@ -45,7 +45,7 @@ SETTINGS = {
 }
 
 
-def test_a_real_training_process_uses_the_predicted_memory() -> None:
+def test_a_real_training_process_uses_the_predicted_memory():
     """GPT-2 124M, one sequence of 64 tokens, in a process of its own."""
     layers = [
         *defconfig_layers(ROOT, "gpt2-124m+cpu"),

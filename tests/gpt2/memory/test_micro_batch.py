@@ -1,15 +1,10 @@
 """BATCH_SIZE=0: one micro-batch for all runs of a plan, predicted once per build folder."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
 from gpt2.check.cases import plan_cases
-from gpt2.config import Config
 from gpt2.memory import micro_batch, predict
-from gpt2.study.plan import Plan, config_layers, make_plan
+from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.env.gpu import GPUS, gpu_with_memory
 from lib.errors import ConfigError, PreflightError
@@ -28,11 +23,11 @@ BASE: dict[str, SymbolValue] = {
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def machine(monkeypatch):
     """Return the limits of runs on this machine, by the name of the run; 24 for the others."""
     sizes: dict[str, int] = {}
 
-    def predicted(configs: Mapping[str, Config]) -> dict[str, object]:
+    def predicted(configs):
         assert {config.train.batch_size for config in configs.values()} == {1}
         shares = [config.train.grad_accumulation for config in configs.values()]
         limits = {name: sizes.get(name, 24) for name in configs}
@@ -42,21 +37,21 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return sizes
 
 
-def planned(folder: Path, steps: str = "", sweep: str = "", **settings: SymbolValue) -> Plan:
+def planned(folder, steps="", sweep="", **settings):
     build = write_build(folder, {**BASE, **settings})
     return make_plan(config_layers(build), build, steps=steps, sweep=sweep)
 
 
-def records(folder: Path) -> list[Path]:
+def records(folder):
     """Return the stored micro-batches of the study, and what was left beside them."""
     return list((folder / "results/ratio").glob("*micro-batch*"))
 
 
-def batches(plan: Plan) -> list[tuple[int, int]]:
+def batches(plan):
     return [(r.config.train.batch_size, r.config.train.grad_accumulation) for r in plan.runs]
 
 
-def test_the_largest_that_fits_every_run_is_the_one_of_all(machine, tmp_path) -> None:
+def test_the_largest_that_fits_every_run_is_the_one_of_all(machine, tmp_path):
     machine["ra"] = 10
     plan = planned(tmp_path)
     assert batches(plan) == [(8, 3)] * 3 and plan.base.train.batch_size == 8
@@ -67,9 +62,7 @@ def test_the_largest_that_fits_every_run_is_the_one_of_all(machine, tmp_path) ->
     assert by_hand.micro_batch is None and plan.micro_batch.run == "ra"
 
 
-def test_a_plan_keeps_its_micro_batch_on_any_machine_and_for_any_selection(
-    machine, tmp_path
-) -> None:
+def test_a_plan_keeps_its_micro_batch_on_any_machine_and_for_any_selection(machine, tmp_path):
     first = planned(tmp_path)
     machine |= dict.fromkeys(("baseline", "golden"), 1)
     others = [{}, {"SEED_LIST": "4,5"}, {"LEARNING_RATE": "1e-4", "MAX_ITERS": 9}]
@@ -78,7 +71,7 @@ def test_a_plan_keeps_its_micro_batch_on_any_machine_and_for_any_selection(
     assert set(batches(planned(tmp_path, GLOBAL_BATCH=48))) == {(1, 48)}
 
 
-def test_processes_and_sweeps_divide_the_sequences(machine, tmp_path) -> None:
+def test_processes_and_sweeps_divide_the_sequences(machine, tmp_path):
     assert set(batches(planned(tmp_path, GPUS=2))) == {(12, 1)}
     assert batches(planned(tmp_path, sweep="GPUS=1,3")) == [(8, 3), (8, 1)]
     with pytest.raises(ConfigError) as caught:
@@ -86,7 +79,7 @@ def test_processes_and_sweeps_divide_the_sequences(machine, tmp_path) -> None:
     assert caught.value.codes == ["config.conflict"]
 
 
-def test_no_micro_batch_without_memory_or_a_readable_record(machine, tmp_path) -> None:
+def test_no_micro_batch_without_memory_or_a_readable_record(machine, tmp_path):
     machine["golden"] = 0
     with pytest.raises(PreflightError) as caught:
         planned(tmp_path)
@@ -99,20 +92,13 @@ def test_no_micro_batch_without_memory_or_a_readable_record(machine, tmp_path) -
         planned(tmp_path)
 
 
-def test_the_faster_of_two_machines_decides(machine, tmp_path, monkeypatch) -> None:
-    chosen = planned(tmp_path).micro_batch
-    (record,) = records(tmp_path)
-    assert micro_batch._stored(record, replace(chosen, size=1)) == chosen
-    assert records(tmp_path) == [record]
-
-
-def test_check_tests_one_sequence(tmp_path) -> None:
+def test_check_tests_one_sequence(tmp_path):
     cases = plan_cases(config_layers(write_build(tmp_path, BASE)), build_dir=tmp_path)
     trains = [case.config.train for case in cases.chosen if case.config]
     assert [(t.batch_size, t.grad_accumulation) for t in trains] == [(1, 24)] * 3
 
 
-def test_the_prediction_is_exact_at_its_result(configure: Callable[..., Config]) -> None:
+def test_the_prediction_is_exact_at_its_result(configure):
     config = configure("ra", BATCH_SIZE=1, GRAD_ACCUMULATION=8, DEVICE_CUDA=True)
     target = GPUS["h100"]
 
@@ -125,7 +111,7 @@ def test_the_prediction_is_exact_at_its_result(configure: Callable[..., Config])
         assert predict.largest_that_fits(training, target, memory) == size
 
 
-def test_a_gpu_decides_if_there_is_one(configure: Callable[..., Config], monkeypatch) -> None:
+def test_a_gpu_decides_if_there_is_one(configure, monkeypatch):
     config = configure(BATCH_SIZE=1, GRAD_ACCUMULATION=8, DEVICE_CUDA=True)
     monkeypatch.setattr(predict, "local_gpu", lambda: None)
     assert predict.micro_batch_limits({"run": config}) is None
@@ -139,7 +125,7 @@ def test_a_gpu_decides_if_there_is_one(configure: Callable[..., Config], monkeyp
 
 
 @pytest.mark.slow
-def test_this_machine_predicts_its_cpu(tmp_path, forked_modules) -> None:
+def test_this_machine_predicts_its_cpu(tmp_path, forked_modules):
     settings = {name: v for name, v in BASE.items() if not name.startswith("RA_MLA")}
     build = write_build(tmp_path, settings)
     plan = make_plan(config_layers(build), build)

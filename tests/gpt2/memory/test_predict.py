@@ -1,9 +1,7 @@
 """Predictions against torch's memory tracker, full depth, and closed formulas."""
 
 import re
-from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +13,7 @@ from gpt2.config import Config
 from gpt2.memory.fake_step import FakeTrainingStep
 from gpt2.memory.predict import estimate
 from gpt2.mlp.mlp import Mlp
-from gpt2.nsa import gather
 from gpt2.training.minimal import MinimalTraining
-from lib.config.field import SymbolValue
 from lib.env.gpu import find_gpu, gpu_with_memory
 from lib.errors import RunError
 
@@ -44,22 +40,16 @@ FSDP = {**RANKS, MODES["fsdp"]: True}
 @pytest.mark.parametrize(
     ("slug", "target", "settings"),
     [
-        *((slug, GPU, batch) for slug in MIXED for batch in (ONE, FOUR)),
-        *((slug, None, batch) for slug in ("baseline", "full") for batch in (ONE, FOUR)),
-        *(("full", GPU, {**AGAIN, **batch}) for batch in (ONE, FOUR)),
+        *((slug, GPU, FOUR) for slug in MIXED),
+        *((slug, None, ONE) for slug in ("baseline", "full")),
+        ("full", GPU, {**AGAIN, **ONE}),
         ("pruned-50", GPU, {**RANKS, MODES["ddp"]: True}),
         ("pruned-50", GPU, FSDP),
         ("pruned-50", GPU, {**FSDP, **AGAIN}),
         ("pruned-50", GPU, {**FSDP, "GLOBAL_BATCH": 32, "GRAD_ACCUMULATION": 4}),
     ],
 )
-def test_three_blocks_predict_any_depth(
-    configure: Configure,
-    monkeypatch: pytest.MonkeyPatch,
-    slug: str,
-    target: Any,
-    settings: dict[str, SymbolValue],
-) -> None:
+def test_three_blocks_predict_any_depth(configure, monkeypatch, slug, target, settings):
     config = configure(slug, **settings)
     short = FakeTrainingStep(config).needs(target, 2)
     monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
@@ -70,10 +60,10 @@ def test_three_blocks_predict_any_depth(
     )
 
 
-def test_ranks_divide_weights_gradients_and_moments(configure: Configure) -> None:
+def test_ranks_divide_weights_gradients_and_moments(configure):
     """Closed formulas: between the passes of a step, a rank stores its rows only."""
 
-    def of(**changes: SymbolValue) -> dict[str, Counter[str]]:
+    def of(**changes):
         config = configure("baseline", GLOBAL_BATCH=8, GRAD_ACCUMULATION=1, **changes)
         return FakeTrainingStep(config).needs(GPU, 2).peaks
 
@@ -91,9 +81,7 @@ def test_ranks_divide_weights_gradients_and_moments(configure: Configure) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("slug", "again"), [("baseline", False), ("full", False), ("full", True)])
-def test_peak_matches_torchs_memory_tracker(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, slug: str, again: bool
-) -> None:
+def test_peak_matches_torchs_memory_tracker(configure, monkeypatch, slug, again):
     """MemTracker follows modules and saved tensors differently, and runs every chunk."""
     config = configure(
         slug,
@@ -118,12 +106,12 @@ def test_peak_matches_torchs_memory_tracker(
 
 
 @pytest.mark.parametrize("slug", MIXED)
-def test_parameters_are_exact(configure: Configure, slug: str) -> None:
+def test_parameters_are_exact(configure, slug):
     config = configure(slug)
     assert FakeTrainingStep(config).parameters == config.model.num_params()
 
 
-def test_flops_of_gpt2(configure: Configure) -> None:
+def test_flops_of_gpt2(configure):
     """Three products for each matrix; flash attention has two forward and five backward."""
     config = configure(DROPOUT="0.0")
     shape = config.model.shape
@@ -137,7 +125,7 @@ def test_flops_of_gpt2(configure: Configure) -> None:
     assert config.model.flops_per_token() == pytest.approx(expected - recomputed, rel=1e-12)
 
 
-def test_flops_of_a_window(configure: Configure) -> None:
+def test_flops_of_a_window(configure):
     """No fused kernel skips what a mask hides: every pair is computed."""
     config = configure(DROPOUT="0.0", ATTENTION_PATTERN_SLIDING=True, SLIDING_WINDOW=64)
     shape = config.model.shape
@@ -147,7 +135,7 @@ def test_flops_of_a_window(configure: Configure) -> None:
     assert estimate(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
 
 
-def test_memory_of_gpt2(configure: Configure) -> None:
+def test_memory_of_gpt2(configure):
     """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
     footprint = estimate(configure(), GPU)
     assert footprint.peak_bytes["parameters"] == 4 * footprint.parameters
@@ -155,7 +143,7 @@ def test_memory_of_gpt2(configure: Configure) -> None:
     assert 0 <= footprint.peak_bytes["optimizer"] - 8 * footprint.parameters < 1000
 
 
-def test_gpt2_124m_with_dropout(configure: Configure) -> None:
+def test_gpt2_124m_with_dropout(configure):
     """B 8, T 1024, bf16: plain products on a CPU save tensors that flash on a GPU does not."""
     config = configure(small=False)
     squares = 12 * 8 * 12 * 1024**2
@@ -164,20 +152,20 @@ def test_gpt2_124m_with_dropout(configure: Configure) -> None:
     assert 5 * squares < estimate(config, "cpu").total_bytes - flash < 14 * squares
 
 
-def test_the_memory_of_a_gpu_limits_the_micro_batch(configure: Configure) -> None:
+def test_the_memory_of_a_gpu_limits_the_micro_batch(configure):
     needs = [estimate(configure(), gpu_with_memory(gib)) for gib in (1.01, 99.0)]
     assert [(each.fits, each.largest_micro_batch) for each in needs] == [(False, 0), (True, 8)]
 
 
 # The gather backend repeats its two products in the backward pass.
 @pytest.mark.parametrize(("backend", "products"), [("BLOCKS", 7), ("GATHER", 9)])
-def test_flops_of_a_selection(configure: Configure, backend: str, products: int) -> None:
+def test_flops_of_a_selection(configure, backend, products):
     """Only visible pairs of selected blocks count."""
     target = "cpu" if backend == "BLOCKS" else GPU
     sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
     settings = {**GATHER, **sizes, "NSA_BACKEND_GATHER": backend == "GATHER"}
 
-    def predicted(count: int) -> float:
+    def predicted(count):
         named = {**settings, f"NSA_BACKEND_{backend}": True, "NSA_SELECT_COUNT": count}
         return estimate(configure(**named), target).flops_per_token
 
@@ -188,24 +176,19 @@ def test_flops_of_a_selection(configure: Configure, backend: str, products: int)
     assert predicted(4) - predicted(3) == pytest.approx(expected, rel=1e-9)
 
 
-def narrow(build: Any) -> Any:
+def narrow(build):
     """Return Mlp.__init__ with a last layer that is too narrow."""
 
-    def narrow_mlp(self: Mlp, *arguments: Any) -> None:
+    def narrow_mlp(self, *arguments):
         build(self, *arguments)
         self.c_proj = torch.nn.Linear(self.c_fc.out_features - 1, self.c_fc.in_features)
 
     return narrow_mlp
 
 
-def short(right: Any) -> Any:
+def short(right):
     """Return the gradient of the softmax without its last column."""
     return staticmethod(lambda soft, dlast, dstatistics: dlast[..., :-1])
-
-
-def columns(right: Any) -> Any:
-    """Return the tokens of ranges with one more dimension."""
-    return lambda *given: right(*given)[:, None]
 
 
 @pytest.mark.parametrize(
@@ -213,21 +196,11 @@ def columns(right: Any) -> Any:
     [
         (Mlp, "__init__", narrow, "baseline", {}, GPU, "h.0.mlp.c_proj"),
         (ChunkedBackward, "_softmaxes", short, "ract", {}, GPU, "backward, last block"),
-        (gather, "range_tokens", columns, "baseline", GATHER, GPU, ""),
-        (gather, "range_tokens", columns, "baseline", GATHER, "cpu", ""),
     ],
 )
 def test_a_wrong_dimension_is_reported_with_its_source_line(
-    owner: Any,
-    name: str,
-    wrong: Any,
-    slug: str,
-    settings: dict[str, SymbolValue],
-    target: Any,
-    said: str,
-    configure: Configure,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner, name, wrong, slug, settings, target, said, configure, monkeypatch
+):
     monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     with pytest.raises(RunError) as caught:
         estimate(configure(slug, **settings), target)
