@@ -25,7 +25,7 @@ from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.optim.options import OPTIMIZERS, OptimizerOptions
 from lib.optim.schedule import ScheduleOptions
-from lib.pruning.options import PRUNERS, PrunerOptions
+from lib.pruning.options import PRUNERS, NoneOptions
 from lib.report.options import VerdictOptions
 from lib.runner.slurm import SlurmOptions
 from lib.runs.options import ReproConfig
@@ -288,7 +288,7 @@ class Config:
     train: TrainConfig
     schedule: ScheduleOptions
     optimizer: OptimizerOptions
-    pruning: PrunerOptions
+    pruning: NoneOptions
     machine: MachineConfig
     repro: ReproConfig
     numerics: NumericsOptions

@@ -32,7 +32,7 @@ from gpt2.training.state import TrainState
 from lib.optim.options import AdamwspamOptions
 from lib.optim.spam import Adamwspam
 from lib.pruning.layers import NeverPruned, PaddedEmbedding
-from lib.pruning.pruners import MaskPruner, NonePruner
+from lib.pruning.pruners import MaskPruner, Pruner
 from lib.runs.run_dir import RunDir
 
 # Elements per chunk of optimizer and pruner, so that a matrix has several, as at full size.
@@ -299,7 +299,7 @@ class DrivenRun:
             config, cast(GPT, self.model), clock, template.group, torch.device("cpu")
         )
         if not prunes:
-            state.pruner = NonePruner()
+            state.pruner = Pruner()
         _divide(state, _DRIVEN_CHUNK)
         self.session = replace(
             template,

@@ -36,9 +36,9 @@ from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PruningOptions
 from lib.pruning.pruners import MaskPruner
 from lib.pruning.reference import (
+    REFERENCES,
     PruningSnapshot,
     lowest,
-    pruner_reference,
     ramp_sparsity,
     scope_sparsities,
 )
@@ -232,7 +232,7 @@ class _Drive:
             correction = 1.0 - self.rule.beta1**reference.t
             moments = {"m": reference.m[k], "v": reference.v[k], "bias_correction": correction}
         seen = PruningSnapshot(reference.parameters[k], history, **moments)
-        scores = pruner_reference(options).scores(seen)
+        scores = REFERENCES[type(options)](options, seen)
         return np.where(self.alive[k], scores, -math.inf)[:used].tolist()
 
     def _differences(self, step: int, iterations: int) -> list[CheckFinding]:

@@ -47,7 +47,22 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-class Adam(torch.optim.Adam):
+class _Plain(torch.optim.Optimizer):
+    """An optimizer of torch whose step takes the norm before clipping, and ignores it."""
+
+    def step(  # type: ignore[override]  # torch declares overloads by the type of closure
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        gradient_norm: torch.Tensor | None = None,
+    ) -> float | None:
+        return super().step(closure)
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+
+class Adam(_Plain, torch.optim.Adam):
     """torch's Adam, configured as Adam, AdamW or AMSGrad by its options.
 
     ``fused`` makes one pass over memory on CPUs and GPUs (on a CPU five times as fast as the plain
@@ -66,21 +81,8 @@ class Adam(torch.optim.Adam):
             decoupled_weight_decay=options.decoupled,
         )
 
-    def step(  # type: ignore[override]  # torch declares overloads by the type of closure
-        self,
-        closure: Callable[[], float] | None = None,
-        *,
-        gradient_norm: torch.Tensor | None = None,
-    ) -> float | None:
-        """Update the parameters. Adam ignores ``gradient_norm``, the norm before clipping."""
-        return super().step(closure)
 
-    def statistics(self) -> dict[str, float]:
-        """Return no metrics: Adam logs none."""
-        return {}
-
-
-class Sgd(torch.optim.SGD):
+class Sgd(_Plain, torch.optim.SGD):
     """torch's SGD with the configured options.
 
     Not fused: torch's fused kernel leaves the momentum uninitialized if a GradScaler skips the
@@ -96,19 +98,6 @@ class Sgd(torch.optim.SGD):
             nesterov=options.nesterov,
             foreach=True,
         )
-
-    def step(  # type: ignore[override]  # torch declares overloads by the type of closure
-        self,
-        closure: Callable[[], float] | None = None,
-        *,
-        gradient_norm: torch.Tensor | None = None,
-    ) -> float | None:
-        """Update the parameters. SGD ignores ``gradient_norm``, the norm before clipping."""
-        return super().step(closure)
-
-    def statistics(self) -> dict[str, float]:
-        """Return no metrics: SGD logs none."""
-        return {}
 
 
 # Every optimizer of the registry: torch's interface with two additions. ``step`` takes

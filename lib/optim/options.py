@@ -2,30 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from lib.config.field import component_field, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import always, at_most
 from lib.errors import ConfigError, Problem
-
-
-class OptimizerOptions(Protocol):
-    """Options of an optimizer."""
-
-    name: ClassVar[str]
-
-    @property
-    def weight_decay(self) -> float:
-        """Return the weight decay, which the parameter groups apply to matrices only."""
-
-    @property
-    def summary(self) -> str:
-        """Return one line for a plan."""
-
-    @property
-    def rule(self) -> "DecayOptions":
-        """Return the options of the optimizer that updates the weights, by which it is built."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +30,7 @@ class DecayOptions:
 
     @property
     def rule(self) -> "DecayOptions":
-        """Return these options."""
+        """Return the options of the optimizer that updates the weights, by which it is built."""
         return self
 
     def _problems(self) -> list[Problem]:
@@ -70,11 +52,7 @@ class AdamFamilyOptions(DecayOptions):
     if TYPE_CHECKING:
 
         @property
-        def amsgrad(self) -> bool:
-            """Return whether to divide by the running maximum of the second moment.
-
-            See arXiv 1904.09237.
-            """
+        def amsgrad(self) -> bool: ...
 
     beta1: float = kconfig_field("ADAM_BETA1", low=0.0, high=1.0)
     beta2: float = kconfig_field("ADAM_BETA2", low=0.0, high=1.0)
@@ -82,7 +60,6 @@ class AdamFamilyOptions(DecayOptions):
 
     @property
     def summary(self) -> str:
-        """Return one line for a plan."""
         betas = f"betas {self.beta1:g} {self.beta2:g}"
         return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
 
@@ -151,7 +128,6 @@ class AdamwspamOptions(AdamFamilyOptions):
 
     @property
     def summary(self) -> str:
-        """Return one line for a plan."""
         reset = f"reset every {self.interval} steps, warm-up {self.reset_warmup_steps}"
         return f"{super().summary}, theta {self.theta:g}, {reset}"
 
@@ -177,21 +153,17 @@ class AdamwspamOptions(AdamFamilyOptions):
     def _problems(self) -> list[Problem]:
         problems = super()._problems()
         if self.reset_warmup_steps >= self.interval:
-            problems.append(
-                Problem(
-                    f"SPAM_WARMUP_STEPS: must be < SPAM_INTERVAL={self.interval} so that the "
-                    f"warm-up ends, got {self.reset_warmup_steps}",
-                    code="config.conflict",
-                )
+            what = (
+                f"SPAM_WARMUP_STEPS: must be < SPAM_INTERVAL={self.interval} so that the "
+                f"warm-up ends, got {self.reset_warmup_steps}"
             )
+            problems.append(Problem(what, code="config.conflict"))
         if self.clip_delay > self.interval:
-            problems.append(
-                Problem(
-                    f"SPAM_CLIP_DELAY: must be <= SPAM_INTERVAL={self.interval} so that "
-                    f"gradients are clipped, got {self.clip_delay}",
-                    code="config.conflict",
-                )
+            what = (
+                f"SPAM_CLIP_DELAY: must be <= SPAM_INTERVAL={self.interval} so that "
+                f"gradients are clipped, got {self.clip_delay}"
             )
+            problems.append(Problem(what, code="config.conflict"))
         return problems
 
 
@@ -218,17 +190,14 @@ class AdamwpruneOptions:
 
     @property
     def weight_decay(self) -> float:
-        """Return the base's weight decay, for the parameter groups."""
         return self.base.weight_decay
 
     @property
     def summary(self) -> str:
-        """Return one line for a plan."""
         return f"{self.name} on {self.base.summary}"
 
     @property
     def rule(self) -> DecayOptions:
-        """Return the options of the base."""
         return self.base
 
 
@@ -247,7 +216,6 @@ class SgdOptions(DecayOptions):
 
     @property
     def summary(self) -> str:
-        """Return one line for a plan."""
         kind = "Nesterov momentum" if self.nesterov else "momentum"
         return f"{self.name}, {kind} {self.momentum:g}, weight decay {self.weight_decay:g}"
 
@@ -257,16 +225,15 @@ class SgdOptions(DecayOptions):
             what = f"SGD_MOMENTUM: must be < 1, got {self.momentum:g}"
             problems.append(Problem(what, code="config.out-of-range"))
         if self.nesterov and (self.momentum == 0.0 or self.dampening > 0.0):
-            problems.append(
-                Problem(
-                    "SGD_NESTEROV: requires SGD_MOMENTUM > 0 and SGD_DAMPENING=0, got "
-                    f"{self.momentum:g} and {self.dampening:g}",
-                    code="config.conflict",
-                )
+            what = (
+                "SGD_NESTEROV: requires SGD_MOMENTUM > 0 and SGD_DAMPENING=0, got "
+                f"{self.momentum:g} and {self.dampening:g}"
             )
+            problems.append(Problem(what, code="config.conflict"))
         return problems
 
 
+OptimizerOptions = DecayOptions | AdamwpruneOptions
 OPTIMIZERS: Registry[OptimizerOptions] = Registry(
     "optimizer", SgdOptions, *_ADAM_FAMILY, AdamwpruneOptions, choice="OPTIMIZER"
 )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lib.optim.options import (
     AdamFamilyOptions,
@@ -15,25 +15,6 @@ from lib.optim.options import (
 )
 
 
-class OptimizerReference(Protocol):
-    """Scalar reference of an optimizer.
-
-    ``parameters``: one list of floats per tensor, updated in place.
-    """
-
-    parameters: list[list[float]]
-
-    def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
-        """Update the parameters from gradients of the same form.
-
-        ``norm`` is the norm of all gradients before they were clipped to ``GRAD_CLIP``; without it,
-        the norm of ``gradients``.
-        """
-
-    def forget(self, k: int, i: int) -> None:
-        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
-
-
 class AdamReference:
     """Reference of Adam, AdamW and AMSGrad; ``decays`` has one weight decay per tensor."""
 
@@ -43,10 +24,7 @@ class AdamReference:
         self.parameters = parameters
         self.options = options
         self.decays = decays
-        self.m = [[0.0] * len(tensor) for tensor in parameters]
-        self.v = [[0.0] * len(tensor) for tensor in parameters]
-        self.v_max = [[0.0] * len(tensor) for tensor in parameters]
-        self.t = 0
+        self._reset()
 
     def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
         """Update θ ← θ − lr m̂ / (√v̂ + ε) with m̂ = m / (1 − β1ᵗ), v̂ = v / (1 − β2ᵗ).
@@ -62,33 +40,44 @@ class AdamReference:
                     weight -= lr * self.decays[k] * weight
                 else:
                     g += self.decays[k] * weight
-                self.m[k][i] = o.beta1 * self.m[k][i] + (1 - o.beta1) * g
-                self.v[k][i] = o.beta2 * self.v[k][i] + (1 - o.beta2) * g * g
-                self.v_max[k][i] = max(self.v_max[k][i], self.v[k][i])
-                v = self.v_max[k][i] if o.amsgrad else self.v[k][i]
-                m_hat = self.m[k][i] / (1 - o.beta1**self.t)
-                v_hat = v / (1 - o.beta2**self.t)
-                self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
+                self._move(k, i, weight, g, lr)
+
+    def _move(
+        self, k: int, i: int, weight: float, g: float, lr: float, damping: Any = (1, 1)
+    ) -> None:
+        o = self.options
+        self.m[k][i] = o.beta1 * damping[0] * self.m[k][i] + (1 - o.beta1) * g
+        self.v[k][i] = o.beta2 * damping[1] * self.v[k][i] + (1 - o.beta2) * g * g
+        self.v_max[k][i] = max(self.v_max[k][i], self.v[k][i])
+        v = self.v_max[k][i] if o.amsgrad else self.v[k][i]
+        m_hat = self.m[k][i] / (1 - o.beta1**self.t)
+        v_hat = v / (1 - o.beta2**self.t)
+        self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
+
+    def _reset(self) -> None:
+        self.m, self.v, self.v_max = (
+            [[0.0] * len(tensor) for tensor in self.parameters] for _ in range(3)
+        )
+        self.t = 0
 
     def forget(self, k: int, i: int) -> None:
-        """Zero the state of one element; see ``OptimizerReference``."""
+        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
         self.m[k][i] = self.v[k][i] = self.v_max[k][i] = 0.0
 
 
-class AdamwspamReference:
+class AdamwspamReference(AdamReference):
     """Reference of AdamW with SPAM."""
+
+    options: AdamwspamOptions
 
     def __init__(
         self, parameters: list[list[float]], options: AdamwspamOptions, decays: Sequence[float]
     ) -> None:
-        self.parameters = parameters
-        self.options = options
-        self.decays = decays
+        super().__init__(parameters, options, decays)
         self.norms: list[float] = []
         self.n = 0
         self.spikes: list[int] = []
         self.clipped: list[tuple[int, int, int]] = []
-        self._reset()
 
     def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
         """Apply the five parts of a step as listed in the docstring of ``lib.optim.spam``."""
@@ -104,20 +93,9 @@ class AdamwspamReference:
             damping = (1.0, 1.0)
         for k, gradient in enumerate(gradients):
             for i, g in enumerate(gradient):
-                g = self._clip(k, i, g)
-                self.m[k][i] = o.beta1 * damping[0] * self.m[k][i] + (1 - o.beta1) * g
-                self.v[k][i] = o.beta2 * damping[1] * self.v[k][i] + (1 - o.beta2) * g * g
-                self._move(k, i, lr * self._warmup())
-
-    def forget(self, k: int, i: int) -> None:
-        """Zero the state of one element; see ``OptimizerReference``."""
-        self.m[k][i] = self.v[k][i] = self.v_max[k][i] = 0.0
-
-    def _reset(self) -> None:
-        self.m = [[0.0] * len(tensor) for tensor in self.parameters]
-        self.v = [[0.0] * len(tensor) for tensor in self.parameters]
-        self.v_max = [[0.0] * len(tensor) for tensor in self.parameters]
-        self.t = 0
+                rate = lr * self._warmup()
+                weight = self.parameters[k][i] * (1 - rate * self.decays[k])
+                self._move(k, i, weight, self._clip(k, i, g), rate, damping)
 
     def _is_spike(self, gradients: list[list[float]], norm: float | None) -> bool:
         o = self.options
@@ -143,16 +121,6 @@ class AdamwspamReference:
         if self.n <= o.interval or self.t >= o.reset_warmup_steps:
             return 1.0
         return 0.5 * (1 - math.cos(math.pi * self.t / o.reset_warmup_steps))
-
-    def _move(self, k: int, i: int, lr: float) -> None:
-        o = self.options
-        m_hat = self.m[k][i] / (1 - o.beta1**self.t)
-        v = self.v[k][i]
-        if o.amsgrad:
-            v = self.v_max[k][i] = max(v, self.v_max[k][i])
-        v_hat = v / (1 - o.beta2**self.t)
-        weight = self.parameters[k][i] * (1 - lr * self.decays[k])
-        self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
 
 
 class SgdReference:
@@ -186,10 +154,11 @@ class SgdReference:
                 self.parameters[k][i] -= lr * update
 
     def forget(self, k: int, i: int) -> None:
-        """Zero the state of one element; see ``OptimizerReference``."""
+        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
         self.buffers[k][i] = 0.0
 
 
+OptimizerReference = SgdReference | AdamReference
 REFERENCES: dict[
     type[Any], Callable[[list[list[float]], Any, Sequence[float]], OptimizerReference]
 ] = {

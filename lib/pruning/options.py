@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from lib.config.field import kconfig_field
 from lib.config.registry import Registry
@@ -10,42 +10,38 @@ from lib.config.small_form import always
 from lib.errors import ConfigError, Problem
 
 
-class PrunerOptions(Protocol):
-    """Options of a pruner, also of the one that prunes nothing."""
+@dataclass(frozen=True)
+class NoneOptions:
+    """Empty options of the pruner that prunes nothing."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "none"
 
     @property
     def stretch(self) -> float:
         """Return the budget of a run with this pruner, as a multiple of the configured budget."""
+        return 1.0
 
     @property
     def summary(self) -> str:
         """Return one line for a plan."""
+        return self.name
 
 
 @dataclass(frozen=True)
-class PruningOptions:
+class PruningOptions(NoneOptions):
     """Options of a pruner: ``scope`` global or layer, ``ramp`` cubic or linear.
 
     ``warmup`` and ``ramp_end`` are fractions of the budget.
     """
 
-    name: ClassVar[str]
     # Fields of some pruners, computed by others. Properties at run time would hide the fields.
     if TYPE_CHECKING:
 
         @property
-        def stretch(self) -> float:
-            """Return the budget of a run as a multiple of the configured budget."""
+        def scope(self) -> str: ...
 
         @property
-        def scope(self) -> str:
-            """Return the scope of a threshold."""
-
-        @property
-        def ramp(self) -> str:
-            """Return the shape of the ramp."""
+        def ramp(self) -> str: ...
 
     # Within the few iterations of a small form the ramp needs steps, and the loss has to fall.
     target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99)
@@ -62,7 +58,6 @@ class PruningOptions:
 
     @property
     def summary(self) -> str:
-        """Return one line for a plan."""
         ramp = f"{self.ramp} ramp {self.warmup:.0%} to {self.ramp_end:.0%} of the budget"
         return f"{self.name} {self.target:.0%}, {self.scope}, {ramp}"
 
@@ -94,23 +89,8 @@ class PruningOptions:
 class RampOptions(PruningOptions):
     """Options of a pruner with configurable scope and ramp; other pruners define both."""
 
-    stretch: ClassVar[float] = 1.0
-
     scope: str = kconfig_field("PRUNING_SCOPE")
     ramp: str = kconfig_field("PRUNING_RAMP")
-
-
-@dataclass(frozen=True)
-class NoneOptions:
-    """Empty options of the pruner that prunes nothing."""
-
-    name: ClassVar[str] = "none"
-    stretch: ClassVar[float] = 1.0
-
-    @property
-    def summary(self) -> str:
-        """Return one line for a plan."""
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -166,22 +146,18 @@ class StateOptions(PruningOptions):
 
     @property
     def ramp(self) -> str:
-        """Return the variant's ramp."""
         return PRUNING_VARIANTS[self.variant].ramp
 
     @property
     def scope(self) -> str:
-        """Return the variant's scope."""
         return PRUNING_VARIANTS[self.variant].scope
 
     @property
     def stretch(self) -> float:
-        """Return the run's budget as a multiple of the configured budget."""
         return PRUNING_VARIANTS[self.variant].stretch if self.stretched else 1.0
 
     @property
     def summary(self) -> str:
-        """Return one line for a plan."""
         longer = "" if self.stretch == 1.0 else f", budget x {self.stretch:g}"
         return f"{super().summary}, {self.variant}{longer}"
 
@@ -214,6 +190,6 @@ def rescale_profile(
         capped |= over
 
 
-PRUNERS: Registry[PrunerOptions] = Registry(
+PRUNERS: Registry[NoneOptions] = Registry(
     "pruner", NoneOptions, MagnitudeOptions, MovementOptions, StateOptions, choice="PRUNING"
 )

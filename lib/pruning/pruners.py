@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,13 @@ from lib.pruning.options import (
     MagnitudeOptions,
     MovementOptions,
     NoneOptions,
-    PrunerOptions,
     PruningOptions,
     StateOptions,
 )
 
 
-class Pruner(Protocol):
-    """Interface of a pruner.
+class Pruner:
+    """Interface of a pruner, which prunes nothing.
 
     In each optimizer step, the trainer runs backward, calls ``mask_gradients`` and ``observe``,
     clips the gradients, steps the optimizer and calls ``after_step``. Gradients are those of the
@@ -48,18 +47,22 @@ class Pruner(Protocol):
 
     def sparsity(self) -> float:
         """Return the measured fraction of prunable weights that are zero; waits for the device."""
+        return 0.0
 
     def sparsity_by_layer(self) -> dict[str, float]:
         """Return the measured sparsity of each prunable parameter by name."""
+        return {}
 
     def prunable_weights(self) -> dict[str, int]:
-        """Return the number of prunable weights of each prunable parameter by name."""
+        """Return the number of prunable weights of each prunable parameter, without padding."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tensors and plain numbers needed for an exact resume."""
+        return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore ``state_dict``."""
+        assert not state_dict, "pruner state loaded into a run without pruning"
 
 
 # Exact bottom-k selection over very many scores, without sorting or concatenating them.
@@ -148,7 +151,7 @@ def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str,
     return {name: p for name, p in model.named_parameters() if name in prunable}
 
 
-class MaskPruner(ABC):
+class MaskPruner(Pruner, ABC):
     """Pruner that zeroes the lowest-scoring weights, more of them along the ramp, permanently.
 
     ``masks`` are boolean, True for remaining weights. A pruned weight scores −∞, so it stays pruned
@@ -175,19 +178,14 @@ class MaskPruner(ABC):
 
     @torch.no_grad()
     def mask_gradients(self) -> None:
-        """Zero the gradients of pruned weights; call after backward, before computing the norm."""
         if self._reached == 0.0:
             return
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 parameter.grad.mul_(self.masks[name])
 
-    def observe(self, gradient_norm: torch.Tensor) -> None:  # noqa: B027 - an optional hook
-        """Do nothing: most scores need no per-step statistics."""
-
     @torch.no_grad()
     def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
-        """Update the masks if due, and zero pruned weights; see ``Pruner``."""
         if self._is_due(step, progress):
             self._reached = self._options.sparsity_at(progress)
             self._update_masks(optimizer)
@@ -197,25 +195,20 @@ class MaskPruner(ABC):
                 parameter.mul_(self.masks[name])
 
     def sparsity(self) -> float:
-        """Return the measured fraction of zeros among prunable weights, 0 without such weights."""
         sizes = self.prunable_weights()
         return sum(self._zeros().values()) / max(1, sum(sizes.values()))
 
     def sparsity_by_layer(self) -> dict[str, float]:
-        """Return the measured fraction of zeros of each prunable parameter."""
         sizes = self.prunable_weights()
         return {name: zeros / sizes[name] for name, zeros in self._zeros().items()}
 
     def prunable_weights(self) -> dict[str, int]:
-        """Return the size of each prunable parameter, without padding."""
         return {name: p.numel() - self._padding(p) for name, p in self._parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the masks and the sparsity reached."""
         return {"reached": self._reached, "masks": dict(self.masks)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore ``state_dict``."""
         assert state_dict["masks"].keys() == self.masks.keys(), "masks of another model"
         self._reached = state_dict["reached"]
         for name, mask in state_dict["masks"].items():
@@ -294,42 +287,6 @@ class MaskPruner(ABC):
                     value.mul_(self.masks[name])
 
 
-# Pruner that prunes nothing, so that the trainer needs no special case.
-
-
-class NonePruner:
-    """No-op implementation of ``lib.pruning.pruners.Pruner``."""
-
-    def mask_gradients(self) -> None:
-        """Leave every gradient unchanged."""
-
-    def observe(self, gradient_norm: Any) -> None:
-        """Do nothing: there are no scores."""
-
-    def after_step(self, step: int, progress: float, optimizer: Any) -> None:
-        """Leave every weight unchanged."""
-
-    def sparsity(self) -> float:
-        """Return 0: nothing is prunable."""
-        return 0.0
-
-    def sparsity_by_layer(self) -> dict[str, float]:
-        """Return an empty mapping: nothing is prunable."""
-        return {}
-
-    def prunable_weights(self) -> dict[str, int]:
-        """Return an empty mapping: nothing is prunable."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accept the empty state."""
-        assert not state_dict, "pruner state loaded into a run without pruning"
-
-
 # Magnitude pruning (Han et al. 2015, arXiv 1506.02626), gradual as in arXiv 1710.01878.
 
 
@@ -337,7 +294,6 @@ class MagnitudePruner(MaskPruner):
     """Pruner that retains the weights of largest |w|."""
 
     def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """Return |w| as float32."""
         return self._parameters[name].detach().float().abs()
 
 
@@ -366,11 +322,9 @@ class MovementPruner(MaskPruner):
                 self._scores[name].sub_(product.masked_fill_(skipped, 0.0))
 
     def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """Return −Σ g w over all steps so far as float32."""
         return self._scores[name].clone()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the masks and the accumulated scores."""
         return super().state_dict() | {"scores": dict(self._scores)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -443,13 +397,13 @@ def _beta1(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
 
 
 MODULES: dict[type[Any], Callable[[nn.Module, Any], Pruner]] = {
-    NoneOptions: lambda model, options: NonePruner(),
+    NoneOptions: lambda model, options: Pruner(),
     MagnitudeOptions: MagnitudePruner,
     MovementOptions: MovementPruner,
     StateOptions: StatePruner,
 }
 
 
-def build_pruner(options: PrunerOptions, model: nn.Module) -> Pruner:
+def build_pruner(options: NoneOptions, model: nn.Module) -> Pruner:
     """Return the pruner of ``model``."""
     return MODULES[type(options)](model, options)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,13 +39,6 @@ class PruningSnapshot:
     m: ArrayLike = ()
     v: ArrayLike = ()
     bias_correction: float = 1.0
-
-
-class PrunerReference(Protocol):
-    """Reference of a pruner's scores."""
-
-    def scores(self, seen: PruningSnapshot) -> Scores:
-        """Return one score for each weight; the lowest are pruned."""
 
 
 def documented_stretch(variant: str) -> float:
@@ -88,62 +81,28 @@ def _layer_profile(reached: float, sizes: Sequence[int]) -> list[float]:
     return [min(cap, high * p) for p in profile]
 
 
-class MagnitudeReference:
-    """Reference of MagnitudePruner."""
-
-    def __init__(self, options: MagnitudeOptions) -> None:
-        self.options = options
-
-    def scores(self, seen: PruningSnapshot) -> Scores:
-        """Return |w| of each weight."""
-        return np.abs(_array(seen.weights))
-
-    def pruned(self, tensors: list[PruningSnapshot], progress: float) -> list[set[int]]:
-        """Return, per tensor, the indices that a first update at ``progress`` prunes."""
-        layers = [self.scores(seen).tolist() for seen in tensors]
-        reached = ramp_sparsity(self.options, progress)
-        indices: list[set[int]] = [set() for _ in layers]
-        for members, sparsity in scope_sparsities(self.options, reached, list(map(len, layers))):
-            for k, i in lowest({k: layers[k] for k in members}, sparsity):
-                indices[k].add(i)
-        return indices
-
-
 def lowest(layers: dict[int, list[float]], share: float) -> list[tuple[int, int]]:
     """Return the (tensor, element) of the lowest ``share`` of all scores; ties by position."""
     ranked = sorted((score, k, i) for k, layer in layers.items() for i, score in enumerate(layer))
     return [(k, i) for _, k, i in ranked[: round(share * len(ranked))]]
 
 
-class MovementReference:
-    """Reference of MovementPruner."""
-
-    def __init__(self, options: MovementOptions) -> None:
-        self.options = options
-
-    def scores(self, seen: PruningSnapshot) -> Scores:
-        """Return −Σ g w of each weight over all steps."""
-        scores = np.zeros_like(_array(seen.weights))
-        for gradients, weights in seen.history:
-            scores -= _array(gradients) * _array(weights)
-        return scores
+def _magnitude_scores(options: MagnitudeOptions, seen: PruningSnapshot) -> Scores:
+    return np.abs(_array(seen.weights))
 
 
-class StateReference:
-    """Reference of StatePruner, without the shift of published scores, which changes no ranking."""
-
-    def __init__(self, options: StateOptions) -> None:
-        self.options = options
-
-    def scores(self, seen: PruningSnapshot) -> Scores:
-        """Return one score for each weight; the lowest are pruned."""
-        variant = self.options.variant
-        w, m, v = _array(seen.weights), _array(seen.m), _array(seen.v)
-        return _state_scores(variant, w, m, v, seen.bias_correction)
+def _movement_scores(options: MovementOptions, seen: PruningSnapshot) -> Scores:
+    """Return −Σ g w of each weight over all steps."""
+    scores = np.zeros_like(_array(seen.weights))
+    for gradients, weights in seen.history:
+        scores -= _array(gradients) * _array(weights)
+    return scores
 
 
-def _state_scores(variant: str, w: Scores, m: Scores, v: Scores, correction: float) -> Scores:
-    match variant:
+def _state_scores(options: StateOptions, seen: PruningSnapshot) -> Scores:
+    """Return the published scores without their shift, which changes no ranking."""
+    w, m, v = _array(seen.weights), _array(seen.m), _array(seen.v)
+    match options.variant:
         case "bitter0":
             return np.abs(w * m) * (np.abs(w) / (np.sqrt(v) + _EPS))
         case "bitter1" | "bitter2":
@@ -157,24 +116,20 @@ def _state_scores(variant: str, w: Scores, m: Scores, v: Scores, correction: flo
         case "bitter7":
             return np.abs(w) * (v + _EPS) ** 0.25
         case "bitter8":
-            return np.abs(w) * np.sqrt(np.abs(m / correction) + _EPS)
+            return np.abs(w) * np.sqrt(np.abs(m / seen.bias_correction) + _EPS)
         case "bitter9":
             towards_zero = np.sign(w) * m / (np.sqrt(v) + _EPS)
             return np.abs(w) * np.sqrt(np.abs(m) + _EPS) - 0.1 * towards_zero
-    raise ValueError(f"unknown variant {variant!r}")
+    raise ValueError(f"unknown variant {options.variant!r}")
 
 
 def _array(values: ArrayLike) -> Scores:
     return np.asarray(values, dtype=np.float64)
 
 
-REFERENCES: dict[type[Any], Callable[[Any], PrunerReference]] = {
-    MagnitudeOptions: MagnitudeReference,
-    MovementOptions: MovementReference,
-    StateOptions: StateReference,
+# Scores of each pruner: one for each weight; the lowest are pruned.
+REFERENCES: dict[type[Any], Callable[[Any, PruningSnapshot], Scores]] = {
+    MagnitudeOptions: _magnitude_scores,
+    MovementOptions: _movement_scores,
+    StateOptions: _state_scores,
 }
-
-
-def pruner_reference(options: PruningOptions) -> PrunerReference:
-    """Return the reference of the scores of a pruner."""
-    return REFERENCES[type(options)](options)

@@ -1,7 +1,5 @@
 """Settings of every optimizer that trigger its features within 50 steps, and a small problem."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -43,13 +41,13 @@ for base in ADAMWPRUNE_BASES:
     }
 
 
-def make_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+def make_parameters(dtype):
     """Return the same weights on each call."""
     generator = torch.Generator().manual_seed(1)
     return [nn.Parameter(torch.randn(s, generator=generator, dtype=dtype)) for s in SHAPES]
 
 
-def make_gradients(dtype: torch.dtype, steps: int = STEPS) -> list[list[torch.Tensor]]:
+def make_gradients(dtype, steps=STEPS):
     """Return the same gradients on each call, with spikes."""
     generator = torch.Generator().manual_seed(2)
     scales = [10.0 if step in SPIKES else 1.0 for step in range(steps)]
@@ -59,7 +57,7 @@ def make_gradients(dtype: torch.dtype, steps: int = STEPS) -> list[list[torch.Te
     ]
 
 
-def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
+def make_groups(parameters):
     """Return parameter groups like ``parameter_groups``: with and without weight decay."""
     named = [(f"p{k}", p) for k, p in enumerate(parameters)]
     return [
@@ -68,22 +66,17 @@ def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
     ]
 
 
-def build(options: Any, parameters: list[nn.Parameter]) -> Any:
+def build(options, parameters):
     """Return the optimizer of ``options``."""
     return build_optimizer(options, make_groups(parameters), 0.0)
 
 
-def rate(step: int) -> float:
+def rate(step):
     """Return a learning rate that varies with the step."""
     return 1e-2 * (step + 1) / STEPS
 
 
-def train(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    first: int = 0,
-    last: int = STEPS,
-) -> None:
+def train(optimizer, parameters, first=0, last=STEPS):
     """Run steps ``first`` to ``last`` with the gradients of ``make_gradients``."""
     for step, gradients in list(enumerate(make_gradients(parameters[0].dtype)))[first:last]:
         for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -7,10 +7,8 @@ Python float64; "torch" is torch's single-tensor loop, without fused kernels.
 """
 
 import sys
-from typing import Any
 
 import torch
-from torch import nn
 
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -31,7 +29,7 @@ from tests.lib.optim.cases import (
 _PRECISIONS = (torch.float32, torch.float64)
 
 
-def from_loop(options: Any, dtype: torch.dtype) -> float:
+def from_loop(options, dtype):
     """Return the largest difference of a weight from the float64 reference."""
     parameters = make_parameters(dtype)
     reference = optimizer_reference(options, [p.flatten().tolist() for p in parameters], DECAYS)
@@ -45,7 +43,7 @@ def from_loop(options: Any, dtype: torch.dtype) -> float:
     return worst
 
 
-def from_torch(options: Any) -> float | None:
+def from_torch(options):
     """Return the largest difference from torch's own loop in float64; None for SPAM (not in torch)."""
     if "spam" in str(options):
         return None
@@ -56,7 +54,7 @@ def from_torch(options: Any) -> float | None:
     return max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-def _plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _plain_torch(options, parameters):
     """Return torch's single-tensor optimizer."""
     base = options.base if options.name == "adamwprune" else options
     groups = make_groups(parameters)
@@ -69,7 +67,7 @@ def _plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Op
     return kind(groups, betas=betas, eps=base.eps, amsgrad=amsgrad, foreach=False)
 
 
-def main() -> None:
+def main():
     """Print the table."""
     tree = KconfigTree()
     sys.stdout.write(f"largest difference of a weight after {STEPS} steps\n\n")

@@ -20,13 +20,13 @@ TOTAL = 1000
 KINDS = ["cosine", "linear", "constant", "wsd"]
 
 
-def _rate(kind: str, step: int) -> float:
+def _rate(kind, step):
     options = dataclasses.replace(OPTIONS, kind=kind)
     return learning_rate_at(options, step, step / TOTAL, OPTIONS.warmup_steps / TOTAL)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_warm_up_is_linear_from_the_first_step(kind: str) -> None:
+def test_warm_up_is_linear_from_the_first_step(kind):
     assert _rate(kind, 0) == pytest.approx(6e-6)
     assert _rate(kind, 49) == pytest.approx(3e-4)
     assert _rate(kind, 99) == pytest.approx(6e-4)
@@ -42,22 +42,20 @@ def test_warm_up_is_linear_from_the_first_step(kind: str) -> None:
         ("wsd", 6e-4, 6e-4, 6e-5),
     ],
 )
-def test_closed_form_of_the_decay(
-    kind: str, middle: float, three_quarters: float, end: float
-) -> None:
+def test_closed_form_of_the_decay(kind, middle, three_quarters, end):
     assert _rate(kind, 550) == pytest.approx(middle)
     assert _rate(kind, 775) == pytest.approx(three_quarters)
     assert _rate(kind, 1000) == pytest.approx(end)
 
 
-def test_wsd_decays_over_its_fraction() -> None:
+def test_wsd_decays_over_its_fraction():
     # 0.2 of the 900 steps after the warm-up: from 820 on.
     assert _rate("wsd", 820) == pytest.approx(6e-4)
     assert _rate("wsd", 910) == pytest.approx(3.3e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_jump_and_no_rise_after_the_warm_up(kind: str) -> None:
+def test_no_jump_and_no_rise_after_the_warm_up(kind):
     rates = [_rate(kind, step) for step in range(100, TOTAL + 1)]
     steps = [before - after for before, after in itertools.pairwise(rates)]
     # wsd is the steepest: from peak to minimum in 180 steps.
@@ -65,22 +63,17 @@ def test_no_jump_and_no_rise_after_the_warm_up(kind: str) -> None:
 
 
 @pytest.mark.parametrize("warmup_progress", [0.0, 0.1, 0.37, 0.9])
-def test_continuous_whatever_the_warm_up_used_of_a_time_budget(warmup_progress: float) -> None:
+def test_continuous_whatever_the_warm_up_used_of_a_time_budget(warmup_progress):
     start = learning_rate_at(OPTIONS, 100, warmup_progress, warmup_progress)
     assert start == pytest.approx(6e-4)
     assert learning_rate_at(OPTIONS, 5000, 1.0, warmup_progress) == pytest.approx(6e-5)
 
 
-def test_progress_beyond_the_budget_stays_at_the_minimum() -> None:
+def test_bounds_of_warm_up_and_budget():
+    """Progress beyond the budget, a warm-up as long as the budget, and none."""
     assert learning_rate_at(OPTIONS, 1200, 1.2, 0.1) == pytest.approx(6e-5)
-
-
-def test_warm_up_longer_than_the_budget_does_not_divide_by_zero() -> None:
     assert learning_rate_at(OPTIONS, 9, 0.9, 10.0) == pytest.approx(6e-5)
     assert learning_rate_at(OPTIONS, 100, 1.0, 1.0) == pytest.approx(6e-5)
-
-
-def test_no_warm_up_starts_at_the_peak() -> None:
     assert learning_rate_at(dataclasses.replace(OPTIONS, warmup_steps=0), 0, 0.0, 0.0) == 6e-4
 
 
@@ -91,14 +84,14 @@ def test_no_warm_up_starts_at_the_peak() -> None:
         ({"wsd_decay_fraction": 0.0}, "WSD_DECAY_FRACTION", "config.out-of-range"),
     ],
 )
-def test_rules_name_their_symbol(change: dict, symbol: str, code: str) -> None:
+def test_rules_name_their_symbol(change, symbol, code):
     with pytest.raises(ConfigError) as caught:
         dataclasses.replace(OPTIONS, **change)
     (problem,) = caught.value.problems
     assert problem.code == code and problem.what.startswith(f"{symbol}: ")
 
 
-def test_constant_ignores_the_minimum() -> None:
+def test_constant_ignores_the_minimum():
     options = dataclasses.replace(OPTIONS, kind="constant", min_learning_rate=1.0)
     assert learning_rate_at(options, 1000, 1.0, 0.1) == 6e-4
     assert options.summary.startswith("constant 0.0006,") and "100" in options.summary

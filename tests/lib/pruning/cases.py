@@ -1,6 +1,5 @@
 """Every pruner on a small model, in the trainer's order of calls."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ SETTINGS["bitter8-spam"] = {
 class Model(nn.Module):
     """Matrices of different scale, so that a global threshold prunes them differently."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(7)
         self.wte = PaddedEmbedding(20, 24, used_rows=12)
@@ -61,7 +60,7 @@ class Model(nn.Module):
             self.second.weight.mul_(3.0)
             self.wte.weight[12:] = 0.0
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         """Return the logits."""
         hidden = torch.tanh(self.first(self.norm(self.wte(tokens))))
         return self.third(torch.tanh(self.second(hidden)))
@@ -70,7 +69,7 @@ class Model(nn.Module):
 class Trial:
     """Model in training with its optimizer and its pruner."""
 
-    def __init__(self, values: Mapping[str, SymbolValue]) -> None:
+    def __init__(self, values):
         (self.options,) = PRUNERS.bind(values)
         (optimizer,) = OPTIMIZERS.bind(values)
         self.model = Model()
@@ -82,7 +81,7 @@ class Trial:
         # Gradients and weights of each step, for the movement scores.
         self.history: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []
 
-    def step(self, step: int) -> None:
+    def step(self, step):
         """Run step ``step`` (from 1) of ``STEPS``."""
         self.optimizer.zero_grad()
         logits = self.model(self.tokens)
@@ -97,11 +96,11 @@ class Trial:
         self.optimizer.step(gradient_norm=norm)
         self.pruner.after_step(step, step / STEPS, self.optimizer)
 
-    def steps(self, first: int, last: int) -> None:
+    def steps(self, first, last):
         """Run steps ``first`` to ``last``, both included."""
         for step in range(first, last + 1):
             self.step(step)
 
-    def zeros(self) -> dict[str, torch.Tensor]:
+    def zeros(self):
         """Return a mask of the zeros of each prunable weight."""
         return {name: p.detach() == 0 for name, p in self.weights.items()}

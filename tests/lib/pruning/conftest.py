@@ -1,31 +1,29 @@
 """Fixtures: the Kconfig tree and every case in turn."""
 
 import functools
-from collections.abc import Callable, Mapping
 
 import pytest
 
-from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from tests.lib.pruning.cases import SETTINGS, Trial
 
 
 @pytest.fixture(scope="session")
-def tree() -> KconfigTree:
+def tree():
     """Return the Kconfig tree."""
     return KconfigTree()
 
 
 @pytest.fixture(scope="session")
-def trial(tree: KconfigTree) -> Callable[..., Trial]:
+def trial(tree):
     """Return a function that builds a case of SETTINGS with changed symbols, ready to train."""
 
     @functools.cache
-    def resolved(settings: tuple[tuple[str, SymbolValue], ...]) -> Mapping[str, SymbolValue]:
+    def resolved(settings):
         return tree.resolve([ConfigLayer.of("test", "test", dict(settings))]).values
 
-    def build(name: str, **changes: SymbolValue) -> Trial:
+    def build(name, **changes):
         settings = SETTINGS[name] | {"PRUNING_FREQUENCY": 5} | changes
         return Trial(resolved(tuple(settings.items())))
 
@@ -33,6 +31,6 @@ def trial(tree: KconfigTree) -> Callable[..., Trial]:
 
 
 @pytest.fixture(params=list(SETTINGS))
-def case(request: pytest.FixtureRequest) -> str:
+def case(request):
     """Return every case in turn."""
     return str(request.param)
