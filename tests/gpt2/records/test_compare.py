@@ -141,13 +141,6 @@ def test_accumulation_follows_from_the_number_of_gpus(made, tmp_path):
     }
 
 
-def test_profiles_are_never_put_side_by_side_without_a_label(made, tmp_path):
-    a, b = made("a"), made("b", RUN_PROFILE_MAXOUT_SPEED=True)
-    refused = compare(a, b, tmp_path)
-    assert refused["verdict"] == "NOT COMPARABLE"
-    assert "RUN_PROFILE: paper_repro, maxout_speed" in refused["reasons"]
-
-
 def test_a_second_knob_is_not_overlooked(made, tmp_path):
     a, b = made("a"), made("b", COMPILE=True, DROPOUT="0.2")
     refused = compare(a, b, tmp_path, axis="COMPILE")

@@ -34,28 +34,22 @@ INDEX = "results/index.html"
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a build folder with two finished steps, and no document."""
-    build = tmp_path_factory.mktemp("stored") / "build"
+def before(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> dict[str, Any]:
+    """Return what each command prints about two finished steps, the index, and the document."""
+    folder = tmp_path_factory.mktemp("stored")
+    build = folder / "build"
     written_study(build, "0,1", "1-4")
     (build / "claims.toml").write_text(CLAIMS)
-    return build
+    shown: dict[str, Any] = {name: run(server, build, folder, name)[:2] for name in COMMANDS}
+    shown["index"] = (build / INDEX).read_text(encoding="utf-8")
+    file = build / "results/ratio/verdicts.json"
+    return {"build": build, "shown": shown, "file": file, "document": json.loads(file.read_text())}
 
 
 def run(server: CommandServer, build: Path, scratch: Path, name: str) -> tuple[int, str, str]:
     script, *words = COMMANDS[name]
     command = [*words_of(script), *words, "-O", str(build)]
     return server.run(command, {**os.environ, "ALLOW_DIRTY": "y"}, scratch, build)
-
-
-@pytest.fixture
-def before(study: Path, tmp_path: Path, server: CommandServer) -> dict[str, Any]:
-    """Return what each command prints, the index, and the document that they wrote, of a copy."""
-    build = Path(shutil.copytree(study, tmp_path / "build"))
-    shown: dict[str, Any] = {name: run(server, build, tmp_path, name)[:2] for name in COMMANDS}
-    shown["index"] = (build / INDEX).read_text(encoding="utf-8")
-    file = build / "results/ratio/verdicts.json"
-    return {"build": build, "shown": shown, "file": file, "document": json.loads(file.read_text())}
 
 
 def forged(value: Any) -> Any:
@@ -83,10 +77,7 @@ def older(version: int) -> Callable[[Any], Any]:
 FORGERIES: dict[str, Callable[[Any], Any]] = {
     "forged": lambda document: {**forged(document), "schema_version": document["schema_version"]},
     "version 1": older(1),
-    "version 2": older(2),
-    "version 3": older(3),
     "a later version": older(99),
-    "a list": lambda document: [document],
     "other types": lambda document: dict.fromkeys(document, 7),
 }
 
@@ -105,7 +96,7 @@ def test_no_command_takes_a_word_of_a_stored_document(
     assert (build / INDEX).read_text(encoding="utf-8") == before["shown"]["index"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "\0" * 100, "[" * 20_000, '{"a": 1e999}', "FIFO"])
+@pytest.mark.parametrize("content", ["", "[" * 20_000, "FIFO"])
 def test_a_damaged_document_is_written_again(
     content: str, before: dict[str, Any], server: CommandServer, tmp_path: Path
 ) -> None:
@@ -121,9 +112,10 @@ def test_a_damaged_document_is_written_again(
 def test_looks_of_an_earlier_version_are_imported_without_their_words(
     before: dict[str, Any], server: CommandServer, tmp_path: Path
 ) -> None:
-    build, file = before["build"], before["file"]
-    for version in (1, 2, 3):
-        for command in COMMANDS:
+    build = Path(shutil.copytree(before["build"], tmp_path / "build"))
+    file = build / before["file"].relative_to(before["build"])
+    for version in (1, 3):
+        for command in ("verdicts", "report", "claims"):
             file.with_name("declarations.jsonl").unlink(missing_ok=True)
             file.write_text(json.dumps(older(version)(before["document"])))
             code, out, err = run(server, build, tmp_path, command)
@@ -138,7 +130,7 @@ def test_two_directories_of_one_run_are_one_run(
     before: dict[str, Any], server: CommandServer, tmp_path: Path
 ) -> None:
     """A copy in the place of another seed is no second result, and a copy beside it none at all."""
-    build = before["build"]
+    build = Path(shutil.copytree(before["build"], tmp_path / "build"))
     first, second = sorted((build / "results/ratio").glob("baseline-s[12]-*"))
     shutil.copytree(first, first.with_name(f"{first.name}-copy"))
     code, out, err = run(server, build, tmp_path, "verdicts")

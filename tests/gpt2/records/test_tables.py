@@ -1,8 +1,5 @@
 """The files of a report contain every run of the study; a selection changes only what is printed."""
 
-import csv
-import io
-
 import pytest
 
 from gpt2.records.files import write_resolved_config
@@ -55,14 +52,6 @@ def test_a_selection_changes_what_is_printed_and_no_file(build):
         assert part != whole and again == files, chosen
         assert ("| ra " in part) == ("steps" not in chosen)
         assert (build / "results/ratio/report.html").read_bytes() == page
-
-
-def test_a_row_names_its_runs_their_commit_and_configurations(build):
-    _, files = report(build)
-    row, _ = csv.DictReader(io.StringIO(files["table.csv"]))
-    runs = sorted(path.name for path in (build / "results/ratio").glob("baseline-s*"))
-    assert row["runs"].split() == runs and row["commits"] == "0" * 40
-    assert row["configurations"].split() == [name[-8:] for name in runs]
 
 
 def test_runs_of_another_configuration_stay_in_the_table(build):

@@ -88,14 +88,6 @@ def test_speed_stands_once_in_a_table(make_run):
     assert row["machine"]["tokens_per_second"] == 33.6
 
 
-def test_seeds_are_taken_together(make_run):
-    runs = [make_run("base", 3.0, seed=seed) for seed in (1, 2)]
-    for run, memory in zip(runs, (1.0, 3.0), strict=True):
-        beside(run, sample(0.0, 1.0), sample(9.0, memory * GIB))
-    (row,) = document_of(read_study("demo", runs))["rows"]
-    assert row["machine"]["process/rss_peak_gb"] == 2.0
-
-
 def test_without_samples_the_speed_is_known_and_damage_costs_no_table(make_run):
     run = make_run("base", 3.0)
     text = to_markdown(document_of(read_study("demo", [run])))

@@ -8,8 +8,6 @@ import math
 import re
 import statistics
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,19 +15,17 @@ from lib.report.answer import answer, best_verdict, notices
 from lib.report.columns import VERDICTS, columns, grid, rows_of, verdicts_of
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
-from lib.report.options import LookPlan
 from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.plots import study_figures
-from lib.report.render import TableSection
 from lib.report.series import study_series
 from lib.report.statistics import VerdictRule
 from lib.report.study import read_study, study_document
 from lib.report.verdicts import VerdictWord
 from lib.runs.run import OFF, ON, RunVariant
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.lib.fabricated import MANIFEST, changed, seal
+from lib.runs.run_dir import RunDir
+from tests.lib.fabricated import MANIFEST
 from tests.lib.report.documents import document_of
-from tests.lib.report.fabricated_study import renamed, steps, write_study
+from tests.lib.report.fabricated_study import steps, write_study
 from tests.lib.report.web_page import CONTEXT, Parsed, page_of
 
 
@@ -175,39 +171,6 @@ def test_the_same_results_give_the_same_bytes(study, page, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-HOSTILE = "</title><script>alert(1)</script><b onclick='x' title=\"y\">&amp;\x00\u202e"
-
-
-def test_values_of_a_run_are_never_markup(tmp_path):
-    runs = write_study(tmp_path, steps(2), 1, iterations=12, documents=3)
-    hostile = [renamed(run, title=HOSTILE, delta={HOSTILE: HOSTILE}) for run in runs]
-    for run in hostile:
-        directory = RunDir(run.path)
-        directory.sample.write_text(HOSTILE)
-        seal(directory, changed(MANIFEST, origin__device=HOSTILE, code__git_sha=HOSTILE))
-    broken = renamed(hostile[1], slug="broken", parent="baseline")
-    broken = replace(broken, path=tmp_path / "demo" / HOSTILE.replace("/", "_").replace("\0", ""))
-    write = RunDir(broken.path)
-    broken.path.mkdir()
-    write_status(write, RunStatus(State.FAILED, 1, HOSTILE))
-    context = {
-        **CONTEXT,
-        "title": HOSTILE,
-        "question": [HOSTILE],
-        "settings": [(HOSTILE, HOSTILE, HOSTILE)],
-        "commands": [(HOSTILE, HOSTILE)],
-    }
-    section = TableSection(HOSTILE, (HOSTILE,), [(HOSTILE,)], HOSTILE)
-    context |= {"left_out": [HOSTILE], "sections": [section]}
-    table = read_study("demo", [*hostile, broken])
-    page = page_of(table, context)
-    parsed = Parsed(page)
-    assert parsed.tags.count("script") == 1 and not parsed.values("onclick")
-    assert "<b onclick" not in page and "\x00" not in page and "\u202e" not in page
-    # Title, heading, question, settings, commands, folder, section, reason, devices, samples.
-    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 15
-
-
 def every_text(value, replaced):
     """Return the value with every text of it replaced, keys of dictionaries included."""
     if isinstance(value, str):
@@ -225,13 +188,14 @@ def test_no_text_of_a_document_is_markup(study):
 
     def hostile(text):
         texts[text] += 1
-        return text if text in words else f"<i>{text}</i>"
+        return text if text in words else f"<i>{text}\x00\u202e</i>"
 
     document = every_text(json.loads(json.dumps(study_document(table, CONTEXT))), hostile)
     series = every_text(json.loads(json.dumps(study_series(table))), hostile)
     page = report_page(document, series)
     assert len(texts) > 60 and page.count("&lt;i&gt;") > 100
     assert "<i>" not in page and "i" not in Parsed(page).tags
+    assert "\x00" not in page and "\u202e" not in page
 
 
 def test_one_seed_has_losses_first_and_one_line_on_what_is_missing(tmp_path):
@@ -246,10 +210,6 @@ def test_one_seed_has_losses_first_and_one_line_on_what_is_missing(tmp_path):
     assert "-" not in cells and len(parsed.tables["Losses"]) == 3
     for word in ("BETTER", "WORSE", "EQUIVALENT", "INCONCLUSIVE"):
         assert word not in parsed.text
-
-
-def test_three_seeds_give_no_notice(parsed):
-    assert "notice" not in parsed.values("class")
 
 
 def judged(study, *words, **fields):
@@ -444,18 +404,6 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     assert "against" not in parsed.tables["Verdicts"][0]
 
 
-def test_runs_under_a_label_are_compared_within_themselves(tmp_path):
-    variants = steps(2)
-    runs = write_study(tmp_path, variants, 2, iterations=12, documents=3)
-    for run in runs:
-        if run.seed == 2:
-            seal(RunDir(run.path), changed(MANIFEST, origin__torch="2.12.0"))
-    table = read_study("demo", runs, label_by=["torch"])
-    titles = Parsed(page_of(table)).values("aria-label")
-    titles = [label for label in titles if "minus the baseline" in label]
-    assert len(titles) == 2 and "2.12.0:step-1" in titles[1]
-
-
 def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     variants = [*steps(2), RunVariant("aa", "A/A", parent="baseline", is_aa=True)]
     runs = write_study(tmp_path, variants, 3, iterations=12, documents=3)
@@ -479,16 +427,6 @@ def test_a_rule_is_called_declared_only_if_it_was_before_the_runs(study):
         )
 
 
-def test_a_changed_rule_is_stated(study):
-    runs, _ = study
-    plan = VerdictPlan(VerdictRule(band=1.0), looks=LookPlan.fixed(3))
-    known = read_study("demo", runs, plan=plan).plan
-    table = read_study("demo", runs, plan=replace(known, rule=VerdictRule()))
-    parsed = Parsed(page_of(table))
-    (note,) = [text for text in parsed.texts if "rule changed after results" in text]
-    assert note.endswith("(all)")
-
-
 def test_a_remark_is_listed_once_and_repeats_no_column(study):
     document = document_of(study[1])
     for verdict in document["verdicts"]:
@@ -499,12 +437,6 @@ def test_a_remark_is_listed_once_and_repeats_no_column(study):
     rows = Parsed(page).tables["Verdicts"]
     assert {row["p"] for row in rows} == {"own 0.4"} and "needs about 7" not in page
     assert page.count("&lt;noted&gt; (all)") == 1
-
-
-def test_a_study_of_19_steps_stays_small(tmp_path: Path):
-    runs = write_study(tmp_path, steps(19), 2, iterations=12, documents=3)
-    page = page_of(read_study("demo", runs))
-    assert len(page.encode()) < 500_000
 
 
 def test_text_of_axes_is_readable_on_a_phone(page):

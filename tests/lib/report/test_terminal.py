@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lib.console import shown
-from lib.report.render import fitting_rows, shortened
+from lib.report.render import fitting_rows
 from lib.report.study import JudgedStudy, read_study
 from lib.report.terminal import to_terminal, training_text
 from tests.lib.report.documents import document_of
@@ -107,7 +107,3 @@ def test_a_title_is_cut_to_the_room_that_more_important_columns_leave() -> None:
     assert fitting_rows(columns, ["a", "title", "b"], 28)[1] == ("a title of…", "12345678", "1")
     assert fitting_rows(columns, ["a", "title", "b"], 32)[1] == (*columns["title"], "12345678")
     assert fitting_rows(columns, ["a", "title", "b"], None)[1][0] == columns["title"][0]
-
-
-def test_long_texts_are_cut() -> None:
-    assert shortened(["a title of a step", "short"], 9) == ["a title…", "short"]
