@@ -6,7 +6,6 @@ all symbols that they name, and the symbols that these depend on.
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from random import Random
@@ -15,11 +14,9 @@ from kconfiglib import BOOL, INT, Choice, Symbol, expr_items
 
 from gpt2.check.fields import fields_by_symbol
 from gpt2.config import StudyConfig
-from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree, value_text
-from lib.console import log
 from lib.env.options import EnvironmentConfig
 from lib.errors import ConfigError, Problem
 from lib.runner.slurm import SlurmOptions
@@ -49,16 +46,6 @@ _NAME = re.compile(r"[A-Z][A-Z0-9_]+")
 # Symbol → text of the value, as in a configuration file.
 Settings = dict[str, str]
 Rules = Callable[[Mapping[str, SymbolValue]], object]
-
-
-def randconfig(place: ConfigWorkspace, seed: int | None) -> None:
-    """Write a random .config, which is deterministic for a given seed and tree."""
-    number = int.from_bytes(os.urandom(4)) if seed is None else seed
-    tree = KconfigTree(place.root)
-    settings = random_settings(tree, place.rules, number)
-    layer = ConfigLayer.of("defconfig", f"randconfig SEED={number}", settings)
-    tree.write_config(place.resolve(tree, [layer]), place.config)
-    log("CONFIG", f"randconfig SEED={number} -> {place.config} ({len(settings)} symbols set)")
 
 
 def random_settings(tree: KconfigTree, rules: Rules, seed: int) -> Settings:

@@ -73,7 +73,6 @@ PYTHON               PATH           text       Use this interpreter, install not
 V                    0|1|2          0/1/2      Short lines; full commands; why a target is remade
 NO_COLOR             1              flag       No colours
 spec                 NAME[+FRAG]    text       The configuration, with fragments on top
-tree                 DIR            text       Folder of Kconfig and defconfigs, not this tree
 worker               y              flag       Train runs until none is free, without a table
 one-line             y              flag       Only the summary
 entity               NAME           text       W&B user or team
@@ -86,17 +85,17 @@ device               cpu            cpu/cuda   Default: a GPU if there is one
 # meaning. The docstring of the function is the help of the command. A - stands for what the Makefile
 # does alone, or for no variable.
 _COMMANDS = """
-constants        gpt2.configure:constants        tree                  Generate config.py from .config
+constants        gpt2.configure:constants        -                     Generate config.py from .config
 
 Configure
-menuconfig       gpt2.configure:menuconfig       tree                  Edit .config in a menu
-list-defconfigs  gpt2.configure:list_defconfigs  JSON tree             List the configurations of the tree
-defconfig        gpt2.configure:defconfig        <spec> SET DRY_RUN tree  Load one, with fragments on top, and SET="..."
-savedefconfig    gpt2.configure:savedefconfig    tree                  Write the non-default settings to defconfig
-olddefconfig     gpt2.configure:olddefconfig     tree                  Update an old .config to the current symbols
-randconfig       gpt2.configure:random           SEED tree             Write a random valid .config, small; SEED= repeats it
-diffconfig       gpt2.configure:diffconfig       <A> <B> JSON tree     List the differences of A= and B= (.config.old, .config)
-why              gpt2.configure:why              <SYM> SET STEPS JSON tree  Show the source of SYM='s value, and its dependencies
+menuconfig       gpt2.configure:menuconfig  -                     Edit .config in a menu
+list-defconfigs  gpt2.configure:list_defconfigs  JSON            List the configurations of the tree
+defconfig        gpt2.configure:defconfig        <spec> SET DRY_RUN  Load one, with fragments on top, and SET="..."
+savedefconfig    gpt2.configure:savedefconfig  -                     Write the non-default settings to defconfig
+olddefconfig     gpt2.configure:olddefconfig  -                     Update an old .config to the current symbols
+randconfig       gpt2.configure:random           SEED            Write a random valid .config, small; SEED= repeats it
+diffconfig       gpt2.configure:diffconfig       <A> <B> JSON    List the differences of A= and B= (.config.old, .config)
+why              gpt2.configure:why              <SYM> SET STEPS JSON  Show the source of SYM='s value, and its dependencies
 
 Run
 all              gpt2.running.commands:train     @plan @run RUNS CONTINUE DRY_RUN STRICT JSON worker  Train the runs of .config, print the table (the default)

@@ -21,5 +21,7 @@ def write_build(folder: Path, settings: Mapping[str, SymbolValue], *below: Confi
     """Write a configuration of ``settings`` on top of the layers ``below``; return ``folder``."""
     layers = [*below, ConfigLayer.of("defconfig", "test", settings)]
     place = ConfigWorkspace(ROOT, folder)
-    write_constants(_tree().write_config(layers, place.config), place)
+    resolution = _tree().resolve(layers)
+    _tree().write_config(resolution, place.config)
+    write_constants(resolution, place)
     return folder

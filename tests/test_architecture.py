@@ -18,9 +18,10 @@ from gpt2.attention import attention
 from gpt2.attention import reference as attention_reference
 from gpt2.config import Config
 from gpt2.mlp import activations, mlp
+from lib.config.check import definition_location, is_settable, prompt_node
 from lib.config.field import kconfig_fields
 from lib.config.registry import Registry
-from lib.config.tree import KconfigTree
+from lib.config.tree import KconfigTree, item_type
 from lib.optim import build as optimizers
 from lib.optim import reference as optim_reference
 from lib.optim.options import AdamwpruneOptions
@@ -214,7 +215,7 @@ def readers():
 
 
 def test_i3_every_symbol_is_read_once_and_every_field_has_one():
-    symbols = {s.name for s in KconfigTree().symbols() if not s.choice}
+    symbols = {s.name for s in KconfigTree().items() if is_settable(s)}
     unread = symbols - set(readers()) - PRESETS
     twice = {name: sorted(who) for name, who in readers().items() if len(who) > 1}
     unknown = {name: sorted(who) for name, who in readers().items() if name not in symbols}
@@ -223,13 +224,16 @@ def test_i3_every_symbol_is_read_once_and_every_field_has_one():
 
 def test_i3_every_symbol_has_help_a_default_and_bounds():
     incomplete = []
-    for symbol in KconfigTree().symbols():
-        if not symbol.help and not symbol.choice:
-            incomplete.append(f"{symbol.where}: {symbol.name} has no help")
-        if not symbol.has_default and not symbol.choice:
-            incomplete.append(f"{symbol.where}: {symbol.name} has no default")
-        if symbol.type == "int" and symbol.range is None:
-            incomplete.append(f"{symbol.where}: {symbol.name} has no range")
+    for item in filter(is_settable, KconfigTree().items()):
+        lacks = {
+            "a name": not item.name,
+            "help": not prompt_node(item).help,
+            "a default": not item.defaults,
+            "a range": item_type(item) == "int" and not item.ranges,
+            "a supported type": item_type(item) not in ("choice", "bool", "int", "string"),
+        }
+        where = f"{definition_location(item)}: {item.name}"
+        incomplete += [f"{where} has not {what}" for what, lacking in lacks.items() if lacking]
     assert incomplete == []
 
 

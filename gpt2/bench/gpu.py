@@ -87,7 +87,10 @@ def train_on_drawn_tokens(folder: Path, symbols: Symbols) -> float:
         **symbols,
     }
     place = ConfigWorkspace(ROOT, folder)
-    write_constants(KconfigTree().write_config(ratio_layers(changes), place.config), place)
+    tree = KconfigTree()
+    resolution = tree.resolve(ratio_layers(changes))
+    tree.write_config(resolution, place.config)
+    write_constants(resolution, place)
     plan = make_plan(config_layers(folder), folder, steps="baseline", seeds="1")
     (run,) = plan.runs
     check_data([run.config], folder)

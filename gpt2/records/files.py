@@ -24,7 +24,7 @@ from lib.config.field import SymbolValue, missing_symbol
 from lib.config.layers import ConfigLayer, to_kconfig_text
 from lib.config.private import private_digests, without_private
 from lib.config.registry import Registry
-from lib.config.tree import KconfigTree
+from lib.config.tree import KconfigTree, member_values
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
 from lib.gone import is_without_effect, removed_symbols
@@ -183,11 +183,11 @@ def _former_settings(record: RunRecord) -> Iterator[str]:
         for name, off in removed_symbols().items()
         if name in symbols and not is_without_effect(name, symbols[name])
     }
-    for info in _tree().symbols():
-        members = [member.removeprefix(f"{info.name}_").lower() for member in info.members]
-        value = symbols.get(info.name) if info.name in allowed_symbols() else None
-        if members and value and value not in members:
-            expected[info.name] = f"one of {', '.join(members)}"
+    for choice in _tree().kconf.unique_choices:
+        members = member_values(choice)
+        value = symbols.get(choice.name) if choice.name in allowed_symbols() else None
+        if value and value not in members:
+            expected[choice.name] = f"one of {', '.join(members)}"
     for name, others in expected.items():
         what = "which this version does not have"
         yield f"{name}: recorded value {symbols[name]}, {what} (expected {others})"

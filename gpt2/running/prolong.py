@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kconfiglib import Symbol
+
 from gpt2.config import Config
 from gpt2.records.files import (
     RunLookup,
@@ -138,8 +140,8 @@ def _changes(
     changed = {}
     for assignment in (a for layer in settings for a in layer.assignments):
         symbol = find_symbol(tree, assignment.name)
-        names = {symbol.name, symbol.choice} & identity_symbols() - {"SEED"}
-        value = symbol.choice or symbol.name
+        value = symbol.choice.name if isinstance(symbol, Symbol) and symbol.choice else symbol.name
+        names = {symbol.name, value} & identity_symbols() - {"SEED"}
         if names and plain.values[value] != config.values[value]:
             changed[assignment.name] = assignment.value
     return changed

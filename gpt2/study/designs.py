@@ -3,6 +3,7 @@
 A combination that is not configurable is left out, with the reason.
 """
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -10,16 +11,19 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from kconfiglib import INT, Choice, Symbol
 
 from gpt2.config import Config
 from gpt2.study.judgeable import grouped_by_text, unjudgeable
 from gpt2.study.resolve import resolve_config
+from lib.config.check import FIND_SYMBOL, is_settable
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
-from lib.config.tree import FIND_SYMBOL, KconfigTree, SymbolInfo
+from lib.config.tree import KconfigTree, member_values
 from lib.console import confirm
 from lib.errors import ConfigError, Problem
 from lib.runs.run import OFF, ON, RunVariant
@@ -36,6 +40,10 @@ class FactorLevel(NamedTuple):
     text: str
     slug: str
     delta: Mapping[str, SymbolValue]
+
+
+# The levels of one factor of a grid.
+Axis = Sequence[FactorLevel]
 
 
 class SweepCell(NamedTuple):
@@ -96,8 +104,8 @@ def combinations(
     if samples:
         cells = sample_cells(axes, samples, base.seed)
     else:
-        _confirm(math.prod(len(axis.levels) for axis in axes), yes)
-        cells = grid(axes, where)
+        _confirm(math.prod(map(len, axes)), yes)
+        cells = grid(axes)
     resolved = resolve_grid(tree, layers, cells, partial(_resolve, tree, layers, where), where)
     return resolved._replace(block=grouped_by_text(resolved.block))
 
@@ -132,43 +140,44 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
-def find_symbol(tree: KconfigTree, name: str) -> SymbolInfo:
+def find_symbol(tree: KconfigTree, name: str) -> Symbol | Choice:
     """Return the settable symbol or choice. Raises ConfigError if there is none."""
-    info = next((info for info in tree.symbols() if info.name == name), None)
-    if info is None:
-        what, code = "is derived and cannot be set", "config.not-settable"
-        if tree.find(name) is None:
-            what, code = tree.unknown_symbol(name)
-        raise ConfigError(Problem(f"{name}: {what}", next=FIND_SYMBOL, code=code))
-    return info
+    item = tree.find(name)
+    if item is not None and is_settable(item):
+        return item
+    what, code = "is derived and cannot be set", "config.not-settable"
+    if item is None:
+        what, code = tree.unknown_symbol(name)
+    raise ConfigError(Problem(f"{name}: {what}", next=FIND_SYMBOL, code=code))
 
 
-def _find_factor(tree: KconfigTree, name: str) -> SymbolInfo:
+def _factors(
+    tree: KconfigTree, text: str, where: str, parse: Callable[[KconfigTree, str], Axis]
+) -> tuple[list[Axis], list[Problem]]:
+    """Return the levels of each axis or feature in ``text``, and the problems, at ``where``."""
+    factors, problems = list[Axis](), []
+    for word in text.split():
+        try:
+            factors.append(parse(tree, word))
+        except ConfigError as error:
+            problems += [replace(problem, where=where) for problem in error.problems]
+    if not factors and not problems:
+        problems.append(Problem("expected at least one NAME", where, code="design.empty"))
+    names = dict(Counter(levels[0].factor for levels in factors))
+    for levels in factors:
+        slugs = Counter(level.slug for level in levels)
+        names |= {f"{levels[0].factor}: value {slug}": count for slug, count in slugs.items()}
+    repeated = [name for name, count in names.items() if count > 1]
+    problems += [Problem(f"duplicate {name}", where, code="design.duplicate") for name in repeated]
+    return factors, problems
+
+
+def _find_factor(tree: KconfigTree, name: str) -> Symbol | Choice:
     """Return the symbol or choice of an axis or a feature: every variant is trained with each seed."""
     if name == "SEED":
         what = "SEED: not supported as an axis or a feature"
         raise ConfigError(Problem(what, next="type: make SEEDS=1,2,3", code="design.seed-axis"))
     return find_symbol(tree, name)
-
-
-F = TypeVar("F")
-
-
-def _parsed(
-    text: str, where: str, kind: str, parse: Callable[[str], F], name_of: Callable[[F], str]
-) -> tuple[list[F], list[Problem]]:
-    """Return the axes or features in ``text``, and the problems of the others, at ``where``."""
-    factors, problems = [], []
-    for word in text.split():
-        try:
-            factors.append(parse(word))
-        except ConfigError as error:
-            problems += [replace(problem, where=where) for problem in error.problems]
-    if not factors and not problems:
-        problems.append(Problem(f"no {kind} given", where, code="design.empty"))
-    repeated = [name for name, n in Counter(map(name_of, factors)).items() if n > 1]
-    what = [f"duplicate {kind} {name}" for name in repeated]
-    return factors, problems + [Problem(w, where, code="design.duplicate") for w in what]
 
 
 # Axes of a matrix or a sweep: ``NAME=value,value``, or a numeric range.
@@ -177,126 +186,82 @@ def _parsed(
 #     LEARNING_RATE=1e-4,3e-4     values of any symbol
 #     LEARNING_RATE=log:1e-4:1e-2:5   five values, evenly spaced in the logarithm
 #     DROPOUT=lin:0:0.3:4         four values, evenly spaced
-#
-# A range without the last number is continuous and can only be sampled.
 
-_RANGE = re.compile(r"(lin|log):([^:]+):([^:]+)(?::([0-9]+))?")
+_RANGE = re.compile(r"(lin|log):([^:]+):([^:]+):([0-9]+)")
 # Enough to distinguish points of a sweep, and short enough for a folder name.
 _DIGITS = 3
-# Sampling stops after this many consecutive duplicate draws.
-_MAX_DUPLICATE_DRAWS = 1000
 
 
-@dataclass(frozen=True)
-class SweepAxis:
-    """Symbol or choice with its levels, or with the continuum to sample levels from."""
-
-    name: str
-    levels: Sequence[FactorLevel]
-    # The value at a fraction (0 to 1) of a range without a count.
-    continuum: Callable[[float], str] | None = None
-
-    def draw(self, source: random.Random) -> FactorLevel:
-        """Return one random level."""
-        if self.continuum is None:
-            return source.choice(self.levels)
-        return _level(self.name, self.continuum(source.random()))
-
-
-def parse_axes(tree: KconfigTree, text: str, where: str) -> list[SweepAxis]:
-    """Parse the axes in ``text``; ``where`` is the location shown in errors.
+def parse_axes(tree: KconfigTree, text: str, where: str) -> list[Axis]:
+    """Return the levels of each axis in ``text``; ``where`` is the location shown in errors.
 
     Raises ConfigError with every unknown name, malformed value and duplicate.
     """
-    axes, problems = _parsed(
-        text, where, "axis", lambda word: _axis(tree, word), lambda axis: axis.name
-    )
-    for axis in axes:
-        counts = Counter(level.slug for level in axis.levels)
-        what = [f"{axis.name}: duplicate value {name}" for name, n in counts.items() if n > 1]
-        problems += [Problem(w, where, code="design.duplicate") for w in what]
+    axes, problems = _factors(tree, text, where, _axis)
     if problems:
         raise ConfigError(*problems)
     return axes
 
 
-def _axis(tree: KconfigTree, word: str) -> SweepAxis:
+def _axis(tree: KconfigTree, word: str) -> Axis:
     name, equals, text = word.partition("=")
     name = name.removeprefix("CONFIG_")
     values = text.split(",")
     if not equals or "" in values:
         what = f"malformed axis {word!r} (expected NAME=value,value)"
         raise ConfigError(Problem(what, code="design.malformed-axis"))
-    info = _find_factor(tree, name)
-    if info.type == "choice":
-        members = {m.removeprefix(f"{name}_").lower(): m for m in info.members}
+    item = _find_factor(tree, name)
+    if isinstance(item, Choice):
+        members = member_values(item)
         if unknown := [value for value in values if value not in members]:
             what = f"{name}: {unknown[0]!r} is not one of {', '.join(members)}"
             raise ConfigError(Problem(what, code="config.invalid-value"))
-        levels = [FactorLevel(name, v, slug(v), {members[v]: True}) for v in values]
-        return SweepAxis(name, levels)
+        return [FactorLevel(name, v, slug(v), {members[v].name: True}) for v in values]
     if text.startswith(("lin:", "log:")):
-        return _range(name, text, info.type == "int")
-    return SweepAxis(name, [_level(name, value) for value in values])
+        values = _range(name, text, item.orig_type is INT)
+    return [FactorLevel(name, v, slug(f"{name}-{v}"), {name: v}) for v in values]
 
 
-def _level(name: str, value: str) -> FactorLevel:
-    return FactorLevel(name, value, slug(f"{name}-{value}"), {name: value})
-
-
-def _range(name: str, text: str, whole: bool) -> SweepAxis:
-    def require(valid: bool, expected: str) -> None:
+def _range(name: str, text: str, whole: bool) -> list[str]:
+    """Return the values of a range. Raises ConfigError if it is invalid."""
+    match = _RANGE.fullmatch(text)
+    low = high = math.nan
+    with contextlib.suppress(ValueError):
+        low, high = map(float, match.group(2, 3)) if match else (low, high)
+    count = int(match[4]) if match else 0
+    for valid, expected in (
+        (match, "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT"),
+        (math.isfinite(low) and math.isfinite(high), "finite numbers"),
+        (low < high, "LOW < HIGH"),
+        (low > 0 or text.startswith("lin"), "LOW > 0"),
+        (count >= 2, "COUNT of at least 2"),
+    ):
         if not valid:
             what = f"{name}: invalid range {text!r} (expected {expected})"
             raise ConfigError(Problem(what, code="design.invalid-range"))
-
-    match = _RANGE.fullmatch(text)
-    require(bool(match), "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
-    assert match is not None
-    kind, *ends, count = match.groups()
-    try:
-        low, high = map(float, ends)
-    except ValueError:
-        low = high = math.nan
-    require(math.isfinite(low) and math.isfinite(high), "finite numbers")
-    require(low < high, "LOW < HIGH")
-    require(low > 0 or kind == "lin", "LOW > 0")
-
-    def value_at(share: float) -> str:
-        number = low + (high - low) * share if kind == "lin" else low * (high / low) ** share
-        return str(round(number)) if whole else f"{number:.{_DIGITS}g}"
-
-    if count is None:
-        return SweepAxis(name, (), value_at)
-    points = int(count)
-    require(points >= 2, "COUNT of at least 2")
-    return SweepAxis(name, [_level(name, value_at(i / (points - 1))) for i in range(points)])
+    shares = (i / (count - 1) for i in range(count))
+    numbers = [
+        low + (high - low) * share if text.startswith("lin") else low * (high / low) ** share
+        for share in shares
+    ]
+    return [str(round(number)) if whole else f"{number:.{_DIGITS}g}" for number in numbers]
 
 
-def grid(axes: Sequence[SweepAxis], where: str) -> list[SweepCell]:
-    """Return the cross product, the last axis fastest.
-
-    Raises ConfigError for a range without a count.
-    """
-    continuous = [axis.name for axis in axes if axis.continuum]
-    if continuous:
-        what = f"{continuous[0]}: range without a count"
-        advice = "add a count, such as log:1e-4:1e-2:5, or set SAMPLES=n"
-        raise ConfigError(Problem(what, where, advice, code="design.continuous-axis"))
-    return [_grid_cell(levels) for levels in itertools.product(*(axis.levels for axis in axes))]
+def grid(axes: Sequence[Axis]) -> list[SweepCell]:
+    """Return the cross product, the last axis fastest."""
+    return [_grid_cell(levels) for levels in itertools.product(*axes)]
 
 
-def sample_cells(axes: Sequence[SweepAxis], count: int, seed: int) -> list[SweepCell]:
-    """Return ``count`` distinct random cells, or fewer if the grid is smaller.
+def sample_cells(axes: Sequence[Axis], count: int, seed: int) -> list[SweepCell]:
+    """Return ``count`` distinct random cells, or all cells if there are fewer.
 
     A sample of n is a prefix of any longer sample with the same seed, so a sweep can be extended.
     """
     source = random.Random(seed)
     cells: dict[str, SweepCell] = {}
-    duplicates = 0
-    while len(cells) < count and duplicates < _MAX_DUPLICATE_DRAWS:
-        drawn = _grid_cell([axis.draw(source) for axis in axes])
-        duplicates = duplicates + 1 if drawn.slug in cells else 0
+    count = min(count, math.prod(map(len, axes)))
+    while len(cells) < count:
+        drawn = _grid_cell([source.choice(levels) for levels in axes])
         cells.setdefault(drawn.slug, drawn)
     return list(cells.values())
 
@@ -323,9 +288,8 @@ def parse_features(
     Raises ConfigError for an unknown symbol, a duplicate feature, or a feature that the base
     already enables (leaving it out would change nothing).
     """
-    features, problems = _parsed(
-        text, where, "feature", lambda word: _feature(tree, word), lambda feature: feature.factor
-    )
+    factors, problems = _factors(tree, text, where, _feature)
+    features = [level for levels in factors for level in levels]
     values = tree.resolve(base).values
     for feature in features:
         try:
@@ -341,7 +305,7 @@ def parse_features(
     return features
 
 
-def _feature(tree: KconfigTree, word: str) -> FactorLevel:
+def _feature(tree: KconfigTree, word: str) -> Axis:
     delta: dict[str, SymbolValue] = {}
     for part in word.split("+"):
         name, equals, value = part.partition("=")
@@ -349,13 +313,14 @@ def _feature(tree: KconfigTree, word: str) -> FactorLevel:
         if not name or (equals and not value):
             what = f"malformed feature {word!r} (expected NAME or NAME=value, joined by +)"
             raise ConfigError(Problem(what, code="design.malformed-feature"))
-        info = _find_factor(tree, name)
-        if info.type == "choice":
-            what = f"{name}: is a choice (expected one of {', '.join(info.members)})"
+        item = _find_factor(tree, name)
+        if isinstance(item, Choice):
+            members = ", ".join(member.name for member in item.syms)
+            what = f"{name}: is a choice (expected one of {members})"
             raise ConfigError(Problem(what, code="config.not-settable"))
         delta[name] = value if equals else True
     first = next(iter(delta))
-    return FactorLevel(first, ON, slug(first), delta)
+    return [FactorLevel(first, ON, slug(first), delta)]
 
 
 def design_cells(design: str, features: Sequence[FactorLevel]) -> list[SweepCell]:

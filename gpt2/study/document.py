@@ -10,13 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kconfiglib import Choice
+
 from gpt2.config import Config
 from gpt2.study.plan import Plan
 from gpt2.training.budget import run_budget
 from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
 from lib.config.private import PRIVATE_SYMBOLS
-from lib.config.tree import KconfigTree, describe_symbol
+from lib.config.tree import KconfigTree, member_values
 from lib.errors import ConfigError, Problem
 from lib.report.columns import loss_cell
 from lib.report.figures import FIGURES_FOLDER, write_figures
@@ -143,8 +145,8 @@ def members_set(settings: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
     tree, assigned = KconfigTree(), dict[str, SymbolValue]()
     for name, value in settings.items():
         item = tree.find(name)
-        members = describe_symbol(item).members if item is not None else ()
-        chosen = [m for m in members if value in (m.lower(), m.removeprefix(f"{name}_").lower())]
+        members = member_values(item) if isinstance(item, Choice) else {}
+        chosen = [m.name for word, m in members.items() if value in (m.name.lower(), word)]
         assigned |= dict.fromkeys(chosen, True) if chosen else {name: value}
     return assigned
 

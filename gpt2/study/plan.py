@@ -20,7 +20,7 @@ from gpt2.study.looks import AUTO_SEEDS, AutoSeeds, auto_seeds, verdict_plan
 from gpt2.study.resolve import resolve_config, resolve_study
 from gpt2.study.step import Study
 from gpt2.study.study_file import AA, AGAIN, study_of
-from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
+from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
 from lib.config.field import WHOLE_NUMBER, SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -132,7 +132,7 @@ def config_layers(build_dir: Path) -> list[ConfigLayer]:
 
     Raises ConfigError if ``.config`` or ``config.py`` is missing, or ``config.py`` is stale or edited.
     """
-    return [constants_layer(ConfigWorkspace(ROOT, build_dir))]
+    return [ConfigWorkspace(ROOT, build_dir).layer]
 
 
 def step_layers(build_dir: Path, settings: Sequence[ConfigLayer]) -> list[ConfigLayer]:

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import kconfiglib
 from kconfiglib import AND, BOOL, INT, NOT, STRING, Choice, Kconfig, Symbol
@@ -13,12 +13,13 @@ from lib.config.layers import Assignment, ConfigLayer
 from lib.errors import Problem, nearest
 from lib.gone import gone, is_without_effect
 
+# What to type if the name of a symbol is unknown.
+FIND_SYMBOL = "type: make menuconfig, where / finds symbols"
 # A symbol, a choice, or kconfiglib's tuple of operator and operands.
 Expression = Any
-SymbolOrChoice: TypeAlias = Symbol | Choice
 
 
-def requirements(item: SymbolOrChoice) -> list[Expression]:
+def requirements(item: Symbol | Choice) -> list[Expression]:
     """Return the conditions for setting ``item``; a choice is replaced by its conditions."""
     conditions = [node.prompt[1] for node in item.nodes if node.prompt]
     met = [condition for condition in conditions if kconfiglib.expr_value(condition)]
@@ -31,7 +32,7 @@ def requirements(item: SymbolOrChoice) -> list[Expression]:
     return list(dict.fromkeys(clauses))
 
 
-def unmet_requirements_text(item: SymbolOrChoice) -> str:
+def unmet_requirements_text(item: Symbol | Choice) -> str:
     """Return why ``item`` cannot be set, such as ``needs LATENT=y (currently n)``."""
     false = (c for c in requirements(item) if not kconfiglib.expr_value(c))
     return "needs " + "; ".join(f"{condition_text(c)} ({_why_false(c)})" for c in false)
@@ -114,14 +115,14 @@ def is_settable(item: Symbol | Choice) -> bool:
     return any(node.prompt for node in item.nodes)
 
 
-def has_assigned_value(symbol: Symbol, assignment: Assignment) -> bool:
-    """Return whether the symbol currently has the assigned value."""
-    return bool(symbol.str_value == assignment.value)
+def prompt_node(item: Symbol | Choice) -> Any:
+    """Return the definition that carries the prompt, or the first one."""
+    return next((node for node in item.nodes if node.prompt), item.nodes[0])
 
 
 def definition_location(item: Symbol | Choice) -> str:
     """Return ``file:line`` of the definition that carries the prompt."""
-    node = next((n for n in item.nodes if n.prompt), item.nodes[0])
+    node = prompt_node(item)
     return f"{node.filename}:{node.linenr}"
 
 
@@ -163,7 +164,7 @@ def validate_effect(
         symbol = kconf.syms[assignment.name]
         # The constant of an unavailable integer is 0, although it has no value.
         is_absent = layer.label == "constants" and not symbol.str_value and assignment.value == "0"
-        if not is_absent and not has_assigned_value(symbol, assignment):
+        if not is_absent and symbol.str_value != assignment.value:
             stale = not symbol.visibility
             yield _finding(layer, assignment, failure_reason(symbol, assignment), stale)
 
@@ -191,8 +192,14 @@ def _finding(
     layer: ConfigLayer, assignment: Assignment, failure: FailureReason, stale: bool
 ) -> AssignmentFailure:
     what = f"{assignment.name}={assignment.value}: {failure.what}"
-    problem = Problem(what, assignment.where, code=failure.code)
-    return AssignmentFailure(assignment, problem, stale and layer.is_full)
+    stale = stale and layer.is_full
+    advice = f"type: make why SYM={assignment.name}"
+    if stale:
+        advice = "type: make olddefconfig, which drops lines that no longer apply"
+    elif failure.code in ("config.unknown-symbol", "config.gone"):
+        advice = FIND_SYMBOL
+    problem = Problem(what, assignment.where, advice, code=failure.code)
+    return AssignmentFailure(assignment, problem, stale)
 
 
 def _unknown(kconf: Kconfig, assignment: Assignment) -> FailureReason:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +13,8 @@ from typing import TypedDict
 
 from lib.config.field import SymbolValue
 from lib.config.layers import (
-    Assignment,
     ConfigLayer,
-    OriginEntry,
     ResolvedConfig,
-    ValueOrigin,
     parse_command_line_settings,
     read_file,
     read_origins,
@@ -34,8 +31,6 @@ class ConfigWorkspace:
 
     root: Path
     build: Path
-    # Checks that Kconfig cannot express (floats, rules across symbols); raises ConfigError.
-    rules: Callable[[Mapping[str, SymbolValue]], object] = dict
 
     @property
     def config(self) -> Path:
@@ -47,9 +42,14 @@ class ConfigWorkspace:
         """Return the path of the constants that are generated from the configuration file."""
         return self.build / "config.py"
 
-    def resolve(self, tree: KconfigTree, layers: Sequence[ConfigLayer]) -> ResolvedConfig:
-        """Resolve ``layers`` and check the rules. Raises ConfigError with the offending lines."""
-        return tree.checked(layers, self.rules)[0]
+    @property
+    def layer(self) -> ConfigLayer:
+        """Return the full configuration as one layer, with the symbols that are at defaults.
+
+        Raises ConfigError like ``read_constants``.
+        """
+        read_constants(self)
+        return _full_layer(self.config)
 
 
 def read_config(path: Path) -> ConfigLayer:
@@ -69,51 +69,36 @@ def resolve_config(tree: KconfigTree, path: Path, *layers: ConfigLayer) -> Resol
 
     A line of the file that was changed since ``.config`` was written has the label "edited".
     """
-    config = dataclasses.replace(read_config(path), defaults=_recorded_defaults(path))
-    return with_origins(tree, tree.resolve([config, *layers]), path)
+    return with_origins(tree, tree.resolve([_full_layer(path), *layers]), path)
 
 
-def _recorded_defaults(config: Path) -> frozenset[str]:
-    """Return the symbols and choices that were at their defaults when ``config`` was written."""
-    records = read_origins(config) or {}
-    return frozenset(name for name, record in records.items() if record["label"] == "default")
+def _full_layer(path: Path) -> ConfigLayer:
+    """Return ``.config`` with the symbols and choices that were at defaults when it was written."""
+    records = read_origins(path) or {}
+    defaults = frozenset(name for name, record in records.items() if record["label"] == "default")
+    return dataclasses.replace(read_config(path), defaults=defaults)
 
 
 def with_origins(tree: KconfigTree, resolution: ResolvedConfig, path: Path) -> ResolvedConfig:
-    """Return ``resolution`` with the origins recorded beside ``path``.
-
-    ``tree`` must have resolved ``resolution`` last.
-    """
+    """Return ``resolution``, which ``tree`` resolved last, with the origins recorded beside ``path``."""
     records = read_origins(path)
     if records is None:
         return resolution
-    origins = {
-        name: _first_origin(
-            tree, origin, to_kconfig_text(resolution.values[name]), records.get(name), name
-        )
-        for name, origin in resolution.origins.items()
-    }
-    return dataclasses.replace(resolution, origins=origins)
-
-
-def _first_origin(
-    tree: KconfigTree,
-    origin: ValueOrigin | None,
-    value: str,
-    record: OriginEntry | None,
-    name: str,
-) -> ValueOrigin | None:
-    if origin is None or origin.label != "config":
-        return origin
-    if record is None or record["value"] != value:
-        return dataclasses.replace(origin, label="edited")
-    if record["label"] == "default":
-        item = tree.find(name)
+    origins = dict(resolution.origins)
+    for name, origin in resolution.origins.items():
+        if origin is None or origin.label != "config":
+            continue
+        record, value = records.get(name), to_kconfig_text(resolution.values[name])
+        if record is None or record["value"] != value:
+            origins[name] = dataclasses.replace(origin, label="edited")
+            continue
+        label, item = record["label"], tree.find(name)
         assert item is not None, name
-        if tree.default(item) == value:
-            return None
-        return dataclasses.replace(origin, label="former default", where=record["where"])
-    return dataclasses.replace(origin, label=record["label"], where=record["where"])
+        if label == "default":
+            label = "" if tree.default(item) == value else "former default"
+        source = dataclasses.replace(origin, label=label, where=record["where"])
+        origins[name] = source if label else None
+    return dataclasses.replace(resolution, origins=origins)
 
 
 # The generated ``config.py``: one ``NAME = literal`` per line, parsed as data, never imported. Its
@@ -126,7 +111,6 @@ _HEADER = """\
 """
 _DIGESTS = "# SHA-256 of .config {}, of the lines below {}\n"
 _DIGEST_LINE = re.compile(_DIGESTS.strip().replace("{}", "([0-9a-f]{64})"))
-_CONFIG_LINE = re.compile(r"(?:# )?CONFIG_(\w+)(?:=| is not set)")
 
 
 def write_constants(resolution: ResolvedConfig, place: ConfigWorkspace) -> None:
@@ -148,7 +132,7 @@ def read_constants(place: ConfigWorkspace) -> dict[str, SymbolValue]:
     values, digest = read_generated(place)
     if digest != sha256_file(place.config):
         what = f"stale, {place.config} has changed since (expected the same content)"
-        problem = Problem(what, str(place.config_py), _advice(place), code="config.stale")
+        problem = Problem(what, str(place.config_py), _regenerate(place), code="config.stale")
         raise ConfigError(problem)
     return values
 
@@ -164,13 +148,11 @@ def read_generated(place: ConfigWorkspace) -> tuple[dict[str, SymbolValue], str]
     try:
         with open(path, encoding="utf-8", opener=regular_file) as stream:
             text = stream.read()
-    except FileNotFoundError:
-        advice = _advice(place)
-        problem = Problem("not generated yet", str(path), advice, code="config.missing")
-        raise ConfigError(problem) from None
     except OSError as error:
-        what, advice = f"unreadable: {error.strerror}", _advice(place)
-        raise ConfigError(Problem(what, str(path), advice, code="config.unreadable")) from None
+        absent = isinstance(error, FileNotFoundError)
+        what = "not generated yet" if absent else f"unreadable: {error.strerror}"
+        code = f"config.{'missing' if absent else 'unreadable'}"
+        raise ConfigError(Problem(what, str(path), _regenerate(place), code=code)) from None
     except UnicodeDecodeError:
         raise _damaged(place, 1) from None
     values: dict[str, SymbolValue] = {}
@@ -184,25 +166,10 @@ def read_generated(place: ConfigWorkspace) -> tuple[dict[str, SymbolValue], str]
     header, _, lines = text.removeprefix(_HEADER).partition("\n")
     digests = _DIGEST_LINE.fullmatch(header)
     if digests is None or digests[2] != sha256(lines.encode()).hexdigest():
-        raise _edited(place, values)
+        what = f"edited (expected the lines that make generated; {place.config} is to be changed)"
+        advice = _regenerate(place, "rm")
+        raise ConfigError(Problem(what, str(path), advice, code="config.edited"))
     return values, digests[1]
-
-
-def constants_layer(place: ConfigWorkspace) -> ConfigLayer:
-    """Return the values of ``config.py`` as one layer, located at the lines of ``.config``.
-
-    Raises ConfigError like ``read_constants``.
-    """
-    values = read_constants(place)
-    matches = map(_CONFIG_LINE.match, place.config.read_text(encoding="utf-8").split("\n"))
-    lines = {match[1]: number for number, match in enumerate(matches, 1) if match}
-    assignments = []
-    for name, value in values.items():
-        # The members of a choice may have names without its prefix.
-        line = lines.get(name) or lines.get(_member(name, value)) or lines.get(str(value).upper())
-        where = f"{place.config}:{line}" if line else str(place.config)
-        assignments.append(Assignment(name, to_kconfig_text(value), where))
-    return ConfigLayer("constants", tuple(assignments), (), _recorded_defaults(place.config))
 
 
 def _literal(text: str, place: ConfigWorkspace, line: int) -> SymbolValue:
@@ -219,33 +186,14 @@ def _literal(text: str, place: ConfigWorkspace, line: int) -> SymbolValue:
 def _damaged(place: ConfigWorkspace, line: int) -> ConfigError:
     what = "damaged (expected NAME = literal, as generated by make)"
     where = f"{place.config_py}:{line}"
-    return ConfigError(Problem(what, where, _advice(place, "rm"), code="config.damaged"))
-
-
-def _edited(place: ConfigWorkspace, values: Mapping[str, SymbolValue]) -> ConfigError:
-    """Return the error of an edited ``config.py``, with the values that differ from ``.config``."""
-    lines = {a.name: a.value for a in read_config(place.config).assignments}
-    texts = [(name, to_kconfig_text(v), _line(lines, name, v)) for name, v in values.items()]
-    changes = [
-        f"{name}={text} (expected {line}, as in {place.config})"
-        for name, text, line in texts
-        if line is not None and line != text
-    ]
-    what = "edited (expected the lines that make generated)" + "".join(f"; {c}" for c in changes)
-    advice = f"change {place.config} instead (make menuconfig), then {_regenerate(place, 'rm')}"
-    return ConfigError(Problem(what, str(place.config_py), advice, code="config.edited"))
-
-
-def _advice(place: ConfigWorkspace, first: str = "") -> str:
-    """Return the advice to run the command that generates ``config.py``."""
-    return f"type: {_regenerate(place, first)}"
+    return ConfigError(Problem(what, where, _regenerate(place, "rm"), code="config.damaged"))
 
 
 def _regenerate(place: ConfigWorkspace, first: str = "") -> str:
     """Return the command that generates ``config.py``, after removing it if ``first`` is rm."""
     path = shlex.quote(str(place.config_py))
     options = "" if place.build == Path() else f" O={shlex.quote(str(place.build))}"
-    return f"{f'rm {path}; ' if first else ''}make{options} {path}"
+    return f"type: {f'rm {path}; ' if first else ''}make{options} {path}"
 
 
 # Configurations that ship with the tree (defconfigs) and fragments to combine with them.

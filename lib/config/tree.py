@@ -1,4 +1,4 @@
-"""Descriptions of every symbol and choice that a user can set."""
+"""The parsed Kconfig files, which resolve layers of assignments to a configuration."""
 
 import dataclasses
 import os
@@ -6,28 +6,16 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kconfiglib import (
-    BOOL,
-    INT,
-    STRING,
-    TYPE_TO_STR,
-    Choice,
-    Kconfig,
-    KconfigError,
-    Symbol,
-    expr_value,
-)
+from kconfiglib import BOOL, INT, TYPE_TO_STR, Choice, Kconfig, KconfigError, Symbol, expr_value
 
 from lib.config.check import (
     AssignmentFailure,
     FailureReason,
     definition_location,
     failure_reason,
-    has_assigned_value,
     is_settable,
     unknown_symbol,
     validate_effect,
@@ -47,74 +35,31 @@ from lib.files import write_atomic
 from lib.project import ROOT
 
 
-@dataclass(frozen=True)
-class SymbolInfo:
-    """One symbol with a prompt, or one choice (``type`` "choice", with its ``members``)."""
-
-    name: str
-    # bool, int, string or choice.
-    type: str
-    prompt: str
-    help: str
-    # Lower and upper bound as written (numbers or symbol names), None without a range.
-    range: tuple[str, str] | None
-    # Whether Kconfig declares a default; a bool without one defaults to n.
-    has_default: bool
-    # file:line of the definition that carries the prompt.
-    where: str
-    # Name of the choice that contains the symbol, or "".
-    choice: str
-    members: tuple[str, ...] = ()
-
-
-def describe_symbols(kconf: Kconfig) -> list[SymbolInfo]:
-    """Return every choice and every symbol with a prompt, in the order of the Kconfig files."""
-    choices = [describe_symbol(choice) for choice in kconf.unique_choices]
-    return choices + [describe_symbol(s) for s in kconf.unique_defined_syms if is_settable(s)]
-
-
-def describe_symbol(item: Symbol | Choice) -> SymbolInfo:
-    """Return the static description of a symbol or choice; a missing prompt or help is ""."""
-    is_choice = isinstance(item, Choice)
-    bounds = [] if is_choice else item.ranges
-    node = next((n for n in item.nodes if n.prompt), item.nodes[0])
-    return SymbolInfo(
-        name=item.name,
-        type="choice" if is_choice else TYPE_TO_STR[item.orig_type],
-        prompt=node.prompt[0] if node.prompt else "",
-        help=(node.help or "").strip(),
-        range=(bounds[0][0].name, bounds[0][1].name) if bounds else None,
-        has_default=bool(item.defaults),
-        where=definition_location(item),
-        choice="" if is_choice or item.choice is None else item.choice.name,
-        members=tuple(member.name for member in item.syms) if is_choice else (),
-    )
+def member_values(choice: Choice) -> dict[str, Symbol]:
+    """Return the members by the value of the choice: the name in lower case, without CHOICE_."""
+    return {member.name.removeprefix(f"{choice.name}_").lower(): member for member in choice.syms}
 
 
 def value_text(item: Symbol | Choice) -> str:
-    """Return the value as text; a choice's value is its member in lower case, without CHOICE_."""
+    """Return the value as text; "" for a choice that is not available."""
     if isinstance(item, Symbol):
         return str(item.str_value)
-    if item.selection is None:
-        return ""
-    return _member_value(item, item.selection)
+    return next((v for v, member in member_values(item).items() if member is item.selection), "")
 
 
-def _member_value(choice: Choice, member: Symbol) -> str:
-    return str(member.name.removeprefix(f"{choice.name}_").lower())
+def item_type(item: Symbol | Choice) -> str:
+    """Return choice, bool, int or string."""
+    return "choice" if isinstance(item, Choice) else str(TYPE_TO_STR[item.orig_type])
 
 
-def typed_value(item: Symbol | Choice) -> bool | int | str:
+def typed_value(item: Symbol | Choice) -> SymbolValue:
     """Return the value with its Python type; an unavailable int is 0."""
     text = value_text(item)
     if isinstance(item, Choice):
         return text
     if item.orig_type is BOOL:
         return text == "y"
-    return int(text or 0) if TYPE_TO_STR[item.orig_type] == "int" else text
-
-
-# Rendering of kconfiglib's configuration text and atomic writes of ``.config``.
+    return int(text or 0) if item.orig_type is INT else text
 
 
 def capture_text(write: Callable[[str], str]) -> str:
@@ -145,12 +90,6 @@ def save_config(path: Path, text: str) -> bool:
     return True
 
 
-# Parser of a tree's Kconfig files, isolated from the environment; rejects every parser warning.
-
-
-# What to type if the name of a symbol is unknown.
-FIND_SYMBOL = "type: make menuconfig, where / finds symbols"
-
 HEADER = """\
 #
 # Kablate configuration, in full. Change it with make menuconfig, or load another
@@ -169,10 +108,6 @@ class AtomicKconfig(Kconfig):
         """Return the full ``.config`` text of the current values."""
         return capture_text(super().write_config)
 
-    def minimal_text(self) -> str:
-        """Return the settings that differ from their defaults, in savedefconfig format."""
-        return capture_text(lambda path: self.write_min_config(path, header=""))
-
     def write_config(
         self,
         filename: str | None = None,
@@ -187,10 +122,10 @@ class AtomicKconfig(Kconfig):
 
 
 def load_kconfig(root: Path) -> AtomicKconfig:
-    """Parse ``root/Kconfig`` and every file that it sources.
+    """Parse ``root/Kconfig`` and every file that it sources; the environment has no effect.
 
-    Raises ConfigError on a syntax error, an undefined symbol in a condition, any other parser
-    warning, and unsupported constructs (tristate, hex, a choice without a name).
+    Raises ConfigError on a syntax error and on every warning of the parser, such as that of an
+    undefined symbol in a condition.
     """
     with _environment(
         srctree=str(root.resolve()),
@@ -202,15 +137,13 @@ def load_kconfig(root: Path) -> AtomicKconfig:
         try:
             kconf = AtomicKconfig("Kconfig", warn_to_stderr=False)
         except OSError as error:
-            problem = Problem(
-                "cannot read the Kconfig files", str(error), code="kconfig.unreadable"
-            )
-            raise ConfigError(problem) from None
+            what = "cannot read the Kconfig files"
+            raise ConfigError(Problem(what, str(error), code="kconfig.unreadable")) from None
         except KconfigError as error:
             problem = Problem(str(error).strip(), code="kconfig.syntax-error")
             raise ConfigError(problem) from None
-    problems = [_from_warning(text) for text in kconf.warnings] + list(_unsupported(kconf))
-    if problems:
+    if kconf.warnings:
+        problems = (Problem(text.strip(), code="kconfig.warning") for text in kconf.warnings)
         raise ConfigError(*problems)
     return kconf
 
@@ -228,36 +161,7 @@ def _environment(**variables: str) -> Iterator[None]:
         os.environ.update(saved)
 
 
-def _from_warning(text: str) -> Problem:
-    text = text.removeprefix("warning: ")
-    undefined = re.match(r"undefined symbol (\w+):", text)
-    if not undefined:
-        return Problem(text, code="kconfig.warning")
-    where = ", ".join(re.findall(r"Referenced at (\S+:\d+)", text))
-    what = f"{undefined.group(1)}: undefined symbol"
-    return Problem(what, where, code="kconfig.undefined-symbol")
-
-
-def _unsupported(kconf: Kconfig) -> Iterator[Problem]:
-    for symbol in kconf.unique_defined_syms:
-        if symbol.orig_type not in (BOOL, INT, STRING):
-            what = f"{symbol.name}: unsupported type {TYPE_TO_STR[symbol.orig_type]}"
-            yield Problem(what, definition_location(symbol), code="kconfig.unsupported-type")
-    for choice in kconf.unique_choices:
-        if choice.name is None:
-            yield Problem(
-                "choice without a name", definition_location(choice), code="kconfig.unnamed-choice"
-            )
-        elif choice.name in kconf.syms and kconf.syms[choice.name].nodes:
-            what = f"{choice.name}: name of both a choice and a symbol"
-            yield Problem(what, definition_location(choice), code="kconfig.duplicate-name")
-
-
-# A parsed Kconfig tree that resolves any number of configurations.
-
-
 T = TypeVar("T")
-_OLDDEFCONFIG = "make olddefconfig drops lines of .config that no longer apply"
 
 
 class KconfigTree:
@@ -293,13 +197,9 @@ class KconfigTree:
         not the requested one.
         """
         findings, effective = self._apply(layers)
-        problems = [self._with_value(p) for layer in layers for p in layer.problems]
-        problems += [self._with_value(f.problem, f.assignment.name) for f in findings]
         broken, hidden, deciding = self._check_effective(effective)
-        if any(finding.stale for finding in findings):
-            advice = "\n        ".join(filter(None, (problems[-1].next, _OLDDEFCONFIG)))
-            problems[-1] = dataclasses.replace(problems[-1], next=advice)
-        problems += broken
+        problems = [problem for layer in layers for problem in layer.problems]
+        problems += [*(finding.problem for finding in findings), *broken]
         values = {item.name: typed_value(item) for item in self.items()}
         origins = {name: deciding.get(name) for name in values}
         resolution = ResolvedConfig(values, origins, tuple(layers), tuple(hidden))
@@ -331,41 +231,33 @@ class KconfigTree:
             outdated = [finding.assignment for finding in stale]
             assignments = tuple(a for a in assignments if a not in outdated)
 
-    def config_text(self, layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig) -> str:
+    def config_text(self, layers: Sequence[ConfigLayer]) -> str:
         """Return the full canonical ``.config``. Raises ConfigError like ``resolve``."""
-        self.resolve(_layers(layers_or_resolution))
+        self.resolve(layers)
         return self.kconf.config_text()
 
-    def minimal(self, layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig) -> str:
-        """Return only the settings that differ from their defaults.
+    def minimal(self, layers: Sequence[ConfigLayer]) -> str:
+        """Return the settings that differ from their defaults. Raises ConfigError like ``resolve``."""
+        self.resolve(layers)
+        return capture_text(lambda path: self.kconf.write_min_config(path, header=""))
 
-        Raises ConfigError like ``resolve``.
-        """
-        self.resolve(_layers(layers_or_resolution))
-        return self.kconf.minimal_text()
-
-    def write_config(
-        self, layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig, path: Path
-    ) -> ResolvedConfig:
+    def write_config(self, resolution: ResolvedConfig, path: Path) -> None:
         """Write ``.config`` and its origins; a different previous file is saved as ``.config.old``.
 
         An identical file keeps its modification time, so that make rebuilds nothing.
         """
-        resolution = layers_or_resolution
-        if not isinstance(resolution, ResolvedConfig):
-            resolution = self.resolve(resolution)
-        save_config(path, self.config_text(resolution))
+        save_config(path, self.config_text(resolution.layers))
         defaults = {item.name: definition_location(item) for item in self.items()}
         write_origins(path, resolution, defaults)
-        return resolution
 
     def unknown_symbol(self, name: str) -> FailureReason:
         """Return why ``name`` cannot be found: what replaces it, or the nearest names."""
-        return unknown_symbol(name, [info.name for info in self.symbols()])
+        return unknown_symbol(name, [item.name for item in self.symbols()])
 
-    def symbols(self) -> list[SymbolInfo]:
-        """Return every settable choice, then every settable symbol, members of choices included."""
-        return describe_symbols(self.kconf)
+    def symbols(self) -> list[Symbol | Choice]:
+        """Return every choice, then every settable symbol, members of choices included."""
+        settable = [symbol for symbol in self.kconf.unique_defined_syms if is_settable(symbol)]
+        return [*self.kconf.unique_choices, *settable]
 
     def new_symbols(self, layer: ConfigLayer) -> list[Symbol]:
         """Return the currently settable symbols that ``layer``, resolved last, does not mention."""
@@ -395,17 +287,13 @@ class KconfigTree:
 
     def default(self, item: Symbol | Choice) -> str:
         """Return the text of the value that ``item`` would currently have without an assignment."""
-        if isinstance(item, Choice):
-            selected = item.user_selection
-            item.unset_value()
-            text = value_text(item)
-            if selected is not None:
-                selected.set_value("y")
-            return text
-        assigned = item.user_value
+        is_choice = isinstance(item, Choice)
+        assigned = item.user_selection if is_choice else item.user_value
         item.unset_value()
         text = value_text(item)
-        if assigned is not None:
+        if assigned is not None and is_choice:
+            assigned.set_value("y")
+        elif assigned is not None:
             item.set_value(assigned)
         return text
 
@@ -464,15 +352,13 @@ class KconfigTree:
         """Return a layer of constants with each choice replaced by its selected member."""
         assignments = []
         for assignment in layer.assignments:
-            choice = self.kconf.named_choices.get(assignment.name)
-            members = choice.syms if choice else ()
-            selected = [m for m in members if _member_value(choice, m) == assignment.value]
-            # An unavailable choice has no member.
-            if choice is not None and not assignment.value:
-                continue
-            if choice is not None:
+            if choice := self.kconf.named_choices.get(assignment.name):
+                # An unavailable choice has no member.
+                if not assignment.value:
+                    continue
+                member = member_values(choice).get(assignment.value)
                 gone = f"{choice.name}_{assignment.value.upper()}"
-                name = selected[0].name if selected else gone
+                name = member.name if member else gone
                 assignment = dataclasses.replace(assignment, name=name, value="y")
             assignments.append(assignment)
         return dataclasses.replace(layer, assignments=tuple(assignments))
@@ -514,19 +400,6 @@ class KconfigTree:
         names = {text.partition("=")[0] for text in texts}
         return names | {self._key(name) for name in names}
 
-    def _with_value(self, problem: Problem, name: str = "") -> Problem:
-        """Return ``problem`` with the value that kconfiglib would silently use instead.
-
-        The symbol is ``name``, or the first CONFIG_NAME in the problem.
-        """
-        match = re.search(r"CONFIG_(\w+)", problem.what)
-        item = self.find(self._key(name or (match[1] if match else "")))
-        if item is None:
-            return dataclasses.replace(problem, next=problem.next or FIND_SYMBOL)
-        value = f"be {value_text(item)}" if value_text(item) else "have no value"
-        advice = f"type: make why SYM={item.name}; if ignored, {item.name} would {value}"
-        return dataclasses.replace(problem, next=advice)
-
     def _is_deselection(self, assignment: Assignment) -> bool:
         """Return whether the assignment is a choice member's n, implied by another member's y."""
         symbol = self.kconf.syms.get(assignment.name)
@@ -541,7 +414,7 @@ class KconfigTree:
         deciding: dict[str, ValueOrigin] = {}
         for key, origin in effective.items():
             symbol = self.kconf.syms[origin.name]
-            if has_assigned_value(symbol, origin):
+            if symbol.str_value == origin.value:
                 if symbol.visibility:
                     deciding[key] = origin
                 continue
@@ -554,9 +427,3 @@ class KconfigTree:
 
 def _words(problem: Problem) -> set[str]:
     return set(re.findall(r"\w+", problem.what))
-
-
-def _layers(layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig) -> Sequence[ConfigLayer]:
-    if isinstance(layers_or_resolution, ResolvedConfig):
-        return layers_or_resolution.layers
-    return layers_or_resolution

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from kconfiglib import Choice
 
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.mlp.options import MECHANISMS
 from gpt2.nsa.options import NsaOptions
 from gpt2.study.study_file import STUDIES
+from lib.config.check import definition_location
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.gpt2.builders import PARTS as PARTS_OF_MODELS
@@ -19,7 +21,7 @@ PARTS = [*PROJECTIONS, *PATTERNS, *POSITIONS, *TRANSFORMS, *TERMS, *GATES, *MECH
 @pytest.fixture(scope="module")
 def folders() -> dict[str, str]:
     """Symbol → the part of the Kconfig file that has its prompt: its ending, or its folder."""
-    files = {s.name: Path(s.where.split(":")[0]) for s in KconfigTree().symbols()}
+    files = {s.name: Path(definition_location(s).split(":")[0]) for s in KconfigTree().symbols()}
     return {name: file.suffix[1:] or file.parent.name for name, file in files.items()}
 
 
@@ -28,7 +30,9 @@ def test_a_page_names_symbols_costs_and_what_off_means(folders, part):
     text = (ROOT / "docs" / "mechanisms" / f"{part}.md").read_text()
     assert text.startswith(f"# {part}: ")
     # The members of a choice are named by its own name and by what they are.
-    symbols = {s.name for s in KconfigTree().symbols() if folders[s.name] == part and not s.choice}
+    items = KconfigTree().symbols()
+    symbols = {s.name for s in items if isinstance(s, Choice) or s.choice is None}
+    symbols = {name for name in symbols if folders[name] == part}
     assert not {name for name in symbols if name not in text}
     for row in ("parameters", "implementation", "off", "decoding"):
         assert f"\n| {row}" in text, row

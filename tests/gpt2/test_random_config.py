@@ -7,13 +7,11 @@ from kconfiglib import BOOL, INT, Choice
 
 from gpt2.check.fields import fields_by_symbol
 from gpt2.config import Config
-from gpt2.random_config import randconfig, random_settings
-from lib.config import commands
-from lib.config.dotconfig import ConfigWorkspace
+from gpt2.random_config import random_settings
 from lib.config.layers import ConfigLayer, parse_text
-from lib.config.tree import KconfigTree
+from lib.config.tree import KconfigTree, member_values
 from lib.errors import ConfigError, Problem
-from lib.project import ROOT
+from lib.kablate import call
 
 TREE = KconfigTree()
 
@@ -35,16 +33,10 @@ def test_no_two_are_the_same(drawn):
 
 def test_every_mechanism_optimizer_and_pruner_is_drawn(drawn):
     for name in ("OPTIMIZER", "PRUNING", "ATTENTION_PROJECTION", "ATTENTION_PATTERN", "MLP_SIZING"):
-        members = {m.removeprefix(f"{name}_").lower() for m in member_names(name)}
-        assert {str(config.values[name]) for config in drawn} == members
+        members = member_values(TREE.kconf.named_choices[name])
+        assert {str(config.values[name]) for config in drawn} == members.keys()
     for name in ("RECIPROCAL", "RA_CROSS_TOKEN", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN", "BIAS"):
         assert {config.values[name] for config in drawn} == {True, False}
-
-
-def member_names(choice: str) -> tuple[str, ...]:
-    """Return the members of a choice."""
-    (info,) = [info for info in TREE.symbols() if info.name == choice]
-    return info.members
 
 
 def test_a_cpu_trains_each_without_a_download(drawn):
@@ -62,27 +54,20 @@ def test_a_cpu_trains_each_without_a_download(drawn):
 
 
 def test_the_command_writes_the_same_file_for_the_same_seed(tmp_path, monkeypatch, capsys):
+    """Without a seed, the log has the one that repeats it."""
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
-    texts = []
-    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        place = ConfigWorkspace(ROOT, tmp_path / name, Config.from_values)
-        randconfig(place, seed)
-        assert f"SEED={seed}" in capsys.readouterr().err
-        texts.append(place.config.read_text())
-        commands.olddefconfig(place)
-        assert "0 dropped, 0 new" in capsys.readouterr().err
-        assert place.config.read_text() == texts[-1]
-    assert texts[0] == texts[1] != texts[2]
 
+    def written(name: str, *words: str) -> str:
+        assert call("randconfig", ["-O", str(tmp_path / name), *words]) == 0
+        return (tmp_path / name / ".config").read_text()
 
-def test_without_a_seed_the_log_has_the_one_that_repeats_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
-    place = ConfigWorkspace(ROOT, tmp_path, Config.from_values)
-    randconfig(place, None)
-    text = place.config.read_text()
-    said = capsys.readouterr().err
-    randconfig(place, int(said.partition("SEED=")[2].split()[0]))
-    assert place.config.read_text() == text
+    text = written("a")
+    seed = int(capsys.readouterr().err.partition("SEED=")[2].split()[0])
+    assert written("b", "--seed", str(seed)) == text != written("c", "--seed", str(seed + 1))
+    capsys.readouterr()
+    assert call("olddefconfig", ["-O", str(tmp_path / "a")]) == 0
+    assert "0 dropped, 0 new" in capsys.readouterr().err
+    assert (tmp_path / "a" / ".config").read_text() == text
 
 
 def test_rules_that_nothing_satisfies_are_an_error():
@@ -134,10 +119,12 @@ def test_a_configuration_is_the_same_after_it_is_saved(data):
     except ConfigError as error:
         assert all(problem.code for problem in error.problems)
         return
-    saved = parse_text(TREE.minimal(resolution), "defconfig", "saved")
+    saved = parse_text(TREE.minimal(resolution.layers), "defconfig", "saved")
     again, config_again = TREE.checked([saved], Config.from_values)
-    assert again.values == resolution.values and TREE.minimal(again) == TREE.minimal(resolution)
-    assert config_again.digest == config.digest and config_again.identity() == config.identity()
-    assert TREE.checked([parse_text(TREE.config_text(again), "config", "full")], dict)[1] == dict(
-        resolution.values
+    assert again.values == resolution.values and TREE.minimal(again.layers) == TREE.minimal(
+        resolution.layers
     )
+    assert config_again.digest == config.digest and config_again.identity() == config.identity()
+    assert TREE.checked([parse_text(TREE.config_text(again.layers), "config", "full")], dict)[
+        1
+    ] == dict(resolution.values)

@@ -25,7 +25,7 @@ from gpt2.study.plan import Plan
 from gpt2.weights.trained import open_trained
 from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue
-from lib.config.tree import KconfigTree
+from lib.config.tree import KconfigTree, member_values
 from lib.errors import DataError, KablateError, PreflightError
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
@@ -72,13 +72,12 @@ def rewrite(run: RunDir, **symbols: SymbolValue) -> None:
 def hostile(own: dict[str, SymbolValue]) -> dict[str, SymbolValue]:
     """Return another value for each symbol that may not be taken from a record."""
     values: dict[str, SymbolValue] = {"UNKNOWN_TO_THIS_VERSION": "/theirs"}
-    members = {info.name: info for info in KconfigTree().symbols() if info.members}
+    members = {c.name: member_values(c) for c in KconfigTree().kconf.unique_choices}
     for name, value in own.items():
         if name in allowed_symbols():
             continue
         if name in members:
-            words = [m.removeprefix(f"{name}_").lower() for m in members[name].members]
-            values[name] = next(word for word in words if word != value)
+            values[name] = next(word for word in members[name] if word != value)
         elif isinstance(value, bool):
             values[name] = not value
         else:

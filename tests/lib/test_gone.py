@@ -5,11 +5,9 @@ import re
 import pytest
 
 from lib import console, gone
-from lib.config import commands
-from lib.config.dotconfig import ConfigWorkspace
+from lib.config.explain import explain_value
 from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
 from lib.project import ROOT
 from tests.errors import error_of
 from tests.source import MAKE_TARGETS, MAKE_VARIABLES
@@ -112,26 +110,18 @@ def test_a_symbol_of_the_command_line_is_answered(table, tree):
     ]
 
 
-def test_olddefconfig_drops_a_value_without_effect_with_a_line(table, tmp_path, capsys):
-    place = ConfigWorkspace(FIXTURE, tmp_path)
-    commands.defconfig(place, "plain", "")
-    text = place.config.read_text()
-    place.config.write_text(f"{text}# CONFIG_OLD_FLAG is not set\nCONFIG_OLD_OTHER=y\n")
-    capsys.readouterr()
-    commands.olddefconfig(place)
-    off, acting, _ = capsys.readouterr().err.splitlines()
-    assert off.startswith("CONFIG ") and "OLD_FLAG=n: is gone" in off
-    assert acting.startswith("WARN ") and "OLD_OTHER=y: is gone: use NEW_FLAG" in acting
-    assert place.config.read_text() == text
+def test_adapt_drops_a_value_without_effect(table, tree):
+    text = tree.config_text([])
+    layer = parse_text(f"{text}# CONFIG_OLD_FLAG is not set\nCONFIG_OLD_OTHER=y\n", "config", "c")
+    adapted, (off, acting) = tree.adapt(layer)
+    assert (off.code, acting.code) == ("config.gone-off", "config.gone")
+    assert tree.config_text([adapted]) == text
 
 
 @pytest.mark.parametrize("sym", ["OLD_FLAG", "OLD_FLAG=y", "CONFIG_OLD_FLAG"])
-def test_why_answers_for_a_symbol_that_is_gone(table, tmp_path, sym):
-    place = ConfigWorkspace(FIXTURE, tmp_path)
-    commands.defconfig(place, "plain", "")
-    with pytest.raises(ConfigError, match="OLD_FLAG: is gone: use NEW_FLAG") as caught:
-        commands.explain_symbol(place, sym, json=False)
-    assert caught.value.codes == ["config.gone"]
+def test_why_answers_for_a_symbol_that_is_gone(table, tree, sym):
+    error = error_of(explain_value, tree, tree.resolve([]), sym)
+    assert error.codes == ["config.gone"] and "OLD_FLAG: is gone: use NEW_FLAG" in str(error)
 
 
 def test_the_design_that_a_run_records_is_named_and_has_no_effect():
@@ -151,12 +141,10 @@ def test_the_design_that_a_run_records_is_named_and_has_no_effect():
         ("GPT2_ADAMWPRUNE_VARIANT_BITTER8", "ADAMWPRUNE_VARIANT_BITTER0 to"),
     ],
 )
-def test_a_symbol_of_the_earlier_system_is_answered_by_the_document(tmp_path, symbol, use):
-    (problem,) = error_of(
-        commands.defconfig, ConfigWorkspace(ROOT, tmp_path), "gpt2-quickstart", f"{symbol}=1"
-    ).problems
+def test_a_symbol_of_the_earlier_system_is_answered_by_the_document(symbol, use):
+    layer = parse_command_line_settings(f"{symbol}=1")
+    (problem,) = error_of(KconfigTree().resolve, [layer]).problems
     assert problem.code == "config.gone" and f"{symbol}=1: is gone: use {use}" in problem.what
-    assert not [*tmp_path.iterdir()]
 
 
 def test_the_table_of_the_tree_has_no_name_that_exists():

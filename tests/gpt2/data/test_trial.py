@@ -11,7 +11,7 @@ from gpt2.check.process_checks import check_data
 from gpt2.check.subject import StepUnderTest
 from gpt2.data import prepare
 from gpt2.data.prepare import prepare_dataset, try_preparation
-from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
+from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
 from lib.project import ROOT
 from tests.build_folder import write_build
 
@@ -104,7 +104,7 @@ def plan(build):
 
 def check(build):
     """Return the properties of the findings of ``make check CHECKS=data``; absent data has brackets."""
-    layers = [constants_layer(ConfigWorkspace(ROOT, build))]
+    layers = [ConfigWorkspace(ROOT, build).layer]
     (case,) = plan_cases(layers).chosen
     with CheckContext(build) as context:
         findings = check_data(StepUnderTest(case, context))

@@ -25,7 +25,7 @@ FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
 
 def combined(tree: KconfigTree, axes: str, base: list[ConfigLayer]):
     """Return the matrix of ``axes``, with the resolved values as configurations."""
-    cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
+    cells = grid(parse_axes(tree, axes, "AXES"))
     return resolve_grid(tree, base, cells, lambda each: resolve(tree, base, each), "AXES")
 
 
@@ -81,7 +81,7 @@ def test_a_value_valid_in_no_cell_is_an_error(small_tree, axes, base, code, part
 
 
 def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_apply(small_tree):
-    cells = grid(parse_axes(small_tree, "PRUNING=none,movement SPARSITY=0.5,1.5", "AXES"), "AXES")
+    cells = grid(parse_axes(small_tree, "PRUNING=none,movement SPARSITY=0.5,1.5", "AXES"))
 
     def bounded(each: SweepCell):
         if each.delta.get("SPARSITY") == "1.5":

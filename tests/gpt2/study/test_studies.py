@@ -3,13 +3,16 @@
 import itertools
 
 import pytest
+from kconfiglib import BOOL
 
 from gpt2.check.fields import fields_by_symbol
 from gpt2.study.resolve import resolve_study
 from gpt2.study.step import Study
 from gpt2.study.study_file import OWN, STUDIES
+from lib.config.check import definition_location, is_settable
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
+from lib.config.tree import member_values
 from lib.project import ROOT
 from tests.errors import error_of
 
@@ -55,7 +58,7 @@ def quickstart(tree):
 
 
 def test_the_studies_are_the_members_of_the_choice(tree):
-    members = {s.name for s in tree.symbols() if s.choice == "ABLATION_STUDY"}
+    members = {member.name for member in tree.kconf.named_choices["ABLATION_STUDY"].syms}
     assert members == {f"ABLATION_STUDY_{name.upper()}" for name in (*STUDIES, OWN)}
 
 
@@ -96,12 +99,12 @@ def test_two_heads_of_keys_and_values_do_not_divide_25(tree, full_config):
 
 @every_study
 def test_a_step_changes_what_it_says_and_what_comes_and_goes_with_it(tree, quickstart, study):
-    choice = {s.name: s.choice for s in tree.symbols()}
+    members = {m.name: choice.name for choice in tree.kconf.unique_choices for m in choice.syms}
     steps = quickstart(study)
     for step in study.steps[1:]:
         before, after = (steps[slug].values for slug in (step.parent, step.slug))
         changed = {name for name in before if before[name] != after[name]}
-        said = {choice[name] or name for name in step.set}
+        said = {members.get(name, name) for name in step.set}
         assert changed & said, step.slug
         # A symbol that is not available has no value: 0, "" or no.
         assert all(not before[name] or not after[name] for name in changed - said), step.slug
@@ -121,6 +124,10 @@ def kconfig_of(name):
     return str(path.relative_to(ROOT))
 
 
+def file_of(symbol):
+    return definition_location(symbol).partition(":")[0]
+
+
 def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
     configs = [config for study in STUDIES.values() for config in quickstart(study).values()]
     folders = {"gpt2/mlp/Kconfig"}
@@ -130,12 +137,11 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
         components += (*attention.terms, *attention.gates, *config.model.mlp.mechanisms)
         folders |= {kconfig_of(component.name) for component in components}
     options, forms = set(), {name for name, reader in fields_by_symbol().items() if reader.form}
-    for s in tree.symbols():
-        if s.choice in forms:
-            continue
-        if s.where.partition(":")[0] in folders and s.choice:
-            options.add((s.choice, s.name.removeprefix(f"{s.choice}_").lower()))
-        elif s.where.partition(":")[0] in folders and s.type == "bool":
+    for choice in tree.kconf.unique_choices:
+        members = member_values(choice) if choice.name not in forms else {}
+        options |= {(choice.name, v) for v, m in members.items() if file_of(m) in folders}
+    for s in tree.kconf.unique_defined_syms:
+        if s.choice is None and s.orig_type is BOOL and file_of(s) in folders and is_settable(s):
             options |= {(s.name, True), (s.name, False)}
     # Sizes all steps of a study alike, as a setting of the configuration.
     options.remove(("MLP_SIZING", "params"))

@@ -12,7 +12,7 @@ from tests.lib.pruning.cases import STEPS
 
 def matrix_of(tree, base, axes):
     """Return the resolved test matrix."""
-    cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
+    cells = grid(parse_axes(tree, axes, "AXES"))
 
     def resolve(cell):
         return tree.resolve([*base, ConfigLayer.of("axis", cell.slug, cell.delta)]).values
