@@ -105,6 +105,7 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
         "origin__sources": {"gpt2/model.py": "0" * 64},
         "code__git_sha": "0" * 40,
         "oom_fallbacks": [{"action": "micro-batch", "iteration": 3}],
+        "earlier_divisions": [{"gpus": 2, "iterations": 3}],
     }
     run = made(facts, BUDGET_TIME=True, MAX_ITERS=None)
     code, found = again(run)
@@ -114,6 +115,7 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
         "device",
         "code:",
         "oom_fallbacks:",
+        "earlier_divisions:",
         "budget:",
         "commit",
     ]
@@ -121,7 +123,7 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
     assert found["reasons"][-1].startswith(f"commit {'0' * 40} ")
     assert not (tmp_path / "reproduced").exists()
     code, found = again(run, force=True)
-    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 5)
+    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 6)
 
 
 def test_other_data_is_not_comparable(made, again):

@@ -49,31 +49,22 @@ def outcome(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
-def whole() -> dict[str, bytes]:
-    """Files of an uninterrupted study, created by the first test that needs them."""
-    return {}
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_and_resumed_equals_uninterrupted(build, whole, tmp_path, jobs):
+def test_killed_and_resumed_equals_uninterrupted(build, tmp_path):
     folder = build(**INTERVALS)
-    if not whole:
-        assert start(folder, 2).wait() == 0
-        whole.update(outcome(folder.path))
-        (folder.path / "results").rename(tmp_path / "uninterrupted")
+    assert start(folder, 2).wait() == 0
+    whole = outcome(folder.path)
+    assert len(whole) == 2 * len(DETERMINISTIC)
+    (folder.path / "results").rename(tmp_path / "uninterrupted")
     study = folder.path / "results/ratio"
 
     def rows() -> int:
         return sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
 
     # While saving, during an evaluation (before its log line), and anywhere.
-    assert kill_when(start(folder, jobs), lambda: any(study.glob("*/checkpoints/.tmp-*")))
-    assert kill_when(start(folder, jobs), lambda: rows() >= 9)
-    assert kill_when(start(folder, jobs), lambda: rows() >= 17)
-    assert start(folder, jobs).wait() == 0
-
-    assert len(whole) == 2 * len(DETERMINISTIC)
+    assert kill_when(start(folder, 2), lambda: any(study.glob("*/checkpoints/.tmp-*")))
+    assert kill_when(start(folder, 2), lambda: rows() >= 9)
+    assert kill_when(start(folder, 2), lambda: rows() >= 17)
+    assert start(folder, 2).wait() == 0
     assert outcome(folder.path) == whole
 
 

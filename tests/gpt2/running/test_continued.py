@@ -7,7 +7,7 @@ import pytest
 from gpt2.records.files import write_resolved_config
 from gpt2.running.continued import continue_half_trained
 from gpt2.study.plan import Plan, config_layers, make_plan
-from lib.errors import RunError
+from lib.errors import ConfigError, RunError
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 from tests.integration.conftest import SINGLE, SMALL
@@ -42,3 +42,10 @@ def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path: Path, name: str
     (tmp_path / "aside").rename(place)
     continue_half_trained(plan.runs, plan.folder)
     assert RunDir(plan.runs[0].path).logs.read_text() == "of the run"
+
+
+def test_without_a_half_trained_run_there_is_nothing_to_continue(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "build", 2)
+    with pytest.raises(ConfigError) as caught:
+        continue_half_trained(plan.runs, plan.folder)
+    assert caught.value.codes == ["run.none-to-continue"] and not plan.folder.exists()
