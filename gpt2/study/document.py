@@ -24,8 +24,7 @@ from lib.report.columns import loss_cell
 from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.plots import study_figures
 from lib.report.render import TableSection
-from lib.report.run_curves import read_curves
-from lib.report.run_results import planned_run, run_origin
+from lib.report.run_results import planned_run, read_curves, run_origin
 from lib.report.series import study_series
 from lib.report.study import JudgedStudy, finished_of, study_document
 from lib.runs.record import RunRecord

@@ -177,16 +177,9 @@ _LATEX = {
     "λ": r"\ensuremath{\lambda}",
     "µ": r"\ensuremath{\mu}",
     "μ": r"\ensuremath{\mu}",
-    "–": r"\textendash{}",
-    "—": r"\textemdash{}",
-    "“": r"\textquotedblleft{}",
-    "”": r"\textquotedblright{}",
-    "‘": r"\textquoteleft{}",
-    "’": r"\textquoteright{}",
-    "…": r"\dots{}",
-    "\u00a0": "~",
 }
-_LATIN = "äöüÄÖÜßàáâçèéêëìíîïñòóôùúûÀÁÂÇÈÉÊËÌÍÎÏÑÒÓÔÙÚÛåÅøØæÆ"
+# What inputenc prints as it is.
+_LATIN = "äöüÄÖÜßàáâçèéêëìíîïñòóôùúûÀÁÂÇÈÉÊËÌÍÎÏÑÒÓÔÙÚÛåÅøØæÆ–—“”‘’…"
 
 
 def latex_text(text: str) -> str:

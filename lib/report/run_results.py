@@ -7,22 +7,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lib.files import json_digest
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.options import NATS
-from lib.report.run_curves import read_curves
 from lib.report.run_facts import observed_facts, text_digest
 from lib.report.verdicts import SeedOutcome
 from lib.runs.digests import digest_findings
 from lib.runs.documents import bits_per_byte
 from lib.runs.record import UNKNOWN, RunRecord, derived
-from lib.runs.rows import TelemetrySample
+from lib.runs.rows import StatisticsRow, TrainRow
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, State
-from lib.tracking.reader import mean_metrics
-from lib.tracking.stability import unstable_steps
+from lib.tracking.reader import mean_metrics, reduce_over_layers
+from lib.tracking.stability import unstable_points, unstable_steps
 
 T = TypeVar("T")
 
@@ -199,6 +198,59 @@ def _finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     return outcome
 
 
+# Curves that a report draws, small however long the run is: a record keeps them, and no rows.
+
+
+# Points of a training curve; each is a mean over equally many tokens.
+_BINS = 60
+# Training tokens → value, in ascending order.
+Curve = Mapping[float, float]
+
+
+class RunCurves(NamedTuple):
+    """Curves of a finished run."""
+
+    # Tokens of one bin of the training loss.
+    width: float
+    # Mean training loss of each bin, at its end; validation loss.
+    train: Curve
+    evaluations: Curve
+    # Training tokens and loss of each unstable step.
+    spikes: Sequence[tuple[int, float]]
+    # Name → last statistic, reduced over layers.
+    last_statistics: Mapping[str, float]
+
+
+@derived
+def read_curves(record: RunRecord) -> RunCurves:
+    """Return the curves of a finished run. Raises RecordError."""
+    statistics = [row.values for row in record.metrics if isinstance(row, StatisticsRow)]
+    try:
+        width = bin_width(record.final.tokens)
+        return RunCurves(
+            width,
+            binned(record.train_rows, width),
+            dict(sorted((float(row.tokens), row.val_loss) for row in record.eval_rows)),
+            unstable_points(record),
+            reduce_over_layers(statistics[-1]) if statistics else {},
+        )
+    except OverflowError as error:
+        raise DamagedRecord(record.run.metrics, "numbers of 64 bits", str(error)) from None
+
+
+def bin_width(tokens: int) -> float:
+    """Return the tokens of one bin of a training curve of that many tokens."""
+    return tokens / _BINS or 1.0
+
+
+def binned(rows: Sequence[TrainRow], width: float) -> Curve:
+    """Return the mean training loss of each bin of tokens, at the end of the bin."""
+    bins: dict[float, list[float]] = {}
+    for row in rows:
+        bins.setdefault(-(-row.tokens // width) * width, []).append(row.loss)
+    return {at: fmean(bins[at]) for at in sorted(bins)}
+
+
 # Speed, memory and utilisation.
 
 
@@ -217,7 +269,12 @@ def run_utilisation(record: RunRecord) -> tuple[dict[str, float], str]:
     figures |= {"mfu": median(mfu)} if mfu else {}
     # The sum of damaged samples may overflow.
     with contextlib.suppress(OverflowError):
-        figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
+        if samples:
+            used = [[gpu["memory_used_mib"] for gpu in sample.gpus] for sample in samples]
+            totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
+            figures |= mean_metrics(samples)
+            figures["process/rss_peak_gb"] = max(s.rss_mib for s in samples) / _MIB_PER_GB
+            figures |= {"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {}
     return {
         name: figures[name] for name in UTILISATION_COLUMNS if name in figures
     }, unread or damage
@@ -238,10 +295,3 @@ def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
     first = by_seed[0] if by_seed else {}
     names = [name for name in first if all(name in figures for figures in by_seed)]
     return {name: fmean(figures[name] for figures in by_seed) for name in names}
-
-
-def _peaks(samples: Sequence[TelemetrySample]) -> dict[str, float]:
-    used = [[gpu["memory_used_mib"] for gpu in sample.gpus] for sample in samples]
-    totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
-    peaks = {"process/rss_peak_gb": max(s.rss_mib for s in samples) / _MIB_PER_GB}
-    return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})

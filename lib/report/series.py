@@ -10,8 +10,7 @@ from typing import Any
 
 from lib.json_files import MissingRecord, RecordError
 from lib.report.options import NATS
-from lib.report.run_curves import Curve, bin_width, binned, read_curves
-from lib.report.run_results import planned_run, run_outcome
+from lib.report.run_results import Curve, bin_width, binned, planned_run, read_curves, run_outcome
 from lib.report.study import JudgedStudy, finished_of
 from lib.runs.record import RunRecord, derived
 

@@ -116,4 +116,4 @@ def test_text_keeps_its_meaning() -> None:
         *("\\# a", "\\- a", "1\\. a", "\\> a", "\\_a\\_"),
     ]
     assert markdown_table(("#",), [("a|b",)]) == "| #    |\n| ---- |\n| a\\|b |\n"
-    assert latex_text("a--b … é 語") == r"a-{}-b \dots{} é \texttt{U+8A9E}"
+    assert latex_text("a--b … é 語") == r"a-{}-b … é \texttt{U+8A9E}"
