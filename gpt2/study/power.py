@@ -19,8 +19,7 @@ from lib.report.run_results import evaluated_loss
 from lib.report.statistics import (
     VerdictRule,
     deviation_of,
-    factorial_degrees,
-    shared_degrees,
+    mean_degrees,
     t_isf,
 )
 from lib.runs.record import RunRecord
@@ -196,12 +195,13 @@ def detectable(
     sides = 1 if is_band else 2
     missed = (1 - rule.power) * sides / 2
     if m > 1 and rule.variance == "shared":
-        degrees = shared_degrees(n, variances)
+        degrees = mean_degrees(rule.variance, n, variances)
         factor = next(f for seeds, f in reversed(_SIMULATED.items()) if seeds <= n)
         return (
             factor * (t_isf(alpha / (sides * m), degrees) + t_isf(missed, degrees)) / math.sqrt(n)
         )
-    degrees = factorial_degrees(n, variances) if rule.variance == "factorial" else n - 1
+    is_factorial = rule.variance == "factorial"
+    degrees = mean_degrees(rule.variance, n, variances) if is_factorial else n - 1
     limit, z = t_isf(alpha / (sides * m), degrees), statistics.NormalDist().inv_cdf(1 - missed)
     noncentrality = limit * (1 - 1 / (4 * degrees)) + z * math.sqrt(1 + limit**2 / (2 * degrees))
     return noncentrality / math.sqrt(n)

@@ -1,11 +1,9 @@
-"""Declarations of a study: rule, family, planned looks, and each look that was taken.
+"""Declarations of a study: rule, family, planned looks, and each look that was taken, but no word.
 
 The error rate rests on them: a family must not shrink after results are seen, and a look costs its
 share of alpha whatever it showed. They are the lines of one file beside the runs, appended before a
-run starts or a look is judged, and read as an input of the verdicts. A word is never among them.
-
-A folder may have several studies, such as before and after a change of MAX_ITERS. A line concerns a
-study if they have a run in common: name and configuration, without the seed.
+run starts or a look is judged. A folder may have several studies: a line concerns those with which it
+has a run in common, by name and configuration without the seed.
 """
 
 import json
@@ -16,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lib.errors import ConfigError
 from lib.files import canonical_json, file_lock, fsync_directory, naming, no_follow
@@ -28,12 +26,13 @@ from lib.json_files import (
     read_record,
 )
 from lib.report.contrasts import CONTROL_ROLES, Contrast
-from lib.report.options import NATS, LookPlan, sum_of_shares
+from lib.report.options import MIN_SEEDS, NATS, LookPlan, sum_of_shares
 from lib.report.statistics import VerdictRule
 
 DECLARATIONS_FILE = "declarations.jsonl"
 # Written by earlier versions of this program, with words; imported once, without them.
 _FORMER_FILE, _FORMER_SCHEMA = "verdicts.json", 3
+T = TypeVar("T")
 _ADVICE = "move it aside: its looks then no longer count, and the report says so"
 _MAX_BYTES = 1 << 26
 
@@ -46,7 +45,7 @@ class DeclaredPlan:
     """What a study declared before its runs: rule, planned looks, seeds, and comparisons."""
 
     rule: Mapping[str, Any]
-    looks: LookPlan
+    look_plan: LookPlan
     seeds: tuple[int, ...]
     family: Family
     # Seconds since the epoch.
@@ -66,7 +65,7 @@ class Look:
     # Seeds of the blocks.
     seeds: tuple[int, ...] = ()
     # Whether only comparisons were judged that were added after the look before, at the same seeds.
-    is_at_added: bool = False
+    added: bool = False
     family: Family = field(default_factory=dict)
     # Comparisons whose runs had ended → seconds since the epoch.
     judged: Mapping[str, float] = field(default_factory=dict)
@@ -81,7 +80,7 @@ Line = DeclaredPlan | Look
 
 @dataclass(frozen=True)
 class VerdictPlan:
-    """Declarations before the first run (rule, looks, comparisons), and those recorded earlier."""
+    """What a study declares now: rule, looks, comparisons; and the lines of its folder."""
 
     rule: VerdictRule = field(default_factory=VerdictRule)
     # both, baseline or parent
@@ -89,20 +88,20 @@ class VerdictPlan:
     # Of a factorial design, whose effects are compared instead of its runs: whether the two-way
     # interactions are, too. None for another design.
     interactions: bool | None = None
-    # Planned looks; None judges once, without looks.
-    looks: LookPlan | None = None
+    # Planned looks; by default one, at all of alpha.
+    looks: LookPlan = field(default=LookPlan((MIN_SEEDS,), (1.0,)))
     # Seeds of the next look; all that have a run if empty.
     seeds: tuple[int, ...] = ()
     # Comparisons of the configured study, those of its A/A steps and repeats included.
     declared: Sequence[Contrast] = ()
     # Arm → digest of its configuration without the seed.
     configurations: Mapping[str, str] = field(default_factory=dict)
-    # All lines of the study's folder; None if nothing is written.
     declarations: tuple[Line, ...] = ()
+    # None if nothing is written.
     folder: Path | None = None
-    # True if rows are split by labels, or nothing is written: no look is taken.
+    # Whether no look is taken, such as for rows that are split by labels.
     exploratory: bool = False
-    # The look that was declared last, for these verdicts; None if none was due.
+    # The look that was declared for these verdicts; None if none was due.
     taken: Look | None = None
     # Whether verdicts are given; a study of speed has none.
     judged: bool = True
@@ -136,7 +135,7 @@ def looks_of(lines: Iterable[Line]) -> list[Look]:
     looks: dict[Any, Look] = {}
     for line in lines:
         if isinstance(line, Look):
-            key = (line.seeds, line.is_at_added and tuple(sorted(line.family)))
+            key = (line.seeds, line.added and tuple(sorted(line.family)))
             first = looks.setdefault(key, line)
             looks[key] = replace(first, judged={**line.judged, **first.judged})
     counted: list[Look] = []
@@ -183,12 +182,10 @@ def family_size(families: Iterable[Family]) -> int:
     return sum(max(1, len(digests)) for digests in known.values())
 
 
-# Looks: the numbers of seeds after which a study is judged, and the part of alpha that each spends.
-#
-# Each look j tests the undecided comparisons at ``share_j * alpha``. The shares of all looks sum to
-# at most 1, so the probability of a false word stays below alpha at any number of looks (union bound;
-# the plain form of the group-sequential procedures in Tamhane et al. 2021). What the planned looks
-# leave is the reserve: each unplanned look takes half of the rest.
+# Looks. Each tests the undecided comparisons at its share of alpha. The shares sum to at most 1, so the
+# probability of a false word stays below alpha at any number of looks (union bound; the plain form of
+# the group-sequential procedures in Tamhane et al. 2021). What the planned looks leave is the reserve:
+# each unplanned look takes half of the rest.
 
 
 def judged_seeds(looks: Sequence[Look]) -> int:
@@ -200,7 +197,7 @@ def reserve_share(plan: LookPlan, looks: Sequence[Look]) -> float:
     unplanned = [look.share for look in looks if not look.planned]
     planned = [look.share for look in looks if look.planned]
     # Looks of several studies that were joined may have planned more than one plan.
-    left = min(plan.reserve, 1 - sum_of_shares(planned)) - sum_of_shares(unplanned)
+    left = 1 - max(map(sum_of_shares, (plan.shares, planned))) - sum_of_shares(unplanned)
     return float(max(Decimal(0), left / 2))
 
 
@@ -209,7 +206,7 @@ def due_look(plan: LookPlan, looks: Sequence[Look], n: int) -> Look | None:
     judged, number = judged_seeds(looks), len(looks) + 1
     if n <= judged:
         return None
-    waiting = [(s, share) for s, share in plan.spending if s > judged]
+    waiting = [(s, share) for s, share in zip(plan.seeds, plan.shares, strict=True) if s > judged]
     if not waiting:
         share = reserve_share(plan, looks)
         return Look(number, n, share, planned=False) if share else None
@@ -221,7 +218,8 @@ def due_look(plan: LookPlan, looks: Sequence[Look], n: int) -> Look | None:
 def share_at(plan: LookPlan, looks: Sequence[Look], n: int) -> float:
     """Return the share of the look that decides about ``n`` seeds, if it is the next one."""
     judged = judged_seeds(looks)
-    coming = (share for seeds, share in plan.spending if seeds > judged and seeds >= n)
+    spending = zip(plan.seeds, plan.shares, strict=True)
+    coming = (share for seeds, share in spending if seeds > judged and seeds >= n)
     return next(coming, None) or reserve_share(plan, looks)
 
 
@@ -235,12 +233,11 @@ def read_declarations(folder: Path) -> tuple[Line, ...]:
     damaged: it may be a look, which must not be forgotten.
     """
     path, former = folder / DECLARATIONS_FILE, folder / _FORMER_FILE
-    try:
-        content = read_record(path, "one JSON object per line", _MAX_BYTES)
-    except MissingRecord:
-        content = b""
-    except RecordError as error:
-        raise _damaged(error) from None
+    with _refusing(path, "a file of declarations"):
+        try:
+            content = read_record(path, "one JSON object per line", _MAX_BYTES)
+        except MissingRecord:
+            content = b""
     if not content:
         with _refusing(former, "a record of verdicts"):
             return tuple(_former(former))
@@ -255,15 +252,12 @@ def read_declarations(folder: Path) -> tuple[Line, ...]:
 def _refusing(path: Path, expected: str, line: int = 0) -> Iterator[None]:
     try:
         yield
-    except RecordError as error:
-        raise _damaged(error) from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        text = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
-        raise _damaged(RecordError(path, expected, text[:200], line)) from None
-
-
-def _damaged(error: RecordError) -> ConfigError:
-    return ConfigError(*(replace(problem, next=_ADVICE) for problem in error.problems))
+    except (RecordError, LookupError, TypeError, ValueError, AttributeError) as error:
+        if not isinstance(error, RecordError):
+            text = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
+            error = RecordError(path, expected, text[:200], line)
+        problems = (replace(problem, next=_ADVICE) for problem in error.problems)
+        raise ConfigError(*problems) from None
 
 
 def append_declarations(
@@ -282,23 +276,17 @@ def append_declarations(
     folder.mkdir(parents=True, exist_ok=True)
     with naming(path), file_lock(path):
         known = read_declarations(folder)
-        new = list(missing(known))
+        new = tuple(missing(known))
         # The imported ones are not in the file yet.
-        lines = [*known, *new] if not path.stat().st_size else new
-        if new:
-            _append(path, "".join(canonical_json(line_record(line)) + "\n" for line in lines))
+        lines = new if path.stat().st_size else (*known, *new)
+        text = "".join(canonical_json(line_record(line)) + "\n" for line in lines if new)
+        with open(no_follow(path, os.O_RDWR | os.O_APPEND), "r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_directory(folder)
     return (*known, *new)
-
-
-def _append(path: Path, text: str) -> None:
-    descriptor = no_follow(path, os.O_RDWR | os.O_APPEND)
-    with open(descriptor, "r+b", buffering=0) as file:
-        os.ftruncate(descriptor, file.read().rfind(b"\n") + 1)
-        data = text.encode()
-        while data:
-            data = data[file.write(data) :]
-        os.fsync(descriptor)
-    fsync_directory(path.parent)
 
 
 def line_record(line: Line) -> dict[str, Any]:
@@ -306,9 +294,8 @@ def line_record(line: Line) -> dict[str, Any]:
     if not line.imported:
         del record["imported"]
     if isinstance(line, DeclaredPlan):
-        return record | {"kind": "plan", "look_plan": record.pop("looks")}
-    added, judged = record.pop("is_at_added"), sorted(line.judged)
-    return record | {"kind": "look", "added": added, "judged": judged}
+        return record | {"kind": "plan"}
+    return record | {"kind": "look", "judged": sorted(line.judged)}
 
 
 def _date(seconds: float) -> str:
@@ -316,54 +303,42 @@ def _date(seconds: float) -> str:
 
 
 def _line(fields: Mapping[str, Any]) -> Line:
-    """Return the declaration of a line. Raises KeyError, TypeError or ValueError if it is none."""
+    """Return the declaration of a line. Raises an error that ``_refusing`` names if it is none."""
     family = {
-        name: {arm: _typed(digest, str) for arm, digest in _typed(arms, dict).items()}
-        for name, arms in _typed(fields["family"], dict).items()
+        name: dict(zip(arms, _all(str, arms.values()), strict=True))
+        for name, arms in fields["family"].items()
     }
-    seeds = tuple(sorted(_typed(seed, int) for seed in _typed(fields["seeds"], list)))
-    if len(set(seeds)) < len(seeds) or min(seeds, default=0) < 0:
+    seeds = tuple(sorted(_all(int, fields["seeds"])))
+    if len({*seeds}) < len(seeds) or min(seeds, default=0) < 0:
         raise ValueError(f"different seeds of at least 0, got {str(seeds)[:60]}")
-    at = datetime.fromisoformat(_typed(fields["at"], str)).timestamp()
-    imported = _typed(fields.get("imported", False), bool)
+    at = datetime.fromisoformat(fields["at"]).timestamp()
+    (imported,) = _all(bool, [fields.get("imported", False)])
     if fields["kind"] == "plan":
-        rule = {
-            n: _typed(v, str, float, int, bool) for n, v in _typed(fields["rule"], dict).items()
-        }
-        return DeclaredPlan(rule, _look_plan(fields["look_plan"]), seeds, family, at, imported)
+        rule, looks = dict(fields["rule"]), fields["look_plan"]
+        for value in rule.values():
+            _all(type(value) if isinstance(value, str | float | int) else str, [value])
+        look_plan = LookPlan(tuple(_all(int, looks["seeds"])), tuple(map(float, looks["shares"])))
+        if look_plan.problems:
+            raise ValueError(look_plan.problems[0].what)
+        return DeclaredPlan(rule, look_plan, seeds, family, at, imported)
     if fields["kind"] != "look":
         raise ValueError(f"a plan or a look, got {str(fields['kind'])[:60]}")
-    n, share = _typed(fields["n"], int), _typed(fields["share"], float, int)
+    (number, n), share = _all(int, [fields["number"], fields["n"]]), fields["share"]
     if n != len(seeds) or not seeds or not 0 < share <= 1:
         raise ValueError(f"a look at its seeds with a share of at most 1, got {n} and {share}")
-    return Look(
-        number=_typed(fields["number"], int),
-        n=n,
-        share=share,
-        planned=_typed(fields["planned"], bool),
-        seeds=seeds,
-        is_at_added=_typed(fields["added"], bool),
-        family=family,
-        judged={_typed(name, str): at for name in _typed(fields["judged"], list)},
-        evaluation_set=_typed(fields["evaluation_set"], str),
-        at=at,
-        imported=imported,
-    )
+    planned, added = _all(bool, [fields["planned"], fields["added"]])
+    judged = dict.fromkeys(_all(str, fields["judged"]), at)
+    (documents,) = _all(str, [fields["evaluation_set"]])
+    return Look(number, n, share, planned, seeds, added, family, judged, documents, at, imported)
 
 
-def _typed(value: Any, *kinds: type) -> Any:
-    # Not isinstance: True is an integer in Python, but not in JSON.
-    if type(value) not in kinds:
-        raise TypeError(f"expected {kinds[0].__name__}, got {json.dumps(value)[:60]}")
-    return value
-
-
-def _look_plan(value: Any) -> LookPlan:
-    shares = tuple(float(_typed(s, float, int)) for s in _typed(value["shares"], list))
-    plan = LookPlan(tuple(_typed(n, int) for n in _typed(value["seeds"], list)), shares)
-    if plan.problems:
-        raise ValueError(plan.problems[0].what)
-    return plan
+def _all(kind: type[T], values: Iterable[Any]) -> list[T]:
+    """Return the values, which must have the JSON type ``kind``: True is an integer in Python only."""
+    listed = list(values)
+    for value in listed:
+        if type(value) is not kind:
+            raise TypeError(f"expected {kind.__name__}, got {json.dumps(value)[:60]}")
+    return listed
 
 
 def _former(path: Path) -> list[Line]:
@@ -377,11 +352,10 @@ def _former(path: Path) -> list[Line]:
     if record.get("schema_version") != _FORMER_SCHEMA:
         return []
     common = {"at": _date(path.stat().st_mtime), "imported": True}
-    rules = [_typed(each["rule"], dict) for each in (*record["former"], record)]
-    for rule in rules:
-        if not rule.get("simple_effects", True):
-            # Every factorial design has none.
-            del rule["simple_effects"]
+    documents, rules = record.get("evaluation_set") or "", []
+    for each in (*record["former"], record):
+        # Every factorial design has no simple effects.
+        rules.append({n: v for n, v in each["rule"].items() if n != "simple_effects"})
     judged = {
         Contrast.pair(v["step"], v["reference"]).name: dict.fromkeys(v["weights"], "")
         for v in record["verdicts"]
@@ -390,12 +364,10 @@ def _former(path: Path) -> list[Line]:
     for each in (record, *record["other_looks"]):
         looks, family = [], {**(judged if each is record else {})}
         for look in each["looks"]:
-            planned = _typed(look["family"], dict).items()
-            arms = {name: dict.fromkeys(arms, "") for name, arms in planned} or judged
-            looks.append({**look, **common, "kind": "look", "family": arms})
-            looks[-1] |= {"number": look["look"], "judged": list(look["verdicts"])}
-            looks[-1] |= {"evaluation_set": record.get("evaluation_set") or ""}
-            family |= arms
+            arms = {name: dict.fromkeys(arms, "") for name, arms in look["family"].items()}
+            new = {"number": look["look"], "judged": [*look["verdicts"]], "family": arms or judged}
+            looks.append({**look, **common, "kind": "look", "evaluation_set": documents, **new})
+            family |= new["family"]
         seeds = looks[-1]["seeds"] if looks else []
         plan = {**common, "kind": "plan", "look_plan": each["look_plan"], "seeds": seeds}
         plans = [{**plan, "family": family, "rule": rule} for rule in rules]

@@ -1,11 +1,8 @@
-"""From the outcomes of a study's runs, its rule and its declarations to the words, in this order:
+"""From the outcomes of a study's runs, its rule and its declarations to the words.
 
-1. ``declare`` appends the plan, and the look that is due, before anything is judged;
-2. every look is judged anew, in order, on the runs of its seeds that are there now (``_replayed``),
-   by the tests of ``lib.report.verdicts``; a word of an earlier look stands for the later ones;
-3. each comparison has the verdict of its last look, or what its runs show without one (``_shown``).
-
-Words are not stored. A comparison is judged as soon as its own runs have ended.
+``declare`` appends the plan, and the look that is due. ``judge`` judges every look anew, in order, on
+the runs of its seeds that are there now; each comparison has the verdict of its last look, or what its
+runs show without one. A comparison is judged as soon as its own runs have ended.
 """
 
 import itertools
@@ -35,8 +32,8 @@ from lib.report.declarations import (
     reserve_share,
     share_at,
 )
-from lib.report.statistics import PART_FACTOR, WHOLE_ALPHA, ErrorLevel
-from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
+from lib.report.statistics import PART_FACTOR, ErrorLevel, VerdictRule
+from lib.report.verdicts import Outcomes, VerdictWord, estimates, verdicts_at
 
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
@@ -45,8 +42,6 @@ LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
 
 # As in the document of the study.
 Verdict = dict[str, Any]
-# Arm → outcomes of its runs.
-Outcomes = Mapping[str, Sequence[SeedOutcome]]
 
 
 def declare(
@@ -56,12 +51,11 @@ def declare(
     evaluation_set: str = "",
     at: float | None = None,
 ) -> VerdictPlan:
-    """Return ``plan`` after it is declared, and with it the look that is due, before it is judged.
+    """Return ``plan`` after it and the look that is due are declared, at the time ``at`` or now.
 
-    Both are appended to the file in its folder; at the time ``at``, by default now. A plan without
-    looks, or that takes none, is returned as it is.
+    Both are appended to the file in its folder. An exploratory plan is returned as it is.
     """
-    if plan.looks is None or plan.exploratory:
+    if plan.exploratory:
         return plan
     now = time.time() if at is None else at
 
@@ -85,9 +79,8 @@ def judge(contrasts: Sequence[Contrast], outcomes: Outcomes, plan: VerdictPlan) 
     """Return the verdicts of a study and what they rest on.
 
     ``contrasts`` are the comparisons of the runs that are there, those of A/A steps and repeats
-    included; ``outcomes`` lists the runs of each arm. ``closed`` lists, for each of the ``looks``, the
-    comparisons that need no further seeds after it, ``waiting`` those of the last one whose runs have
-    not ended.
+    included. ``closed`` lists, for each of the ``looks``, the comparisons that need no further seeds
+    after it, ``waiting`` those of the last one whose runs have not ended.
     """
     study = _Study(contrasts, outcomes, plan)
     aa_steps, aa_failed = study.aa_steps()
@@ -124,14 +117,12 @@ class _Study:
             arm: plan.configurations.get(arm, "") for c in self.family.values() for arm in c.weights
         }
         self.known = concerning(plan.declarations, self.arms)
-        self.looks: list[Look] = []
-        # The looks of the first plan stay in force.
-        self.look_plan = plan.looks
-        if plan.looks is not None:
-            self.looks = looks_of(self.known)
-            first = next((i for i, each in enumerate(self.known) if isinstance(each, Look)), 0)
-            if in_force := plans_of(self.known[:first]):
-                self.look_plan = in_force[-1].looks
+        self.looks = looks_of(self.known)
+        # The looks of the plan before the first look stay in force.
+        first = next((i for i, each in enumerate(self.known) if isinstance(each, Look)), 0)
+        self.look_plan = [plan.looks, *(each.look_plan for each in plans_of(self.known[:first]))][
+            -1
+        ]
         configured = plan.contrasts if plan.exploratory else self.family
         families = [*(line.family for line in self.known), self._declared(configured)]
         self.planned = max(len(compared), family_size(families))
@@ -151,7 +142,6 @@ class _Study:
 
     def new_plan(self, at: float) -> list[Line]:
         """Return the declaration of the plan, if the last one of this study is another."""
-        assert self.plan.looks is not None
         if not self.family or not self.seeds:
             return []
         rule, family = self.plan.rule_record, self._declared(self.family)
@@ -184,7 +174,7 @@ class _Study:
         may not be omitted, whatever its outcome.
         """
         seeds, plan = self.seeds, self.look_plan
-        if plan is None or len(seeds) < self.plan.rule.min_seeds:
+        if len(seeds) < self.plan.rule.min_seeds:
             return None
         if any(not set(look.seeds) <= set(seeds) for look in self.looks):
             return None
@@ -194,17 +184,16 @@ class _Study:
             look = due_look(plan, self.looks, len(seeds))
         else:
             waiting = [
-                c for name, c in self.family.items() if not self._declared_before(name, None)
+                c for name, c in self.family.items() if not self._is_looked_at(name, self.looks)
             ]
             share, number = reserve_share(plan, self.looks), len(self.looks) + 1
-            look = Look(number, len(seeds), share, False, is_at_added=True) if share else None
+            look = Look(number, len(seeds), share, False, added=True) if share else None
         if look is None or not any(self._has_ended(c, seeds) for c in waiting):
             return None
         return replace(look, seeds=seeds)
 
-    def _declared_before(self, name: str, look: Look | None) -> bool:
-        earlier = self.looks if look is None else self.looks[: look.number - 1]
-        return any(self._is_in(name, each.family) for each in earlier)
+    def _is_looked_at(self, name: str, looks: Iterable[Look]) -> bool:
+        return any(self._is_in(name, look.family) for look in looks)
 
     def _is_in(self, name: str, family: Family) -> bool:
         return is_declared(name, self._arms_of(self.family[name]), family)
@@ -213,11 +202,11 @@ class _Study:
         return all(set(seeds) <= self.ended.get(arm, set()) for arm in contrast.weights)
 
     def _concerned(self, look: Look) -> list[str]:
+        earlier = self.looks[: look.number - 1] if look.added else ()
         return [
             name
             for name in self.family
-            if self._is_in(name, look.family)
-            and not (look.is_at_added and self._declared_before(name, look))
+            if self._is_in(name, look.family) and not self._is_looked_at(name, earlier)
         ]
 
     def _judged_at(self, look: Look) -> list[str]:
@@ -228,17 +217,18 @@ class _Study:
 
     def verdicts(self, marks: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each comparison, with the ``marks`` of the study as remarks."""
-        level = WHOLE_ALPHA if self.look_plan is None else None
         given, decided, _ = self._replayed
         verdicts = []
-        for part in self._parts():
-            for verdict in self._tested(part, self.outcomes, level):
-                name = verdict["name"]
-                if level is None:
-                    verdict = self._shown(verdict, given.get(name), name in decided)
+        for part in self._parts:
+            contrasts = [self.compared[name] for name in part]
+            rule = self._rule_of(contrasts)
+            for now in estimates(contrasts, self.outcomes, rule, self.planned):
+                name = now["name"]
+                verdict = self._shown(now, given.get(name), name in decided)
                 verdicts.append({**verdict, "remarks": [*verdict["remarks"], *marks]})
         return verdicts
 
+    @cached_property
     def _parts(self) -> list[list[str]]:
         """Return the comparisons of each part of the study: each part has a variance of its own."""
         parts: dict[str, list[str]] = {}
@@ -246,19 +236,14 @@ class _Study:
             parts.setdefault(contrast.part, []).append(name)
         return list(parts.values())
 
-    def _tested(
-        self,
-        names: Sequence[str],
-        outcomes: Outcomes,
-        level: ErrorLevel | None,
-        planned: int = 0,
-        decided: Sequence[Verdict] = (),
-    ) -> list[Verdict]:
-        contrasts, rule = [self.family[name] for name in names], self.plan.rule
-        if rule.variance == "factorial" and not any(c.role == EFFECT for c in contrasts):
-            # Without effects of a design.
-            rule = replace(rule, variance="shared")
-        return verdicts_at(contrasts, outcomes, rule, planned or self.planned, level, decided)
+    def _rule_of(self, contrasts: Sequence[Contrast]) -> VerdictRule:
+        """Return the rule; comparisons of a design without its effects have the rule shared."""
+        rule, has_effects = self.plan.rule, any(c.role == EFFECT for c in contrasts)
+        return (
+            rule
+            if has_effects or rule.variance != "factorial"
+            else replace(rule, variance="shared")
+        )
 
     @cached_property
     def _replayed(
@@ -278,19 +263,19 @@ class _Study:
             level = self._level(look, decided, not open_count)
             planned, outcomes = self._planned_at(look), self._outcomes_at(look)
             new: dict[str, Verdict] = {}
-            for part in self._parts():
+            for part in self._parts:
                 names = [name for name in tested if name in part]
                 standing = {k: v for k, v in decided.items() if k in part}
-                if look.is_at_added:
+                if look.added:
                     # Those of the looks before at the same seeds.
                     standing |= {
                         k: v
                         for k, v in given.items()
                         if k in part and k not in names and look.n == len(self._look_seeds(v))
                     }
-                for verdict in self._tested(
-                    names, outcomes, level, planned, list(standing.values())
-                ):
+                contrasts, earlier = [self.family[name] for name in names], list(standing.values())
+                rule = self._rule_of(contrasts)
+                for verdict in verdicts_at(contrasts, outcomes, rule, planned, level, earlier):
                     new[verdict["name"]] = self._marked(verdict, look, open_count)
             given |= new
             decided |= {name: v for name, v in new.items() if v["verdict"] in LASTING_WORDS}
@@ -310,9 +295,8 @@ class _Study:
         }
 
     def _level(self, look: Look, decided: Mapping[str, Verdict], is_complete: bool) -> ErrorLevel:
-        assert self.look_plan is not None
         plan, taken = self.look_plan, self.looks[: look.number]
-        if look.is_at_added:
+        if look.added:
             # The comparisons of earlier looks are not in the family of this one.
             decided = {}
         equivalent = sum(v["verdict"] is VerdictWord.EQUIVALENT for v in decided.values())
@@ -322,7 +306,7 @@ class _Study:
         )
 
     def _planned_at(self, look: Look) -> int:
-        if look.is_at_added:
+        if look.added:
             earlier = self.looks[: look.number - 1]
             return family_size(
                 {name: arms}
@@ -332,14 +316,13 @@ class _Study:
         families = []
         for line in self.known:
             families.append(line.family)
-            if isinstance(line, Look) and line.seeds == look.seeds and not line.is_at_added:
+            if isinstance(line, Look) and line.seeds == look.seeds and not line.added:
                 break
         return family_size(families)
 
     def _marked(self, verdict: Verdict, look: Look, open_count: int) -> Verdict:
         if verdict["verdict"] in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
             return verdict
-        assert self.look_plan is not None
         remarks, has_word = list(verdict["remarks"]), verdict["verdict"] in LASTING_WORDS
         if open_count and verdict["p"] is not None:
             own = verdict["variance"] == "own"
@@ -392,7 +375,6 @@ class _Study:
         return {**verdict, "remarks": [*verdict["remarks"], "its runs were trained again since"]}
 
     def _wait(self, name: str) -> str:
-        assert self.look_plan is not None
         contrast, seeds = self.family[name], self.seeds
         # The look at most seeds, the latest of them.
         last = max(reversed(self.looks), key=lambda look: look.n, default=None)
@@ -428,11 +410,10 @@ class _Study:
         verdicts, failed = [], False
         alone = replace(self.plan.rule, variance="own")
         for contrast in (c for c in self.controls.values() if c.role == AA_ROLE):
-            level = WHOLE_ALPHA if self.look_plan is None else None
-            (shown,) = verdicts_at([contrast], self.outcomes, alone, 1, level)
-            at_looks = [shown]
+            (shown,) = estimates([contrast], self.outcomes, alone, 1)
+            at_looks: list[Verdict] = []
             for look in self.looks:
-                if look.is_at_added or not self._has_ended(contrast, look.seeds):
+                if look.added or not self._has_ended(contrast, look.seeds):
                     continue
                 outcomes = self._outcomes_at(look)
                 at_looks += verdicts_at([contrast], outcomes, alone, 1, ErrorLevel(look.share))
@@ -502,7 +483,7 @@ class _Study:
 
     def notes(self) -> list[str]:
         """Return what the dates of the runs show that the declarations do not: they were shortened."""
-        if self.look_plan is None or self.plan.folder is None:
+        if self.plan.folder is None:
             return []
         notes, early = [], self._early_runs()
         if early and not (self.known and self.known[0].imported):

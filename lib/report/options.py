@@ -1,6 +1,5 @@
 """Options of the verdicts on a study; imports no torch."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,10 +38,8 @@ class LookPlan:
 
     @property
     def problems(self) -> list[Problem]:
-        problems = []
-        seeds, shares = self.seeds, self.shares
-        ascending = all(a < b for a, b in itertools.pairwise(seeds))
-        if not seeds or seeds[0] < MIN_SEEDS or not ascending:
+        seeds, shares, problems = self.seeds, self.shares, []
+        if not seeds or seeds[0] < MIN_SEEDS or sorted({*seeds}) != [*seeds]:
             shown = ",".join(map(str, seeds)) or "nothing"
             what = f"VERDICT_LOOKS: expected ascending numbers from {MIN_SEEDS}, got {shown}"
             problems.append(Problem(what, code="config.out-of-range"))
@@ -54,14 +51,6 @@ class LookPlan:
             what = f"VERDICT_SPEND: expected {len(seeds)} shares, as VERDICT_LOOKS, got {shown}"
             problems.append(Problem(what, code="config.conflict"))
         return problems
-
-    @property
-    def spending(self) -> list[tuple[int, float]]:
-        return list(zip(self.seeds, self.shares, strict=True))
-
-    @property
-    def reserve(self) -> Decimal:
-        return max(Decimal(0), 1 - sum_of_shares(self.shares))
 
 
 def sum_of_shares(shares: Sequence[float]) -> Decimal:

@@ -1,6 +1,5 @@
-"""Statistics of the verdicts: tests of the contrasts of a study under one rule for their variance.
+"""Tests of the contrasts of a study under one rule for their variance (``lib.report.verdicts``).
 
-The rules are described in ``lib/report/verdicts.py``.
 Numbers are standard deviations instead of variances, so that extreme losses cannot overflow.
 """
 
@@ -48,7 +47,7 @@ _MAX_STEPS = 200
 
 @dataclass(frozen=True)
 class VerdictRule:
-    """The declared rule of a study; differences are in nats."""
+    """The declared rule of a study."""
 
     # One of VARIANCE_RULES.
     variance: str = "shared"
@@ -75,19 +74,17 @@ class ErrorLevel:
     share_at: Callable[[int], float] = field(default=lambda n: 1.0)
 
 
-# Error level of a study with a single look.
+# Error level of a single look.
 WHOLE_ALPHA = ErrorLevel()
 
 
 class ContrastSample(NamedTuple):
-    """Differences of one contrast: their number, mean and standard deviation.
-
-    ``scale`` is the sum of the squared weights of the contrast.
-    """
+    """Number, mean and standard deviation of the differences of one contrast."""
 
     n: int
     mean: float
     sd: float
+    # Sum of the squared weights.
     scale: float
 
     @property
@@ -104,8 +101,8 @@ def contrast_tests(
     variance: str,
     band: float,
     m: int,
-    level: ErrorLevel = WHOLE_ALPHA,
-    decided: Sequence[ContrastSample] = (),
+    level: ErrorLevel,
+    decided: Sequence[ContrastSample],
 ) -> list[dict[str, Any]]:
     """Return the tests of all contrasts under one rule, corrected for ``m`` comparisons.
 
@@ -115,30 +112,30 @@ def contrast_tests(
     The correction includes the share of the look, so a corrected p is compared with alpha. The
     contrasts that earlier looks ``decided`` are not tested; their variances count.
     """
-    everything = [*samples, *decided]
-    mean_sd, live = mean_run_sd(everything), _live(everything)
-    raw = [
-        _raw_test(sample, variance, band, sum(live), mean_sd if is_live else None)
+    mean_sd, live = mean_run_sd([*samples, *decided])
+    tests = [
+        _test(sample, variance, band, sum(live), mean_sd if is_live else None)
         for sample, is_live in zip(samples, live, strict=False)
     ]
 
     def correct(values: Sequence[float], rejected: int) -> list[float]:
         # A comparison decided by the other family of hypotheses still counts in this one.
         steps_down = variance == "own" and level.is_complete
-        adjusted = holm(values, m - rejected) if steps_down else bonferroni(values, m)
+        adjusted = holm(values, m - rejected) if steps_down else [m * p for p in values]
         factor = 1 if variance == "own" or level.is_complete else PART_FACTOR
         return [min(1.0, factor * p / level.share) for p in adjusted]
 
-    differ = correct([test["p"] for test in raw], level.differing)
-    equivalents = [test["p_equivalent"] for test in raw if test["p_equivalent"] is not None]
-    equal = correct(equivalents, level.equivalent) if equivalents else [None] * len(raw)
-    return [
-        {**test, "p_adjusted": p, "p_equivalent_adjusted": q}
-        for test, p, q in zip(raw, differ, equal, strict=True)
-    ]
+    differ = correct([test["p"] for test in tests], level.differing)
+    for test, p in zip(tests, differ, strict=True):
+        test |= {"p_adjusted": p, "p_equivalent_adjusted": None}
+    if band > 0:
+        equal = correct([test["p_equivalent"] for test in tests], level.equivalent)
+        for test, p in zip(tests, equal, strict=True):
+            test["p_equivalent_adjusted"] = p
+    return tests
 
 
-def _raw_test(
+def _test(
     sample: ContrastSample, variance: str, band: float, live: int, mean_sd: float | None
 ) -> dict[str, Any]:
     """Return the test of one contrast, not corrected.
@@ -147,11 +144,9 @@ def _raw_test(
     """
     own_degrees = sample.n - 1
     sd, degrees = sample.sd, float(own_degrees)
-    if variance == "factorial" and mean_sd is not None:
-        sd, degrees = mean_sd * math.sqrt(sample.scale), factorial_degrees(sample.n, live)
-    elif variance == "shared" and mean_sd is not None:
-        sd = max(sample.run_sd, mean_sd) * math.sqrt(sample.scale)
-        degrees = shared_degrees(sample.n, live)
+    if variance != "own" and mean_sd is not None:
+        run_sd = mean_sd if variance == "factorial" else max(sample.run_sd, mean_sd)
+        sd, degrees = run_sd * math.sqrt(sample.scale), mean_degrees(variance, sample.n, live)
     # One contrast alone has its own variance: the rule is the paired t-test.
     gated = variance == "shared" and live > 1
     distance, margin = abs(sample.mean), band - abs(sample.mean)
@@ -197,32 +192,22 @@ def interval_of_noise(
     return difference - half, difference + half
 
 
-def shared_degrees(n: int, live: int) -> float:
-    """Return the degrees of freedom of the mean variance of ``live`` contrasts of ``n`` seeds.
+def mean_degrees(variance: str, n: int, live: int) -> float:
+    """Return the degrees of freedom of the mean variance of ``live`` contrasts over ``n`` seeds.
 
     Planned contrasts without a variance do not count: they are in the correction only.
     """
-    return (n - 1) * 3 * live / (live + 2)
+    return (n - 1) * live / 2 if variance == "factorial" else (n - 1) * 3 * live / (live + 2)
 
 
-def factorial_degrees(n: int, live: int) -> float:
-    """Return the degrees of freedom of the mean variance of ``live`` effects over ``n`` seeds."""
-    return (n - 1) * live / 2
-
-
-def _live(samples: Sequence[ContrastSample]) -> list[bool]:
+def mean_run_sd(samples: Sequence[ContrastSample]) -> tuple[float, list[bool]]:
+    """Return the root of the mean variance per unit of weight over the live contrasts, and which are."""
     largest = max(sample.run_sd for sample in samples)
     variances = [(sample.run_sd / largest) ** 2 for sample in samples]
     limit = _LIVE_SHARE * statistics.median(variances)
-    return [variance > limit for variance in variances]
-
-
-def mean_run_sd(samples: Sequence[ContrastSample]) -> float:
-    """Return the root of the mean variance per unit of weight, over the live contrasts."""
-    largest = max(sample.run_sd for sample in samples)
-    live = [s for s, is_live in zip(samples, _live(samples), strict=True) if is_live]
-    total = math.fsum((s.n - 1) * (s.run_sd / largest) ** 2 for s in live)
-    return largest * math.sqrt(total / sum(s.n - 1 for s in live))
+    live = [(s.n - 1, v) for s, v in zip(samples, variances, strict=True) if v > limit]
+    mean = math.fsum(weight * v for weight, v in live) / sum(weight for weight, _ in live)
+    return largest * math.sqrt(mean), [v > limit for v in variances]
 
 
 def noisy_runs(contrasts: Sequence[Mapping[str, Sequence[float]]]) -> list[str]:
@@ -262,12 +247,9 @@ def more_seeds(
     sample: ContrastSample,
     test: Mapping[str, Any],
     rule: VerdictRule,
-    share_at: Callable[[int], float] = WHOLE_ALPHA.share_at,
+    share_at: Callable[[int], float],
 ) -> int | None:
-    """Return how many further seeds give a word with the probability ``power``, if few enough.
-
-    ``share_at`` is the share of alpha that the look at a number of seeds spends.
-    """
+    """Return how many further seeds give a word with the probability ``power``, if few enough."""
     distance, m = abs(sample.mean), test["planned_comparisons"]
     for n in range(sample.n + 1, _MAX_SEEDS + 1):
         degrees = (n - 1) * test["degrees_of_freedom"] / (sample.n - 1)
@@ -317,17 +299,11 @@ def deviation_of(values: Sequence[float]) -> float:
     return largest * math.sqrt(total / (len(values) - 1))
 
 
-# Sign flips.
-#
-# Two runs with the same seed form a pair. In the sign-flip test (Fisher 1935), each pair's difference
-# is equally likely to have either sign under the null hypothesis, so all 2^n sign patterns are equally
-# likely. The test assumes no distribution; with few seeds its smallest possible p is large.
-
-
 def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """Return the two-sided p: the share of sign patterns whose sum is at least as far from zero.
+    """Return the two-sided p of the sign-flip test (Fisher 1935), which assumes no distribution.
 
-    Returns None for fewer than two or more than 20 differences.
+    It is the share of the 2^n sign patterns whose sum is at least as far from zero. None for fewer
+    than two or more than 20 differences.
     """
     n = len(differences)
     if not 1 < n <= _MAX_PAIRS:
@@ -350,11 +326,9 @@ def smallest_p(n: int) -> float:
     return 2.0 ** (1 - n)
 
 
-# Student's t distribution and corrections for several comparisons.
-#
-# The tail is half a regularised incomplete beta function (Abramowitz and Stegun 1964, 26.5.27),
-# evaluated as a continued fraction by Lentz's method (Press et al., Numerical Recipes, 6.4). The
-# relative error is below 1e-12 for 1 to 1000 degrees of freedom.
+# Student's t distribution. The tail is half a regularised incomplete beta function (Abramowitz and
+# Stegun 1964, 26.5.27), evaluated as a continued fraction by Lentz's method (Press et al., Numerical
+# Recipes, 6.4). The relative error is below 1e-12 for 1 to 1000 degrees of freedom.
 
 
 def t_sf(t: float, degrees: float) -> float:
@@ -387,18 +361,15 @@ def t_isf(p: float, degrees: float) -> float:
         tail = t_sf(t, degrees)
         low, high = (t, high) if tail > p else (low, t)
         # Newton's method on the logarithm of the tail, which is nearly linear in log t.
-        step = tail * (math.log(tail) - math.log(p)) / _density(t, degrees)
+        half = (degrees + 1) / 2
+        log_scale = math.lgamma(half) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
+        density = math.exp(log_scale - half * math.log1p(t * t / degrees))
+        step = tail * (math.log(tail) - math.log(p)) / density
         following = t + step if low < t + step < high else (low + high) / 2
         if abs(following - t) <= 4 * _EPSILON * abs(t):
             return following
         t = following
     return t
-
-
-def _density(t: float, degrees: float) -> float:
-    half = (degrees + 1) / 2
-    log_scale = math.lgamma(half) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
-    return math.exp(log_scale - half * math.log1p(t * t / degrees))
 
 
 def _fraction(a: float, b: float, x: float) -> float:
@@ -420,11 +391,6 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 def _nonzero(value: float) -> float:
     return value if abs(value) > _TINY else _TINY
-
-
-def bonferroni(values: Sequence[float], m: int) -> list[float]:
-    """Return the p-values corrected for ``m`` comparisons (Bonferroni 1936)."""
-    return [min(1.0, m * p) for p in values]
 
 
 def holm(values: Sequence[float], m: int) -> list[float]:

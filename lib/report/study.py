@@ -40,7 +40,7 @@ from lib.report.declarations import (
     line_record,
     studies_on,
 )
-from lib.report.judge import Outcomes, declare, judge
+from lib.report.judge import declare, judge
 from lib.report.options import NATS, UNITS, sum_of_shares
 from lib.report.run_facts import (
     code_digest,
@@ -58,7 +58,7 @@ from lib.report.run_results import (
     run_utilisation,
 )
 from lib.report.statistics import INTERVAL_ERROR, noisier_than_others
-from lib.report.verdicts import SeedOutcome, VerdictWord
+from lib.report.verdicts import Outcomes, SeedOutcome, VerdictWord
 from lib.runs.identity import configuration_digest
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run import Run, RunVariant
@@ -156,10 +156,9 @@ def read_study(
     contrasts = [c.in_part(part) for part in parts for c in planned_contrasts(variants, plan)]
     finished = [record for each in outcomes.values() for record in finished_of(each)]
     evaluation_set = _evaluation_set(finished, plan.unit)
-    if plan.looks is not None:
-        configs = {run.variant.slug: run.config for run in reversed(runs)}
-        digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
-        plan = replace(plan, configurations={**digests, **plan.configurations})
+    configs = {run.variant.slug: run.config for run in reversed(runs)}
+    digests = {slug: configuration_digest(c.identity()) for slug, c in configs.items()}
+    plan = replace(plan, configurations={**digests, **plan.configurations})
     plan = declare(plan, contrasts, outcomes, evaluation_set)
     others: list[str] = []
     if plan.folder is not None:
@@ -297,9 +296,9 @@ def study_document(study: JudgedStudy, context: Mapping[str, Any]) -> dict[str, 
         "metric": "val_loss",
         "rule": plan.rule_record,
         "is_declared_first": judged["is_declared_first"],
-        "look_plan": look_plan and asdict(look_plan),
+        "look_plan": {name: list(values) for name, values in asdict(look_plan).items()},
         "looks": [_look(*each) for each in zip(looks, judged["closed"], strict=True)],
-        "alpha_spent": look_plan and spent * plan.rule.alpha,
+        "alpha_spent": spent * plan.rule.alpha,
         "family": sorted(judged["family"]),
         "planned_comparisons": judged["planned"],
         "pairing_gain": judged.get("pairing_gain", pairing_gain(verdicts)),

@@ -53,6 +53,10 @@ _ROUNDING = "differs by rounding only"
 _CONSTANT_ULPS = 8
 
 
+# Arm → outcomes of its runs.
+Outcomes = Mapping[str, Sequence["SeedOutcome"]]
+
+
 class VerdictWord(StrEnum):
     """Result of a study for one contrast."""
 
@@ -102,64 +106,75 @@ class SeedOutcome:
         return self.record.planned
 
 
+def estimates(
+    contrasts: Sequence[Contrast], outcomes: Outcomes, rule: VerdictRule, planned: int
+) -> list[dict[str, Any]]:
+    """Return what the runs show of each contrast between looks: differences, and no words of a test."""
+    verdicts = []
+    for contrast in contrasts:
+        verdict = _untested(contrast, outcomes, rule, max(len(contrasts), planned))
+        if verdict["verdict"] not in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
+            verdict |= {"verdict": None, "share": 0.0, "alpha_of_look": 0.0}
+        verdict["remarks"] += _instability(verdict, outcomes)
+        verdicts.append(verdict)
+    return verdicts
+
+
 def verdicts_at(
     contrasts: Sequence[Contrast],
-    outcomes: Mapping[str, Sequence[SeedOutcome]],
+    outcomes: Outcomes,
     rule: VerdictRule,
-    planned: int | None = None,
-    level: ErrorLevel | None = WHOLE_ALPHA,
+    planned: int = 0,
+    level: ErrorLevel = WHOLE_ALPHA,
     decided: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Return the verdict on each contrast at one level of error, as in the document of the study.
+    """Return the verdict on each contrast at the level of a look, as in the document of the study.
 
     ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
-    the family, at least and by default that of the ``contrasts``. ``level`` is the level of the look,
-    None between looks: then there are differences and no words. The variances of the verdicts that
-    earlier looks ``decided`` count.
+    the family, at least that of the ``contrasts``. The variances of the verdicts that earlier looks
+    ``decided`` count.
     """
-    m = max(len(contrasts), planned or 0)
+    m = max(len(contrasts), planned)
     verdicts = [_untested(contrast, outcomes, rule, m) for contrast in contrasts]
-    testable = [verdict for verdict in verdicts if _is_testable(verdict)]
-    if level is None:
-        for verdict in verdicts:
-            if verdict["verdict"] not in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
-                verdict |= {"verdict": None, "share": 0.0, "alpha_of_look": 0.0}
-    elif testable:
-        samples = [_sample(verdict) for verdict in testable]
+    if testable := [verdict for verdict in verdicts if _is_testable(verdict)]:
         earlier = [_sample(verdict) for verdict in decided if verdict["p"] is not None]
-        tests = contrast_tests(samples, rule.variance, rule.band, m, level, earlier)
-        alternative = "shared" if rule.variance == "own" else "own"
-        others = contrast_tests(samples, alternative, rule.band, m, level, earlier)
-        mean_sd = mean_run_sd([*samples, *earlier])
-        is_factorial = rule.variance == "factorial"
-        noisy = noisy_runs([verdict["values"] for verdict in testable]) if is_factorial else []
-        for verdict, sample, test, other in zip(testable, samples, tests, others, strict=True):
-            verdict |= test
-            if is_factorial:
-                spread = [f"SPREAD: {arm} is much noisier than the other runs" for arm in noisy]
-            else:
-                spread = list(_spread(verdict, sample, mean_sd))
-            other_word = _word(sample, other, rule.alpha)
-            verdict["other_rule"] = {
-                "variance": alternative,
-                "verdict": other_word,
-                "p_adjusted": other["p_adjusted"],
-                "p_equivalent_adjusted": other["p_equivalent_adjusted"],
-            }
-            _decide(verdict, sample, rule, level, bool(noisy))
-            verdict["remarks"] += spread
-            if (verdict["document_error"] or 0.0) > sample.sd / math.sqrt(sample.n):
-                verdict["remarks"].append("limited by the evaluation set, not by seeds")
-            if other_word is not verdict["verdict"] and not is_factorial:
-                verdict["remarks"].append(f"the rule {alternative} gives {other_word}")
+        _test(testable, rule, m, level, earlier)
     for verdict in verdicts:
         verdict["remarks"] += _instability(verdict, outcomes)
     return verdicts
 
 
-def _instability(
-    verdict: Mapping[str, Any], outcomes: Mapping[str, Sequence[SeedOutcome]]
-) -> list[str]:
+def _test(
+    verdicts: Sequence[dict[str, Any]],
+    rule: VerdictRule,
+    m: int,
+    level: ErrorLevel,
+    earlier: Sequence[ContrastSample],
+) -> None:
+    """Set figures, words and remarks of the tests under the rule and, for comparison, another one."""
+    samples, is_factorial = [_sample(verdict) for verdict in verdicts], rule.variance == "factorial"
+    alternative = "shared" if rule.variance == "own" else "own"
+    tests, others = (
+        contrast_tests(samples, variance, rule.band, m, level, earlier)
+        for variance in (rule.variance, alternative)
+    )
+    mean_sd, _ = mean_run_sd([*samples, *earlier])
+    noisy = noisy_runs([verdict["values"] for verdict in verdicts]) if is_factorial else []
+    noise = [f"SPREAD: {arm} is much noisier than the other runs" for arm in noisy]
+    for verdict, sample, test, other in zip(verdicts, samples, tests, others, strict=True):
+        other_word = _word(sample, other, rule.alpha)
+        adjusted = {name: other[name] for name in ("p_adjusted", "p_equivalent_adjusted")}
+        verdict |= test
+        verdict["other_rule"] = {"variance": alternative, "verdict": other_word, **adjusted}
+        _decide(verdict, sample, rule, level, bool(noisy))
+        verdict["remarks"] += noise if is_factorial else _spread(verdict, sample, mean_sd)
+        if (verdict["document_error"] or 0.0) > sample.sd / math.sqrt(sample.n):
+            verdict["remarks"].append("limited by the evaluation set, not by seeds")
+        if other_word is not verdict["verdict"] and not is_factorial:
+            verdict["remarks"].append(f"the rule {alternative} gives {other_word}")
+
+
+def _instability(verdict: Mapping[str, Any], outcomes: Outcomes) -> list[str]:
     """Return remarks on the runs with unstable steps: by arm, or the number for an effect of a design,
     which has all arms.
     """
@@ -182,64 +197,45 @@ def _sample(verdict: Mapping[str, Any]) -> ContrastSample:
 
 
 def _new_verdict(contrast: Contrast, rule: VerdictRule, m: int) -> dict[str, Any]:
-    """Return the verdict on a contrast of which nothing is known. Losses are in nats per token."""
+    """Return the verdict on a contrast of which nothing is known. Losses are in the study's unit."""
     return {
-        "step": contrast.step,
-        "reference": contrast.reference,
-        "role": contrast.role,
+        **{name: getattr(contrast, name) for name in ("name", "step", "reference", "role")},
         "weights": dict(contrast.weights),
         # None without a word: with too few seeds, and between looks.
         "verdict": None,
         # Why the word is UNFAIR, DIVERGED or INCONCLUSIVE.
         "reason": None,
         "remarks": [],
+        # Runs that do not count, with reasons.
+        "excluded": [],
         # Complete blocks: seeds, losses of each arm and differences.
         "seeds": [],
         "n": 0,
         "values": {},
         "differences": [],
-        "difference": None,
-        "sd": None,
-        # Standard error of the difference over the documents of the evaluation set.
-        "document_error": None,
-        "interval_95": None,
-        # The interval that is valid at all looks together.
-        "interval_of_look": None,
-        "sd_of_rule": None,
-        "degrees_of_freedom": None,
-        "p": None,
-        "p_adjusted": None,
-        "p_equivalent": None,
-        "p_equivalent_adjusted": None,
+        # Mean and deviation of the differences; standard error of the mean over the documents.
+        **dict.fromkeys(("difference", "sd", "document_error")),
+        # Of the contrast, and valid at all looks together.
+        **dict.fromkeys(("interval_95", "interval_of_look", "sd_of_rule", "degrees_of_freedom")),
+        **dict.fromkeys(("p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted", "gated")),
         # p of the own t-test, exact p of the sign-flip test, and its smallest possible value.
-        "p_own": None,
-        "gated": None,
-        "p_sign_flip": None,
-        "p_smallest_sign_flip": None,
+        **dict.fromkeys(("p_own", "p_sign_flip", "p_smallest_sign_flip", "other_rule")),
+        # The corrected p: of the band if the word is EQUIVALENT, else of the difference.
+        "p_of_word": None,
         "planned_comparisons": m,
-        "alpha": rule.alpha,
+        **{name: getattr(rule, name) for name in ("alpha", "band", "variance")},
         # Number of the look that judged the contrast, and its share of alpha: 0 between looks.
         "look": None,
         "share": 1.0,
         "alpha_of_look": rule.alpha,
-        "band": rule.band,
-        "variance": rule.variance,
         # About this many further seeds give a word; None if none or too many are needed.
         "more_seeds": None,
-        "other_rule": None,
-        # Runs that do not count, with reasons.
-        "excluded": [],
-        "name": contrast.name,
-        # The corrected p: of the band if the word is EQUIVALENT, else of the difference.
-        "p_of_word": None,
         # Whether the models differ by rounding only, which more seeds cannot resolve.
         "rounding_only": False,
     }
 
 
-def _untested(
-    contrast: Contrast, outcomes: Mapping[str, Sequence[SeedOutcome]], rule: VerdictRule, m: int
-) -> dict[str, Any]:
+def _untested(contrast: Contrast, outcomes: Outcomes, rule: VerdictRule, m: int) -> dict[str, Any]:
     """Return the verdict before any test: UNFAIR, DIVERGED, or INCONCLUSIVE with the differences."""
     verdict = _new_verdict(contrast, rule, m)
     arms = {

@@ -19,7 +19,7 @@ import pytest
 from lib.console import shown
 from lib.report.columns import to_csv, to_latex, to_markdown
 from lib.report.declarations import VerdictPlan
-from lib.report.options import BITS_PER_BYTE
+from lib.report.options import BITS_PER_BYTE, LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import read_study
 from lib.report.terminal import to_terminal
@@ -34,6 +34,8 @@ PARENTS = {"base": "", "wide": "base", "gate": "wide"}
 TITLES = {"base": "GPT-2", "wide": "a wider MLP", "gate": "a gate on it"}
 FLOPS = {"base": 6.0e6, "wide": 7.5e6, "gate": 7.8e6}
 ALPHA, POWER, MIB = 0.05, 0.8, 1024.0
+# Part of alpha that the look spends, and the next one.
+SHARE = 0.5
 # Length in tokens and bytes per token of the evaluation documents.
 DOCUMENTS = {"x": (10, 4), "y": (30, 4)}
 
@@ -171,7 +173,7 @@ def p_values() -> dict[tuple[str, str], tuple[float, float]]:
         single[pair] = 2 * t_tail(t, len(values) - 1)
     corrected, largest = {}, 0.0
     for rank, (pair, p) in enumerate(sorted(single.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(CONTRASTS) - rank) * p))
+        largest = max(largest, min(1.0, (len(CONTRASTS) - rank) * p / SHARE))
         corrected[pair] = (p, largest)
     return corrected
 
@@ -181,7 +183,9 @@ def more_seeds(step: str, other: str) -> int:
     values = differences(step, other)
     for n in range(len(values) + 1, 200):
         error = sd(values) / math.sqrt(n)
-        limit = t_quantile(ALPHA / (2 * len(CONTRASTS)), n - 1) + t_quantile(1 - POWER, n - 1)
+        limit = t_quantile(ALPHA * SHARE / (2 * len(CONTRASTS)), n - 1) + t_quantile(
+            1 - POWER, n - 1
+        )
         if limit * error <= abs(mean(values)):
             more = n - len(values)
             return more if more < 10 else 5 * math.ceil(more / 5)
@@ -263,7 +267,8 @@ def expected(step: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     runs = write(tmp_path_factory.mktemp("columns"))
-    document = document_of(read_study("demo", runs, plan=VerdictPlan(VerdictRule("own"))))
+    plan = VerdictPlan(VerdictRule("own"), looks=LookPlan((len(SEEDS), 60), (SHARE, SHARE)))
+    document = document_of(read_study("demo", runs, plan=plan))
     for row in document["rows"]:
         row["flops_per_token"] = FLOPS[row["slug"]]
     return document

@@ -19,7 +19,7 @@ def percent(condition_S) -> float:
     return 100 * float(np.mean(condition_S))
 
 
-def judged(losses_AN, rule, planned=None):
+def judged(losses_AN, rule, planned=0):
     """Return the verdicts on one study from the product."""
     outcomes = {
         f"a{i}": [SeedOutcome(s, float(y)) for s, y in enumerate(losses)]

@@ -9,7 +9,7 @@ from lib.errors import ConfigError
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, plans_of, read_declarations
-from lib.report.judge import judge
+from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import VERDICTS_FILE, read_study
@@ -223,6 +223,7 @@ def test_a_step_that_hides_the_others_is_named():
         outcomes = {a: [SeedOutcome(s, y) for s, y in enumerate(ys)] for a, ys in losses.items()}
         for variance in ("shared", "own"):
             plan = VerdictPlan(VerdictRule(variance))
+            plan = declare(plan, contrasts, outcomes)
             text = verdicts_to_terminal(
                 document_of({**judge(contrasts, outcomes, plan), "plan": plan})
             )

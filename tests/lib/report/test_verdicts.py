@@ -42,7 +42,7 @@ def study(*differences, base=BASE):
     return {"base": runs(base[: len(differences[0])]), **steps}
 
 
-def judged(outcomes, rule=VerdictRule(), planned=None):
+def judged(outcomes, rule=VerdictRule(), planned=0):
     return verdicts_at(
         [Contrast.pair(s, "base") for s in outcomes if s != "base"], outcomes, rule, planned
     )
