@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from lib.env.hardware import device_name, hardware
 from lib.env.machine import set_up
 from lib.env.observe import (
+    detect_sdpa_kernel,
     deviations,
     machine_settings,
     require_no_deviations,
@@ -19,6 +23,7 @@ from lib.env.observe import (
 from lib.env.options import MachineConfig
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
+from tests.lib.env.test_machine import CPU as MACHINE
 
 CPU = torch.device("cpu")
 
@@ -26,19 +31,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def machine() -> MachineConfig:
     """Apply and return the settings of this process."""
-    plain = MachineConfig(
-        device="cpu",
-        precision="fp32",
-        cpu_threads=torch.get_num_threads(),
-        compile=False,
-        deterministic="strict",
-        matmul_precision="highest",
-        cudnn_benchmark=False,
-        expandable_segments=False,
-        warmup_iterations=0,
-        data_parallel="ddp",
-        ddp_safe=False,
-    )
+    plain = replace(MACHINE, cpu_threads=torch.get_num_threads())
     set_up(plain, ProcessRank())
     return plain
 
@@ -134,9 +127,44 @@ def test_a_setting_that_cannot_be_read_is_recorded_as_such(
     assert found["observed"] == "unreadable: mixed TF32 settings"
 
 
-def test_the_kernel_is_the_one_torch_picks() -> None:
+def test_the_kernel_is_the_one_that_torch_selects() -> None:
     """Flash attention on a CPU; with dropout only math is available."""
     q_BNTH = torch.empty(1, 2, 16, 8, requires_grad=True)
     causal = {"is_causal": True}
     assert selected_sdpa_backend(q_BNTH, 2, 0.0, causal) == "flash"
     assert selected_sdpa_backend(q_BNTH, 2, 0.1, causal) == "math"
+
+
+# Arguments of attention, and the kernel that runs.
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "causal": ({"is_causal": True}, "flash"),
+    "masked": ({"attn_mask": torch.ones(8, 8).tril().bool()}, "flash"),
+    "dropout": ({"is_causal": True, "dropout_p": 0.5}, "math"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_it_is_read_from_what_came_out(call: str) -> None:
+    arguments, kernel = CALLS[call]
+    q = torch.zeros(1, 2, 8, 16, requires_grad=True)
+    assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q, **arguments)) == kernel
+    # Operations on the output do not matter.
+    shared = F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True, **arguments)
+    assert detect_sdpa_kernel(shared[..., :3].transpose(1, 2) * 2) == kernel
+
+
+def test_a_pinned_kernel_is_the_one() -> None:
+    q = torch.zeros(1, 2, 8, 16, requires_grad=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q)) == "math"
+    assert detect_sdpa_kernel(q * 2) == "unknown"
+
+
+def test_a_profile_says_the_same() -> None:
+    names = {"flash": "flash_attention", "math": "attention_math"}
+    for arguments, kernel in CALLS.values():
+        q = torch.zeros(1, 2, 8, 16, requires_grad=True)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            F.scaled_dot_product_attention(q, q, q, **arguments)
+        found = [event.name for event in seen.events() if "::_scaled_dot_product" in event.name]
+        assert any(f"_scaled_dot_product_{names[kernel]}" in name for name in found)

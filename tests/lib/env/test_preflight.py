@@ -44,20 +44,26 @@ def test_each_policy_takes_its_own_kind_alone(
         assert ("no environment" if kind == "system" else f"{kind} environment") in said
 
 
-def test_another_name(conda_config: EnvironmentConfig) -> None:
-    other = {"CONDA_PREFIX": "/envs/other"}
-    problems = preflight.environment_problems(conda_config, of_kind("conda", "other"), other)
-    said = words(problems, "env.wrong-name")
-    assert "ENV_NAME=llmhe" in said and "other (/envs/other)" in said
-    base = of_kind("conda", "base")
-    variables = {"CONDA_PREFIX": "/envs/base"}
-    problems = preflight.environment_problems(conda_config, base, variables)
-    assert "base (/envs/base)" in words(problems, "env.wrong-name")
-    named = replace(conda_config, name="base")
-    assert preflight.environment_problems(named, base, variables) == []
-    # Empty is any.
-    nameless = replace(conda_config, policy="venv", name="")
-    assert preflight.environment_problems(nameless, of_kind("venv", "x"), {}) == []
+@pytest.mark.parametrize(
+    ("policy", "expected", "name", "code"),
+    [
+        ("conda", "llmhe", "other", "env.wrong-name"),
+        ("conda", "llmhe", "base", "env.wrong-name"),
+        ("conda", "base", "base", ""),
+        # Empty accepts any.
+        ("venv", "", "x", ""),
+    ],
+)
+def test_the_name(
+    config: EnvironmentConfig, policy: str, expected: str, name: str, code: str
+) -> None:
+    wanted = replace(config, policy=policy, name=expected)
+    variables = {"CONDA_PREFIX": f"/envs/{name}"}
+    problems = preflight.environment_problems(wanted, of_kind(policy, name), variables)
+    assert [problem.code for problem in problems] == [code] * bool(code)
+    if code:
+        assert f"ENV_NAME={expected}" in problems[0].what
+        assert f"{name} (/envs/{name})" in problems[0].what
 
 
 @pytest.mark.parametrize("active", ["/envs/other", None])

@@ -77,7 +77,7 @@ def stamp_lines(tree):
 
 
 @pytest.mark.slow
-def test_it_is_made_used_repaired_and_not_made_again(tree):
+def test_it_is_made_used_and_not_made_again(tree):
     """In a path with blanks, with PYTHONPATH pointing at another ``lib`` and another ``pip``."""
     (tree.parent / "lib").mkdir()
     (tree.parent / "pip").mkdir()
@@ -100,19 +100,6 @@ def test_it_is_made_used_repaired_and_not_made_again(tree):
     assert not [path for path in tree.iterdir() if path.name.endswith(("egg-info", "build"))]
     assert stamp_lines(tree) == [f"{tree} .venv", "nothing"]
     assert set_up(tree).stderr == ""
-
-    # A changed file completes it; an unfinished one is created anew.
-    remains = tree / ".venv" / "remains"
-    remains.touch()
-    os.utime(tree / "requirements.txt", (time_of_stamp := os.stat(stamp(tree)).st_mtime + 5,) * 2)
-    completed = set_up(tree)
-    assert completed.returncode == 0 and "is ready" in completed.stderr
-    assert remains.exists() and stamp_lines(tree) == [f"{tree} .venv", "nothing"]
-    os.utime(tree / "requirements.txt", (time_of_stamp - 60,) * 2)
-    stamp(tree).write_text("\nnothing\n")
-    repaired = set_up(tree)
-    assert repaired.returncode == 0, repaired.stderr
-    assert not remains.exists() and stamp_lines(tree) == [f"{tree} .venv", "nothing"]
 
 
 def stamp(tree):
@@ -145,45 +132,47 @@ def made(tmp_path):
     return root
 
 
-def called(root, *words):
-    """Return the arguments of the set-up that make runs; "" if it runs none."""
-    assert set_up(root, *words).returncode == 0
-    return (root / "called").read_text().strip() if (root / "called").exists() else ""
+def newer(name):
+    return lambda root: os.utime(root / name, (os.stat(stamp(root)).st_mtime + 5,) * 2)
 
 
-@pytest.mark.parametrize("extras", ["", "nothing", "nothing dev", "dev,nothing"])
-def test_a_current_one_is_not_set_up(made, extras):
-    assert called(made, f"EXTRAS={extras}") == ""
+def stamped(text):
+    return lambda root: stamp(root).write_text(text)
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.txt", "constraints.txt"])
-def test_a_changed_file_is_noticed(made, name):
-    os.utime(made / name, (os.stat(stamp(made)).st_mtime + 5,) * 2)
-    assert called(made) == "-m lib.env.setup --venv .venv --extras"
+def link(root):
+    (root / ".venv").rename(root / "elsewhere")
+    (root / ".venv").symlink_to("elsewhere")
+
+
+SETUP = "-m lib.env.setup --venv .venv --extras"
+CHECK = "-m lib.env.setup --active .venv/bin/python --extras"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\ndev\n", "/another/tree .venv\ndev\n"], ids=["new", "unfinished", "moved"]
+    ("change", "extras", "expected"),
+    [
+        (None, "", ""),
+        (None, "dev,nothing", ""),
+        (None, "nothing more", f"{SETUP} nothing more"),
+        (newer("pyproject.toml"), "", SETUP),
+        (newer("requirements.txt"), "", SETUP),
+        (newer("constraints.txt"), "", SETUP),
+        # New, unfinished, moved.
+        (stamped(""), "", SETUP),
+        (stamped("\ndev\n"), "", SETUP),
+        (stamped("/another/tree .venv\ndev\n"), "", SETUP),
+        # The environment of a user is only checked.
+        (lambda root: stamp(root).unlink(), "", CHECK),
+        (link, "", CHECK),
+    ],
 )
-def test_an_unfinished_or_moved_one_is_noticed(made, text):
-    stamp(made).write_text(text)
-    assert called(made) == "-m lib.env.setup --venv .venv --extras"
-
-
-def test_a_missing_extra_is_noticed(made):
-    assert (
-        called(made, "EXTRAS=nothing more") == "-m lib.env.setup --venv .venv --extras nothing more"
-    )
-
-
-@pytest.mark.parametrize("how", ["created by the user", "link"])
-def test_the_environment_of_a_user_is_only_checked(made, how):
-    if how == "link":
-        (made / ".venv").rename(made / "elsewhere")
-        (made / ".venv").symlink_to("elsewhere")
-    else:
-        stamp(made).unlink()
-    assert called(made) == "-m lib.env.setup --active .venv/bin/python --extras"
+def test_make_runs_the_set_up_that_is_due(made, change, extras, expected):
+    if change:
+        change(made)
+    assert set_up(made, f"EXTRAS={extras}").returncode == 0
+    called = made / "called"
+    assert (called.read_text().strip() if called.exists() else "") == expected
 
 
 class Commands(list):
@@ -215,25 +204,23 @@ def kinds(commands):
     return [name for command in commands for words, name in kind.items() if words in command]
 
 
-def test_a_new_one_is_created_installed_and_checked(tmp_path, commands):
+def test_a_new_one_is_created_installed_and_checked_and_keeps_its_extras(tmp_path, commands):
     setup.set_up(".venv", ["nothing"])
     assert kinds(commands) == ["venv", "pip", "check"]
     assert f"-r {tmp_path}/requirements.txt -c {tmp_path}/constraints.txt" in commands[1]
     assert f"-e '{tmp_path}[nothing]'" in commands[1]
     assert stamp_lines(tmp_path) == [f"{tmp_path} .venv", "nothing"]
-
-
-def test_a_finished_one_is_completed_and_keeps_its_extras(tmp_path, commands):
-    for extras in (["nothing"], ["more"]):
-        commands.clear()
-        setup.set_up(".venv", extras)
+    commands.clear()
+    setup.set_up(".venv", ["more"])
     assert kinds(commands) == ["pip", "check"] and "[more,nothing]" in commands[0]
 
 
 def test_a_moved_or_dead_one_is_created_anew(tmp_path, commands):
     setup.set_up(".venv", [])
     (tmp_path / ".venv").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "remains").touch()
     setup.set_up("moved", [])
+    assert not (tmp_path / "moved" / "remains").exists()
     (tmp_path / "moved" / "bin" / "python").unlink()
     setup.set_up("moved", [])
     assert kinds(commands) == ["venv", "pip", "check"] * 3
@@ -281,27 +268,31 @@ def test_a_command_that_fails_is_named_with_its_messages(capfd, quiet):
     assert "its message" in capfd.readouterr().err and sys.executable in str(caught.value)
 
 
-def test_the_lines_of_pip_are_shown_on_one_line_of_a_terminal(capfd, monkeypatch):
+@pytest.mark.parametrize(
+    ("quiet", "width", "shown"),
+    [
+        (True, None, ""),
+        (True, 20, "\r\x1b[Kfirst\r\x1b[K" + "x" * 19 + "\r\x1b[K"),
+        (False, 20, "first\n" + "x" * 100 + "\n"),
+    ],
+)
+def test_the_lines_of_pip_are_one_line_of_a_terminal_if_quiet(
+    capfd, monkeypatch, quiet, width, shown
+):
     command = [sys.executable, "-c", "print('first'); print('x' * 100)"]
-    setup._run(command, quiet=True)
-    assert capfd.readouterr().err == ""
-    monkeypatch.setattr(setup.console, "terminal_columns", lambda stream: 20)
-    setup._run(command, quiet=True)
-    shown = capfd.readouterr().err
-    assert "\n" not in shown and shown.split("\r\x1b[K") == ["", "first", "x" * 19, ""]
+    monkeypatch.setattr(setup.console, "terminal_columns", lambda stream: width)
+    setup._run(command, quiet=quiet)
+    assert capfd.readouterr().err == shown
 
 
 @pytest.mark.parametrize("verbose", ["", "1"])
-def test_pip_is_quiet_unless_v_is_1(commands, monkeypatch, verbose):
+def test_pip_alone_is_quiet_unless_v_is_1(commands, monkeypatch, verbose):
     monkeypatch.setenv("V", verbose)
-
-    def run(command, *, quiet=False):
-        shown["pip" in command] = not quiet
-
-    shown = {}
-    monkeypatch.setattr(setup, "_run", run)
+    quiet = {}
+    monkeypatch.setattr(setup, "_run", lambda words, quiet=False: record("pip" in words, quiet))
+    record = quiet.__setitem__
     setup.set_up(".venv", [])
-    assert shown == {True: bool(verbose), False: True}
+    assert quiet == {True: not verbose, False: False}
 
 
 def test_an_unknown_extra_is_an_error(commands, monkeypatch):
