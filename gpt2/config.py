@@ -29,7 +29,7 @@ from lib.pruning.options import PRUNERS, NoneOptions
 from lib.report.options import VerdictOptions
 from lib.runner.slurm import SlurmOptions
 from lib.runs.options import ReproConfig
-from lib.tracking.options import TelemetryOptions, TrackingConfig, WatchOptions
+from lib.tracking.options import TelemetryOptions, TrackingConfig
 
 # Rules across the sections of a configuration. Does not import torch.
 #
@@ -300,7 +300,6 @@ class Config:
     verdicts: VerdictOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     slurm: SlurmOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
-    watch: WatchOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     environment: EnvironmentConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     values: Mapping[str, SymbolValue] = dataclasses.field(

@@ -80,7 +80,7 @@ def watch(options: Namespace) -> int:
     from lib.tracking import watch as monitor
 
     runs = asked_plan(options)
-    watched = monitor.WatchedRuns(runs.runs, runs.base.watch)
+    watched = monitor.WatchedRuns(runs.runs, runs.base.telemetry.stall_seconds)
     if sys.stdout.isatty() and not options.json:
         monitor.watch(lambda: watched.lines(time.time()))
         return EXIT_DONE

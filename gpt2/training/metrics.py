@@ -219,9 +219,9 @@ def evaluate_criteria(facts: WatchedRecords, config: Config, steps: int) -> Heal
         "loss": _loss(rows, config),
         "stability": (not unstable, instability_text(unstable) or "no jumps"),
         "gradients": _gradients(rows),
-        "gates": _gates(early, config),
+        "gates": _gates(early),
         "speed": _speed(beats, config.train.first_steps_speed),
-        "memory": _memory(early, config),
+        "memory": _memory(early),
     }
     return HealthCheckResult(steps, {name: result for name, result in criteria.items() if result})
 
@@ -248,20 +248,20 @@ def _gradients(rows: Sequence[TrainRow]) -> tuple[bool, str]:
     return passed, f"gradient norms {min(norms):.3f} to {max(norms):.3f} of {len(norms):,} steps"
 
 
-def _gates(facts: WatchedRecords, config: Config) -> tuple[bool, str] | None:
+def _gates(facts: WatchedRecords) -> tuple[bool, str] | None:
     """Check the gates by the rules of make watch; None without gates over branches."""
     if all(beat.gate_entropy is None for beat in facts.beats):
         return None
     gate_rules = (watch.gate_entropy, watch.gate_max)
-    warnings = [warning for rule in gate_rules if (warning := rule(facts, config.watch))]
+    warnings = [warning for rule in gate_rules if (warning := rule(facts))]
     return not warnings, ", ".join(warnings) or "gates open"
 
 
-def _memory(facts: WatchedRecords, config: Config) -> tuple[bool, str] | None:
+def _memory(facts: WatchedRecords) -> tuple[bool, str] | None:
     """Check the growth of memory by the rule of make watch; None with too few log intervals."""
     if len(facts.beats) < _STARTUP_INTERVALS + _MIN_INTERVALS:
         return None
-    growth = watch.memory_creep(facts, config.watch)
+    growth = watch.memory_creep(facts)
     return not growth, growth or f"memory steady at {facts.beats[-1].mem_reserved_mib:,.0f} MiB"
 
 

@@ -1,4 +1,4 @@
-"""Options of telemetry, alarm rules and trackers. Imports neither torch nor a tracker library."""
+"""Options of telemetry and trackers. Imports neither torch nor a tracker library."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from lib.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class TelemetryOptions:
-    """Options of telemetry and model statistics; none of them changes a result."""
+    """Options of telemetry, model statistics and alarms; none of them changes a result."""
 
     # 0 disables sampling.
     interval_seconds: int = kconfig_field("TELEMETRY_INTERVAL", identity=False)
@@ -23,6 +23,8 @@ class TelemetryOptions:
     statistics_rows: int = kconfig_field("STATISTICS_ROWS", identity=False)
     # A number, or "" for the value in the GPU table.
     peak: str = kconfig_field("PEAK_TFLOPS", identity=False)
+    # Without a heartbeat, for make watch.
+    stall_seconds: int = kconfig_field("WATCH_STALL", identity=False)
 
     def __post_init__(self) -> None:
         try:
@@ -37,18 +39,6 @@ class TelemetryOptions:
     def peak_tflops(self) -> float | None:
         """Return the user's value for one device in TFLOP/s; None if not set."""
         return float(self.peak) if self.peak else None
-
-
-@dataclass(frozen=True)
-class WatchOptions:
-    """Thresholds of the alarm rules; none of them changes a result."""
-
-    stall_seconds: int = kconfig_field("WATCH_STALL", identity=False)
-    plateau_iterations: int = kconfig_field("WATCH_PLATEAU", identity=False)
-    speed_percent: int = kconfig_field("WATCH_SPEED", identity=False)
-    memory_percent: int = kconfig_field("WATCH_MEMORY", identity=False)
-    gate_entropy: float = kconfig_field("WATCH_GATE_ENTROPY", low=0.0, high=100.0, identity=False)
-    gate_max: float = kconfig_field("WATCH_GATE_MAX", low=0.0, high=1.0, identity=False)
 
 
 @dataclass(frozen=True)

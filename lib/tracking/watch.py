@@ -23,7 +23,6 @@ from lib.runs.record import RunRecord
 from lib.runs.rows import EvalRow, HeartbeatRow, TrainRow
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
-from lib.tracking.options import WatchOptions
 from lib.tracking.stability import UnstableStep, describe_unstable, unstable_steps
 from lib.units import format_duration
 
@@ -77,34 +76,41 @@ _MIN_BEATS = 5
 _RUN_SHARE = 4
 _MIN_SPAN = 20
 
-AlarmRule = Callable[[WatchedRecords, WatchOptions], str]
+# Iterations without a lower mean loss.
+_PLATEAU = 1000
+_SPEED_PERCENT = _MEMORY_PERCENT = 10
+# Nats, and the share of one branch.
+_GATE_ENTROPY, _GATE_MAX = 0.5, 0.9
+
+AlarmRule = Callable[[WatchedRecords], str]
 
 
-def raised_alarms(facts: WatchedRecords, options: WatchOptions) -> dict[str, str]:
+def raised_alarms(facts: WatchedRecords, stall_seconds: int) -> dict[str, str]:
     """Return rule name → alarm text; empty for a healthy run."""
-    texts = {name: rule(facts, options) for name, rule in ALARM_RULES.items()}
+    texts = {name: rule(facts) for name, rule in ALARM_RULES.items()}
+    texts = {"stall": stall(facts, stall_seconds)} | texts
     return {name: text for name, text in texts.items() if text}
 
 
-def stall(facts: WatchedRecords, options: WatchOptions) -> str:
-    """Report ranks of a running run without a recent heartbeat."""
+def stall(facts: WatchedRecords, seconds: int) -> str:
+    """Report ranks of a running run without a heartbeat in the last ``seconds``."""
     silent = {rank: facts.now - beats[-1].ts for rank, beats in facts.heartbeats.items() if beats}
-    stalled = {rank: s for rank, s in silent.items() if s > options.stall_seconds}
+    stalled = {rank: s for rank, s in silent.items() if s > seconds}
     if not stalled or not facts.is_running:
         return ""
     ranks = ", ".join(map(str, stalled))
     return f"no heartbeat of rank {ranks} for {format_duration(max(stalled.values()))}"
 
 
-def zero_throughput(facts: WatchedRecords, options: WatchOptions) -> str:
+def zero_throughput(facts: WatchedRecords) -> str:
     """Report if the newest log interval processed no tokens."""
     speeds = _values(facts.beats, "toks_per_s")
     return "0 tokens per second" if speeds and speeds[-1] <= 0 else ""
 
 
-def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
+def plateau(facts: WatchedRecords) -> str:
     """Report if the mean training loss has stopped falling."""
-    count = scaled_span(options.plateau_iterations, facts.status.iterations if facts.status else 0)
+    count = scaled_span(_PLATEAU, facts.status.iterations if facts.status else 0)
     losses = [row.loss for row in facts.train[-2 * count :]]
     if len(losses) < 2 * count:
         return ""
@@ -113,12 +119,12 @@ def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
     return "" if after < before else text
 
 
-def unstable(facts: WatchedRecords, options: WatchOptions) -> str:
+def unstable(facts: WatchedRecords) -> str:
     """Report jumps of loss or gradient norm, and losses worse than guessing after the warm-up."""
     return describe_unstable(facts.unstable)
 
 
-def throughput(facts: WatchedRecords, options: WatchOptions) -> str:
+def throughput(facts: WatchedRecords) -> str:
     """Report if the newest log interval of a running run was slower or faster than the median."""
     speeds = _values(facts.beats, "toks_per_s")[_WARMUP_BEATS:]
     if not facts.is_running or len(speeds) < _MIN_BEATS or speeds[-1] <= 0:
@@ -126,10 +132,10 @@ def throughput(facts: WatchedRecords, options: WatchOptions) -> str:
     usual = median(speeds)
     percent = 100 * (speeds[-1] / usual - 1)
     text = f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {usual:,.0f}"
-    return "" if abs(percent) <= options.speed_percent else text
+    return "" if abs(percent) <= _SPEED_PERCENT else text
 
 
-def memory_creep(facts: WatchedRecords, options: WatchOptions) -> str:
+def memory_creep(facts: WatchedRecords) -> str:
     """Report if memory keeps growing after the start."""
     for rank, beats in facts.heartbeats.items():
         reserved = _values(beats, "mem_reserved_mib")
@@ -137,39 +143,39 @@ def memory_creep(facts: WatchedRecords, options: WatchOptions) -> str:
         if quarter < _WARMUP_BEATS:
             continue
         before, after = median(reserved[quarter : 2 * quarter]), median(reserved[-quarter:])
-        if after > before * (1 + options.memory_percent / 100):
+        if after > before * (1 + _MEMORY_PERCENT / 100):
             return f"rank {rank} reserves {after:,.0f} MiB, {before:,.0f} near the start"
     return ""
 
 
-def zero_gradient(facts: WatchedRecords, options: WatchOptions) -> str:
+def zero_gradient(facts: WatchedRecords) -> str:
     """Report if the newest step had a zero gradient."""
     return "the gradient is 0" if facts.train and facts.train[-1].grad_norm == 0.0 else ""
 
 
-def fallbacks(facts: WatchedRecords, options: WatchOptions) -> str:
+def fallbacks(facts: WatchedRecords) -> str:
     """Report if a fallback after running out of memory was applied since the start."""
     counts = _values(facts.beats, "fallbacks") or [0]
     text = f"{counts[-1]:.0f} fallbacks, {counts[0]:.0f} at the start"
     return text if counts[-1] > counts[0] else ""
 
 
-def gate_entropy(facts: WatchedRecords, options: WatchOptions) -> str:
+def gate_entropy(facts: WatchedRecords) -> str:
     """Report if gates over branches have collapsed."""
     newest = (_values(facts.beats, "gate_entropy") or [math.inf])[-1]
-    text = f"mean gate entropy {newest:.3f} nats (below {options.gate_entropy:g})"
-    return text if newest < options.gate_entropy else ""
+    text = f"mean gate entropy {newest:.3f} nats (below {_GATE_ENTROPY:g})"
+    return text if newest < _GATE_ENTROPY else ""
 
 
-def gate_max(facts: WatchedRecords, options: WatchOptions) -> str:
+def gate_max(facts: WatchedRecords) -> str:
     """Report if one branch dominates the gates."""
     newest = (_values(facts.beats, "gate_max") or [0.0])[-1]
-    text = f"mean of the largest gate {newest:.3f} (above {options.gate_max:g})"
-    return text if newest > options.gate_max else ""
+    text = f"mean of the largest gate {newest:.3f} (above {_GATE_MAX:g})"
+    return text if newest > _GATE_MAX else ""
 
 
 _RULES: Sequence[AlarmRule] = (
-    *(stall, zero_throughput, plateau, unstable, throughput, memory_creep),
+    *(zero_throughput, plateau, unstable, throughput, memory_creep),
     *(zero_gradient, fallbacks, gate_entropy, gate_max),
 )
 ALARM_RULES = {rule.__name__.replace("_", "-"): rule for rule in _RULES}
@@ -222,9 +228,9 @@ class RunLine:
 class WatchedRuns:
     """Planned runs whose lines are read repeatedly; the files of a run that has ended, once."""
 
-    def __init__(self, runs: Sequence[Run[Any]], options: WatchOptions) -> None:
+    def __init__(self, runs: Sequence[Run[Any]], stall_seconds: int) -> None:
         self._runs = runs
-        self._options = options
+        self._stall_seconds = stall_seconds
         # Of the runs that have ended, by directory: a run that goes on has another status.
         self._ended: dict[Path, tuple[RunStatus, RunLine]] = {}
 
@@ -243,7 +249,7 @@ class WatchedRuns:
         if line is not None and status == ended:
             return line
         try:
-            line = _line(read_watched_records(run, now), status, self._options)
+            line = _line(read_watched_records(run, now), status, self._stall_seconds)
         except RecordError as error:
             what = f"{error.problems[0].where}: {error.problems[0].what}"
             return _damaged_line(what.removeprefix(f"{run.path}{os.sep}"))
@@ -367,7 +373,7 @@ def _damaged_line(what: str) -> RunLine:
     return RunLine("", State.DAMAGED.word, 0, 0, *(None,) * 5, [], {"damaged": what})
 
 
-def _line(facts: WatchedRecords, status: RunStatus, options: WatchOptions) -> RunLine:
+def _line(facts: WatchedRecords, status: RunStatus, stall_seconds: int) -> RunLine:
     """Return the line of a run, without its name."""
     # A heartbeat may lack some fields: take the newest value of each.
     newest = {k: v for beat in facts.beats for k, v in vars(beat).items() if v is not None}
@@ -385,7 +391,7 @@ def _line(facts: WatchedRecords, status: RunStatus, options: WatchOptions) -> Ru
         eta_seconds=newest.get("eta_s") if running else None,
         memory_mib=sum(reserved) if reserved else None,
         curve=_downsampled([row.loss for row in facts.train]),
-        alarms=raised_alarms(facts, options),
+        alarms=raised_alarms(facts, stall_seconds),
     )
 
 

@@ -27,7 +27,6 @@ def at_work(build) -> Iterator[tuple]:
         MIN_LEARNING_RATE="1e-9",
         LOG_INTERVAL=1,
         JOBS=2,
-        WATCH_SPEED=100,
     )
     process = folder.start("all", STEPS="0,2")
     try:

@@ -173,7 +173,9 @@ def collapsed(model: GPT, *seed: int, initial: Callable = GPT.init_weights) -> N
 
 def watched(done: Any, config: Config) -> dict[str, str]:
     """Return the alarms of make watch for the run's files."""
-    return raised_alarms(read_watched_records(done.files, time.time()), config.watch)
+    return raised_alarms(
+        read_watched_records(done.files, time.time()), config.telemetry.stall_seconds
+    )
 
 
 @pytest.mark.slow
