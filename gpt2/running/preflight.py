@@ -51,21 +51,18 @@ _MARGIN_BYTES = 1 << 20
 LONG_SECONDS = 3600
 
 
-def is_long(config: Config) -> bool:
-    """Return whether the run has ``LONG_RUN_ITERATIONS`` or more, or a time budget of an hour."""
-    budget = run_budget(config)
-    if budget.is_time:
-        return budget.seconds >= LONG_SECONDS
-    return budget.iterations >= config.train.long_run_iterations
-
-
 def long_run_problems(config: Config) -> list[Problem]:
-    """Return the problems that block a long run: no checkpoint, or accidental fp32 on a GPU."""
-    if not is_long(config):
+    """Return the problems that block a long run: no checkpoint, or accidental fp32 on a GPU.
+
+    A run is long from ``LONG_RUN_ITERATIONS`` on, or with a time budget of an hour.
+    """
+    budget, train = run_budget(config), config.train
+    if budget.is_time and budget.seconds < LONG_SECONDS:
         return []
-    problems, interval = [], config.train.checkpoint_interval
-    iterations = run_budget(config).iterations
-    if not interval or 0 < iterations <= interval:
+    if not budget.is_time and budget.iterations < train.long_run_iterations:
+        return []
+    problems, interval = [], train.checkpoint_interval
+    if not interval or 0 < budget.iterations <= interval:
         what = f"CHECKPOINT_INTERVAL={interval} saves no checkpoint during {length(config)}"
         advice = "type: SET=CHECKPOINT_INTERVAL=500, or increase LONG_RUN_ITERATIONS"
         problems.append(Problem(what, "CHECKPOINT_INTERVAL", advice, code="long-run.no-checkpoint"))

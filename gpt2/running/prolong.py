@@ -71,11 +71,14 @@ def plan_prolonged(
         require_kept(run, at, "FROM")
     own = own_values(build_dir)
     output = build_dir / str(own["OUTPUT_DIR"])
+    path = run.path.absolute()
+    # A run below the output folder is named, another one by its path.
+    source = path.name if path.parent.parent == output.absolute() else str(path)
     changes: dict[str, SymbolValue] = {
         "SINGLE_TRAINING": True,
         "BUDGET_ITERATIONS": True,
         "MAX_ITERS": iterations,
-        "INIT_FROM": _source(run, output) + ("" if at is None else f"@{at}"),
+        "INIT_FROM": f"run:{source}" + ("" if at is None else f"@{at}"),
         "SEED": seed + SEED_STEP,
     }
     if values["INIT_STREAM"]:
@@ -154,12 +157,6 @@ def _name(changed: Mapping[str, str]) -> str:
         for name, value in sorted(changed.items())
     ]
     return short_slug("-".join(words)) or UNCHANGED
-
-
-def _source(run: RunDir, output: Path) -> str:
-    """Return INIT_FROM for a run: by its name below the output folder, else by its path."""
-    path = run.path.absolute()
-    return f"run:{path.name}" if path.parent.parent == output.absolute() else f"run:{path}"
 
 
 def _stated(config: Config) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lib.errors import Problem, RunError
 from lib.files import fsync_directory, link_error, sha256_file, temporary_path, write_json
-from lib.json_files import RecordError, read_json_object
+from lib.json_files import RecordError
 from lib.runs.lease import no_guard
 from lib.runs.record import JsonRecord
 from lib.runs.run_dir import CHECKPOINT_NAME
@@ -197,8 +197,7 @@ def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str
 
 
 def _read_record(path: Path) -> tuple[int, dict[str, str]]:
-    file = path / _DIGESTS
-    record = JsonRecord(file, read_json_object(file))
+    record = JsonRecord.read(path / _DIGESTS)
     digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, STATE)}
     return record.value(int, "step"), digests
 

@@ -120,6 +120,11 @@ class JsonRecord:
     file: Path
     fields: Mapping[str, Any]
 
+    @classmethod
+    def read(cls, file: Path) -> "JsonRecord":
+        """Return the content of a file. Raises MissingRecord or DamagedRecord."""
+        return cls(file, read_json_object(file))
+
     def find(self, *place: str, default: Any = UNKNOWN) -> Any:
         value: Any = self.fields
         for key in place:
@@ -335,13 +340,12 @@ class RunRecord:
     @cached_property
     def summary(self) -> JsonRecord:
         """Return ``summary.json``: final results, and volatile results under ``timing``."""
-        return JsonRecord(self.run.summary, read_json_object(self.run.summary))
+        return JsonRecord.read(self.run.summary)
 
     @cached_property
     def config(self) -> JsonRecord:
         """Return ``resolved_config.yaml``: JSON, which is valid YAML."""
-        path = self.run.resolved_config
-        return JsonRecord(path, read_json_object(path))
+        return JsonRecord.read(self.run.resolved_config)
 
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
@@ -435,4 +439,4 @@ def derived(
 
 def read_manifest(run: RunDir) -> JsonRecord:
     """Return the current manifest. Raises MissingRecord or DamagedRecord."""
-    return JsonRecord(run.manifest, read_json_object(run.manifest))
+    return JsonRecord.read(run.manifest)

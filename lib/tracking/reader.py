@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Self
 
 from lib.files import write_json
-from lib.json_files import read_json_object
 from lib.runs.record import JsonRecord, RunRecord
 from lib.runs.rows import EvalRow, MetricsRow, RowTail, StatisticsRow, TelemetrySample, TimingRow
 from lib.runs.run_dir import RunDir
@@ -101,7 +100,7 @@ class ReadCursor:
         """Return the saved position, or the start if there is no file."""
         if not path.exists():
             return cls()
-        return JsonRecord(path, read_json_object(path)).section(cls)
+        return JsonRecord.read(path).section(cls)
 
     def back_to(self, iteration: int, run: RunDir) -> None:
         """Rewind to ``iteration``; later rows of the run's records count as not sent."""
