@@ -16,7 +16,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 def advice() -> str:
     """Return the command to type instead; "" if this interpreter imports ``lib`` of this tree."""
-    if sys.version_info >= (3, 11):
+    if (3, 11) <= sys.version_info < (3, 14):
         # Without the folder of the script or of python -m, which the processes of runs do not search.
         spec = PathFinder.find_spec("lib", sys.path if sys.flags.safe_path else sys.path[1:])
         origin = os.path.realpath(spec.origin) if spec and spec.origin else ""

@@ -6,9 +6,9 @@ one is only checked: nothing is installed into an environment of the user.
 
 import sys
 
-if sys.version_info < (3, 11):
+if not (3, 11) <= sys.version_info < (3, 14):
     version = ".".join(map(str, sys.version_info[:3]))
-    sys.exit(f"ERROR   Python 3.11 or newer is required, {sys.executable} is {version}")
+    sys.exit(f"ERROR   Python 3.11, 3.12 or 3.13 is required, {sys.executable} is {version}")
 
 import shlex
 import shutil

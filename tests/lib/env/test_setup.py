@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from lib.env import packages, setup
 from lib.errors import ConfigError, RunError
@@ -308,3 +310,24 @@ def test_a_folder_that_make_did_not_create_is_refused(tmp_path, commands):
     with pytest.raises(ConfigError) as caught:
         setup.set_up(".venv", [])
     assert caught.value.codes == ["env.not-managed"] and commands == []
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"), [((3, 10, 13), False), ((3, 13, 9), True), ((3, 14, 0), False)]
+)
+def test_a_python_of_another_version_is_refused_by_name(version, supported):
+    """By the set-up, by every command, and by pip."""
+    named = ".".join(map(str, version))
+    fake = f"import runpy, sys; sys.version_info = {version}; sys.argv = ['x', '--help']; "
+    for module, refusal in (
+        ("lib.env.setup", f"3.13 is required, {sys.executable} is {named}"),
+        ("lib.kablate", "type: make -C"),
+    ):
+        code = f"{fake}sys.prefix = '/'; runpy.run_module({module!r}, run_name='__main__')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        refused = refusal in done.stderr or "cannot import this tree: type" in done.stderr
+        assert (refused, done.returncode == 0) == (not supported, supported), done.stderr
+    requirement = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert (named in SpecifierSet(requirement)) == supported
