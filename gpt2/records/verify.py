@@ -260,7 +260,14 @@ def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRo
     if "machine.device" not in declared:
         for name in _HARDWARE:
             remarks["hardware"] += _unequal_values(name, records, f"hardware.{name}")
-    remarks[_BATCH] += batch_remarks(records)
+    batches = [
+        _values(r, "batch", "micro_batch", "accumulation", "global_sequences") for r in records
+    ]
+    remarks[_BATCH] += [
+        _lacks(record, f"the batch of {_name(record)} is unknown")
+        for record, batch in zip(records, batches, strict=True)
+        if UNKNOWN in batch
+    ]
     remarks[_LENGTH] += length_remarks(records)
     remarks[_SOFTWARE] += _software_remarks(records)
     texts, rows = _texts(records), []
@@ -302,19 +309,6 @@ def _software_remarks(records: Records) -> Iterator[CheckRemark]:
         for name in sorted(packages[0].keys() & versions.keys()):
             both = [packages[0][name], versions[name]]
             yield from _unequal(f"package {name}", [records[0], record], both)
-
-
-def batch_remarks(records: Records) -> Iterator[CheckRemark]:
-    """Yield a remark for each run whose global batch is not micro-batch × accumulation × GPUs."""
-    for record in records:
-        parts = _values(record, "batch", "micro_batch", "accumulation")
-        micro, accumulation, gpus = parts = [*parts, _value(record, "processes.world_size")]
-        whole = _value(record, "batch.global_sequences")
-        if UNKNOWN in (*parts, whole):
-            yield _lacks(record, f"the batch of {_name(record)} is unknown")
-        elif micro * accumulation * gpus != whole:
-            what = f"{_name(record)}: {micro} × {accumulation} × {gpus} is not {whole}"
-            yield _fails(record, what)
 
 
 def length_remarks(records: Records) -> Iterator[CheckRemark]:

@@ -144,12 +144,10 @@ class Chart:
         lower = [self.at(*point) for point in zip(band["at"], band["low"], strict=True)]
         self.path([*upper, *reversed(lower)], LINES, fill=role, opacity=opacity)
 
-    def marker(
-        self, x: float, y: float, kind: str, role: str, *, fill: str = "", size: float = 1
-    ) -> None:
+    def marker(self, x: float, y: float, kind: str, role: str, *, fill: str = "") -> None:
         """Add a marker, with its fill if the colour is another one."""
         left, top = self.at(x, y)
-        points = [p and (left + size * p[0], top + size * p[1]) for p in _MARKERS[kind]]
+        points = [p and (left + p[0], top + p[1]) for p in _MARKERS[kind]]
         fill = "" if kind == "cross" else fill or role
         self.path(points, MARKS, stroke=role, fill=fill, width=1)
 

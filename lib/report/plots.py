@@ -244,10 +244,6 @@ def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
         chart.line([0, end], [0, 0], "ink", width=0.8)
         chart.band(band, row["colour"], 0.2)
         chart.line(band["at"], band["mean"], row["colour"])
-        points = row["series"]["evaluation_difference"]
-        for x, y in zip(points["at"], points["mean"], strict=True) if points else ():
-            if abs(y) <= limit:
-                chart.marker(x, y, "dot", row["colour"], size=0.7)
         charts.append(chart)
     return charts
 

@@ -32,15 +32,13 @@ def study_series(study: JudgedStudy) -> list[dict[str, Any]]:
         baseline, _ = study.references(arm)
         first = {planned_run(record).seed: record for record in rows.get(baseline, ())}
         pairs = [(r, first[seed]) for r in records if (seed := planned_run(r).seed) in first]
-        gaps = [(_evaluations(a, unit), _evaluations(b, unit)) for a, b in pairs]
-        training_gaps = [(_training(a, width), _training(b, width)) for a, b in pairs]
+        gaps = [_difference(_training(a, width), _training(b, width)) for a, b in pairs]
         series.append(
             {
                 "name": arm,
                 "training": _band([_training(record, width) for record in records]),
                 "evaluation": _band([_evaluations(record, unit) for record in records]),
-                "training_difference": _differences(training_gaps) if unit == NATS else None,
-                "evaluation_difference": _differences(gaps),
+                "training_difference": _band(gaps) if unit == NATS else None,
                 "spikes": [list(point) for r in records for point in read_curves(r).spikes],
                 "sample": _sample(records),
             }
@@ -68,8 +66,8 @@ def _evaluations(record: RunRecord, unit: str) -> Curve:
     return {at: value * scale for at, value in curve.items()}
 
 
-def _differences(pairs: Sequence[tuple[Curve, Curve]]) -> Band:
-    return _band([{at: a[at] - b[at] for at in a if at in b} for a, b in pairs])
+def _difference(a: Curve, b: Curve) -> Curve:
+    return {at: a[at] - b[at] for at in a if at in b}
 
 
 def _band(seeds: Sequence[Curve]) -> Band:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.records.verify import batch_remarks, length_remarks
+from gpt2.records.verify import length_remarks
 from lib.files import write_json
 from lib.report.checklist import FAIL, UNDECIDED
 from lib.runs.record import RunRecord
@@ -72,11 +72,3 @@ def test_what_is_not_recorded_is_unknown(run: Any) -> None:
     lost = run("a", ITERATIONS)
     del lost.summary.fields["timing"]["train_seconds"]
     assert said(length_remarks([lost])) == [(UNDECIDED, "the length of a is unknown")]
-    del lost.manifest.fields["batch"]["micro_batch"]
-    assert said(batch_remarks([lost])) == [(UNDECIDED, "the batch of a is unknown")]
-
-
-def test_a_batch_is_the_product_of_its_parts(run: Any) -> None:
-    odd = run("a", ITERATIONS)
-    odd.manifest.fields["batch"]["accumulation"] = 3
-    assert said(batch_remarks([odd])) == [(FAIL, "a: 2 × 3 × 1 is not 4")]
