@@ -72,11 +72,6 @@ def _label(text: str) -> str:
     return f"{text[:half]}…{text[-half:]}"
 
 
-def _file(name: str) -> str:
-    """Return the name as a part of a file name."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
-
-
 # Differences with intervals.
 
 
@@ -187,7 +182,7 @@ def _losses(rows: Sequence[Values], unit: str) -> list[Chart]:
     name = ("losses", "curves", "Loss over training")
     chart = Chart(*name, (_WIDTH, 250), (36, 12, 24, 38), x, y)
     chart.x_axis("training tokens", format_amount)
-    chart.y_axis(_number)
+    chart.y_axis("{:.4g}".format)
     _loss_curves(chart, drawn)
     few = len(drawn) <= _MANY
     over = f", mean{' and range' * few} over seeds" if any(row["n"] > 1 for row in drawn) else ""
@@ -232,11 +227,17 @@ def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
     """Return one small figure per row: its training loss minus the baseline's."""
     drawn = [row for row in rows if row["series"]["training_difference"]]
     bands = [row["series"]["training_difference"] for row in drawn]
-    limit = _panel_limit(bands)
+    # The common end of the axes; the start of training may lie outside.
+    ends = [
+        max(abs(x) for name in ("low", "high") for x in band[name][len(band["at"]) // 5 :])
+        for band in bands
+    ]
+    limit = 1.1 * min(max(ends, default=0), _CUT * median(ends or [0])) or 1e-4
     charts = []
     for row, band in zip(drawn[:MAX_PANELS], bands, strict=False):
         title = f"Loss of {row['name']} minus the baseline's, over tokens"
-        end, name = band["at"][-1], f"difference-{_file(row['name'])}"
+        end, file = band["at"][-1], re.sub(r"[^A-Za-z0-9.]+", "-", row["name"]).strip("-.")
+        name = f"difference-{file or 'run'}"
         ranges, heading = (Scale(0, end), Scale(-limit, limit)), _label(row["label"])
         chart = Chart(name, "panels", title, _PANEL, (38, 8, 18, 18), *ranges, heading)
         chart.x_axis("", format_amount, count=3)
@@ -246,16 +247,3 @@ def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
         chart.line(band["at"], band["mean"], row["colour"])
         charts.append(chart)
     return charts
-
-
-def _panel_limit(bands: Sequence[Values]) -> float:
-    """Return the common end of the axes; the start of training may lie outside."""
-    ends = []
-    for band in bands:
-        later = len(band["at"]) // 5
-        ends.append(max(abs(x) for x in (*band["low"][later:], *band["high"][later:])))
-    return 1.1 * min(max(ends, default=0), _CUT * median(ends or [0])) or 1e-4
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")

@@ -77,14 +77,13 @@ def fitting_rows(
 
 def shortened(texts: Sequence[str], length: int) -> list[str]:
     """Return the texts with at most ``length`` characters each, cut between words if possible."""
-    return [t if len(t) <= length else _cut(t, length) for t in texts]
-
-
-def _cut(text: str, length: int) -> str:
-    head = text[: max(0, length - 1)]
-    if text[len(head)] != " " and " " in head:
-        head = head[: head.rindex(" ")]
-    return f"{head.rstrip(' ,')}…"
+    cut = []
+    for text in texts:
+        head = text[: max(0, length - 1)]
+        if len(text) > length and text[len(head)] != " " and " " in head:
+            head = head[: head.rindex(" ")]
+        cut.append(text if len(text) <= length else f"{head.rstrip(' ,')}…")
+    return cut
 
 
 def markdown_table(
@@ -104,13 +103,12 @@ def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in (header, *rows):
-        writer.writerow([_csv_cell(cell) if isinstance(cell, str) else cell for cell in row])
+        cells = [visible(cell) if isinstance(cell, str) else cell for cell in row]
+        for i, text in enumerate(row):
+            if isinstance(text, str) and _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+                cells[i] = f"'{cells[i]}"
+        writer.writerow(cells)
     return stream.getvalue()
-
-
-def _csv_cell(text: str) -> str:
-    formula = _FORMULA.match(text) and not _NUMBER.fullmatch(text)
-    return f"'{visible(text)}" if formula else visible(text)
 
 
 def markdown_text(text: str) -> str:
@@ -184,15 +182,16 @@ _LATIN = "äöüÄÖÜßàáâçèéêëìíîïñòóôùúûÀÁÂÇÈÉÊËÌ
 
 def latex_text(text: str) -> str:
     """Return ``text`` as LaTeX that prints it; a character without a form in LaTeX as its code."""
-    escaped = "".join(map(_latex_character, visible(text)))
+    escaped = "".join(
+        (
+            c
+            if (c.isascii() and c not in _LATEX) or c in _LATIN
+            else _LATEX.get(c, rf"\texttt{{U+{ord(c):04X}}}")
+        )
+        for c in visible(text)
+    )
     # Two hyphens or commas in a row would print as one other character.
     return re.sub(r"([-,])(?=\1)", r"\1{}", escaped)
-
-
-def _latex_character(character: str) -> str:
-    if (character.isascii() and character not in _LATEX) or character in _LATIN:
-        return character
-    return _LATEX.get(character, rf"\texttt{{U+{ord(character):04X}}}")
 
 
 def latex_table(

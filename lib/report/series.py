@@ -32,7 +32,8 @@ def study_series(study: JudgedStudy) -> list[dict[str, Any]]:
         baseline, _ = study.references(arm)
         first = {planned_run(record).seed: record for record in rows.get(baseline, ())}
         pairs = [(r, first[seed]) for r in records if (seed := planned_run(r).seed) in first]
-        gaps = [_difference(_training(a, width), _training(b, width)) for a, b in pairs]
+        both = [(_training(a, width), _training(b, width)) for a, b in pairs]
+        gaps = [{at: a[at] - b[at] for at in a if at in b} for a, b in both]
         series.append(
             {
                 "name": arm,
@@ -64,10 +65,6 @@ def _evaluations(record: RunRecord, unit: str) -> Curve:
     # Nats per token of the evaluation to the unit of the study.
     scale = loss / record.final.val_loss
     return {at: value * scale for at, value in curve.items()}
-
-
-def _difference(a: Curve, b: Curve) -> Curve:
-    return {at: a[at] - b[at] for at in a if at in b}
 
 
 def _band(seeds: Sequence[Curve]) -> Band:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lib.console import folded, is_ascii_only, painted
 from lib.errors import visible
-from lib.report.columns import VERDICTS, Column, Row, columns, grid, rows_of
+from lib.report.columns import VERDICTS, Row, columns, grid, rows_of
 from lib.report.render import fitting_rows, text_lines
 from lib.report.text import (
     LINE_WIDTH,
@@ -114,7 +114,8 @@ def _rows(document: Document, width: int) -> list[str]:
     rows = rows_of(document)
     shown = {visible(column.heading): column for column in columns(document) if column.rank}
     texts: dict[str, Sequence[str]] = {
-        heading: [visible(_short(column, row)) for row in rows] for heading, column in shown.items()
+        heading: [visible(text(row)) if text else "" for row in rows]
+        for heading, text in ((h, column.short or column.text) for h, column in shown.items())
     }
     if {*texts["state"]} == {"done"}:
         del texts["state"]
@@ -127,11 +128,6 @@ def _rows(document: Document, width: int) -> list[str]:
         head,
         *(_coloured(*each, best) for each in zip(lines_of_rows, rows, words, strict=True)),
     ]
-
-
-def _short(column: Column, row: Row) -> str:
-    text = column.short or column.text
-    return text(row) if text else ""
 
 
 def _coloured(line: str, row: Row, word: str, best: Row | None) -> str:
