@@ -5,13 +5,16 @@ from pathlib import Path
 
 from gpt2.running import results
 from gpt2.study.arguments import asked_plan, asked_tables
-from gpt2.study.document import SELECTION_FOLDER, draw_figures, study_document_of
+from gpt2.study.document import study_document_of
 from gpt2.study.plan import table_plan
 from lib.console import log
+from lib.errors import ConfigError, Problem
 from lib.files import pretty_json, write_atomic
 from lib.report import claims
-from lib.report.figures import FIGURES_FOLDER
+from lib.report.figures import FIGURES_FOLDER, write_figures
+from lib.report.plots import study_figures
 from lib.report.render import json_document
+from lib.report.series import study_series
 
 _CLAIM_FILES = {"claims.tex": claims.claims_to_latex, "claims.md": claims.claims_to_markdown}
 
@@ -57,9 +60,12 @@ def figures(options: Namespace) -> str:
     plan, whole, selected = asked_tables(options)
     shown = (plan if selected else whole).only(options.runs)
     # A selection does not replace the figures of all runs.
-    folder = SELECTION_FOLDER if selected or options.runs else FIGURES_FOLDER
+    folder = FIGURES_FOLDER + "-selection" * bool(selected or options.runs)
     study = results.judged_study(whole).of_runs({run.path for run in shown.runs})
-    paths = draw_figures(shown, study, folder)
+    drawn = study_figures(study_document_of(shown, study), study_series(study))
+    if not drawn:
+        raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
+    paths = write_figures(drawn, shown.folder / folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     return json_document(1, {"files": [str(path) for path in paths]}) if options.json else ""
 

@@ -7,7 +7,6 @@ Does not import torch.
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from kconfiglib import Choice
@@ -19,33 +18,17 @@ from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
 from lib.config.private import PRIVATE_SYMBOLS
 from lib.config.tree import KconfigTree, member_values
-from lib.errors import ConfigError, Problem
 from lib.report.columns import loss_cell
-from lib.report.figures import FIGURES_FOLDER, write_figures
-from lib.report.plots import study_figures
 from lib.report.render import TableSection
 from lib.report.run_results import planned_run, read_curves, run_origin
-from lib.report.series import study_series
 from lib.report.study import JudgedStudy, finished_of, study_document
+from lib.report.text import count
 from lib.runs.record import RunRecord
 from lib.runs.run import Run
 from lib.units import format_difference
 
 _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
-# Folder beside the runs with the figures of a selection.
-SELECTION_FOLDER = f"{FIGURES_FOLDER}-selection"
 _SHIPPED = ("defconfig", "fragment")
-
-
-def draw_figures(plan: Plan, study: JudgedStudy, folder: str) -> list[Path]:
-    """Write the figures of the plan's report into ``folder`` beside the runs. Return their paths.
-
-    Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
-    """
-    figures = study_figures(study_document_of(plan, study), study_series(study))
-    if not figures:
-        raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
-    return write_figures(figures, plan.folder / folder)
 
 
 def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
@@ -66,18 +49,15 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
 
 
 def _question(plan: Plan) -> list[str]:
-    variants = list({run.variant.slug: run.variant for run in plan.runs}.values())
+    """Return what was trained, the first model, and the axes of a sweep, as sentences."""
     seeds = sorted({run.seed for run in plan.runs})
-    count, unit = len(variants), "model" if len(variants) == 1 else "models"
-    sentences = [
-        f"Trained: {count} {unit} with {len(seeds)} seed{'s' * (len(seeds) > 1)} "
-        f"({', '.join(map(str, seeds))}), profile {plan.base.repro.profile}."
-    ]
-    if plan.runs:
-        sentences.append(_model(plan.runs[0]))
-    if plan.sweep:
-        sentences.append(f"Axes: {plan.sweep}.")
-    return sentences
+    models = count(len({run.variant.slug for run in plan.runs}), "model")
+    trained = (
+        f"Trained: {models} with {count(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), "
+        f"profile {plan.base.repro.profile}."
+    )
+    axes = [f"Axes: {plan.sweep}."] if plan.sweep else []
+    return [trained, *map(_model, plan.runs[:1]), *axes]
 
 
 def _model(run: Run[Config]) -> str:
@@ -153,7 +133,7 @@ def members_set(settings: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
 # Sections below the rows: ranking of a sweep, keys read and NSA gates, speed.
 
 
-# {statistic logged by native sparse attention: column heading}
+# Statistic logged by native sparse attention → column heading.
 _GATE_HEADINGS = {
     "nsa/gate_moved": "gates moved",
     "nsa/gate_entropy": "gate entropy",
@@ -172,7 +152,7 @@ def sections(
     candidates = [
         ranking(rows) if plan.sweep else None,
         _attention(study.finished),
-        _speed(study.finished) if combined else None,
+        _speed(study.finished) if combined and study.finished else None,
     ]
     return [section for section in candidates if section]
 
@@ -226,19 +206,18 @@ def _attention(records: Sequence[RunRecord]) -> TableSection | None:
     return TableSection("Keys read", header, rows, note)
 
 
-def _speed(records: Sequence[RunRecord]) -> TableSection | None:
-    if not records:
-        return None
+def _speed(records: Sequence[RunRecord]) -> TableSection:
     rows = []
     for record in records:
         timing, code, hardware = record.timing, record.code, record.hardware
         commit = (code.git_sha or "unknown")[:12] + " edited" * (code.dirty_tree is True)
+        beats = (beat.mem_reserved_mib for each in record.heartbeats.values() for beat in each)
         rows.append(
             (
                 _name(record),
                 f"{1000 * timing.mean_step_seconds:.1f}",
                 f"{timing.tokens_per_second:,.0f}",
-                f"{_peak_reserved_mib(record):,.0f}",
+                f"{max(beats, default=0.0):,.0f}",
                 record.manifest.value(str, "attention", "kernel"),
                 hardware.gpu_name or hardware.cpu_model,
                 commit,
@@ -247,11 +226,6 @@ def _speed(records: Sequence[RunRecord]) -> TableSection | None:
     header = ("run", "step ms", "tok/s", "reserved MiB", "backend", "device", "commit")
     note = "MiB: peak memory of one process over the log lines; on a CPU, resident memory.\n"
     return TableSection("Speed", header, rows, note, is_short=True)
-
-
-def _peak_reserved_mib(record: RunRecord) -> float:
-    beats = (beat for beats in record.heartbeats.values() for beat in beats)
-    return max((beat.mem_reserved_mib for beat in beats), default=0.0)
 
 
 def _name(record: RunRecord) -> str:

@@ -1,7 +1,4 @@
-"""How many seeds a study needs to see an effect, before it is trained: ``make plan``.
-
-The noise is that of finished runs, or the configured one. Imports no torch.
-"""
+"""How many seeds a study needs to see an effect, before it is trained. Imports no torch."""
 
 import math
 import statistics
@@ -10,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpt2.study.plan import Plan, declared_verdicts, planned_looks
-from lib.console import confirm
+from lib.console import confirm, log
 from lib.json_files import RecordError
 from lib.report.contrasts import EFFECT, Contrast, scale_of
 from lib.report.judge import judge
@@ -29,9 +26,7 @@ MAX_SEEDS = 60
 # From this number of seeds on → smallest effect of the rule ``shared`` / its closed form, from
 # simulations of the whole rule with 18 comparisons (docs/verdicts.md).
 _SIMULATED = {3: 1.17, 4: 1.14, 5: 1.12, 6: 1.10, 8: 1.09, 10: 1.08, 11: 1.05}
-_UNKNOWN = "noise unknown; for the smallest effect, "
 _PILOT = "type: make SEEDS=1-5 STEPS=0 (a pilot),\nor "
-_DECLARE = "set VERDICT_NOISE (standard deviation of a run over seeds)\n"
 
 
 def study_power(plan: Plan, seconds: Sequence[float | None] = ()) -> dict[str, Any] | None:
@@ -59,17 +54,17 @@ def study_power(plan: Plan, seconds: Sequence[float | None] = ()) -> dict[str, A
         plan, family.values(), max(scale_of(c.weights) for c in effects or family.values())
     )
     wanted = {"VERDICT_EFFECT": options.effect, "VERDICT_BAND": options.band}
-    effect: float | None = None
-    needs: dict[str, int | None] = {}
-    if noise:
-        effect = noise["sd"] * detectable(n, m, rule, alpha, live)
-        for name, size in wanted.items():
-            enough = (
-                k
-                for k in range(MIN_SEEDS, MAX_SEEDS + 1)
-                if noise["sd"] * detectable(k, m, rule, alpha, live, name == "VERDICT_BAND") <= size
-            )
-            needs |= {name: next(enough, None)} if size else {}
+
+    def smallest(seeds: int, name: str = "VERDICT_EFFECT") -> float:
+        sd = noise["sd"] if noise else math.inf
+        return sd * detectable(seeds, m, rule, alpha, live, name == "VERDICT_BAND")
+
+    counts = range(MIN_SEEDS, MAX_SEEDS + 1)
+    needs = {
+        name: next((k for k in counts if smallest(k, name) <= size), None)
+        for name, size in wanted.items()
+        if noise and size
+    }
     hours = None
     if seconds and None not in seconds:
         gpus = (run.config.train.gpus for run in plan.runs)
@@ -80,7 +75,7 @@ def study_power(plan: Plan, seconds: Sequence[float | None] = ()) -> dict[str, A
         "alpha": alpha,
         "power": options.power,
         "noise": noise,
-        "effect": effect,
+        "effect": smallest(n) if noise else None,
         "needs": needs,
         "wanted": wanted,
         "of_design": bool(effects),
@@ -102,42 +97,41 @@ def power_text(power: Mapping[str, Any] | None) -> str:
             f": notices {power['effect']:.4f} {unit} (probability {power['power']:g})\n"
             f"noise of {what} {noise['sd']:.4f} {unit}, {noise['source']}\n"
         )
-        text += "".join(f"{each}\n" for each in _needs(power).values())
+        text += "".join(f"{_need(power, name)}\n" for name in power["needs"])
     else:
-        text += f"\n{_UNKNOWN}{_PILOT * power['has_steps']}{_DECLARE}"
+        text += f"\nnoise unknown; for the smallest effect, {_PILOT * power['has_steps']}"
+        text += "set VERDICT_NOISE (standard deviation of a run over seeds)\n"
     if power["device_hours"] is None:
         return f"{text}{power['runs']} runs; cost unknown until a run has been timed\n"
     return f"{text}{power['runs']} runs, {power['device_hours']:,.1f} device hours\n"
 
 
-def _needs(power: Mapping[str, Any]) -> dict[str, str]:
-    """Return a sentence for each declared size: the seeds that it needs."""
-    return {
-        name: f"{name}={power['wanted'][name]:g} needs {seeds or f'more than {MAX_SEEDS}'} seeds"
-        for name, seeds in power["needs"].items()
-    }
+def _need(power: Mapping[str, Any], name: str) -> str:
+    """Return the seeds that a declared size needs, in words."""
+    seeds = power["needs"][name] or f"more than {MAX_SEEDS}"
+    return f"{name}={power['wanted'][name]:g} needs {seeds} seeds"
 
 
 def confirm_power(plan: Plan, yes: bool) -> None:
-    """Require a confirmation to train a study whose seeds are too few for VERDICT_EFFECT.
+    """Log if the seeds of a study are too few for VERDICT_BAND; if for VERDICT_EFFECT, confirm it.
 
     Raises ConfigError if the answer is not yes.
     """
-    power = study_power(plan) if plan.base.verdicts.effect else None
-    if power is None or power["noise"] is None:
+    options = plan.base.verdicts
+    power = study_power(plan) if options.effect or options.band else None
+    if power is None or all(RunRecord(RunDir(run.path)).is_done for run in plan.runs):
         return
-    needed = power["needs"]["VERDICT_EFFECT"] or math.inf
-    if needed > power["seeds"] and not all(
-        RunRecord(RunDir(run.path)).is_done for run in plan.runs
-    ):
-        confirm(f"{_needs(power)['VERDICT_EFFECT']}, {power['seeds']} planned; train anyway?", yes)
+    for name, needed in power["needs"].items():
+        if needed is None or needed > power["seeds"]:
+            text = f"{_need(power, name)}, {power['seeds']} planned"
+            if name == "VERDICT_BAND":
+                log("NOTE", f"{text}: a step without an effect is seldom EQUIVALENT")
+            else:
+                confirm(f"{text}; train anyway?", yes)
 
 
 def _noise(plan: Plan, family: Collection[Contrast], scale: float) -> dict[str, Any] | None:
-    """Return the noise from finished runs of this study, from baseline seeds, or VERDICT_NOISE.
-
-    It is that of a comparison with the sum of squared weights ``scale``.
-    """
+    """Return the noise of a comparison with the sum of squared weights ``scale``, and its source."""
     losses, root = _finished_losses(plan), math.sqrt(scale)
     variances = []
     for contrast in family:
@@ -163,11 +157,7 @@ def _noise(plan: Plan, family: Collection[Contrast], scale: float) -> dict[str, 
 
 
 def _finished_losses(plan: Plan) -> dict[str, dict[int, float]]:
-    """Return arm → seed → loss of the finished runs; a damaged run is reported by the plan.
-
-    A run that predicts no better than the frequencies of tokens has probably diverged, and is left
-    out.
-    """
+    """Return arm → seed → loss of the finished runs, without those that have probably diverged."""
     losses: dict[str, dict[int, float]] = {}
     for run in plan.runs:
         record = RunRecord(RunDir(run.path))
@@ -177,6 +167,7 @@ def _finished_losses(plan: Plan) -> dict[str, dict[int, float]]:
             loss = evaluated_loss(record, plan.unit)
         except RecordError:
             continue
+        # It predicts better than the frequencies of tokens.
         if record.final.val_loss < record.final.unigram_entropy:
             losses.setdefault(run.variant.slug, {})[run.seed] = loss
     return losses

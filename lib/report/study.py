@@ -1,9 +1,7 @@
 """The runs of a study, read and judged once, and the document of everything that is shown of them.
 
-``read_study`` reads the directories, decides which runs can be compared, declares the look that is due
-and judges (``lib.report.judge``). A result is comparable with the baseline if the two runs differ only
-in planned settings. Any other result is listed with the reason, or put into a separate part if the
-user names the differing fields as labels. Differences are taken between runs of the same seed.
+A result is comparable with the baseline if the two runs differ only in planned settings. Any other is
+listed with the reason, or is in a separate part if the user names the differing fields as labels.
 
 ``study_document`` returns a dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures
 render it and compute nothing. It is written as ``verdicts.json`` and never read back; the curves, which

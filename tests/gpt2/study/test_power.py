@@ -121,7 +121,7 @@ def test_without_any_noise_the_plan_names_what_to_do(planned):
 
 
 @pytest.mark.slow
-def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
+def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch, capsys):
     settings = {"VERDICT_NOISE": "0.0013", "VERDICT_EFFECT": "0.003"}
     plan = planned(**settings)
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
@@ -129,6 +129,13 @@ def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
     confirm_power(plan, yes=True)
     confirm_power(planned(**settings | {"VERDICT_EFFECT": "0.006"}), yes=False)
     confirm_power(planned(VERDICT_EFFECT="0.003"), yes=False)
+    # A band is a note, and no question.
+    capsys.readouterr()
+    confirm_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.002"), yes=False)
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "VERDICT_BAND=0.002 needs 17 seeds, 5 planned" in note
+    confirm_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.005"), yes=False)
+    assert not capsys.readouterr().err
     # Nothing is asked if nothing is left to train.
     part = planned(**settings, steps="0")
     finish_baseline(part, [3.3, 3.31, 3.32, 3.33, 3.34])
