@@ -38,7 +38,7 @@ class ModelConfig:
     @property
     def reads_weights(self) -> frozenset[bool]:
         """Return whether MLPs read attention weights: one value for all blocks, or both."""
-        return frozenset(self.mlp.reads_weights(site) for site in self.sites())
+        return frozenset(self.mlp.request(site) is not None for site in self.sites())
 
     def backends(self, place: Place) -> set[Backend]:
         """Return the attention backends of the blocks; raises ConfigError as ``choose_backend``."""

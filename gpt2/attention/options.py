@@ -4,7 +4,6 @@ The module of each class of options is in ``MODULES`` of ``attention.py``, its f
 ``REFERENCES`` of ``reference.py``. C n_embd, N heads, K key/value heads, H head dim, R latent dim.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,7 +42,6 @@ class ProjectionOptions(PartOptions):
     """Options of the query, key and value projection, by default of columns in the order q, k, v."""
 
     def kv_heads(self, shape: ModelShape) -> int:
-        """Return K."""
         return shape.n_head
 
     def cost(self, shape: ModelShape) -> Cost:
@@ -65,7 +63,6 @@ class ConfigNote:
 
     @property
     def tag(self) -> str:
-        """Return the tag of the output line."""
         return "WARN" if self.warns else "NOTE"
 
 
@@ -95,7 +92,6 @@ class PatternOptions(PartOptions):
         return self
 
     def notes(self, shape: ModelShape) -> list[ConfigNote]:
-        """Return notes and warnings about the pattern at this context length."""
         return []
 
     def cost(self, shape: ModelShape, projection: ProjectionOptions) -> Cost:
@@ -103,15 +99,15 @@ class PatternOptions(PartOptions):
         return Cost()
 
 
-class TransformOptions(PartOptions, ABC):
+class TransformOptions(PartOptions):
     """Options of a transformation of queries and keys per head, before positions are applied."""
 
-    @abstractmethod
     def cost(self, shape: ModelShape, numbers: int) -> Cost:
         """Return the cost for ``numbers`` elements of q and k per token."""
+        raise NotImplementedError
 
 
-class TermOptions(PartOptions, ABC):
+class TermOptions(PartOptions):
     """Options of a score term."""
 
     @property
@@ -119,18 +115,18 @@ class TermOptions(PartOptions, ABC):
         """Return the features that the Triton kernels do not support ("" if none)."""
         return ""
 
-    @abstractmethod
     def cost(self, shape: ModelShape, keys: float) -> Cost:
         """Return the added cost with ``keys`` visible keys."""
+        raise NotImplementedError
 
 
 class GateOptions(TermOptions):
     """Options of a gate."""
 
     @property
-    @abstractmethod
     def scales_scores(self) -> bool:
         """Return whether the gate scales the scores of a row instead of its head output."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

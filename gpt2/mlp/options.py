@@ -85,7 +85,6 @@ class MlpMechanismOptions(PartOptions):
         return None
 
     def in_block(self, site: LayerSpec) -> bool:
-        """Return whether the block builds the mechanism."""
         return True
 
     def cost(self, hidden: int, width: int, site: LayerSpec) -> Cost:
@@ -264,9 +263,6 @@ class MlpConfig:
         requests = [m.request for m in self.built(site) if m.request is not None]
         assert len(requests) <= 1, "only one mechanism per block can read attention weights"
         return requests[0] if requests else None
-
-    def reads_weights(self, site: LayerSpec) -> bool:
-        return self.request(site) is not None
 
     def size(self, site: LayerSpec) -> MlpWidths:
         """Return the widths of the MLP of a block."""

@@ -6,11 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import ClassVar
 
-from gpt2.attention.options import (
-    ConfigNote,
-    PatternOptions,
-    ProjectionOptions,
-)
+from gpt2.attention.options import ConfigNote, PatternOptions, ProjectionOptions
 from gpt2.shape import Cost, ModelShape
 from lib.config.field import kconfig_field
 from lib.config.small_form import SmallForm, scale_tokens, scale_width
@@ -83,21 +79,20 @@ class NsaOptions(PatternOptions):
     ranges_min: int = kconfig_field("NSA_RANGES_MIN_S", form=True)
 
     def __post_init__(self) -> None:
-        problems = []
+        wrong = []
         if not self.branches:
-            what = "NSA_BRANCH_WINDOW: no branch is enabled (expected at least one, got n for all)"
-            problems.append(Problem(what, code="config.conflict"))
+            wrong.append(
+                "NSA_BRANCH_WINDOW: no branch is enabled (expected at least one, got n for all)"
+            )
         for name, size in (("COMPRESS", self.compress), ("SELECT", self.select)):
             if self.stride and size % self.stride:
                 what = f"expected a multiple of NSA_COMPRESS_STRIDE={self.stride}, got {size}"
-                what = f"NSA_{name}_BLOCK: not a multiple of the stride ({what})"
-                problems.append(Problem(what, code="config.conflict"))
+                wrong.append(f"NSA_{name}_BLOCK: not a multiple of the stride ({what})")
         if self.ranks and self.compress > self.select:
             what = f"expected at most NSA_SELECT_BLOCK={self.select}, got {self.compress}"
-            what = f"NSA_COMPRESS_BLOCK: larger than a selection block ({what})"
-            problems.append(Problem(what, code="config.conflict"))
-        if problems:
-            raise ConfigError(*problems)
+            wrong.append(f"NSA_COMPRESS_BLOCK: larger than a selection block ({what})")
+        if wrong:
+            raise ConfigError(*(Problem(what, code="config.conflict") for what in wrong))
 
     def starts(self, shape: ModelShape) -> Mapping[str, float | Sequence[float]]:
         """Return that the gates of a head start at σ(b) = 1/c, so that their sum is a mean."""
@@ -106,7 +101,6 @@ class NsaOptions(PatternOptions):
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Return the enabled branches, in the order of ``BRANCHES``."""
         flags = (self.branch_compressed, self.branch_selected, self.branch_window)
         return tuple(name for name, enabled in zip(BRANCHES, flags, strict=True) if enabled)
 
@@ -117,7 +111,6 @@ class NsaOptions(PatternOptions):
 
     @property
     def ranks(self) -> bool:
-        """Return whether blocks are selected by score."""
         return self.branch_selected and self.select_by == "score"
 
     @property
@@ -127,7 +120,6 @@ class NsaOptions(PatternOptions):
 
     @property
     def learns_phi(self) -> bool:
-        """Return whether blocks are compressed with learned MLPs."""
         return self.branch_compressed and self.phi == "mlp"
 
     def compressed(self, tokens: int) -> int:
@@ -150,7 +142,6 @@ class NsaOptions(PatternOptions):
         return compressed, selected, window * (window + 1) // 2 + (length - window) * window
 
     def mean_keys(self, length: int) -> float:
-        """Return the mean number of keys per query, summed over the branches."""
         return sum(self.pairs(length)) / length
 
     def notes(self, shape: ModelShape) -> list[ConfigNote]:
