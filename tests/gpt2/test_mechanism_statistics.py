@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gpt2.attention.attention import Attention
 from gpt2.attention.rows import ScoreChunks
-from gpt2.attention.state import BlockState
 from gpt2.mechanism_statistics import (
     HasStatistics,
-    StatisticsByLayer,
     collect_statistics,
     gate_statistics,
 )
@@ -23,7 +20,7 @@ from tests.gpt2.builders import EVERYTHING, make_model_config
 T, WINDOW = 40, 7
 
 
-def built(**parts: Any) -> GPT:
+def built(**parts):
     """Build a double-precision model with large random parameters and several chunks."""
     torch.manual_seed(3)
     model = GPT(make_model_config(block_size=T, **parts)).double().eval()
@@ -33,12 +30,12 @@ def built(**parts: Any) -> GPT:
     return model
 
 
-def tokens(model: GPT) -> Tensor:
+def tokens(model):
     generator = torch.Generator().manual_seed(4)
     return torch.randint(model.config.shape.vocab_size, (2, T), generator=generator)
 
 
-def given_to(model: GPT, part: nn.Module) -> tuple[Any, ...]:
+def given_to(model, part):
     """Return the inputs of ``part`` in the statistics pass."""
     calls: list[tuple[Any, ...]] = []
     hook = part.register_forward_pre_hook(lambda _, inputs: calls.append(inputs))
@@ -48,7 +45,7 @@ def given_to(model: GPT, part: nn.Module) -> tuple[Any, ...]:
     return calls[0]
 
 
-def by_hand(attention: Attention, x_BTC: Tensor, seen: Callable, alpha: float) -> list[Tensor]:
+def by_hand(attention, x_BTC, seen, alpha):
     """Compute entropy, share and shift of every row, pair by pair, with a reciprocal term α."""
     q, k = (part.double() for part in heads_of(attention, x_BTC))
     root = math.sqrt(q.shape[-1])
@@ -68,7 +65,7 @@ def by_hand(attention: Attention, x_BTC: Tensor, seen: Callable, alpha: float) -
     return [torch.stack(rows).mean() for rows in (entropy, share, moved)]
 
 
-def heads_of(attention: Attention, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+def heads_of(attention, x_BTC):
     """Return queries and keys of a dense projection, from its matrix."""
     n_head = attention.shape.n_head
     made = x_BTC @ attention.c_attn.weight.T + attention.c_attn.bias
@@ -83,7 +80,7 @@ PATTERNS: dict[str, Callable[[int, int], bool]] = {
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
+def test_entropy_of_attention_and_effect_of_a_term(pattern):
     parts = {"reciprocal": {"window": WINDOW, "alpha": 0.4}, "sliding": {"window": 11}}
     model = built(pattern=pattern, terms=("reciprocal",), parts=parts)
     attention = model.h[1].attn
@@ -95,7 +92,7 @@ def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
     assert statistics["reciprocal/moved"][1] > 0.1
 
 
-def test_without_a_term_every_backend_reports_entropy_only() -> None:
+def test_without_a_term_every_backend_reports_entropy_only():
     model = built()
     assert {block.attn.backend for block in model.h} == {"sdpa"}
     statistics = collect_statistics(model, tokens(model))
@@ -107,7 +104,7 @@ def test_without_a_term_every_backend_reports_entropy_only() -> None:
     assert collect_statistics(by_rows, tokens(by_rows)) == statistics
 
 
-def test_gates_on_rows() -> None:
+def test_gates_on_rows():
     """RA-CT's gate, from the largest weight of each row."""
     ract = {"mode": "max", "apply": "output"}
     model = built(gates=("ra_cross_token",), parts={"ra_cross_token": ract})
@@ -133,7 +130,7 @@ def test_gates_on_rows() -> None:
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_the_gate_of_an_mlp(pooled: bool) -> None:
+def test_the_gate_of_an_mlp(pooled):
     model = built(mechanisms=("mlp_attn_gate",), parts={"mlp_attn_gate": {"pooled": pooled}})
     gate = model.h[0].mlp.mechanisms["mlp_attn_gate"]
     h_BTM, *_ = given_to(model, gate)
@@ -145,7 +142,7 @@ def test_the_gate_of_an_mlp(pooled: bool) -> None:
     assert statistics["mlp_attn_gate/gate_mean"][1] is None, "the last block has none"
 
 
-def check_gate(statistics: StatisticsByLayer, name: str, g_BNT: Tensor, layer: int) -> None:
+def check_gate(statistics, name, g_BNT, layer):
     """Check mean, spread over tokens, and the closed and open fractions."""
     flat = g_BNT.detach().double().transpose(0, 1).flatten(1).tolist()
     every = [g for head in flat for g in head]
@@ -163,14 +160,14 @@ def check_gate(statistics: StatisticsByLayer, name: str, g_BNT: Tensor, layer: i
     assert expected["gate_std"] > 0.01
 
 
-def test_closed_and_open_fractions_of_a_gate() -> None:
+def test_closed_and_open_fractions_of_a_gate():
     g = torch.tensor([[[0.01, 0.02], [0.96, 0.99]]])
     found = {name: value.item() for name, value in gate_statistics("it", g).items()}
     assert (found["it/gate_closed"], found["it/gate_open"]) == (0.5, 0.5)
     assert found["it/gate_std"] == pytest.approx((0.005 + 0.015) / 2)
 
 
-def test_statistics_of_cross_token_and_latent_mixes() -> None:
+def test_statistics_of_cross_token_and_latent_mixes():
     model = built(projection="latent", mechanisms=("mlp_cross_token", "mlp_latent"))
     cross, latent = (model.h[0].mlp.mechanisms[name] for name in ("mlp_cross_token", "mlp_latent"))
     h_BTM, view, *_ = given_to(model, cross)
@@ -191,7 +188,7 @@ def test_statistics_of_cross_token_and_latent_mixes() -> None:
     assert statistics["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
 
 
-def test_model_and_rng_state_are_unchanged() -> None:
+def test_model_and_rng_state_are_unchanged():
     model = built(dropout=0.5, **EVERYTHING)
     weights = {name: p.clone() for name, p in model.named_parameters()}
     generator, state = torch.get_rng_state(), vars(model.h[0].attn).copy()
@@ -206,7 +203,7 @@ def test_model_and_rng_state_are_unchanged() -> None:
         collect_statistics(model.train(), tokens(model))
 
 
-def test_every_mechanism_with_a_gate_or_a_mix_reports_statistics() -> None:
+def test_every_mechanism_with_a_gate_or_a_mix_reports_statistics():
     model = built(**EVERYTHING)
     parts = [part for part in model.h[0].modules() if isinstance(part, HasStatistics)]
     assert {type(part).__name__ for part in parts} == {
@@ -218,14 +215,3 @@ def test_every_mechanism_with_a_gate_or_a_mix_reports_statistics() -> None:
     names = {name.split("/")[0] for name in collect_statistics(model, tokens(model))}
     mechanisms = {"reciprocal", "ra_cross_token", "attention"}
     assert names == mechanisms | {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}
-
-
-def test_a_single_attention_reports_like_a_whole_model() -> None:
-    model = built(terms=("reciprocal",))
-    attention = model.h[0].attn
-    with torch.no_grad():
-        alone = attention.statistics(given_to(model, attention)[0], BlockState())
-    statistics = collect_statistics(model, tokens(model))
-    assert {name: value.item() for name, value in alone.items()} == {
-        name: layers[0] for name, layers in statistics.items()
-    }

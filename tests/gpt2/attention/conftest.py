@@ -1,9 +1,7 @@
 """Attention modules built from options, and comparison with the reference."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -38,11 +36,11 @@ class Case:
     x_BTC: Tensor
     state: BlockState
 
-    def __call__(self) -> tuple[Tensor, Tensor | None]:
+    def __call__(self):
         out_BTC, view = self.module(self.x_BTC, self.state)
         return out_BTC, view.weights_BTS
 
-    def reference(self) -> tuple[Tensor, Tensor | None]:
+    def reference(self):
         return reference.attention(
             self.x_BTC,
             dict(self.module.named_parameters()),
@@ -53,11 +51,11 @@ class Case:
             self.state.latent_shift_BTR,
         )
 
-    def leaves(self) -> dict[str, Tensor]:
+    def leaves(self):
         given = {"x": self.x_BTC, **vars(self.state), **dict(self.module.named_parameters())}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
-    def gradients(self, made: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+    def gradients(self, made):
         """Return the gradients of a random combination of output and weights."""
         generator = torch.Generator().manual_seed(1)
         tensors = [t for t in made if t is not None and t.requires_grad]
@@ -66,7 +64,7 @@ class Case:
         # Inputs unused by the reference (sequences shorter than a block) have zero gradient.
         return torch.autograd.grad(tensors, leaves, seeds, materialize_grads=True)
 
-    def assert_equals_reference(self, tolerance: float) -> None:
+    def assert_equals_reference(self, tolerance):
         fast, slow = self(), self.reference()
         close = dict(atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(fast[0], slow[0], **close)
@@ -78,20 +76,20 @@ class Case:
 
 
 def build_case(
-    length: int = 33,
-    projection: Any = DenseOptions(),
-    pattern: Any = FullOptions(),
-    terms: tuple = (),
-    gates: tuple = (),
-    request: AttentionWeightsOptions | None = None,
-    backend: str = "auto",
-    dtype: torch.dtype = torch.float64,
-    batch: int = 2,
-    handed_on: bool = False,
-    positions: Any = LearnedOptions(),
-    chunks: ScoreChunks = ScoreChunks(),
-    **shape: Any,
-) -> Case:
+    length=33,
+    projection=DenseOptions(),
+    pattern=FullOptions(),
+    terms=(),
+    gates=(),
+    request=None,
+    backend="auto",
+    dtype=torch.float64,
+    batch=2,
+    handed_on=False,
+    positions=LearnedOptions(),
+    chunks=ScoreChunks(),
+    **shape,
+):
     """Build a case with large random parameters, so that no gradient is small."""
     torch.manual_seed(0)
     n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
@@ -121,12 +119,12 @@ def one_thread():
 
 
 @pytest.fixture
-def thin_chunks() -> None:
+def thin_chunks():
     """Make ``build`` use thin chunks."""
 
 
 @pytest.fixture
-def build(request: pytest.FixtureRequest) -> Callable[..., Case]:
+def build(request):
     chunks = THIN_CHUNKS if "thin_chunks" in request.fixturenames else ScoreChunks()
     return partial(build_case, chunks=chunks)
 
@@ -135,7 +133,7 @@ def build(request: pytest.FixtureRequest) -> Callable[..., Case]:
 def gate():
     """Return a function that builds RA-CT options with a gate that has an effect."""
 
-    def options(mode: str = "topk", apply: str = "output", **given: Any) -> RaCrossTokenOptions:
+    def options(mode="topk", apply="output", **given):
         chosen = dict(alpha=0.7, topk=5, scale=1.5, bias=0.2, head_average=False)
         return RaCrossTokenOptions(mode, apply, **{**chosen, "detach_stats": False, **given})
 

@@ -248,8 +248,8 @@ def model() -> dict[str, Any]:
 
 def preflight() -> dict[str, Any]:
     """Check kernels as preflight does: first as they are, then with a wrong scale of the scores."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (32, 32, 4, 2))
-    given = EVERYTHING | {"n_head": 2, "n_embd": 32, "block_size": 40, "dropout": 0.1}
+    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
+    given = EVERYTHING | {"n_head": 1, "n_embd": 32, "block_size": 20, "dropout": 0.1}
     model = make_model_config(**given, attention_backend="triton")
     check_attention(model, CPU)
     refused = []

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from gpt2.attention.options import (
     AttentionWeightsOptions,
@@ -17,11 +16,9 @@ from gpt2.attention.options import (
 from gpt2.attention.positions import Rope
 from gpt2.attention.reference import rope_rotate
 from gpt2.attention.rows import ScoreChunks
-from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
 from gpt2.study.resolve import resolve_config
-from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
@@ -36,16 +33,16 @@ MADE = {"dense": DenseOptions(), "grouped": GroupedOptions(n_kv_head=2)}
 
 
 @pytest.fixture(scope="module")
-def tree() -> KconfigTree:
+def tree():
     return KconfigTree()
 
 
 @pytest.fixture
-def rope() -> Rope:
+def rope():
     return Rope(ModelShape(**SHAPE), ROPE)
 
 
-def random(*shape: int) -> Tensor:
+def random(*shape):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -53,14 +50,14 @@ def random(*shape: int) -> Tensor:
 class TestRotation:
     """The rotation alone."""
 
-    def test_scores_of_every_head_depend_on_distances(self, rope: Rope) -> None:
+    def test_scores_of_every_head_depend_on_distances(self, rope):
         q, k = random(2, 3, 9, 8), random(2, 3, 9, 8).flip(2)
         near = rope(q) @ rope(k).mT
         far = rope(q, 1000) @ rope(k, 1000).mT
         torch.testing.assert_close(far, near, rtol=0, atol=1e-9)
         assert float((rope(q, 1000) @ rope(k).mT - near).abs().max()) > 0.1
 
-    def test_equals_the_formula(self, rope: Rope) -> None:
+    def test_equals_the_formula(self, rope):
         x = random(2, 3, 9, 8)
         torch.testing.assert_close(rope(x), rope_rotate(x, range(9), ROPE), rtol=0, atol=1e-13)
         places = range(7, 7 + 9 * 16, 16)
@@ -71,7 +68,7 @@ class TestRotation:
         torch.testing.assert_close(rope(x)[0, 0, 3, 1], turned, rtol=0, atol=1e-13)
 
     @pytest.mark.parametrize("first", [0, 1_000_000])
-    def test_narrow_types_are_rounded_once(self, rope: Rope, first: int) -> None:
+    def test_narrow_types_are_rounded_once(self, rope, first):
         narrow = random(1, 2, 5, 8).bfloat16()
         exact = rope(narrow.double(), first)
         found = rope(narrow, first)
@@ -86,14 +83,14 @@ class TestAttention:
     @pytest.mark.parametrize("backend", ["auto", "math", "rows"])
     @pytest.mark.parametrize("pattern", SEEN)
     @pytest.mark.parametrize("projection", MADE)
-    def test_every_form(self, projection: str, pattern: str, backend: str) -> None:
+    def test_every_form(self, projection, pattern, backend):
         made, seen = MADE[projection], SEEN[pattern]
         case = build_case(projection=made, pattern=seen, backend=backend, positions=ROPE)
         case.assert_equals_reference(TIGHT)
 
     @pytest.mark.parametrize("mode", ["topk", "entropy"])
     @pytest.mark.parametrize("apply", ["output", "weights"])
-    def test_terms_gates_and_readers_of_weights(self, apply, mode) -> None:
+    def test_terms_gates_and_readers_of_weights(self, apply, mode):
         gate = {"alpha": 0.7, "topk": 5, "scale": 1.5, "bias": 0.2}
         gate |= {"head_average": False, "detach_stats": False}
         case = build_case(
@@ -106,7 +103,7 @@ class TestAttention:
         )
         case.assert_equals_reference(TIGHT)
 
-    def test_statistics_are_those_of_rotated_heads(self) -> None:
+    def test_statistics_are_those_of_rotated_heads(self):
         """Compute the entropy of the rows exposed to an MLP."""
         every = AttentionWeightsOptions("none", topk=0, tau=0.0, detach=True)
         case = build_case(n_head=1, request=every, positions=ROPE)
@@ -122,7 +119,7 @@ class TestModel:
 
     @pytest.mark.parametrize("pattern", SEEN)
     @pytest.mark.parametrize("projection", MADE)
-    def test_has_the_parameters_that_are_declared(self, projection: str, pattern: str) -> None:
+    def test_has_the_parameters_that_are_declared(self, projection, pattern):
         learned, rope = (
             make_model_config(projection, pattern, positions=positions)
             for positions in ("learned", "rope")
@@ -135,7 +132,7 @@ class TestModel:
     @pytest.mark.parametrize("calls", CALLS, ids=str)
     @pytest.mark.parametrize("pattern", SEEN)
     @pytest.mark.parametrize("projection", MADE)
-    def test_decoding_equals_the_forward_pass(self, projection, pattern, calls) -> None:
+    def test_decoding_equals_the_forward_pass(self, projection, pattern, calls):
         parts = {"sliding": {"window": 4}, "reciprocal": {"window": 2}}
         for terms in ((), ("reciprocal",)):
             config = make_model_config(projection, pattern, terms, positions="rope", parts=parts)
@@ -145,10 +142,10 @@ class TestModel:
 class TestConfiguration:
     """Symbols, and rejected combinations."""
 
-    def build(self, tree: KconfigTree, **settings: SymbolValue) -> Config:
+    def build(self, tree, **settings):
         return resolve_config(tree, [ConfigLayer.of("defconfig", "test", settings)])
 
-    def test_the_default_is_gpt2s(self, tree: KconfigTree) -> None:
+    def test_the_default_is_gpt2s(self, tree):
         assert self.build(tree).model.attention.positions.name == "learned"
         found = self.build(tree, POSITIONS_ROPE=True).model.attention.positions
         assert found == RopeOptions(base=10000.0)
@@ -166,8 +163,6 @@ class TestConfiguration:
             ({"ROPE_BASE": "1.5"}, r"ROPE_BASE: .*1\.5"),
         ],
     )
-    def test_invalid_combinations_are_rejected(
-        self, tree: KconfigTree, settings: dict, problem: str
-    ) -> None:
+    def test_invalid_combinations_are_rejected(self, tree, settings, problem):
         with pytest.raises(ConfigError, match=problem):
             self.build(tree, POSITIONS_ROPE=True, **settings)

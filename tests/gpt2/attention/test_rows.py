@@ -201,7 +201,7 @@ def test_chunks_are_about_equally_high(length, highest):
 class Slopes(ScoreTerm):
     """Learnable slope per head, times the column: one value for all sequences and rows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.slopes = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
 

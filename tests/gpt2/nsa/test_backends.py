@@ -26,12 +26,12 @@ from tests.gpt2.builders import PARTS
 OPTIONS = NsaOptions(**PARTS["nsa"])
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+def normal(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def selection(queries: int, length: int, size: int, count: int, touching: bool) -> torch.Tensor:
+def selection(queries, length, size, count, touching):
     """Return blocks [1, 2, T, n]: the own block and earlier ones, random or adjacent to it."""
     lists = torch.full((1, 2, queries, count), -1)
     generator = torch.Generator().manual_seed(length)
@@ -44,9 +44,7 @@ def selection(queries: int, length: int, size: int, count: int, touching: bool) 
     return lists
 
 
-def by_formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, size: int
-) -> torch.Tensor:
+def by_formula(q, k, v, blocks, size):
     """Return attention BKTgH from a mask of all pairs. q must be divided by √H already."""
     queries, length = q.shape[2], k.shape[2]
     tokens = torch.arange(length)
@@ -56,7 +54,7 @@ def by_formula(
     return torch.einsum("bktgs,bksh->bktgh", scores.softmax(-1), v)
 
 
-def with_gradients(attend, *leaves: torch.Tensor) -> list[torch.Tensor]:
+def with_gradients(attend, *leaves):
     leaves = [x.clone().requires_grad_() for x in leaves]
     out = attend(*leaves)
     return [out, *torch.autograd.grad((out * normal(*out.shape, seed=9)).sum(), leaves)]

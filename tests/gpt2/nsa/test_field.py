@@ -71,27 +71,3 @@ class TestLaterTokens:
             torch.testing.assert_close(
                 found[:, :, :20], before[name][:, :, :20], atol=1e-9, rtol=1e-9
             )
-
-
-class TestHeads:
-    """Query heads of a key head share blocks, independently of other key heads."""
-
-    q, k, v = drawn(1, 6, LENGTH, 4), drawn(1, 2, LENGTH, 4, seed=1), drawn(1, 2, LENGTH, 4, seed=2)
-    turned = [2, 0, 1, 3, 4, 5]
-
-    def test_in_another_order(self, nsa):
-        chosen, again = (lists(q, self.k, nsa()) for q in (self.q, self.q[:, self.turned]))
-        assert chosen.shape == (1, 2, LENGTH, 4) and torch.equal(again, chosen)
-        found = attended(self.q[:, self.turned], self.k, self.v, nsa())
-        for name, out in attended(self.q, self.k, self.v, nsa()).items():
-            torch.testing.assert_close(found[name], out[:, self.turned], atol=1e-12, rtol=1e-12)
-
-    def test_of_another_key_head(self, nsa):
-        q = self.q.clone()
-        q[:, 1] *= -5
-        chosen, changed = (lists(x, self.k, nsa()) for x in (self.q, q))
-        assert torch.equal(changed[:, 1], chosen[:, 1])
-        assert not torch.equal(changed[:, 0], chosen[:, 0])
-        found = attended(q, self.k, self.v, nsa())
-        for name, out in attended(self.q, self.k, self.v, nsa()).items():
-            assert torch.equal(found[name][:, 3:], out[:, 3:])

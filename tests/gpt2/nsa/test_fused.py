@@ -9,7 +9,6 @@ import torch
 from gpt2.nsa.branches import FusedKernels, attend_branches, attend_fused
 from gpt2.nsa.cache import BranchKeyValues
 from gpt2.nsa.options import NsaOptions
-from gpt2.nsa.query_major import MaskSpec
 from gpt2.nsa.select import chosen_blocks
 from gpt2.running import kernel_checks
 from gpt2.running.kernel_checks import check_attention
@@ -21,7 +20,7 @@ from tests.gpt2.nsa.test_backends import by_formula, normal
 OPTIONS = NsaOptions(**PARTS["nsa"])
 
 
-def visible(sight: MaskSpec) -> torch.Tensor:
+def visible(sight):
     """Return whether each query sees each key, by the definition of ``MaskSpec``."""
     tokens = sight.first + torch.arange(sight.queries)[:, None]
     ends = torch.arange(sight.keys) * sight.stride + sight.size - 1

@@ -17,7 +17,7 @@ ALL = ("compressed", "selected", "window")
 
 
 @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
-def test_gates_of_sparse_attention(gate: str) -> None:
+def test_gates_of_sparse_attention(gate):
     model = built(projection="grouped", pattern="nsa", parts={"nsa": {"gate": gate}})
     nsa = model.h[0].attn.pattern
     x_BTC = given_to(model, nsa)[0]
@@ -52,7 +52,7 @@ def test_gates_of_sparse_attention(gate: str) -> None:
 
 
 @pytest.mark.parametrize("built", [ALL, ALL[1:]], ids=["three", "two"])
-def test_gates_begin_alike(built: tuple[str, ...]) -> None:
+def test_gates_begin_alike(built):
     parts = {"nsa": {f"branch_{name}": name in built for name in ALL}}
     model = GPT(make_model_config(projection="grouped", pattern="nsa", parts=parts)).eval()
     model.init_weights(1)
@@ -62,7 +62,7 @@ def test_gates_begin_alike(built: tuple[str, ...]) -> None:
     assert values["nsa/gate_collapsed"] == [0.0, 0.0]
 
 
-def test_selected_blocks() -> None:
+def test_selected_blocks():
     sizes = {"compress": 4, "stride": 2, "select": 4, "count": 5, "window": 6}
     model = built(projection="grouped", pattern="nsa", parts={"nsa": sizes})
     nsa = model.h[0].attn.pattern
@@ -99,7 +99,7 @@ def test_selected_blocks() -> None:
     assert 0 < expected["nsa/chosen"] < 1
 
 
-def test_where_no_block_is_free_its_distance_is_left_out() -> None:
+def test_where_no_block_is_free_its_distance_is_left_out():
     options = built(projection="grouped", pattern="nsa").h[0].attn.pattern.options
     found = selection_statistics(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
     assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
@@ -108,13 +108,13 @@ def test_where_no_block_is_free_its_distance_is_left_out() -> None:
     assert values["nsa/distance"] == [None, None]
 
 
-def test_collapsed_gates_are_counted() -> None:
+def test_collapsed_gates_are_counted():
     gates = torch.tensor([[1.0, 0.5], [1e-4, 0.5], [1e-4, 0.5]])[:, None, None]
     found = gate_statistics(gates, ALL)
     assert found["nsa/gate_collapsed"] == 0.5 and found["nsa/share_cmp"] > 0.6
 
 
-def test_drawn_blocks_and_branches_that_are_not_built() -> None:
+def test_drawn_blocks_and_branches_that_are_not_built():
     drawn = built(projection="grouped", pattern="nsa", parts={"nsa": {"select_by": "random"}})
     values = collect_statistics(drawn, tokens(drawn))
     own = drawn.h[1].attn.pattern
@@ -138,7 +138,7 @@ def test_drawn_blocks_and_branches_that_are_not_built() -> None:
     assert collect_statistics(alone, tokens(alone)) == {}
 
 
-def test_where_blocks_are_ranked_by_keys_of_no_branch() -> None:
+def test_where_blocks_are_ranked_by_keys_of_no_branch():
     parts = {"nsa": {"branch_compressed": False}}
     model = built(projection="grouped", pattern="nsa", parts=parts)
     values = collect_statistics(model, tokens(model))
