@@ -48,7 +48,7 @@ def compare(
 
 def _is_equal(found: Any, expected: Any, tolerance: float) -> bool:
     if isinstance(expected, float):
-        return math.isclose(found, expected, rel_tol=tolerance, abs_tol=1e-15)
+        return math.isclose(found, expected, rel_tol=tolerance, abs_tol=1e-15 * (tolerance > 0))
     if isinstance(expected, tuple) and len(expected) == len(found):
         return all(map(_is_equal, found, expected, [tolerance] * len(expected)))
     return bool(found == expected)

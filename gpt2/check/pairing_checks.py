@@ -8,13 +8,12 @@ B micro-batch, T tokens.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.check.finding import CheckFinding
+from gpt2.check.finding import CheckFinding, compare, expect
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
@@ -51,14 +50,18 @@ _OTHER_SETTINGS: Mapping[str, SymbolValue] = {
 
 def check_paired(subject: StepUnderTest) -> list[CheckFinding]:
     """Check initial weights, dropout and data of the traced run against SEED and the other steps."""
-    weights = _matrices(subject.traced_run.initial_weights)
-    return [
-        *_streams(subject.small, weights),
-        *_other_stream(subject),
-        *_dropout(subject),
-        *_data_order(subject),
-        *_second_rank(subject),
-    ]
+    traced, config = subject.traced_run, subject.small
+    findings = _streams(config, traced.initial_weights)
+    if not subject.parent:
+        # The A/A step of a baseline draws every matrix from another stream.
+        other = with_changes(config, INIT_STREAM=1)
+        model = GPT(other.model)
+        model.init_weights(other.seed, other.init.init_stream)
+        findings += _streams(other, {name: p.detach() for name, p in model.named_parameters()})
+    same = torch.equal(traced.dropout_start, _dropout_starts(config.seed)[0])
+    expected = f"dropout from the beginning of the stream of SEED={config.seed} alone"
+    findings += expect(same, "dropout-stream", f"{expected}, as in every step", _OTHER_STATE)
+    return findings + _data_order(subject) + _second_rank(subject)
 
 
 def stream_key(seed: int, purpose: str) -> int:
@@ -66,68 +69,25 @@ def stream_key(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{purpose}".encode()).digest()[:8], "big") >> 1
 
 
-def _matrices(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the matrices with random initial values, without those that start at zero."""
-    return {name: w for name, w in weights.items() if w.ndim >= 2 and bool(w.any())}
-
-
-# Initial weights.
-
-
 def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding]:
-    """Check that every matrix is drawn from its stream of SEED and INIT_STREAM."""
-    wrong = [
-        name
-        for name, w in weights.items()
-        if not torch.allclose(
-            _unit(_beginning(w)), _unit(_drawn(config, name, w)), rtol=0, atol=_TOLERANCE
-        )
-    ]
-    if not wrong:
-        return []
-    seed = f"SEED={config.seed}" + f", INIT_STREAM={config.init.init_stream}"
+    """Check that every matrix is drawn from its stream of SEED and INIT_STREAM.
+
+    Matrices that start at zero are not drawn.
+    """
+    number, wrong = config.init.init_stream, []
+    for name, matrix in weights.items():
+        if matrix.ndim < 2 or not matrix.any():
+            continue
+        purpose = f"init-{number}/{name}" if number else f"init/{name}"
+        generator = torch.Generator().manual_seed(stream_key(config.seed, purpose))
+        flat = matrix.flatten()
+        flat = flat if len(flat) <= _WHOLE else flat[:_PREFIX]
+        drawn = torch.empty_like(flat).normal_(generator=generator)
+        if not torch.allclose(flat / flat.norm(), drawn / drawn.norm(), rtol=0, atol=_TOLERANCE):
+            wrong.append(name)
+    seed = f"SEED={config.seed}, INIT_STREAM={number}"
     expected = f"initial {first_of(wrong)} drawn from the stream of {seed} and the name alone"
-    return [CheckFinding("initial-stream", expected, "values of another stream")]
-
-
-def _other_stream(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that the A/A step of a baseline draws every matrix from another stream."""
-    if subject.parent:
-        return []
-    config = with_changes(subject.small, INIT_STREAM=1)
-    model = GPT(config.model)
-    model.init_weights(config.seed, config.init.init_stream)
-    named = {name: p.detach() for name, p in model.named_parameters()}
-    return _streams(config, _matrices(named))
-
-
-def _beginning(matrix: Tensor) -> Tensor:
-    flat = matrix.flatten()
-    return flat if len(flat) <= _WHOLE else flat[:_PREFIX]
-
-
-def _drawn(config: Config, name: str, matrix: Tensor) -> Tensor:
-    """Return the beginning of the matrix with a standard deviation of 1."""
-    number = config.init.init_stream
-    purpose = f"init-{number}/{name}" if number else f"init/{name}"
-    generator = torch.Generator().manual_seed(stream_key(config.seed, purpose))
-    return torch.empty_like(_beginning(matrix)).normal_(generator=generator)
-
-
-def _unit(values: Tensor) -> Tensor:
-    return values / values.norm()
-
-
-# Dropout.
-
-
-def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that dropout starts at the beginning of its stream of SEED."""
-    seed = subject.small.seed
-    if torch.equal(subject.traced_run.dropout_start, _dropout_starts(seed)[0]):
-        return []
-    expected = f"dropout from the beginning of the stream of SEED={seed} alone, as in every step"
-    return [CheckFinding("dropout-stream", expected, _OTHER_STATE)]
+    return expect(not wrong, "initial-stream", expected, "values of another stream")
 
 
 def _dropout_starts(seed: int) -> list[Tensor]:
@@ -136,67 +96,45 @@ def _dropout_starts(seed: int) -> list[Tensor]:
     return [torch.Generator().manual_seed(key).get_state() for key in keys]
 
 
-# Data.
-
-
-@dataclass(frozen=True)
-class _Sequences:
-    """Sequences of a run, computed from SEED and their number alone (Philox 4×64-10)."""
-
-    key: int
-    tokens: np.ndarray
-    length: int
-
-    @classmethod
-    def of(cls, config: Config, tokens: np.ndarray) -> "_Sequences":
-        key = stream_key(config.seed, "data")
-        return cls(key, tokens, config.model.shape.block_size)
-
-    def offset(self, number: int) -> int:
-        """Return the offset of a sequence, uniform among all windows of T + 1 tokens."""
-        bits = int(np.random.Philox(key=self.key, counter=number).random_raw())
-        return bits * (len(self.tokens) - self.length) >> 64
-
-    def rows(self, numbers: Sequence[int]) -> Tensor:
-        """Return the tokens of sequences, [numbers, T + 1]."""
-        offsets = [self.offset(number) for number in numbers]
-        rows = [self.tokens[offset : offset + self.length + 1] for offset in offsets]
-        return torch.from_numpy(np.stack(rows).astype("int64"))
+def _offsets(subject: StepUnderTest, seed: int, numbers: range) -> list[int]:
+    """Return the offsets of sequences, uniform among all windows of T + 1 tokens (Philox 4×64-10)."""
+    windows = len(subject.context.train_tokens) - subject.small.model.shape.block_size
+    key = stream_key(seed, "data")
+    bits = (int(np.random.Philox(key=key, counter=number).random_raw()) for number in numbers)
+    return [each * windows >> 64 for each in bits]
 
 
 def _data_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the offsets that the traced run consumed, and the tokens of its next step."""
     session, batch = subject.traced_run.run.session, subject.small.train.global_batch
-    sequences = _Sequences.of(subject.small, subject.context.train_tokens)
+    seed, steps = subject.small.seed, session.state.iteration
     digest = hashlib.sha256()
-    for step in range(session.state.iteration):
-        numbers = range(step * batch, (step + 1) * batch)
-        offsets = np.array([sequences.offset(number) for number in numbers], dtype="<i8")
-        digest = hashlib.sha256(
-            (digest.digest() if step else hashlib.sha256().digest()) + offsets.tobytes()
-        )
-    text = f"the sequences of SEED={subject.small.seed} in order, as in every step"
+    for step in range(steps):
+        offsets = _offsets(subject, seed, range(step * batch, (step + 1) * batch))
+        digest = hashlib.sha256(digest.digest() + np.array(offsets, dtype="<i8").tobytes())
+    expected = f"the sequences of SEED={seed} in order, as in every step"
     if digest.hexdigest() != session.state.order.digest:
-        steps = f"other offsets in {session.state.iteration} steps"
-        return [CheckFinding("paired-data", text, steps)]
-    first = session.state.iteration * batch
-    return _tokens(session, sequences, range(first, first + batch), text)
+        return [CheckFinding("paired-data", expected, f"other offsets in {steps} steps")]
+    offsets = _offsets(subject, seed, range(steps * batch, (steps + 1) * batch))
+    return _tokens(subject, session, offsets, expected)
 
 
 def _tokens(
-    session: TrainingSession, sequences: _Sequences, numbers: Sequence[int], expected: str
+    subject: StepUnderTest, session: TrainingSession, offsets: Sequence[int], expected: str
 ) -> list[CheckFinding]:
     """Check the tokens of the session's next step."""
     micro_batches, train = next(session.batches()), session.config.train
     sizes = [train.batch_size] * train.grad_accumulation
-    if (found := [len(x_BT) for x_BT, _ in micro_batches]) != sizes:
-        return [CheckFinding("micro-batches", f"micro-batches of {sizes} rows", f"{found}")]
+    found = [len(x_BT) for x_BT, _ in micro_batches]
+    if findings := compare("micro-batches", "rows of micro-batches", tuple(found), tuple(sizes)):
+        return findings
+    tokens, length = subject.context.train_tokens, session.config.model.shape.block_size
+    rows = np.stack([tokens[offset : offset + length + 1] for offset in offsets])
+    rows_BT = torch.from_numpy(rows.astype("int64"))
     x_BT, y_BT = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
-    rows = sequences.rows(numbers)
-    if torch.equal(x_BT, rows[:, :-1]) and torch.equal(y_BT, rows[:, 1:]):
-        return []
+    same = torch.equal(x_BT, rows_BT[:, :-1]) and torch.equal(y_BT, rows_BT[:, 1:])
     step = session.state.iteration + 1
-    return [CheckFinding("paired-data", expected, f"other tokens in step {step}")]
+    return expect(same, "paired-data", expected, f"other tokens in step {step}")
 
 
 # A second rank, which differs from the traced run in its settings too.
@@ -226,20 +164,19 @@ def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
     session = open_session(config, context.prepare_data(config), records, group=group)
     records.close()
     start, (first, second) = torch.get_rng_state(), _dropout_starts(seed)
-    findings = _streams(config, _matrices(session.state.weights()))
+    findings = _streams(config, session.state.weights())
     if torch.equal(start, first):
-        text = "the same masks on both"
-        findings.append(CheckFinding("dropout-per-rank", "other dropout on rank 1 than on 0", text))
-    elif not torch.equal(start, second):
+        expected, found = "other dropout on rank 1 than on 0", "the same masks on both"
+        findings.append(CheckFinding("dropout-per-rank", expected, found))
+    else:
         expected = f"dropout of rank 1 from its stream of SEED={seed}"
-        findings.append(CheckFinding("dropout-stream", expected, _OTHER_STATE))
+        findings += expect(torch.equal(start, second), "dropout-stream", expected, _OTHER_STATE)
     state = session.state.generators.state_dict()
     state["torch"] = torch.stack([first, start])
     session.state.generators.load_state_dict(state)
-    if not torch.equal(torch.get_rng_state(), start):
-        expected = "rank 1 resumes the dropout of rank 1"
-        findings.append(CheckFinding("dropout-resume", expected, "another state of the generator"))
+    same, expected = torch.equal(torch.get_rng_state(), start), "rank 1 resumes its own dropout"
+    findings += expect(same, "dropout-resume", expected, "another state of the generator")
     half = config.train.global_batch // 2
-    sequences = _Sequences.of(config, context.train_tokens)
     expected = f"rank 1 of 2 reads the second half of the batch of SEED={seed}"
-    return findings + _tokens(session, sequences, range(half, 2 * half), expected)
+    offsets = _offsets(subject, seed, range(half, 2 * half))
+    return findings + _tokens(subject, session, offsets, expected)

@@ -5,24 +5,23 @@ B batch, T tokens.
 
 import contextlib
 import hashlib
-import math
+import io
 import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch._dynamo
 import torch.distributed as dist
-from torch import Tensor
 
-from gpt2.check.context import PEER_TIMEOUT_SECONDS
-from gpt2.check.finding import CheckFinding
+from gpt2.check.context import PEER_TIMEOUT_SECONDS, CheckContext
+from gpt2.check.finding import CheckFinding, compare, expect, within
 from gpt2.check.short_run import CHECKPOINT_STEP, RECORDED_STEPS, ShortRun
-from gpt2.check.subject import StepUnderTest
+from gpt2.check.subject import StepUnderTest, relative_error
 from gpt2.config import Config
 from gpt2.data import dataset as data_sets
 from gpt2.data.dataset import MANIFEST, open_dataset
@@ -66,28 +65,22 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         digest, loss, gradients = train_rank(0, config, rendezvous, rows)
         peer_digest, peer_loss, peer_gradients = peer.result(PEER_TIMEOUT_SECONDS)
         failure.pop_all()
-    findings = []
-    if digest != peer_digest:
-        findings.append(
-            CheckFinding(
-                "same-initial-weights", "the same initial weights on both ranks", "they differ"
-            )
-        )
-    unused = [name for name in gradients if gradients[name] is None or peer_gradients[name] is None]
-    findings += [
-        CheckFinding("gradient-on-all-ranks", f"a gradient of {name} on both ranks", "none")
-        for name in unused
-    ]
-    expected_loss, expected_gradients = _single_process(config, ids_BT)
+    expected = "the same initial weights on both ranks"
+    findings = expect(digest == peer_digest, "same-initial-weights", expected, "they differ")
+    model = _initialized(config)
+    whole_loss = model(ids_BT[:, :-1], ids_BT[:, 1:])
+    whole_loss.backward()
     for rank, found in enumerate((loss, peer_loss)):
-        if not math.isclose(found, expected_loss, rel_tol=_LOSS_TOLERANCE):
-            what = f"the loss {expected_loss:.6f} of the whole batch on rank {rank}"
-            findings.append(CheckFinding("same-loss", what, f"{found:.6f}"))
-    for name, expected in expected_gradients.items():
-        if name not in unused and not (error := _error(gradients[name], expected)) <= _TOLERANCE:
-            text = f"a relative error of {error:.1e}"
-            what = f"the gradient of {name} as in one process"
-            findings.append(CheckFinding("same-gradient", what, text))
+        what = f"on rank {rank}, as in one process, the loss"
+        findings += compare("same-loss", what, found, whole_loss.item(), _LOSS_TOLERANCE)
+    for name, parameter in model.named_parameters():
+        actual, what = gradients[name], f"the gradient of {name} as in one process"
+        if actual is None or peer_gradients[name] is None:
+            expected = f"a gradient of {name} on both ranks"
+            findings.append(CheckFinding("gradient-on-all-ranks", expected, "none"))
+        elif parameter.grad is not None:
+            error = relative_error(torch.from_numpy(actual), parameter.grad)
+            findings += within("same-gradient", what, error, _TOLERANCE)
     return findings
 
 
@@ -138,25 +131,12 @@ def _join_group(rank: int, rendezvous: Path) -> None:
     )
 
 
-def _single_process(config: Config, ids_BT: Tensor) -> tuple[float, dict[str, Tensor]]:
-    model = _initialized(config)
-    loss = model(ids_BT[:, :-1], ids_BT[:, 1:])
-    loss.backward()
-    return loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-
 def _initialized(config: Config) -> GPT:
     """Return the model with the trainer's initialization, in float64."""
     torch.set_num_threads(1)
     model = GPT(config.model)
     model.init_weights(config.seed, config.init.init_stream)
     return model.double()
-
-
-def _error(actual: np.ndarray | None, expected: Tensor) -> float:
-    """Return the largest difference relative to the largest value."""
-    assert actual is not None
-    return float(np.abs(actual - expected.numpy()).max() / max(float(expected.abs().max()), 1e-30))
 
 
 # A checkpoint is complete: another process resumes from it with identical bits.
@@ -170,33 +150,15 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     arguments = (traced.config, subject.context.folder, traced.folder)
     peer = subject.context.peer.submit(resume_and_finish, *arguments)
     start, records, recorded, losses, digest, order = peer.result(PEER_TIMEOUT_SECONDS)
-    findings = []
-    if start != CHECKPOINT_STEP:
-        expected = f"a resume at step {CHECKPOINT_STEP}"
-        findings.append(CheckFinding("resumed-step", expected, f"a resume at step {start}"))
-    if records != CHECKPOINT_STEP:
-        expected = (
-            f"the records of {CHECKPOINT_STEP} steps after a resume, without those of later ones"
-        )
-        findings.append(CheckFinding("resumed-records", expected, f"{records} records"))
-    if recorded != RECORDED_STEPS:
-        expected = "the last evaluation at step {} and the last statistics at step {}, as saved"
-        found = "steps {} and {} after a resume".format(*recorded)
-        findings.append(CheckFinding("resumed-records", expected.format(*RECORDED_STEPS), found))
-    for i, (loss, resumed_loss) in enumerate(
-        zip(traced.losses[CHECKPOINT_STEP:], losses, strict=False), CHECKPOINT_STEP + 1
-    ):
-        if loss != resumed_loss:
-            text = f"{resumed_loss!r} after a resume, {loss!r} without"
-            findings.append(CheckFinding("resumed-loss", f"the same loss at step {i}", text))
-            break
-    if digest != traced.digest:
-        expected = "the same weights at the end"
-        findings.append(CheckFinding("resumed-weights", expected, "other weights after a resume"))
-    if order != traced.data_order:
-        expected = "the same digest of the order of the data"
-        findings.append(CheckFinding("resumed-data-order", expected, "another one after a resume"))
-    return findings
+    rows = (
+        ("resumed-step", "a resume at step", start, CHECKPOINT_STEP),
+        ("resumed-records", "the records before a resume alone:", records, CHECKPOINT_STEP),
+        ("resumed-records", "last evaluation and statistics", recorded, RECORDED_STEPS),
+        ("resumed-loss", "after a resume, loss", losses, traced.losses[CHECKPOINT_STEP:]),
+        ("resumed-weights", "after a resume, weights with digest", digest, traced.digest),
+        ("resumed-data-order", "order of the data with digest", order, traced.data_order),
+    )
+    return [finding for row in rows for finding in compare(*row)]
 
 
 def resume_and_finish(
@@ -221,8 +183,6 @@ def resume_and_finish(
 
 
 # Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.
-#
-# B micro-batch, T tokens.
 
 
 _STEPS = 2
@@ -238,9 +198,8 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
     try:
         folder = data_sets.dataset_folder(config.data, build_dir)
         if not (folder / MANIFEST).exists():
-            size = config.model.shape.block_size
-            tried = ("preparation", config.data, size)
-            subject.context.once(tried, lambda: try_preparation(config.data, build_dir, size))
+            tried = (config.data, build_dir, config.model.shape.block_size)
+            subject.context.once(tried, lambda: _try_preparation(subject.context, *tried))
     except DataError as error:
         if _is_missing(config.data, build_dir):
             return [_absent(problem) for problem in error.problems[:1]]
@@ -257,6 +216,15 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
             for problem in error.problems
         ]
     return _batches(subject, sampler)
+
+
+def _try_preparation(context: CheckContext, *tried: Any) -> None:
+    """Try to split the text; one worker of all logs what it has to say of it."""
+    ticket = hashlib.sha256(repr(tried).encode()).hexdigest()
+    with contextlib.ExitStack() as quiet:
+        if not context.is_first(ticket):
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        try_preparation(*tried)
 
 
 def _is_missing(data: DataOptions, build_dir: Path) -> bool:
@@ -290,21 +258,24 @@ def _batches(subject: StepUnderTest, sampler: TrainSampler) -> list[CheckFinding
         0,
         False,
     )
-    shape_BT = (train.batch_size, shape.block_size)
     for _, micro_batches in zip(range(_STEPS), loader, strict=False):
         for x_BT, y_BT in micro_batches:
-            if tuple(x_BT.shape) != shape_BT or tuple(y_BT.shape) != shape_BT:
-                return [
-                    CheckFinding("batch-shape", f"batches of {shape_BT}", f"{tuple(x_BT.shape)}")
-                ]
+            shapes = tuple(x_BT.shape), tuple(y_BT.shape)
+            expected = ((train.batch_size, shape.block_size),) * 2
             largest = int(max(x_BT.max(), y_BT.max()))
-            if largest >= shape.vocab_size:
-                expected = f"tokens below {shape.vocab_size}"
-                return [CheckFinding("token-range", expected, f"token {largest}")]
-            if not bool((x_BT[:, 1:] == y_BT[:, :-1]).all()):
-                return [
-                    CheckFinding("shifted-targets", "targets shifted by one token", "other targets")
-                ]
+            shifted = shapes[0] == shapes[1] and torch.equal(x_BT[:, 1:], y_BT[:, :-1])
+            what = "targets shifted by one token"
+            if findings := (
+                compare("batch-shape", "shapes of tokens and targets", shapes, expected)
+                + expect(
+                    largest < shape.vocab_size,
+                    "token-range",
+                    f"tokens below {shape.vocab_size}",
+                    f"token {largest}",
+                )
+                + expect(shifted, "shifted-targets", what, "other targets")
+            ):
+                return findings
     return []
 
 

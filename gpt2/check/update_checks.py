@@ -6,22 +6,18 @@ float64, so that every part of the rules acts within 26 steps. It is compared wi
 the rules apply.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from gpt2.check.finding import CheckFinding
+from gpt2.check.finding import CheckFinding, compare, expect
 from gpt2.check.short_run import (
     CLIPPED_STEPS,
     DrivenRun,
-    PrunedStep,
-    TracedRun,
     driven_config,
     driving_gradients,
 )
@@ -42,6 +38,7 @@ from lib.pruning.reference import (
     ramp_sparsity,
     scope_sparsities,
 )
+from lib.units import first_of
 
 # Fields of an optimizer's options with the same name in torch's parameter groups.
 _GROUP_OPTIONS = ("eps", "momentum", "dampening", "nesterov")
@@ -71,9 +68,28 @@ def reference_learning_rate(options: ScheduleOptions, step: float, steps: int) -
 
 
 def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the optimizer's settings in the traced run, and its updates in the driven run."""
+    """Check the optimizer's settings in the traced run, and its updates in the driven run.
+
+    Parameter groups match the options, and only matrices decay. A gate's matrices decay like all
+    others, although they are never pruned.
+    """
     findings, subject.facts["optimized"] = _driven(subject, prunes=False)
-    return _settings(subject.traced_run, subject.small) + findings
+    options = vars(subject.small.optimizer.rule)
+    expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
+    if "beta1" in options:
+        expected["betas"] = (options["beta1"], options["beta2"])
+    state, settings = subject.traced_run.run.session.state, list[CheckFinding]()
+    tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
+    for group in state.optimizer.param_groups:
+        for name, value in expected.items():
+            settings += compare(
+                "optimizer-setting", f"an optimizer with {name}", group[name], value
+            )
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            decay = options["weight_decay"] * (parameter.ndim >= 2 and id(parameter) not in tables)
+            what = f"for {name} a weight decay of"
+            settings += compare("weight-decay", what, group["weight_decay"], decay)
+    return settings + findings
 
 
 def _driven(
@@ -92,34 +108,6 @@ def _driven(
     pruning = config.pruning if prunes else config.pruning.stretch
     key = ("driven", prunes, config.train, config.schedule, config.optimizer, pruning)
     return subject.context.once(key, drive)
-
-
-def _settings(traced: TracedRun, config: Config) -> list[CheckFinding]:
-    """Check that parameter groups match the options, and that only matrices decay.
-
-    A gate's matrices decay like all others, although they are never pruned.
-    """
-    rule, session = config.optimizer.rule, traced.run.session
-    options = {field.name: vars(rule)[field.name] for field in dataclasses.fields(rule)}
-    expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
-    if "beta1" in options:
-        expected["betas"] = (options["beta1"], options["beta2"])
-    findings = []
-    tables = {
-        id(t.weight) for t in (session.state.model.wte, session.state.model.wpe) if t is not None
-    }
-    for group in session.state.optimizer.param_groups:
-        for name, value in expected.items():
-            if group[name] != value:
-                text = f"an optimizer with {name} {value}"
-                findings.append(CheckFinding("optimizer-setting", text, f"{group[name]}"))
-        for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            decays = parameter.ndim >= 2 and id(parameter) not in tables
-            decay = rule.weight_decay if decays else 0.0
-            if group["weight_decay"] != decay:
-                text = f"a weight decay of {decay:g} for {name}"
-                findings.append(CheckFinding("weight-decay", text, f"{group['weight_decay']:g}"))
-    return findings
 
 
 # The driven run: prescribed gradients, and an independent simulation of the trainer's step.
@@ -273,14 +261,14 @@ class _Drive:
         """Compare the scores of remaining weights after a pruning, in fp32."""
         expected_scores, self.scores = self.scores, {}
         state, pruner = self.run.session.state, self.run.session.state.pruner
+        what = f"a score by the formula of {self.config.pruning.summary}:"
         for name, expected in expected_scores.items():
             assert isinstance(pruner, MaskPruner)
             actual = pruner.score(name, state.optimizer).flatten().tolist()
             largest = max((abs(s) for s in expected if s > -math.inf), default=0.0)
             for score, value in zip(expected, actual, strict=False):
                 if score > -math.inf and abs(score - value) > _TIE_TOLERANCE * largest:
-                    text = f"a score of {score:.4g} by the formula of {self.config.pruning.summary}"
-                    return [CheckFinding("pruning-score", text, f"{value:.4g}")]
+                    return compare("pruning-score", what, value, score)
         return []
 
     def _zeros(self, actual: Weights, expected: Weights, at: str) -> list[CheckFinding]:
@@ -289,18 +277,15 @@ class _Drive:
             {(n, i) for n, flat in weights.items() for i, w in enumerate(flat) if w == 0.0}
             for weights in (actual, expected)
         )
-        if zeros == expected_zeros:
-            return []
-        for name, _ in zeros - expected_zeros:
-            if name not in (*_PRUNABLE, _EMBEDDING):
-                what = f"no pruning of a {'gate' if 'gate' in name else 'vector'}"
-                return [CheckFinding("unpruned-parameter", what, f"zeros in it {at}")]
-        pruner = self.config.pruning.name
-        if len(zeros) != len(expected_zeros):
-            text = f"{len(expected_zeros)} zeros {at}, by ramp, frequency and scope of {pruner}"
-            return [CheckFinding("sparsity-ramp", text, f"{len(zeros)} zeros")]
-        text = f"the lowest scores of {pruner} are pruned {at}"
-        return [CheckFinding("pruning-order", text, "other weights are zero")]
+        pruner, found = self.config.pruning.name, f"{len(zeros)} zeros"
+        others = {n for n, _ in zeros - expected_zeros} - {*_PRUNABLE, _EMBEDDING}
+        ramp = f"{len(expected_zeros)} zeros {at}, by ramp, frequency and scope of {pruner}"
+        order = f"the lowest scores of {pruner} are pruned {at}"
+        return (
+            expect(not others, "unpruned-parameter", "pruning of matrices alone", f"of {others}")
+            or expect(len(zeros) == len(expected_zeros), "sparsity-ramp", ramp, found)
+            or expect(zeros == expected_zeros, "pruning-order", order, "other weights are zero")
+        )
 
 
 # Pruning in the traced run: every prunable matrix after every step.
@@ -323,29 +308,25 @@ def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
     """Check how many weights are zero at the end, and that all are prunable."""
-    traced, target = subject.traced_run, subject.config.values["PRUNING_SPARSITY"]
+    traced, target = subject.traced_run, float(subject.config.values["PRUNING_SPARSITY"])
     prunable = prunable_rows(subject)
     matrices = [traced.final_weights[name][:rows] for name, rows in prunable.items()]
-    reached = sum(int((w == 0).sum()) for w in matrices) / sum(w.numel() for w in matrices)
-    findings, size = [], sum(weight.numel() for weight in matrices)
+    size = sum(weight.numel() for weight in matrices)
+    reached = sum(int((w == 0).sum()) for w in matrices) / size
+    shares = [
+        sum(int(step.zeros[name][:rows].sum()) for name, rows in prunable.items()) / size
+        for step in traced.pruned_steps
+    ]
     # Without a pruner, there are no pruned steps.
-    pairs = zip(traced.pruned_steps, traced.sparsity, strict=False)
-    for i, (step, recorded) in enumerate(pairs, 1):
-        share = sum(int(step.zeros[name][:rows].sum()) for name, rows in prunable.items()) / size
-        if not math.isclose(recorded, share, rel_tol=1e-9):
-            what = f"a recorded sparsity of {share:.4f}, as in the weights, at step {i}"
-            findings.append(CheckFinding("recorded-sparsity", what, f"{recorded:.4f}"))
-            break
-    if not abs(reached - float(target)) <= _SPARSITY_TOLERANCE:
-        text = f"{reached:.1%} of the weights are zero at the end of the budget"
-        findings.append(CheckFinding("target-sparsity", f"a sparsity of {float(target):.0%}", text))
-    for name in traced.final_weights.keys() - prunable.keys():
-        new_zeros = int((traced.final_weights[name] == 0).sum()) - int(
-            (traced.initial_weights[name] == 0).sum()
-        )
-        if new_zeros > _MAX_ZERO_SHARE * traced.final_weights[name].numel():
-            text = f"{new_zeros} weights became zero"
-            findings.append(CheckFinding("unpruned-parameter", f"no pruning of {name}", text))
+    recorded = traced.sparsity[: len(shares)]
+    findings = compare("recorded-sparsity", "recorded sparsity of step", recorded, shares, 1e-9)
+    near, found = abs(reached - target) <= _SPARSITY_TOLERANCE, f"{reached:.1%} of the weights"
+    findings += expect(near, "target-sparsity", f"in the end a sparsity of {target:.0%}", found)
+    for name, initial in traced.initial_weights.items():
+        zeros = int((traced.final_weights[name] == 0).sum()) - int((initial == 0).sum())
+        few = name in prunable or zeros <= _MAX_ZERO_SHARE * initial.numel()
+        found = f"{zeros} weights became zero"
+        findings += expect(few, "unpruned-parameter", f"no pruning of {name}", found)
     return findings
 
 
@@ -368,29 +349,24 @@ def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
 
 
 def _pruned_steps(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check masks and states of every prunable matrix after every step."""
-    traced = subject.traced_run
-    rows = prunable_rows(subject)
-    alive = {n: torch.ones_like(traced.initial_weights[n], dtype=torch.bool) for n in rows}
-    for i, step in enumerate(traced.pruned_steps, 1):
-        if step.masks.keys() != alive.keys():
-            odd = sorted(step.masks.keys() ^ alive.keys())[0]
-            what = f"{'pruning' if odd in alive else 'no pruning'} of {odd}"
-            return [CheckFinding("prunable-parameter", what, "the opposite")]
-        if findings := _step_findings(step, alive, i):
+    """Check masks and states of every prunable matrix after every step.
+
+    Pruned weights remain zero, without gradient and optimizer state.
+    """
+    alive: dict[str, Tensor] = {}
+    for i, step in enumerate(subject.traced_run.pruned_steps, 1):
+        prunable = prunable_rows(subject)
+        odd = first_of(sorted(step.masks.keys() ^ prunable.keys()))
+        what = f"prunable matrices without difference at step {i}"
+        findings = expect(not odd, "prunable-parameter", what, odd)
+        revived = [n for n in alive if bool((step.masks[n] & ~alive[n]).any())]
+        what = f"weights that were pruned before step {i} stay pruned"
+        findings += expect(not revived, "revived-weight", what, f"others of {first_of(revived)}")
+        for kind, names in step.nonzero.items():
+            what = f"{kind} 0 of the pruned weights at step {i}"
+            found = f"others of {first_of(sorted(names))}"
+            findings += expect(not names, "pruned-weight", what, found)
+        if findings:
             return findings
         alive = step.masks
-    return []
-
-
-def _step_findings(step: PrunedStep, alive: dict[str, Tensor], i: int) -> list[CheckFinding]:
-    """Check that pruned weights remain zero, without gradient and optimizer state."""
-    for name, mask in step.masks.items():
-        if bool((mask & ~alive[name]).any()):
-            what = f"weights of {name} that were pruned before step {i} stay pruned"
-            return [CheckFinding("revived-weight", what, "a mask that revives some")]
-    for what, names in step.nonzero.items():
-        if names:
-            text = f"{what} 0 of the pruned weights of {sorted(names)[0]} at step {i}"
-            return [CheckFinding("pruned-weight", text, f"another {what}")]
     return []
