@@ -12,7 +12,7 @@ from gpt2.study import view as planning_view
 from gpt2.study.cost import GPU_SHARE, evaluations
 from gpt2.study.plan import Plan
 from lib.env.gpu import GPUS
-from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREFLIGHT, PreflightError
+from lib.errors import KablateError, PreflightError, Problem, RunError
 from tests.errors import error_of
 
 Planned = Callable[..., Plan]
@@ -90,39 +90,38 @@ def test_evaluations_are_the_periodic_ones_and_the_final_one(
     assert evaluations(run.config) == expected
 
 
-class FakeRanks:
-    """Replacement of the processes of a probe; records their configurations."""
+class FakeExecutor:
+    """Replacement of the workers of a probe; records their configurations."""
 
-    def __init__(self, *outcomes: Any) -> None:
+    def __init__(self, outcomes: Sequence[Any]) -> None:
         self.outcomes = list(outcomes)
-        self.values: list[dict[str, Any]] = []
+        self.configs: list[Any] = []
 
-    def __call__(
-        self, command: Any, variables: Any, ranks: int, text: str, seconds: float
-    ) -> tuple[int, str]:
-        self.values.append(json.loads(text))
+    def submit_call(self, function: Any, config: Any, *rest: object, **options: object) -> None:
+        self.configs.append(config)
+
+    def result(self, job: None, seconds: float) -> Any:
         outcome = self.outcomes.pop(0)
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, KablateError):
             raise outcome
-        code, document = outcome
-        return code, json.dumps(document)
+        return outcome
 
 
-def probed(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> FakeRanks:
-    """Replace the processes of a probe by given outcomes."""
-    ranks = FakeRanks(*outcomes)
-    monkeypatch.setattr(cost, "run_ranks", ranks)
-    return ranks
+def probed(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> FakeExecutor:
+    """Replace the workers of a probe by given outcomes."""
+    executor = FakeExecutor(outcomes)
+    monkeypatch.setattr(cost, "LocalExecutor", lambda *given: executor)
+    return executor
 
 
 def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd) -> None:
     fast, slow = STEP, {**STEP, "step_seconds": 1.0}
-    ranks = probed(monkeypatch, *((EXIT_DONE, step) for step in (fast, slow)))
+    executor = probed(monkeypatch, fast, slow)
     plan = planned(
         steps="0,5", seeds="1-3", RA_MLA_ABLATION_MODE=True, VERDICT_AA=False, EVAL_INTERVAL=25
     )
     views = planning_view.look(plan, probe=True)
-    assert [values["SEED"] for values in ranks.values] == [1, 1] and len(views) == 6
+    assert [config.seed for config in executor.configs] == [1, 1] and len(views) == 6
     # 100 steps, and evaluations after 25, 50, 75 and 100 of them.
     assert [view["seconds"] for view in views] == [58.0, 108.0] * 3
     assert {view["seconds_from"] for view in views} == {"probe"} and views[0]["evaluations"] == 4
@@ -147,8 +146,7 @@ def test_only_what_changes_the_time_of_a_step_is_timed_again(planned: Planned, m
 
 
 def test_a_missing_device_is_one_error(planned: Planned, monkeypatch) -> None:
-    problem = {"what": "no GPU", "where": "", "next": "type: make", "code": "gpu.missing"}
-    probed(monkeypatch, (EXIT_PREFLIGHT, {"problem": problem}))
+    probed(monkeypatch, PreflightError(Problem("no GPU", code="gpu.missing")))
     plan = planned(steps="0,5", RA_MLA_ABLATION_MODE=True, **ON_GPU)
     with pytest.raises(PreflightError) as caught:
         planning_view.look(plan, probe=True)
@@ -156,20 +154,22 @@ def test_a_missing_device_is_one_error(planned: Planned, monkeypatch) -> None:
 
 
 def test_a_model_that_cannot_be_timed_is_named(planned: Planned, monkeypatch) -> None:
-    memory = {"what": "out of memory", "where": "", "next": "", "code": "run.out-of-memory"}
-    late = subprocess.TimeoutExpired("probe", 1.0)
-    probed(monkeypatch, (EXIT_FAILED, {"problem": memory}), late, (EXIT_DONE, STEP))
+    memory = RunError(Problem("out of memory", code="run.out-of-memory"))
+    late = RunError(Problem("no answer within 300 s", code="worker.no-answer"))
+    probed(monkeypatch, memory, late, STEP)
     plan = planned(steps="0,2,5", RA_MLA_ABLATION_MODE=True)
     first, second, third = views = planning_view.look(plan, probe=True)
     assert first["seconds"] is second["seconds"] is None and third["seconds"] == 52.0
     text = planning_view.plan_text(plan, views)
     assert f"{first['label']}: not measured: out of memory" in text
-    assert f"{second['label']}: not measured within 300 s" in text and "for 1 runs" in text
+    assert (
+        f"{second['label']}: not measured: no answer within 300 s" in text and "for 1 runs" in text
+    )
 
 
 def test_an_extrapolated_step_is_marked(planned: Planned, monkeypatch) -> None:
     parts = {**STEP, "timed_steps": 3, "timed_micro_batches": 2}
-    probed(monkeypatch, (EXIT_DONE, parts))
+    probed(monkeypatch, parts)
     plan = planned(GLOBAL_BATCH=64, BATCH_SIZE=8, GRAD_ACCUMULATION=8)
     text = planning_view.plan_text(plan, planning_view.look(plan, probe=True))
     assert "medians of 3 steps, extrapolated from two micro-batches" in text

@@ -239,6 +239,19 @@ def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
     assert study.finish(first)[0] == 130
 
 
+def test_a_run_that_was_asked_to_stop_is_not_taken_by_another_make(study):
+    first, second = (study.start(all=SLOW, names=["a"]) for _ in range(2))
+    study.wait_until(lambda: "WAIT" in first.stderr + second.stderr)
+    if "WAIT" in first.stderr:
+        first, second = second, first
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    (study.path("a") / "stop").touch()
+    os.killpg(first.pid, signal.SIGINT)
+    assert study.finish(first)[0] == 130
+    code, stderr = study.finish(second)
+    assert code == 130 and "stop requested" in line_of(stderr, "STOP", "00-a")
+
+
 def test_a_stop_of_the_study_reaches_every_make_and_no_later_one(study):
     makes = [study.start(all=SLOW), study.start(all=SLOW)]
     study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
