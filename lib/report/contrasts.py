@@ -1,12 +1,8 @@
 """Contrasts of a study: steps against their references, and the effects of a factorial design.
 
-An effect is a mean of paired contrasts. The main effect of a feature is the mean, over the pairs of cells
-that differ in this feature alone, of the loss with it minus the loss without it. The interaction of two
-is half of the mean, over the squares of cells that differ in these two alone, of the effect of one with
-the other minus its effect without the other. In a full design, every effect uses every run.
-
-If the configuration forbids cells, the pairs and squares that remain are averaged. An effect without any
-is not estimable.
+An effect is a mean of paired contrasts, over the pairs of cells that differ in one feature alone, or the
+squares that differ in two (docs/verdicts.md). Those that can be configured are averaged; an effect
+without any is not estimable.
 """
 
 import itertools

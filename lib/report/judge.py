@@ -279,7 +279,13 @@ class _Study:
                     new[verdict["name"]] = self._marked(verdict, look, open_count)
             given |= new
             decided |= {name: v for name, v in new.items() if v["verdict"] in LASTING_WORDS}
-            closed.append(frozenset(name for name, v in given.items() if _is_closed(v)))
+            undecided = (None, VerdictWord.INCONCLUSIVE)
+            ended = (
+                name
+                for name, v in given.items()
+                if v["verdict"] not in undecided or v["rounding_only"]
+            )
+            closed.append(frozenset(ended))
         if closed and self.baseline_diverged:
             closed[-1] = frozenset(self.family)
         return given, decided, closed
@@ -518,8 +524,3 @@ class _Study:
         return [
             f"the look at {len(seeds)} seeds, whose runs have ended, is missing in {DECLARATIONS_FILE}"
         ]
-
-
-def _is_closed(verdict: Verdict) -> bool:
-    is_open = verdict["verdict"] in (None, VerdictWord.INCONCLUSIVE)
-    return not is_open or verdict["rounding_only"]

@@ -136,7 +136,8 @@ def verdicts_at(
     """
     m = max(len(contrasts), planned)
     verdicts = [_untested(contrast, outcomes, rule, m) for contrast in contrasts]
-    if testable := [verdict for verdict in verdicts if _is_testable(verdict)]:
+    open_ones = [v for v in verdicts if v["verdict"] is VerdictWord.INCONCLUSIVE]
+    if testable := [verdict for verdict in open_ones if not verdict["rounding_only"]]:
         earlier = [_sample(verdict) for verdict in decided if verdict["p"] is not None]
         _test(testable, rule, m, level, earlier)
     for verdict in verdicts:
@@ -309,10 +310,6 @@ def _document_error(
     ]
     differences = [math.fsum(document) for document in zip(*weighted, strict=True)]
     return deviation_of(differences) / math.sqrt(len(differences))
-
-
-def _is_testable(verdict: Mapping[str, Any]) -> bool:
-    return verdict["verdict"] is VerdictWord.INCONCLUSIVE and not verdict["rounding_only"]
 
 
 def _unfairness(arms: Mapping[str, Sequence[SeedOutcome]]) -> str:

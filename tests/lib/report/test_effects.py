@@ -178,16 +178,6 @@ def test_effects_have_words_and_a_row_each(factorial):
     assert document_of(table)["not_estimable"] == {}
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds_give_no_word(factorial, seeds):
-    table = read_study("demo", factorial(seeds), plan=PLAN)
-    text = to_markdown(document_of(table)) + verdicts_to_terminal(document_of(table)).replace(
-        "VERDICT", ""
-    )
-    assert not any(word in text for word in VerdictWord)
-    assert all(verdict["p"] is None for verdict in table.judged["verdicts"])
-
-
 def test_a_noisy_run_stops_the_words(factorial):
     table = read_study("demo", factorial(noisy="r110"), plan=PLAN)
     assert set(words(table).values()) == {INCONCLUSIVE}

@@ -25,7 +25,7 @@ def test_equals_the_count_of_all_patterns(n):
 
 def test_more_seeds_can_show_more():
     # Published small-sample figures of the paired test.
-    assert [smallest_p(n) for n in (3, 4, 5, 6)] == [0.25, 0.125, 0.0625, 0.03125]
+    assert [smallest_p(n) for n in (3, 4, 5, 6, 10)] == [0.25, 0.125, 0.0625, 0.03125, 2**-9]
     for n in (3, 6):
         assert sign_flip_p([-0.1 * (i + 1) for i in range(n)]) == smallest_p(n)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from lib.errors import ConfigError
 from lib.report.columns import to_markdown, write_tables
 from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, plans_of, read_declarations
@@ -85,25 +84,6 @@ def declared(folder, plan=BAND):
     return replace(plan, looks=LookPlan.fixed(5), declarations=known, folder=folder)
 
 
-def test_a_changed_rule_is_marked_and_the_words_are_those_of_the_present_one(study, tmp_path):
-    runs, folder = study(), tmp_path / "here"
-    first = read_study("demo", runs, plan=declared(folder))
-    write_tables(document_of(first), tmp_path)
-    expected = (tmp_path / VERDICTS_FILE).read_bytes()
-    again = read_study("demo", runs, plan=declared(folder))
-    write_tables(document_of(again), tmp_path)
-    assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
-    wider = replace(BAND, rule=VerdictRule(band=0.5, alpha=0.01))
-    # Also in a table that takes no look, and writes nothing.
-    shown = replace(declared(folder, wider), exploratory=True)
-    for plan in (shown, declared(folder, wider)):
-        table = read_study("demo", runs, plan=plan)
-        assert set(words(table).values()) == {EQUIVALENT}
-        for verdict in table.judged["verdicts"]:
-            assert verdict["remarks"][-1] == "rule changed after results: alpha, band"
-    assert len(plans_of(read_declarations(folder))) == 2
-
-
 def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     here = tmp_path / "here"
     table = read_study("demo", study(), plan=declared(here))
@@ -128,21 +108,6 @@ def test_other_studies_on_the_same_documents_are_counted(study, tmp_path):
     (here / DECLARATIONS_FILE).write_text(line)
     table = read_study("demo", study(), plan=declared(here))
     assert table.same_documents[1] == "here (another configuration)"
-
-
-def test_a_damaged_line_is_named_and_a_part_is_judged_among_all_comparisons(study, tmp_path):
-    runs, folder = study(), tmp_path / "here"
-    read_study("demo", runs, plan=declared(folder))
-    part = [run for run in runs if run.variant.slug != "gate"]
-    (verdict,) = read_study("demo", part, plan=declared(folder)).judged["verdicts"]
-    assert verdict["planned_comparisons"] == 3
-    damaged = len((folder / DECLARATIONS_FILE).read_text().splitlines()) + 1
-    with (folder / DECLARATIONS_FILE).open("a") as file:
-        file.write("{}\n")
-    with pytest.raises(ConfigError) as caught:
-        declared(folder)
-    assert caught.value.codes == ["run.damaged"]
-    assert caught.value.problems[0].where == f"{folder / DECLARATIONS_FILE}:{damaged}"
 
 
 def test_runs_without_a_divergence_leave_its_rate_open(study, make_run):

@@ -13,7 +13,7 @@ import pytest
 from lib.project import ROOT
 from lib.report import statistics as engine
 from lib.report.contrasts import Contrast, scale_of
-from lib.report.statistics import VerdictRule, deviation_of, holm, smallest_p, t_isf, t_sf
+from lib.report.statistics import VerdictRule, deviation_of, holm, t_isf, t_sf
 from lib.report.study import pairing_gain
 from lib.report.verdicts import SeedOutcome, VerdictWord, verdicts_at
 from tests.lib.report.documents import family_of
@@ -132,11 +132,6 @@ def test_one_comparison_is_the_same_under_both_rules(n):
     assert shared["p_adjusted"] == pytest.approx(shared["p_own"], rel=1e-12)
     assert shared["p_equivalent"] == pytest.approx(own["p_equivalent"], rel=1e-12)
     assert shared["interval_95"] == own["interval_95"] and shared["verdict"] is own["verdict"]
-
-
-def test_the_sign_flip_minimum():
-    smallest = [smallest_p(n) for n in (3, 5, 6, 10)]
-    assert smallest == [0.25, 0.0625, 0.03125, pytest.approx(0.001953, abs=5e-7)]
 
 
 def test_quantiles_of_student_t():
