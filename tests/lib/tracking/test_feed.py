@@ -46,10 +46,6 @@ EVAL = {"val_loss", "val_perplexity", "sparsity"}
 SPEED = {"tokens_per_second"}
 
 
-def test_a_run_that_has_written_nothing_yet(run: RunDir) -> None:
-    assert new_metrics(run, ReadCursor()) == []
-
-
 def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDir) -> None:
     append(run.metrics, train_row(1), train_row(2), eval_row(2, 3.0))
     append(run.timing, timing(2))
@@ -71,13 +67,21 @@ def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDi
 
 
 def test_no_record_is_sent_twice_while_a_run_continues(run: RunDir) -> None:
-    position = ReadCursor()
+    """By one reader, and by one after the other."""
+    reader, position = RecordReader(run, ReadCursor()), ReadCursor()
+
+    def both() -> list[tuple[int, set[str]]]:
+        found = new_metrics(run, position)
+        assert found == [(i, set(metrics) - {"iteration"}) for i, metrics in reader.new()]
+        return found
+
+    assert both() == []
     append(run.metrics, train_row(1), train_row(2))
     append(run.timing, timing(2))
-    assert new_metrics(run, position) == [(1, TRAIN), (2, TRAIN | SPEED)]
-    assert new_metrics(run, position) == []
-    append(run.metrics, eval_row(2, 3.0))
-    assert new_metrics(run, position) == [(2, EVAL)]
+    assert both() == [(1, TRAIN), (2, TRAIN | SPEED)]
+    assert both() == []
+    append(run.metrics, eval_row(2, 3.0), train_row(3))
+    assert both() == [(2, EVAL), (3, TRAIN)]
 
 
 def test_a_timing_waits_for_its_iteration(run: RunDir) -> None:
@@ -88,19 +92,6 @@ def test_a_timing_waits_for_its_iteration(run: RunDir) -> None:
     assert new_metrics(run, position) == [(1, TRAIN)]
     append(run.metrics, train_row(2), train_row(3))
     assert new_metrics(run, position) == [(2, TRAIN), (3, TRAIN | SPEED)]
-
-
-def test_one_reader_returns_appended_records(run: RunDir) -> None:
-    feed = RecordReader(run, ReadCursor())
-    assert [*feed.new()] == []
-    append(run.metrics, train_row(1), train_row(2))
-    append(run.timing, timing(2), timing(3))
-    assert [i for i, _ in feed.new()] == [1, 2]
-    append(run.metrics, train_row(3), eval_row(3, 3.0))
-    assert [(i, set(found) - {"iteration"}) for i, found in feed.new()] == [
-        (3, TRAIN | SPEED | EVAL)
-    ]
-    assert [*feed.new()] == []
 
 
 def test_rows_that_a_resumed_run_repeats_are_skipped(run: RunDir) -> None:
