@@ -153,7 +153,6 @@ class Evaluator:
 def _documents(
     windows: Sequence[EvaluationWindow], rows: Sequence[Sequence[float]]
 ) -> tuple[DocumentLoss, ...]:
-    """Sum the rows of each document."""
     by_document: dict[int, list[Sequence[float]]] = {}
     for window, row in zip(windows, rows, strict=True):
         by_document.setdefault(window.document, []).append(row[:3])
@@ -166,7 +165,6 @@ def _documents(
 
 
 def _calibration(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """Sum the bins of all rows exactly."""
     sums = [math.fsum(column) for column in list(zip(*rows, strict=True))[3:]]
     tokens, correct, confidence = (
         sums[i * CALIBRATION_BINS : (i + 1) * CALIBRATION_BINS] for i in range(3)

@@ -68,11 +68,8 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     temporary.mkdir()
     try:
         if unsupported := unsupported_components(config.model):
-            log(
-                "EXPORT",
-                f"not supported by transformers' GPT-2: {', '.join(unsupported)}; "
-                "adding the model's code, for trust_remote_code=True",
-            )
+            text = f"not supported by transformers' GPT-2: {', '.join(unsupported)}; "
+            log("EXPORT", f"{text}adding the model's code, for trust_remote_code=True")
             _write_own(config, run, temporary)
         else:
             _write_hf(config, run, temporary)
@@ -229,7 +226,6 @@ def _byte_tokenizer() -> dict[str, Any]:
 
 
 def _card(config: Config, run: RunDir, *, own_code: bool) -> str:
-    """Return the model card: what the model is, and the run that trained it."""
     record = RunRecord(run)
     code, trust = record.code, ", trust_remote_code=True" if own_code else ""
     commit = f"{code.git_sha}{' with uncommitted changes' if code.dirty_tree else ''}"
@@ -282,14 +278,8 @@ def _put(temporary: Path, target: Path) -> None:
         log("EXPORT", f"{target} is up to date")
         return
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(
-            Problem(
-                "exists with different content",
-                str(target),
-                "remove it, or type: make export … OUT=DIR",
-                code="export.target-exists",
-            )
-        )
+        what, advice = "exists with different content", "remove it, or type: make export … OUT=DIR"
+        raise ConfigError(Problem(what, str(target), advice, code="export.target-exists"))
     os.rename(temporary, target)
     fsync_directory(target.parent)
     log("EXPORT", f"wrote {len(_digests(target))} files to {target}")

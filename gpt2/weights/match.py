@@ -73,7 +73,6 @@ def _native_mismatches(model: ModelConfig, theirs: ModelConfig) -> list[str]:
 
 
 def _settings(model: ModelConfig) -> dict[str, str]:
-    """Return the symbols that weights determine, and their values."""
     shape, attention = model.shape, model.attention
     return {
         "N_LAYER": str(shape.n_layer),

@@ -38,14 +38,10 @@ class InitialWeightsOptions:
             raise ConfigError(Problem(what, next="type: SET=INIT_STREAM=0", code="config.conflict"))
         names = _NAMES.get(self.init_from.partition(":")[0])
         if names is None or not (self.is_path or names.fullmatch(self.name)):
-            raise ConfigError(
-                Problem(
-                    f"INIT_FROM: invalid value {self.init_from!r}",
-                    next="set run:NAME of a run directory, hf:NAME of the hub, or hf:PATH "
-                    "(PATH begins with / ./ ../ or ~/)",
-                    code="config.invalid-value",
-                )
-            )
+            what = f"INIT_FROM: invalid value {self.init_from!r}"
+            advice = "set run:NAME of a run directory, hf:NAME of the hub, or hf:PATH "
+            advice += "(PATH begins with / ./ ../ or ~/)"
+            raise ConfigError(Problem(what, next=advice, code="config.invalid-value"))
 
     @property
     def name(self) -> str:
@@ -61,10 +57,8 @@ class InitialWeightsOptions:
 
     @property
     def is_run(self) -> bool:
-        """Return whether the weights are those of a run directory."""
         return self.init_from.startswith("run:")
 
     @property
     def is_path(self) -> bool:
-        """Return whether the weights are named by a path."""
         return self.name.startswith(_PATH)

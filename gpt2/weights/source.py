@@ -33,9 +33,8 @@ def weights_folder(config: Config, build_dir: Path) -> Path:
     """
     init = config.init
     if not init.is_path and not init.is_run:
-        return (
-            data_folder(config.data, build_dir) / "downloads" / "hub" / init.name.replace("/", "--")
-        )
+        hub = data_folder(config.data, build_dir) / "downloads" / "hub"
+        return hub / init.name.replace("/", "--")
     if init.is_path:
         folder = build_dir / Path(init.name).expanduser()
     else:
@@ -78,19 +77,16 @@ def download_weights(config: Config, build_dir: Path) -> Path:
     from huggingface_hub import snapshot_download
 
     log("INIT", f"downloading {config.init.name} from the Hugging Face hub")
-    advice = (
-        f"download {CONFIG_FILE} and {WEIGHTS_FILE} of {config.init.name} on a machine with network access, "
-        "copy them into a folder, and set INIT_FROM=hf:PATH"
-    )
+    advice = f"download {CONFIG_FILE} and {WEIGHTS_FILE} of {config.init.name} on a machine with "
+    advice += "network access, copy them into a folder, and set INIT_FROM=hf:PATH"
     try:
         snapshot_download(config.init.name, allow_patterns=_DOWNLOAD_PATTERNS, local_dir=path)
     # Common base class of httpx errors and hub errors.
     except OSError as error:
         reason = str(error).splitlines()[0]
         what = f"cannot download {config.init.name} from the hub: {reason}"
-        raise PreflightError(
-            Problem(what, "INIT_FROM", advice, code="hub.download-failed")
-        ) from None
+        problem = Problem(what, "INIT_FROM", advice, code="hub.download-failed")
+        raise PreflightError(problem) from None
     if not _complete(path):
         what = f"{config.init.name} has no {WEIGHTS_FILE} on the hub"
         raise PreflightError(Problem(what, "INIT_FROM", advice, code="weights.missing"))
@@ -116,13 +112,9 @@ def weight_files(folder: Path) -> list[Path]:
         # Drop directories: an index must not refer to files outside its folder.
         names = sorted({Path(n).name for n in read_settings(index).get("weight_map", {}).values()})
     paths = [folder / CONFIG_FILE, *(folder / name for name in names)]
-    for path in paths:
-        if not path.is_file():
-            advice = "set INIT_FROM=hf:PATH to a folder written by save_pretrained or make export"
-            advice += ", or run:NAME"
-            raise PreflightError(
-                Problem("file not found", str(path), advice, code="weights.missing")
-            )
+    for path in (path for path in paths if not path.is_file()):
+        advice = "set INIT_FROM=hf:PATH to a folder of save_pretrained or make export, or run:NAME"
+        raise PreflightError(Problem("file not found", str(path), advice, code="weights.missing"))
     return paths
 
 
@@ -152,14 +144,8 @@ def require_recorded_weights(run: RunDir) -> None:
         what = f"the run is incomplete: {error}"
         raise PreflightError(Problem(what, str(run.path), code="run.incomplete")) from None
     if damaged:
-        raise PreflightError(
-            Problem(
-                "digest differs from the manifest",
-                str(run.weights),
-                f"type: make rerun RUNS={run.path.name}",
-                code="weights.damaged",
-            )
-        )
+        what, advice = "digest differs from the manifest", f"type: make rerun RUNS={run.path.name}"
+        raise PreflightError(Problem(what, str(run.weights), advice, code="weights.damaged"))
 
 
 def _complete(folder: Path) -> bool:

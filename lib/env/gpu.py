@@ -99,13 +99,9 @@ def find_gpu(name: str) -> Gpu:
     candidates = matches or [
         keys[match].name for match in difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
     ]
-    raise ConfigError(
-        Problem(
-            f"GPU={name}: {'ambiguous' if matches else 'unknown'} GPU name",
-            next=f"use one of: {', '.join(candidates or GPUS)}; or set CHECK_GPU_MEMORY_GB=24",
-            code="gpu.ambiguous-name" if matches else "gpu.unknown-name",
-        )
-    )
+    kind = "ambiguous" if matches else "unknown"
+    advice = f"use one of: {', '.join(candidates or GPUS)}; or set CHECK_GPU_MEMORY_GB=24"
+    raise ConfigError(Problem(f"GPU={name}: {kind} GPU name", next=advice, code=f"gpu.{kind}-name"))
 
 
 def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> float | None:

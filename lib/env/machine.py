@@ -99,7 +99,6 @@ class NarrowProducts:
                 self._kernels.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
 
     def restore(self) -> None:
-        """Restore torch's kernels."""
         self._kernels._destroy()
 
     def _product(self, keys: Any, a: "Tensor", b: "Tensor") -> "Tensor":

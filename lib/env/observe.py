@@ -80,7 +80,6 @@ def machine_settings(
 
 
 def deviations(settings: Mapping[str, Setting]) -> list[str]:
-    """Return the names of settings whose observed value differs from the resolved value."""
     return [name for name, state in settings.items() if state["resolved"] != state["observed"]]
 
 
@@ -117,7 +116,6 @@ def selected_sdpa_backend(
 
 
 def _observed_device() -> str:
-    """Return the device of a new tensor on the training device."""
     if not torch.cuda.is_initialized():
         return "cpu"
     return str(torch.device("cuda", torch.cuda.current_device()))
@@ -187,11 +185,9 @@ class NondeterministicOperations:
 
     @property
     def names(self) -> list[str]:
-        """Return all recorded names, sorted."""
         return sorted(self._names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Add names recorded by an earlier process."""
         self._names.update(names)
 
     def meet(self, message: str) -> bool:

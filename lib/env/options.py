@@ -51,7 +51,6 @@ class MachineConfig:
 
     @property
     def repeats(self) -> bool:
-        """Return whether deterministic implementations are used if available."""
         return self.deterministic != "off"
 
 

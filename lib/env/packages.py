@@ -82,7 +82,7 @@ def installed_packages(path: Sequence[str] | None = None) -> dict[str, str]:
 
 
 def normalize_name(name: str) -> str:
-    """Return the normalized package name (PEP 503)."""
+    # PEP 503.
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -92,7 +92,6 @@ def format_packages(packages: Mapping[str, str]) -> str:
 
 
 def packages_digest(packages: Mapping[str, str]) -> str:
-    """Return the SHA-256 of ``format_packages``."""
     return hashlib.sha256(format_packages(packages).encode()).hexdigest()
 
 
@@ -117,7 +116,6 @@ def missing_packages(extras: Sequence[str] = ()) -> list[str]:
 
 
 def known_extras() -> list[str]:
-    """Return the names of the optional sets of packages."""
     return list(_project()["optional-dependencies"])
 
 

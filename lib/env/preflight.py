@@ -101,7 +101,6 @@ def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]
 
 
 def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
-    """Check that the file system of ``folder`` has ``MIN_DISK_GIB`` of free space."""
     needed = config.min_disk_gib * GIB
     return _space_problems(_existing(folder), needed, f"MIN_DISK_GIB={config.min_disk_gib}: ")
 
@@ -162,7 +161,6 @@ def pinned_gpu_problems(pinned: bool, processes: int) -> list[Problem]:
 
 
 def problems_of(check: Callable[..., object], *arguments: object) -> list[Problem]:
-    """Return the problems of the error that ``check`` raises."""
     try:
         check(*arguments)
     except KablateError as error:

@@ -166,7 +166,6 @@ class ProcessGroup:
         return module.no_sync()
 
     def whole_state(self, state: Any) -> Any:
-        """Gather every sharded tensor of nested mappings and sequences on the CPU of rank 0."""
         return whole_state(state, self.is_main)
 
     def backend(self, device: torch.device) -> str:

@@ -26,7 +26,6 @@ class ProcessRank:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this process writes the run's files."""
         return self.rank == 0
 
 

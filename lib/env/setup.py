@@ -31,7 +31,6 @@ STAMP = ".kablate-stamp"
 
 
 def main() -> int:
-    """Set up or check the environment. Raises ConfigError if the user has to act."""
     parser = console.CommandLine(prog="python -m lib.env.setup", description=__doc__)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--venv", metavar="DIR", help="the environment of make")
@@ -53,7 +52,12 @@ def main() -> int:
 def check(python: str, extras: Sequence[str]) -> None:
     """Raise ConfigError, with the install command, if ``python`` (this process) is incomplete."""
     found = shutil.which(python)
-    if found is None or not (samefile(found, sys.executable) or _is_python(found)):
+    # A program that is not this process's interpreter, such as a shim, may be Python.
+    is_python = found is not None and (
+        samefile(found, sys.executable)
+        or subprocess.run([found, "-ISc", ""], capture_output=True).returncode == 0
+    )
+    if not is_python:
         hint = "deactivate that environment, or use another: make PYTHON=/path/to/python"
         what = f"{python}: not {'Python' if found else 'executable'}"
         raise ConfigError(Problem(what, next=hint, code="env.no-interpreter"))
@@ -65,11 +69,6 @@ def check(python: str, extras: Sequence[str]) -> None:
         what = f"{python} lacks {', '.join(missing)}"
         advice = shlex.join(install_command(sys.executable, extras))
         raise ConfigError(Problem(what, next=advice, code="env.missing-package"))
-
-
-def _is_python(program: str) -> bool:
-    """Return whether a program that is not this process's interpreter, such as a shim, is Python."""
-    return subprocess.run([program, "-ISc", ""], capture_output=True).returncode == 0
 
 
 def set_up(folder: str, extras: Sequence[str]) -> None:

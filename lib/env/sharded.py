@@ -47,7 +47,6 @@ def whole_copy(blank: M, model: nn.Module) -> M:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` is sharded over the ranks."""
     if not dist.is_initialized():
         # Importing DTensor takes most of a second.
         return False

@@ -96,7 +96,6 @@ def refresh_snapshot(
 
 
 def write_error(folder: Path, error: OSError) -> PreflightError:
-    """Return the error for an environment record that cannot be written."""
     advice = "make it writable, or type: make O=DIR"
     what = f"cannot write the snapshot: {error.strerror or error}"
     path = str(error.filename or folder)
@@ -234,7 +233,6 @@ _SECRETS = (
 
 
 def redact_secrets(text: str) -> str:
-    """Return the output of a program without credentials."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text

@@ -42,7 +42,6 @@ def flops_per_second(machine: MachineConfig) -> float | None:
 
 @cache
 def _measure(threads: int) -> float:
-    """Measure fp32 FLOP/s of a matrix product on ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
     command = python_module_command(__name__)
@@ -56,7 +55,6 @@ def emulates_bf16(machine: MachineConfig) -> bool:
 
 @cache
 def has_bf16_instructions() -> bool:
-    """Return whether the processor has instructions for products of bf16."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -155,7 +155,6 @@ def _pair(source: RunSource, members: Sequence[_Candidate], requested: Set[str])
 
 
 def compile_pairs_to_text(pairs: Sequence[CompilePair]) -> str:
-    """Return one line per pair and counter."""
     lines = []
     for pair in pairs:
         for metric, label in COUNTERS.items():
@@ -166,7 +165,6 @@ def compile_pairs_to_text(pairs: Sequence[CompilePair]) -> str:
 
 
 def compile_pairs_to_json(pairs: Sequence[CompilePair]) -> str:
-    """Return the pairs as one JSON document with sorted keys."""
     rows = []
     for pair in pairs:
         row: dict[str, Any] = {"name": pair.name}

@@ -42,7 +42,6 @@ def query_parser(text: str | None) -> argparse.ArgumentParser:
 
 
 def open_source(name: str, folder: Path | None, entity: str = "") -> RunSource:
-    """Return the source ``name``; local runs are searched below ``folder``."""
     return WandbServerSource(entity) if name == "wandb" else RunDirSource(folder or Path("results"))
 
 

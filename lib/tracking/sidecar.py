@@ -122,7 +122,6 @@ class _Sidecar:
             )
 
     def end(self) -> None:
-        """Signal the end of the run to the process."""
         assert self.process.stdin is not None
         try:
             # A newline is needed because a data loader process may keep the pipe open longer.

@@ -50,7 +50,6 @@ class RunDirSource:
         ]
 
     def config(self, run: RunRef) -> dict[str, Any]:
-        """Return the configuration sent to trackers."""
         return sent_config(run.key)
 
     def history(self, run: RunRef) -> History:
@@ -100,7 +99,6 @@ class WandbServerSource:
             return [RunRef(project, run.name, run.id, run) for run in runs]
 
     def config(self, run: RunRef) -> dict[str, Any]:
-        """Return the configuration stored on the server."""
         return _without_internal_fields(run.key.config)
 
     def history(self, run: RunRef) -> History:

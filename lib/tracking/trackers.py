@@ -79,6 +79,8 @@ class TrackerWandb:
     """Weights & Biases, online or in ``trackers/wandb``."""
 
     def __init__(self, options: TrackerWandbOptions, run: RunDir) -> None:
+        # The service of another process would keep the run of a mirror that was killed.
+        os.environ.pop("WANDB_SERVICE", None)
         import wandb
 
         self._wandb = wandb

@@ -45,17 +45,14 @@ class WatchedRecords:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the status is RUNNING; a killed run keeps this status."""
         return self.status is not None and self.status.state is State.RUNNING
 
     @property
     def beats(self) -> Sequence[HeartbeatRow]:
-        """Return rank 0's heartbeats."""
         return self.heartbeats.get(0, ())
 
 
 def read_watched_records(run: RunDir, now: float) -> WatchedRecords:
-    """Read the run directory; missing files give empty values."""
     record = RunRecord(run)
     rows = record.metrics if run.metrics.exists() else ()
     return WatchedRecords(
@@ -103,7 +100,6 @@ def stall(facts: WatchedRecords, seconds: int) -> str:
 
 
 def zero_throughput(facts: WatchedRecords) -> str:
-    """Report if the newest log interval processed no tokens."""
     speeds = _values(facts.beats, "toks_per_s")
     return "0 tokens per second" if speeds and speeds[-1] <= 0 else ""
 
@@ -120,7 +116,6 @@ def plateau(facts: WatchedRecords) -> str:
 
 
 def unstable(facts: WatchedRecords) -> str:
-    """Report jumps of loss or gradient norm, and losses worse than guessing after the warm-up."""
     return describe_unstable(facts.unstable)
 
 
@@ -149,7 +144,6 @@ def memory_creep(facts: WatchedRecords) -> str:
 
 
 def zero_gradient(facts: WatchedRecords) -> str:
-    """Report if the newest step had a zero gradient."""
     return "the gradient is 0" if facts.train and facts.train[-1].grad_norm == 0.0 else ""
 
 
@@ -235,14 +229,13 @@ class WatchedRuns:
         self._ended: dict[Path, tuple[RunStatus, RunLine]] = {}
 
     def lines(self, now: float) -> list[RunLine]:
-        """Return one line per run that has started."""
-        lines = ((run.label, self._line(RunDir(run.path), now)) for run in self._runs)
-        return [replace(line, run=label) for label, line in lines if line is not None]
+        started = ((run, status) for run in self._runs if (status := read_status(RunDir(run.path))))
+        return [
+            replace(self._line(RunDir(run.path), status, now), run=run.label)
+            for run, status in started
+        ]
 
-    def _line(self, run: RunDir, now: float) -> RunLine | None:
-        status = read_status(run)
-        if status is None:
-            return None
+    def _line(self, run: RunDir, status: RunStatus, now: float) -> RunLine:
         if status.state is State.DAMAGED:
             return _damaged_line(status.message)
         ended, line = self._ended.get(run.path, (None, None))
@@ -326,7 +319,6 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def _cells(line: RunLine) -> dict[str, str]:
-    """Return column → text."""
     total = f"/{line.iterations:,}" if line.iterations else ""
     return {
         "run": line.run,
@@ -343,14 +335,12 @@ def _cells(line: RunLine) -> dict[str, str]:
 
 
 def lines_to_text(lines: Sequence[RunLine]) -> str:
-    """Return the table as text without limiting its columns."""
     rows = [tuple(_cells(line).values()) for line in lines]
     right = {i for i, name in enumerate(_COLUMNS) if name not in _LEFT}
     return "".join(f"{line}\n" for line in text_lines([_COLUMNS, *rows], right=right))
 
 
 def lines_to_json(lines: Sequence[RunLine]) -> str:
-    """Return the lines as one JSON document with sorted keys."""
     return json_document(SCHEMA_VERSION, {"runs": [asdict(line) for line in lines]})
 
 

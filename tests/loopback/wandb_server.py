@@ -237,16 +237,6 @@ def _run(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str
     return {"project": {"internalId": "1", "run": _node(_asked(server, variables))}}
 
 
-def _page(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
-    spec = json.loads(variables["spec"])
-    low, high = spec.get("minStep", 0), spec.get("maxStep", 1 << 60)
-    rows = [r for r in _asked(server, variables).history if low <= r["_step"] < high]
-    keys = spec.get("keys")
-    if keys:
-        rows = [{k: r[k] for k in keys} for r in rows if all(k in r for k in keys)]
-    return {"project": {"run": {"sampledHistory": [rows]}}}
-
-
 def _history_page(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
     rows = _asked(server, variables).history
     low, high = variables.get("minStep", 0), variables.get("maxStep", 1 << 60)
@@ -326,7 +316,6 @@ _OPERATIONS = {
     "OrganizationCoreWeaveOrganizationID": _nothing,
     "Runs": _runs,
     "Run": _run,
-    "SampledHistoryPage": _page,
     "HistoryPage": _history_page,
     "RunHistoryKeys": _keys,
     "RunParquetHistory": _parquet,
