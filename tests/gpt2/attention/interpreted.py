@@ -1,12 +1,7 @@
 """Measurements of the Triton kernels of attention in Triton's interpreter.
 
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compositions TYPE [NAME]...
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted dropout
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted model
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted tiles
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted preflight
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compiled
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted largest
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted quick|ties|model|tiles|compiled
 
 Prints a JSON object. compositions: name → errors of values and gradients relative to the norm,
 against the row engine in float64. tiles: the same in fp32, with the tiles of a GPU.
@@ -316,6 +311,18 @@ def largest() -> dict[str, Any]:
     return found
 
 
+def quick() -> dict[str, Any]:
+    """Return the measurements of every test run."""
+    few = ("sliding within the band", "all")
+    return {
+        "compositions": {name: errors(COMPOSITIONS[name], torch.float32) for name in few},
+        "dropout": dropout(),
+        "largest": largest(),
+        # Last: it changes the scale of the scores.
+        "preflight": preflight(),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     subject, *args = sys.argv[1:]
@@ -330,12 +337,10 @@ def main() -> None:
         }
     else:
         found = {
-            "dropout": dropout,
+            "quick": quick,
             "ties": equal_scores,
             "model": model,
-            "preflight": preflight,
             "compiled": compiled,
-            "largest": largest,
         }[subject]()
     print(json.dumps(found))
 

@@ -69,9 +69,23 @@ def interpreted(*arguments):
 
 @needs_interpreter
 @pytest.mark.slow
-def test_a_few_compositions_equal_the_row_engine():
-    found = interpreted("compositions", "float32", "sliding within the band", "all")
-    assert max(error for errors in found.values() for error in errors) <= TOLERANCES["float32"]
+def test_compositions_dropout_largest_values_and_preflight():
+    """In one process: two compositions equal the row engine, and dropout acts on the values alone.
+
+    It follows seed, layer, head and sequence.
+    """
+    found = interpreted("quick")
+    errors = found["compositions"].values()
+    assert max(error for each in errors for error in each) <= TOLERANCES["float32"]
+    dropout = found["dropout"]
+    # Five standard errors of a share of independent pairs.
+    standard_errors = 5 * (0.25 / dropout["pairs"]) ** 0.5
+    assert abs(dropout["share"] - 0.7) < standard_errors
+    assert dropout["same"] and not dropout["hidden"]
+    assert all(abs(each - 0.58) < 2 * standard_errors for each in dropout["agreement"])
+    assert max(dropout["errors"]) <= TOLERANCES["float32"]
+    assert set(found["largest"].values()) == {True}
+    assert found["preflight"] == {"refused": ["gpu.wrong-values"]}
 
 
 @needs_interpreter
@@ -88,24 +102,6 @@ def test_every_composition_equals_the_row_engine(dtype):
 def test_equal_weights_share_the_slope_of_a_statistic():
     found = interpreted("ties")
     assert max(map(max, found.values())) <= TOLERANCES["float32"]
-
-
-@needs_interpreter
-@pytest.mark.slow
-def test_dropout_acts_on_the_values_alone_and_follows_seed_layer_head_and_sequence():
-    found = interpreted("dropout")
-    # Five standard errors of a share of independent pairs.
-    errors = 5 * (0.25 / found["pairs"]) ** 0.5
-    assert abs(found["share"] - 0.7) < errors
-    assert found["same"] and not found["hidden"]
-    assert all(abs(each - 0.58) < 2 * errors for each in found["agreement"])
-    assert max(found["errors"]) <= TOLERANCES["float32"]
-
-
-@needs_interpreter
-@pytest.mark.slow
-def test_the_largest_values_of_a_row_are_those_of_torch():
-    assert set(interpreted("largest").values()) == {True}
 
 
 @needs_interpreter
@@ -244,12 +240,6 @@ def test_preflight_compares_the_kernels_with_the_row_engine(monkeypatch, answer,
     assert [plan.dropout for plan in kernel.calls] == [0.1, 0.0, 0.1, 0.0]
     assert all(plan.reader and plan.gates and plan.terms for plan in kernel.calls)
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@needs_interpreter
-@pytest.mark.slow
-def test_preflight_accepts_the_interpreted_kernels():
-    assert interpreted("preflight") == {"refused": ["gpu.wrong-values"]}
 
 
 def test_kconfig_offers_the_kernels_on_a_gpu():
