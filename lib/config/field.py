@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lib.config.small_form import SmallRule, SymbolValue
 from lib.errors import ConfigError, Problem
@@ -56,14 +56,7 @@ def kconfig_field(
     return dataclasses.field(metadata=metadata)
 
 
-class ComponentRegistry(Protocol):
-    """Registry that ``part`` selects from."""
-
-    def bind(self, values: Mapping[str, SymbolValue]) -> tuple:
-        """Return the options of every selected part."""
-
-
-def component_field(registry: ComponentRegistry) -> Any:
+def component_field(registry: Any) -> Any:
     """Return a dataclass field for the options of the one part that ``registry`` selects."""
     return dataclasses.field(metadata={"part": registry})
 
