@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -106,6 +107,10 @@ def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
         findings += _sample(session)
         bf16 = subject.small.values["PRECISION"] == "bf16"
         documents, calibration_error = _scored(state.model, windows, bf16)
+        stored = safetensors.torch.load_file(session.run.weights)
+        differing = [n for n, w in state.weights().items() if not _is_stored(w, stored.get(n))]
+        what = "the evaluated weights in model.safetensors"
+        findings += expect(not differing, "stored-weights", what, f"others of {differing[:3]}")
     actual = [(w.document, w.offset, w.length) for w in traced.run.session.evaluate.windows]
     expected = [(w.number - 1, w.offset + w.start, len(w.tokens)) for w in windows]
     count = sum(len(w.tokens) - 1 for w in windows)
@@ -115,6 +120,10 @@ def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
         or _rows(subject, record, documents)
         or _summary(subject, session, record, documents, calibration_error)
     )
+
+
+def _is_stored(weight: Tensor, stored: Tensor | None) -> bool:
+    return stored is not None and stored.dtype == weight.dtype and torch.equal(stored, weight)
 
 
 def _windows(subject: StepUnderTest) -> list[_Window]:
@@ -225,6 +234,8 @@ def _finishing_session(subject: StepUnderTest) -> TrainingSession:
     evaluate = Evaluator(replace(config, train=batched), session.dataset.val, session.device)
     config = replace(
         config,
+        # The sample is that of the seed, whatever the seed is.
+        seed=config.seed + 1,
         train=replace(config.train, **sampling),
         telemetry=replace(config.telemetry, statistics_rows=1),
     )
@@ -387,7 +398,7 @@ def _summary(
     }
     final = record.summary.value(dict, "final")
     headed = {name: record.summary.value(int, name) for name in ("schema_version", "seed")}
-    expected |= {"schema_version": _SCHEMA, "seed": small.seed}
+    expected |= {"schema_version": _SCHEMA, "seed": session.config.seed}
     findings = []
     for name, value in expected.items():
         found, what = (final | headed)[name], f"in summary.json {name}"

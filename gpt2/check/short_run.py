@@ -349,8 +349,9 @@ _SCALE = 0.97
 _NORM_SPIKES = {5: 1.0, 10: 0.6}
 # Step with a norm a little above the last ones, by more than a few standard deviations.
 _SMALL_SPIKE = 24
-# Step whose norm is between the mean of the last ones and the limit of a spike: it is none.
-_NO_SPIKE = 26
+# Steps with a norm at a share of the way from the mean of the last ones to the limit of a spike: just
+# above, where a standard deviation of a sample would have a higher limit, and below.
+_AT_LIMIT = {22: 1.07, 26: 0.5}
 # Steps with one large element: before and from SPAM_CLIP_DELAY on, at the start and after resets.
 _ELEMENT_SPIKES = {2: 0, 3: 5, 11: 2, 18: 7}
 # Steps whose gradient norm is above GRAD_CLIP.
@@ -404,7 +405,7 @@ def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[di
         if step in CLIPPED_STEPS and clip:
             target = _ABOVE_CLIP * clip
         margin = threshold * statistics.pstdev(norms[-window:] or [0.0])
-        if step == _NO_SPIKE and margin:
-            target = statistics.fmean(norms[-window:]) + margin / 2.0
+        if step in _AT_LIMIT and margin:
+            target = statistics.fmean(norms[-window:]) + margin * _AT_LIMIT[step]
         norms.append(target)
         yield {n: g * (target / total) for n, g in gradients.items()}

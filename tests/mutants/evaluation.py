@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpt2 import evaluate
+from gpt2 import evaluate, train
 from gpt2.check import evaluation_checks
 from gpt2.data import dataset
 from gpt2.evaluate import EvaluationResult, Evaluator
@@ -177,6 +177,16 @@ MUTANTS = (
         "the sample has another stream",
         "text-sample",
         edited(evaluation_checks, "generate_sample", '"sample"', '"dropout"'),
+    ),
+    _evaluated(
+        "the sample has the seed 1",
+        "text-sample",
+        edited(evaluation_checks, "generate_sample", "config.seed", "1"),
+    ),
+    _evaluated(
+        "the stored weights are rounded",
+        "stored-weights",
+        edited(train, "write_results", "p.detach()", "p.detach().bfloat16().float()"),
     ),
     _evaluated(
         "evaluation has batches of another size",

@@ -147,6 +147,12 @@ MUTANTS = (
         edited(train, "optimizer_step", ", gradient_norm=measured.gradient_norm", ""),
     ),
     Mutant(
+        "sigma of the norms is that of a sample",
+        "baseline",
+        _caught("adamwspam at step"),
+        edited(Adamwspam, "_record", "correction=0", "correction=1"),
+    ),
+    Mutant(
         "every norm above the mean is a spike",
         "baseline",
         _caught("adamwspam at step"),

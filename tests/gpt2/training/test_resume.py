@@ -17,6 +17,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.running.backend import train_in_worker
+from gpt2.training.session import TrainingSession
 from lib.errors import RunError
 from lib.files import sha256_file
 from lib.project import ROOT
@@ -434,3 +435,12 @@ def _fails(error: Exception) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+def test_the_scale_of_losses_in_fp16_is_resumed(session: Callable[..., TrainingSession]) -> None:
+    """Use a scaler of the CPU: without a GPU, no run has one."""
+    states = [session().state, session().state]
+    for state, scale in zip(states, (2.0**7, 2.0**16), strict=True):
+        state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    states[1].load_state_dict(states[0].state_dict())
+    assert states[1].scaler.get_scale() == 2.0**7

@@ -1,5 +1,6 @@
 """MFU is the model's FLOPs over the devices' peak, and null if the peak is unknown."""
 
+import itertools
 from collections.abc import Callable
 from unittest import mock
 
@@ -24,11 +25,18 @@ def matrix_flops(config: Config) -> float:
     return 3 * (2 * of_a_block + 2 * c * vocabulary)
 
 
-def test_mfu_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Callable) -> None:
+def test_speed_and_mfu_of_a_line_are_those_of_its_interval(
+    configure: Configure, train: Callable
+) -> None:
     done = train(configure(PEAK_TFLOPS="0.25"))
     rows = [*read_rows(done.files.timing)]
     flops = matrix_flops(configure())
-    for row in rows:
+    start = {"iteration": 0, "train_seconds": 0.0}
+    for before, row in itertools.pairwise([start, *rows]):
+        iterations = row["iteration"] - before["iteration"]
+        tokens = iterations * configure().train.tokens_per_iteration(16)
+        seconds = row["train_seconds"] - before["train_seconds"]
+        assert row["tokens_per_second"] * seconds == pytest.approx(tokens)
         assert row["mfu"] == pytest.approx(flops * row["tokens_per_second"] / 0.25e12)
     assert "% MFU)" in done.files.logs.read_text()
     told = dict(RecordReader(done.files, ReadCursor()).new())
