@@ -22,7 +22,7 @@ from gpt2.loss import fused_loss, linear_cross_entropy, masked_cross_entropy
 from gpt2.running.backend import Gpt2Backend
 from gpt2.running.preflight import check_data
 from gpt2.study.plan import config_layers, make_plan
-from gpt2.train import train_run
+from gpt2.training.loop import train_run
 from lib.config.dotconfig import ConfigWorkspace, write_constants
 from lib.config.tree import KconfigTree
 from lib.errors import Problem, RunError

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from gpt2.bench.timing import Build, Case, Step
 from gpt2.config import Config
 from gpt2.mlp.activations import FUNCTIONS
+from gpt2.model import GPT
 from gpt2.shape import ModelShape
-from gpt2.training.minimal import MinimalTraining
+from gpt2.training.loop import step_on_tokens
+from gpt2.training.state import build_state
 from lib.env.machine import autocast
 
 _LEARNING_RATE = 1e-4
@@ -130,10 +132,10 @@ def trainer_step(config: Config, device: torch.device) -> Step:
     """Return the trainer's step on drawn tokens."""
     # The check reads values of the device at its interval.
     config = dataclasses.replace(config, numerics=dataclasses.replace(config.numerics, check=False))
-    training = MinimalTraining(config, device)
-    training.state.model.train()
-    micro_batches = config.train.grad_accumulation * [drawn_tokens(config, device)]
-    return lambda: training.step(micro_batches)
+    state = build_state(config, GPT(config.model), device=device)
+    state.model.train()
+    tokens = config.train.grad_accumulation * [drawn_tokens(config, device)]
+    return lambda: step_on_tokens(state, tokens)
 
 
 def nanogpt_step(config: Config, device: torch.device) -> Step:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from gpt2 import train
 from gpt2.check.finding import CheckFinding, compare
 from gpt2.check.short_run import DrivenModel, DrivenRun
 from gpt2.check.shrink import with_changes
@@ -17,8 +16,9 @@ from gpt2.check.subject import StepUnderTest
 from gpt2.check.update_checks import reference_learning_rate
 from gpt2.config import Config
 from gpt2.evaluate import DocumentLoss, EvaluationResult, Evaluator
+from gpt2.training import loop
 from gpt2.training.budget import run_budget
-from gpt2.training.records import NullRecords, StopCondition
+from gpt2.training.records import RecordWriter, StopCondition
 from gpt2.training.state import TrainState
 from lib.config.field import SymbolValue
 from lib.pruning.options import StateOptions
@@ -106,7 +106,7 @@ def _schedule(config: Config, iterations: int) -> list[CheckFinding]:
         if not iterations or not 0 <= step <= iterations:
             continue
         progress = budget.progress(step, 0.0)
-        rate = train.learning_rate_at(schedule, step, progress, budget.warmup_progress)
+        rate = loop.learning_rate_at(schedule, step, progress, budget.warmup_progress)
         if iterations <= warmup <= step:
             # A warm-up as long as the budget leaves no decay.
             constant = schedule.kind == "constant"
@@ -119,7 +119,7 @@ def _schedule(config: Config, iterations: int) -> list[CheckFinding]:
     return []
 
 
-class _Rows(NullRecords):
+class _Rows(RecordWriter):
     """The records of training steps and evaluations."""
 
     def metrics(self, **record: Any) -> None:
@@ -152,8 +152,8 @@ def _loop(subject: StepUnderTest, config: Config) -> list[DrivenRun]:
             gradient.fill_(_GRADIENT)
         run.session.evaluate = cast(Evaluator, evaluate)
         run.session.records = _Rows(template.run)
-        reached = partial(_has_reached, run.session.state, limit)
-        train.train(run.session, StopCondition(reached, 0))
+        reached = partial(_has_reached, run.session, limit)
+        loop.train(run.session, StopCondition(reached, 0))
         runs.append(run)
     return runs
 
@@ -181,7 +181,7 @@ def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFin
     places = [(i, i * tokens) for i in range(2, steps, 2)]
     found = [(row["iteration"], row["tokens"]) for row in evaluations]
     scores = [(row["val_loss"], row["token_accuracy"]) for row in evaluations]
-    consumed = sum(run.model.tokens for run in runs), runs[-1].session.state.tokens
+    consumed = sum(run.model.tokens for run in runs), runs[-1].session.tokens
     last = rows[-1]["tokens"]
     score = (_EVALUATED_LOSS, 1 / _EVALUATED)
     columns: tuple[tuple[str, str, Any, Any, float], ...] = (

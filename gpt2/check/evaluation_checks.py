@@ -21,7 +21,6 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from gpt2 import train
 from gpt2.check.finding import CheckFinding, compare, expect
 from gpt2.check.pairing_checks import stream_key
 from gpt2.check.short_run import TracedRun
@@ -33,10 +32,11 @@ from gpt2.generate import SamplingOptions, generate
 from gpt2.loss import IGNORE_INDEX
 from gpt2.model import GPT
 from gpt2.records.files import write_resolved_config
-from gpt2.training.finish import generate_sample
+from gpt2.training import loop
 from gpt2.training.metrics import record_statistics
 from gpt2.training.records import RecordWriter
-from gpt2.training.session import TrainingSession
+from gpt2.training.results import generate_sample
+from gpt2.training.state import TrainingSession
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -95,7 +95,7 @@ class _Gpt2Bytes(ByteTokenizer):
 def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
     """Evaluate the traced run twice, write its results, and recompute all of them."""
     traced, windows = subject.traced_run, _windows(subject)
-    state, session = traced.run.session.state, _finishing_session(subject)
+    state, session = traced.run.session, _finishing_session(subject)
     with ExitStack() as stack:
         findings = _side_effects(traced, session)
         # Other weights, so that nothing of the first evaluation may be used again. With larger
@@ -161,7 +161,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _side_effects(traced: TracedRun, session: TrainingSession) -> list[CheckFinding]:
     """Evaluate once and record statistics; check that this leaves the training unchanged."""
-    state, modes = session.state, list[str]()
+    state, modes = session, list[str]()
     optimizer = cast(torch.optim.Optimizer, state.optimizer)
     before, tensors = _generators(), _optimizer_tensors(optimizer)
     evaluation = session.evaluate(state.model)
@@ -252,7 +252,7 @@ def _finishing_session(subject: StepUnderTest) -> TrainingSession:
 def _finish(session: TrainingSession, losses: Sequence[float]) -> RunRecord:
     """Evaluate the present weights and write the results as the trainer does at the end of a run."""
     # Steps of the traced run were not timed, and speeds are per second.
-    with session.state.clock:
+    with session.clock:
         for i, loss in enumerate(losses, 1):
             # Only the last step has no gradient.
             norm = 0.0 if i == len(losses) else 1.0
@@ -261,11 +261,11 @@ def _finish(session: TrainingSession, losses: Sequence[float]) -> RunRecord:
         # An earlier and better evaluation, which is not the result.
         earlier = {"iteration": 1, "tokens": 1, "val_loss": 1.0, "token_accuracy": 1.0}
         session.records.metrics(kind="eval", **earlier, sparsity=0.0)
-        evaluation = session.evaluate(session.state.model)
+        evaluation = session.evaluate(session.model)
         assert evaluation is not None
         # The launcher writes it before training; results are read together with it.
         write_resolved_config(session.run, session.config)
-        train.record_results(session, evaluation, time.monotonic())
+        loop.record_results(session, evaluation, time.monotonic())
     session.records.close()
     return RunRecord(session.run)
 
@@ -274,13 +274,13 @@ def _sample(session: TrainingSession) -> list[CheckFinding]:
     """Check the text after a prompt, and after none: bytes, number of tokens and random stream."""
     config, texts = session.config, {_PROMPT: session.run.sample.read_text(encoding="utf-8")}
     unprompted = replace(config, train=replace(config.train, sample_prompt=""))
-    texts[""] = generate_sample(replace(session, config=unprompted), session.state.model)
+    texts[""] = generate_sample(replace(session, config=unprompted), session.model)
     plain = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
     findings = []
     for prompt, text in texts.items():
         ids = torch.tensor(list(prompt.encode()) or [_END_OF_TEXT])
         key = stream_key(config.seed, "sample")
-        tokens = generate(session.state.model, ids, key, config.machine, plain)
+        tokens = generate(session.model, ids, key, config.machine, plain)
         drawn = bytes(t for t in itertools.islice(tokens, _SAMPLED) if t != _END_OF_TEXT)
         expected = repr(f"{prompt}{drawn.decode(errors='replace')}\n")
         what = f"a sample of {_SAMPLED} tokens after {prompt!r}:"
@@ -370,7 +370,7 @@ def _summary(
     tokens = sum(document.tokens for document in documents.values())
     nats = math.fsum(document.nll for document in documents.values())
     text_bytes = sum(document.bytes for document in documents.values())
-    traced, small, state = subject.traced_run, subject.small, session.state
+    traced, small, state = subject.traced_run, subject.small, session
     steps = len(traced.losses)
     shares = np.unique(subject.context.train_tokens, return_counts=True)[1]
     shares = shares / shares.sum()

@@ -119,13 +119,13 @@ _DERIVATIVE_TOLERANCE = 1e-5
 def check_gradients(subject: StepUnderTest) -> list[CheckFinding]:
     """Check gradients from the initialization and from filled parameters, and the optimizer."""
     traced, findings = subject.traced_run, []
-    optimizer = traced.run.session.state.optimizer
+    optimizer = traced.run.session.optimizer
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     # The step of SGD scales with the gradient and may be below the fp32 resolution of a weight.
     always_moves = subject.config.optimizer.name != "sgd"
     filled = dict(subject.model.named_parameters())
     steps = f"in {GRADIENT_STEPS} optimizer steps from the initialization"
-    for name, parameter in traced.run.session.state.model.named_parameters():
+    for name, parameter in traced.run.session.model.named_parameters():
         key = name_and_shape(name, filled[name])
         _, norm = subject.fingerprint.gradients.get(key, (0.0, 0.0))
         finite = name not in traced.nonfinite and math.isfinite(norm)

@@ -18,9 +18,9 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.model import GPT
+from gpt2.training.loop import open_session
 from gpt2.training.records import RecordWriter
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import open_session
+from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
@@ -107,13 +107,13 @@ def _offsets(subject: StepUnderTest, seed: int, numbers: range) -> list[int]:
 def _data_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the offsets that the traced run consumed, and the tokens of its next step."""
     session, batch = subject.traced_run.run.session, subject.small.train.global_batch
-    seed, steps = subject.small.seed, session.state.iteration
+    seed, steps = subject.small.seed, session.iteration
     digest = hashlib.sha256()
     for step in range(steps):
         offsets = _offsets(subject, seed, range(step * batch, (step + 1) * batch))
         digest = hashlib.sha256(digest.digest() + np.array(offsets, dtype="<i8").tobytes())
     expected = f"the sequences of SEED={seed} in order, as in every step"
-    if digest.hexdigest() != session.state.order.digest:
+    if digest.hexdigest() != session.order.digest:
         return [CheckFinding("paired-data", expected, f"other offsets in {steps} steps")]
     offsets = _offsets(subject, seed, range(steps * batch, (steps + 1) * batch))
     return _tokens(subject, session, offsets, expected)
@@ -133,7 +133,7 @@ def _tokens(
     rows_BT = torch.from_numpy(rows.astype("int64"))
     x_BT, y_BT = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     same = torch.equal(x_BT, rows_BT[:, :-1]) and torch.equal(y_BT, rows_BT[:, 1:])
-    step = session.state.iteration + 1
+    step = session.iteration + 1
     return expect(same, "paired-data", expected, f"other tokens in step {step}")
 
 
@@ -164,16 +164,16 @@ def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
     session = open_session(config, context.prepare_data(config), records, group=group)
     records.close()
     start, (first, second) = torch.get_rng_state(), _dropout_starts(seed)
-    findings = _streams(config, session.state.weights())
+    findings = _streams(config, session.weights())
     if torch.equal(start, first):
         expected, found = "other dropout on rank 1 than on 0", "the same masks on both"
         findings.append(CheckFinding("dropout-per-rank", expected, found))
     else:
         expected = f"dropout of rank 1 from its stream of SEED={seed}"
         findings += expect(torch.equal(start, second), "dropout-stream", expected, _OTHER_STATE)
-    state = session.state.generators.state_dict()
+    state = session.generators.state_dict()
     state["torch"] = torch.stack([first, start])
-    session.state.generators.load_state_dict(state)
+    session.generators.load_state_dict(state)
     same, expected = torch.equal(torch.get_rng_state(), start), "rank 1 resumes its own dropout"
     findings += expect(same, "dropout-resume", expected, "another state of the generator")
     half = config.train.global_batch // 2

@@ -17,8 +17,8 @@ from gpt2.check.short_run import in_batches_of
 from gpt2.check.subject import StepUnderTest
 from gpt2.generate import generate
 from gpt2.model import GPT, Block
-from gpt2.training.session import TrainingSession
-from gpt2.training.step import accumulate_gradients
+from gpt2.training.loop import accumulate_gradients
+from gpt2.training.state import TrainingSession
 
 # Operations on sines and cosines, whatever their names.
 _ROTATION = "rotation"
@@ -86,7 +86,7 @@ def check_precise(subject: StepUnderTest) -> list[CheckFinding]:
     session = subject.traced_run.run.session
     precision = _TYPES[str(subject.small.values["PRECISION"])]
     own_kernel = subject.config.model.attention.pattern.attends
-    with subject.chunked(session.state.model):
+    with subject.chunked(session.model):
         observed = {
             "training": _training(session),
             "evaluation": _evaluation(session),
@@ -105,7 +105,7 @@ def _training(session: TrainingSession) -> ObservedTypes:
     first, *_ = next(session.batches())
     with torch.random.fork_rng([]), ObservedTypes() as types:
         accumulate_gradients(session, [first])
-    session.state.optimizer.zero_grad(set_to_none=True)
+    session.optimizer.zero_grad(set_to_none=True)
     return types
 
 
@@ -113,13 +113,13 @@ def _evaluation(session: TrainingSession) -> ObservedTypes:
     """Return the types of an evaluation."""
     evaluate = in_batches_of(len(session.evaluate.windows), session.evaluate)
     with ObservedTypes() as types:
-        evaluate(session.state.model)
+        evaluate(session.model)
     return types
 
 
 def _decoding(session: TrainingSession) -> ObservedTypes:
     """Return the types of generated text: a prompt, and a token that reads the caches."""
-    text = generate(session.state.model, torch.zeros(2).long(), 0, session.config.machine)
+    text = generate(session.model, torch.zeros(2).long(), 0, session.config.machine)
     with ObservedTypes() as types:
         next(text), next(text)
     return types
@@ -156,8 +156,8 @@ def _operations(
 
 def _stored(session: TrainingSession) -> list[CheckFinding]:
     """Check that weights, and the optimizer's state, are stored in fp32."""
-    stored = {f"the weights {name}": w for name, w in session.state.weights().items()}
-    optimizer = cast(torch.optim.Optimizer, session.state.optimizer)
+    stored = {f"the weights {name}": w for name, w in session.weights().items()}
+    optimizer = cast(torch.optim.Optimizer, session.optimizer)
     for parameter_state in optimizer.state.values():
         stored |= {f"the optimizer's {name}": value for name, value in parameter_state.items()}
     return [

@@ -10,8 +10,7 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,16 +29,13 @@ from gpt2.data.options import DataOptions
 from gpt2.data.prepare import try_preparation
 from gpt2.data.sampler import TrainSampler
 from gpt2.model import GPT
-from gpt2.training import step
-from gpt2.training.records import NullRecords
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import place_model, resume
-from lib.env.machine import grad_scaler
+from gpt2.training import loop
+from gpt2.training.resume import resume
+from gpt2.training.state import build_state
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.env.sharded import whole
 from lib.errors import DataError, Problem
-from lib.runs.run_dir import RunDir
 
 _LENGTH = 17
 _TOLERANCE = 1e-9
@@ -103,18 +99,10 @@ def train_rank(
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     group = ProcessGroup(ProcessRank(rank, _RANKS))
-    shared, _ = place_model(config, model, group, torch.device("cpu"))
-    session = SimpleNamespace(
-        config=config,
-        device=torch.device("cpu"),
-        forward=shared,
-        group=group,
-        records=NullRecords(RunDir(rendezvous.parent), lambda: None),
-        state=SimpleNamespace(scaler=grad_scaler(config.machine)),
-    )
+    state = build_state(config, model, group)
     parts = torch.tensor(rows[rank::_RANKS]).split(1)
     micro_batches = [(ids_BT[:, :-1], ids_BT[:, 1:]) for ids_BT in parts]
-    loss = step.accumulate_gradients(cast(TrainingSession, session), micro_batches).item()
+    loss = loop.accumulate_gradients(state, micro_batches).item()
     gradients = {
         n: None if p.grad is None else whole(p.grad).numpy() for n, p in model.named_parameters()
     }
@@ -172,13 +160,13 @@ def resume_and_finish(
     """
     run = ShortRun(config, build_dir, folder)
     resume(run.session)
-    start = run.session.state.iteration
+    start = run.session.iteration
     records = run.session.run.metrics.read_bytes().count(b"\n")
-    recorded = run.session.state.evaluated_at, run.session.state.statistics_at
-    for _ in range(start, run.session.state.budget.iterations):
+    recorded = run.session.evaluated_at, run.session.statistics_at
+    for _ in range(start, run.session.budget.iterations):
         run.step()
     run.close()
-    order = run.session.state.order.state_dict()
+    order = run.session.order.state_dict()
     return start, records, recorded, run.losses, run.digest(), order
 
 

@@ -10,25 +10,32 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gpt2 import train
 from gpt2.check.context import CheckContext
 from gpt2.check.shrink import with_changes, with_scaled_floats
 from gpt2.config import Config
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
-from gpt2.train import train_step
+from gpt2.training import loop
+from gpt2.training.budget import TrainingClock, run_budget
+from gpt2.training.loop import open_session, train_step
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.records import NullRecords, RecordWriter
-from gpt2.training.session import MicroBatch, StepMetrics, TrainingSession
-from gpt2.training.setup import build_state, open_session
-from gpt2.training.state import TrainState
+from gpt2.training.records import RecordWriter
+from gpt2.training.state import (
+    DataOrder,
+    MicroBatch,
+    RankGenerators,
+    StepMetrics,
+    TrainingSession,
+    TrainState,
+    build_state,
+)
 from lib.optim.options import AdamwspamOptions
 from lib.optim.spam import Adamwspam
 from lib.pruning.layers import NeverPruned, PaddedEmbedding
@@ -67,7 +74,7 @@ class ShortRun:
     def __init__(self, config: Config, build_dir: Path, folder: Path) -> None:
         self._records = RecordWriter(RunDir(folder), lambda event: None)
         self.session = open_session(config, build_dir, self._records)
-        _divide(self.session.state, _RUN_CHUNK)
+        _divide(self.session, _RUN_CHUNK)
         self._log = LossRecorder(self.session)
         self._batches: Iterator[list[MicroBatch]] | None = None
 
@@ -97,7 +104,7 @@ class ShortRun:
     def digest(self) -> str:
         """Return the SHA-256 of the bytes of all weights (hex)."""
         sha256 = hashlib.sha256()
-        for name, weight in self.session.state.weights().items():
+        for name, weight in self.session.weights().items():
             sha256.update(name.encode())
             sha256.update(weight.flatten().view(torch.uint8).numpy().tobytes())
         return sha256.hexdigest()
@@ -105,9 +112,9 @@ class ShortRun:
     @torch.no_grad()
     def logits(self, idx_BT: Tensor) -> Tensor:
         """Return logits without dropout; the model is in training mode afterwards."""
-        self.session.state.model.eval()
-        logits: Tensor = self.session.state.model(idx_BT)
-        self.session.state.model.train()
+        self.session.model.eval()
+        logits: Tensor = self.session.model(idx_BT)
+        self.session.model.train()
         return logits
 
     def close(self) -> None:
@@ -147,7 +154,7 @@ class TracedRun:
         session = self.run.session
         # State of the generator that dropout draws from, before the first step.
         self.dropout_start = torch.get_rng_state()
-        self.initial_weights = {name: w.clone() for name, w in session.state.weights().items()}
+        self.initial_weights = {name: w.clone() for name, w in session.weights().items()}
         # Weights after the watched steps, and names of parameters with gradients in these steps.
         self.weights_after_gradient_steps: dict[str, Tensor] = {}
         self.with_gradient: set[str] = set()
@@ -157,28 +164,28 @@ class TracedRun:
         self.pruned_steps: list[PrunedStep] = []
         # Matrices whose pruned weights have a nonzero gradient in the current step.
         self._nonzero_gradients: set[str] = set()
-        hooks = [self._watch(name, p) for name, p in session.state.model.named_parameters()]
+        hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
         # Every optimizer extends one of torch's, whose hooks the protocol does not declare.
-        optimizer = cast(torch.optim.Optimizer, session.state.optimizer)
+        optimizer = cast(torch.optim.Optimizer, session.optimizer)
         optimizer.register_step_pre_hook(self._record_pruned_gradients)
-        for i in range(1, session.state.budget.iterations + 1):
+        for i in range(1, session.budget.iterations + 1):
             self.run.step()
             session.records.metrics(kind="check", iteration=i)
-            self.sparsity.append(session.state.pruner.sparsity())
+            self.sparsity.append(session.pruner.sparsity())
             self._record_pruning()
             if i == GRADIENT_STEPS:
                 for hook in hooks:
                     hook.remove()
                 self.weights_after_gradient_steps = {
-                    name: w.clone() for name, w in session.state.weights().items()
+                    name: w.clone() for name, w in session.weights().items()
                 }
             if i == CHECKPOINT_STEP:
-                session.state.evaluated_at, session.state.statistics_at = RECORDED_STEPS
-                train.save_checkpoint(session)
+                session.evaluated_at, session.statistics_at = RECORDED_STEPS
+                loop.save_checkpoint(session)
         self.losses = list(self.run.losses)
         self.digest = self.run.digest()
-        self.data_order = session.state.order.state_dict()
-        self.final_weights = {name: w.clone() for name, w in session.state.weights().items()}
+        self.data_order = session.order.state_dict()
+        self.final_weights = {name: w.clone() for name, w in session.weights().items()}
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         """Record whether the parameter gets a nonzero gradient."""
@@ -195,15 +202,15 @@ class TracedRun:
 
     def _record_pruned_gradients(self, optimizer: Any, arguments: Any, named: Any) -> None:
         """Record which pruned weights have a gradient in an optimizer step."""
-        pruner = self.run.session.state.pruner
+        pruner = self.run.session.pruner
         if isinstance(pruner, MaskPruner):
-            parameters = dict(self.run.session.state.model.named_parameters())
+            parameters = dict(self.run.session.model.named_parameters())
             gradients = {name: parameters[name].grad for name in pruner.masks}
             self._nonzero_gradients = _nonzero(gradients, pruner)
 
     def _record_pruning(self) -> None:
         """Record the result of the pruner's step."""
-        state = self.run.session.state
+        state = self.run.session
         if not isinstance(state.pruner, MaskPruner):
             return
         parameters = dict(state.model.named_parameters())
@@ -295,18 +302,20 @@ class DrivenRun:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = DrivenModel()
-        state = build_state(
-            config, cast(GPT, self.model), clock, template.group, torch.device("cpu")
-        )
+        cpu = torch.device("cpu")
+        state = build_state(config, cast(GPT, self.model), template.group, cpu)
         if not prunes:
             state.pruner = Pruner()
         _divide(state, _DRIVEN_CHUNK)
-        self.session = replace(
-            template,
-            config=config,
-            state=state,
-            forward=self.model,
-            records=NullRecords(template.run),
+        shared = ("run", "dataset", "tokenizer", "evaluate", "heartbeat", "origin", "init_digests")
+        self.session = TrainingSession(
+            **vars(state),
+            **{name: vars(template)[name] for name in shared},
+            records=RecordWriter(template.run, opened=False),
+            budget=run_budget(config),
+            clock=TrainingClock(clock),
+            order=DataOrder(template.group),
+            generators=RankGenerators(template.group, cpu),
         )
         self._log = LossRecorder(self.session)
         self._batch = (torch.zeros(1, 1, dtype=torch.long),) * 2
@@ -314,18 +323,18 @@ class DrivenRun:
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """Run the trainer's step of two micro-batches, with ``gradients`` of the mean loss."""
         self.model.gradients = dict(gradients)
-        self.session.state.order.offered(torch.zeros(1, dtype=torch.long))
+        self.session.order.offered(torch.zeros(1, dtype=torch.long))
         train_step(self.session, [self._batch, self._batch], self._log)
 
     def resume_from(self, other: "DrivenRun") -> None:
         """Continue from another run's state, as a checkpoint restores it."""
-        state = copy.deepcopy(other.session.state.state_dict())
-        self.session.state.load_weights(other.session.state.weights())
+        state = copy.deepcopy(other.session.state_dict())
+        self.session.load_weights(other.session.weights())
         self.session.load_state_dict({**state, "oom_fallbacks": []})
 
     def weights(self) -> dict[str, list[float]]:
         """Return the flat values of every parameter."""
-        return {n: w.flatten().tolist() for n, w in self.session.state.weights().items()}
+        return {n: w.flatten().tolist() for n, w in self.session.weights().items()}
 
 
 # Intervals of the rules, at most: a driven run has several resets with a warm-up of several steps.

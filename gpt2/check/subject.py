@@ -178,7 +178,7 @@ class StepUnderTest:
         whole = any(peer and peer.model == self.config.model for peer in peers)
         run = ShortRun(config, self.context.prepare_data(config), self.context.new_run_dir())
         session = run.session
-        model = session.state.model.double().eval()
+        model = session.model.double().eval()
         fill_parameters(model)
         # The whole small context: a window may mask only its first tokens.
         idx_BT = self.tokens(2)
@@ -187,14 +187,14 @@ class StepUnderTest:
         session.forward(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         gradient_projections = _projections(_by_shape(gradients))
-        session.state.optimizer.zero_grad(set_to_none=True)
+        session.optimizer.zero_grad(set_to_none=True)
         trained: dict[str, tuple[float, float]] = {}
-        steps = session.state.budget.iterations if whole else 1
+        steps = session.budget.iterations if whole else 1
         for step in range(steps):
             piece_BT = self.tokens(1, skip=step * CONTEXT)
             run.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
             if step in (0, steps - 1):
-                weights = _by_shape(session.state.weights())
+                weights = _by_shape(session.weights())
                 with torch.no_grad():
                     weights["logits"] = model(idx_BT[:, :-1])
                 values = _projections(weights).items()

@@ -25,7 +25,7 @@ from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.mlp.gate import MlpAttnGate
 from gpt2.nsa.module import BranchGates
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.optim.reference import AdamwspamReference, optimizer_reference
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning.layers import NeverPruned
@@ -78,7 +78,7 @@ def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:
     expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
     if "beta1" in options:
         expected["betas"] = (options["beta1"], options["beta2"])
-    state, settings = subject.traced_run.run.session.state, list[CheckFinding]()
+    state, settings = subject.traced_run.run.session, list[CheckFinding]()
     tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
     for group in state.optimizer.param_groups:
         for name, value in expected.items():
@@ -147,7 +147,7 @@ class _Drive:
 
     def compare(self) -> list[CheckFinding]:
         """Return the first difference between the run and its simulation."""
-        iterations = self.run.session.state.budget.iterations
+        iterations = self.run.session.budget.iterations
         gradients = driving_gradients(self.run.model, self.rule, self.config.train.grad_clip)
         for step, tensors in enumerate(itertools.islice(gradients, iterations), 1):
             self.run.step(tensors)
@@ -260,7 +260,7 @@ class _Drive:
     def _wrong_scores(self) -> list[CheckFinding]:
         """Compare the scores of remaining weights after a pruning, in fp32."""
         expected_scores, self.scores = self.scores, {}
-        state, pruner = self.run.session.state, self.run.session.state.pruner
+        state, pruner = self.run.session, self.run.session.pruner
         what = f"a score by the formula of {self.config.pruning.summary}:"
         for name, expected in expected_scores.items():
             assert isinstance(pruner, MaskPruner)
@@ -336,7 +336,7 @@ def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
     Padding rows of the vocabulary are zero from the start.
     """
     traced, small = subject.traced_run, subject.small
-    modules = traced.run.session.state.model.named_modules()
+    modules = traced.run.session.model.named_modules()
     gates = tuple(f"{path}." for path, module in modules if isinstance(module, _GATES))
     embeddings = ("wte.weight", "wpe.weight")
     return {

@@ -34,9 +34,10 @@ from gpt2.memory.fake_kernels import (
 )
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
-from gpt2.model import Execution
+from gpt2.model import GPT, Execution
 from gpt2.nsa.module import Nsa
-from gpt2.training.minimal import MinimalTraining
+from gpt2.training.loop import step_on_tokens
+from gpt2.training.state import build_state
 from lib.env.gpu import Gpu
 from lib.errors import ConfigError, Problem, RunError
 from lib.project import ROOT
@@ -225,9 +226,8 @@ class FakeTrainingStep:
         self.share = config.train.global_batch // config.train.gpus
         self.location = "building the model"
         with self._named_errors(), StorageTracker():
-            self.training = MinimalTraining(self.config)
-            self.state = self.training.state
-            self.model = self.state.model
+            self.model = GPT(self.config.model)
+            self.state = build_state(self.config, self.model)
             is_sharded = config.machine.data_parallel == "fsdp"
             ranks = config.train.gpus if is_sharded else 1
             self.sharded = ShardedParameters(self.model, self.model.h, ranks)
@@ -264,7 +264,7 @@ class FakeTrainingStep:
             try:
                 tokens = self.config.model.shape.block_size + 1
                 tokens_BT = torch.empty((batch, tokens), dtype=torch.long)
-                self.training.step([tokens_BT])
+                step_on_tokens(self.state, [tokens_BT])
             finally:
                 self.state.pruner = pruner
                 for hook in hooks:

@@ -7,6 +7,6 @@ PRELOADED_MODULES = (
     "torch._dynamo",
     "torch._subclasses.fake_tensor",
     "torch.distributed",
-    "gpt2.train",
+    "gpt2.training.loop",
     "gpt2.running.preflight",
 )

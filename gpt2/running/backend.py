@@ -133,6 +133,6 @@ def train_in_worker(
     **options: Any,
 ) -> None:
     """Train the run of a directory in a worker, which imports torch."""
-    from gpt2.train import train_run
+    from gpt2.training.loop import train_run
 
     train_run(run_dir, report=report, stop=stop, guard=guard, **options)

@@ -187,7 +187,7 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
     """Train the plan's only run in this process.
 
     Of ``options``, those of one run apply. Returns the exit code. torchrun starts one process per rank;
-    the others wait for rank 0 in ``train.run``. Raises ConfigError if the plan has more than one run, or
+    the others wait for rank 0 in ``train_run``. Raises ConfigError if the plan has more than one run, or
     another process trains the run.
     """
     if len(plan.runs) != 1:
@@ -201,7 +201,7 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
         return EXIT_DONE
     # Set before torch is imported: libraries read these variables once, at import.
     os.environ.update(worker_environment(run.config.machine))
-    from gpt2 import train
+    from gpt2.training.loop import train_run
 
     process = current_process()
     require_world_size(process, run.config.train.gpus)
@@ -224,7 +224,7 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
             guard = stack.enter_context(take_lease(RunDir(run.path), plan.base.lease_seconds))
             Gpt2Backend(plan).write_inputs(run)
             stack.enter_context(warnings_in(RunDir(run.path).logs))
-        status = train.train_run(
+        status = train_run(
             run.path,
             plan.build_dir,
             lambda event: _log_event(run, event),

@@ -17,8 +17,10 @@ from gpt2.config import Config
 from gpt2.data.dataset import TokenSplit, open_dataset
 from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import Evaluator
-from gpt2.training.minimal import MinimalTraining
-from gpt2.training.step import cpu_memory_errors
+from gpt2.model import GPT
+from gpt2.training.loop import step_on_tokens
+from gpt2.training.out_of_memory import cpu_memory_errors
+from gpt2.training.state import TrainState, build_state
 from lib.env.hardware import device_name
 from lib.env.machine import set_up
 from lib.env.preflight import require_machine
@@ -61,7 +63,7 @@ def repeated(measure: Callable[[], Figure], clock: Clock) -> list[Figure]:
 
 
 def step_seconds(
-    run_step: Callable[[int], None], micro_batches: int, clock: Clock
+    run_step: Callable[[int], object], micro_batches: int, clock: Clock
 ) -> tuple[float, int, int]:
     """Return the median seconds of a step of ``micro_batches``, and what was timed for it.
 
@@ -86,7 +88,7 @@ def step_seconds(
     return first + (micro_batches - 1) * more, len(pairs), 2
 
 
-def evaluation_seconds(training: MinimalTraining, build_dir: Path, clock: Clock) -> float:
+def evaluation_seconds(training: TrainState, build_dir: Path, clock: Clock) -> float:
     """Return the seconds of one evaluation, from a batch per rank.
 
     The windows are those of the data set if it is prepared, else as many as whole ones have the tokens.
@@ -106,7 +108,7 @@ def evaluation_seconds(training: MinimalTraining, build_dir: Path, clock: Clock)
 
     def timed() -> float:
         started = clock()
-        evaluate(training.state.whole_model())
+        evaluate(training.whole_model())
         return clock() - started
 
     timed()
@@ -135,8 +137,10 @@ def _times(
     config: Config, build_dir: Path, device: torch.device, group: ProcessGroup
 ) -> dict[str, Any]:
     torch.manual_seed(config.seed)
-    training = MinimalTraining(config, device, group)
-    training.state.model.train()
+    training = build_state(config, GPT(config.model), group, device)
+    # The memory of a step is not tried before it.
+    training.steps_to_probe = 0
+    training.model.train()
     shape = config.model.shape
     tokens_BT = torch.randint(
         shape.vocab_size, (config.train.batch_size, shape.block_size + 1), device=device
@@ -148,7 +152,9 @@ def _times(
         return group.agree(time.perf_counter())
 
     seconds, steps, timed = step_seconds(
-        lambda count: training.step(count * [tokens_BT]), config.train.grad_accumulation, clock
+        lambda count: step_on_tokens(training, count * [tokens_BT]),
+        config.train.grad_accumulation,
+        clock,
     )
     return {
         "device": device_name(device),

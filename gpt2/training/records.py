@@ -29,52 +29,57 @@ EventCallback = Callable[[dict[str, Any]], None]
 
 
 class RecordWriter:
-    """Open record files of one run, and the callback that displays its events."""
+    """Open record files of one run, and the callback that displays its events.
+
+    Without ``opened``, as on ranks other than 0, every method does nothing.
+    """
 
     def __init__(
-        self, run: RunDir, report: EventCallback, guard: Callable[[], None] = no_guard
+        self,
+        run: RunDir,
+        report: EventCallback = lambda event: None,
+        guard: Callable[[], None] = no_guard,
+        opened: bool = True,
     ) -> None:
         """Open the files. ``guard`` raises LeaseLost if the run was taken over."""
         self.run = run
         self.guard = guard
         self._report = report
         self._doing = ""
-        self._metrics = _open(run.metrics)
-        self._timing = _open(run.timing)
-        self._logs = _open(run.logs)
+        paths = (run.metrics, run.timing, run.logs) if opened else ()
+        self._files = {path: _open(path) for path in paths}
 
     def metrics(self, **record: Any) -> None:
         """Append one deterministic record to metrics.jsonl; floats in their shortest exact form."""
-        self._append(self._metrics, canonical_json(record), self.run.metrics)
+        self._append(self.run.metrics, canonical_json(record))
 
     def timing(self, **record: Any) -> None:
         """Append one non-deterministic record with a time stamp to timing.jsonl."""
-        stamped = {**record, "written_at": time.time()}
-        self._append(self._timing, canonical_json(stamped), self.run.timing)
+        self._append(self.run.timing, canonical_json({**record, "written_at": time.time()}))
 
     def line(self, tag: str, text: str) -> None:
         """Write one line to logs.txt and display it; the runner adds the run's name."""
         self.log(tag, text)
-        self._report({"kind": "line", "tag": tag, "text": text})
+        self._event(kind="line", tag=tag, text=text)
 
     def log(self, tag: str, text: str) -> None:
         """Write one line to logs.txt only."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._append(self._logs, f"{stamp} {tag:<7} {text}", self.run.logs)
+        self._append(self.run.logs, f"{stamp} {tag:<7} {text}")
 
     def progress(self, **event: Any) -> None:
         """Display the progress of the run without writing a record."""
-        self._report({"kind": "progress", **event})
+        self._event(kind="progress", **event)
 
     def alive(self) -> None:
         """Report that the run makes progress between two optimizer steps."""
-        self._report({"kind": "alive"})
+        self._event(kind="alive")
 
     def doing(self, text: str) -> None:
         """Display what the run does between two optimizer steps, such as ``evaluating 40 %``."""
         if text != self._doing:
             self._doing = text
-            self._report({"kind": "doing", "text": text})
+            self._event(kind="doing", text=text)
 
     def evaluated(self, share: float) -> None:
         """Display the share of an evaluation that is done, in tenths."""
@@ -82,100 +87,61 @@ class RecordWriter:
 
     def position(self) -> dict[str, Any]:
         """Sync metrics.jsonl and timing.jsonl to the disk; return the size and digest of each."""
-        for descriptor, path in (
-            (self._metrics, self.run.metrics),
-            (self._timing, self.run.timing),
-        ):
-            with naming(path):
-                os.fsync(descriptor)
-        sizes = {path: path.stat().st_size for path in (self.run.metrics, self.run.timing)}
-        return {
-            path.name: {"bytes": size, "sha256": sha256_prefix(path, size)}
-            for path, size in sizes.items()
-        }
+        position = {}
+        for path, descriptor in self._files.items():
+            if path != self.run.logs:
+                with naming(path):
+                    os.fsync(descriptor)
+                size = path.stat().st_size
+                position[path.name] = {"bytes": size, "sha256": sha256_prefix(path, size)}
+        return position
 
     def mismatch(self, position: Mapping[str, Any]) -> Problem | None:
         """Return the problem if a file is shorter, or has changed, since its ``position``."""
-        for path in (self.run.metrics, self.run.timing):
-            if path.name in position and (problem := self._mismatch(path, **position[path.name])):
-                return problem
+        for path in self._files:
+            if path.name not in position:
+                continue
+            expected, size = position[path.name]["bytes"], path.stat().st_size
+            if size < expected:
+                what = f"shorter than at the checkpoint (expected at least {expected} bytes, got {size})"
+            elif sha256_prefix(path, expected) != position[path.name]["sha256"]:
+                what = (
+                    f"changed since the checkpoint (digest mismatch of the first {expected} bytes)"
+                )
+            else:
+                continue
+            remedy = f"type: make rerun RUNS={self.run.path.name}"
+            return Problem(what, str(path), remedy, code="run.damaged")
         return None
 
     def rewind(self, position: Mapping[str, Any]) -> None:
         """Truncate metrics.jsonl to its ``position`` at a checkpoint, empty at the start."""
-        metrics = position.get(self.run.metrics.name, {"bytes": 0})
-        os.ftruncate(self._metrics, metrics["bytes"])
-
-    def _mismatch(self, path: Path, *, bytes: int, sha256: str) -> Problem | None:
-        size = path.stat().st_size
-        if size < bytes:
-            what = f"shorter than at the checkpoint (expected at least {bytes} bytes, got {size})"
-        elif sha256_prefix(path, bytes) != sha256:
-            what = f"changed since the checkpoint (digest mismatch of the first {bytes} bytes)"
-        else:
-            return None
-        remedy = f"type: make rerun RUNS={self.run.path.name}"
-        return Problem(what, str(path), remedy, code="run.damaged")
+        if self._files:
+            metrics = position.get(self.run.metrics.name, {"bytes": 0})
+            os.ftruncate(self._files[self.run.metrics], metrics["bytes"])
 
     def write(self, path: Path, content: bytes | str) -> None:
         """Write a result file atomically."""
-        self.guard()
-        write_atomic(path, content)
+        if self._files:
+            self.guard()
+            write_atomic(path, content)
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in (self._metrics, self._timing, self._logs):
+        for descriptor in self._files.values():
             os.close(descriptor)
 
-    def _append(self, descriptor: int, line: str, path: Path) -> None:
-        data = line.encode() + b"\n"
-        self.guard()
-        with naming(path):
-            if os.write(descriptor, data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def _event(self, **event: Any) -> None:
+        if self._files:
+            self._report(event)
 
-
-class NullRecords(RecordWriter):
-    """Null object with the interface of ``RecordWriter``, for ranks other than 0."""
-
-    def __init__(self, run: RunDir, guard: Callable[[], None] = no_guard) -> None:
-        self.run = run
-        self.guard = guard
-
-    def metrics(self, **record: Any) -> None:
-        """Do nothing."""
-
-    def timing(self, **record: Any) -> None:
-        """Do nothing."""
-
-    def line(self, tag: str, text: str) -> None:
-        """Do nothing."""
-
-    def log(self, tag: str, text: str) -> None:
-        """Do nothing."""
-
-    def progress(self, **event: Any) -> None:
-        """Do nothing."""
-
-    def alive(self) -> None:
-        """Do nothing: the parent process follows rank 0."""
-
-    def doing(self, text: str) -> None:
-        """Do nothing."""
-
-    def position(self) -> dict[str, Any]:
-        """Return no position, which rank 0 saves."""
-        return {}
-
-    def mismatch(self, position: Mapping[str, Any]) -> Problem | None:
-        """Return None: rank 0 reads the files, and moves checkpoints aside before others read."""
-        return None
-
-    def rewind(self, position: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+    def _append(self, path: Path, line: str) -> None:
+        if self._files:
+            data = line.encode() + b"\n"
+            self.guard()
+            with naming(path):
+                if os.write(self._files[path], data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _open(path: Path) -> int:

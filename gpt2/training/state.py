@@ -1,26 +1,43 @@
-"""Training state: everything that a checkpoint carries.
+"""State of a training run in one of its processes: what a step changes, and what a checkpoint carries.
 
-Shape suffixes: R ranks, S steps, B sequences of one rank and step.
+Shape suffixes: R ranks, S steps, B micro-batch or sequences of one rank and step, T tokens.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpt2.data.sampler import EMPTY_ORDER_DIGEST, extend_order_digest
+from gpt2.config import Config
+from gpt2.data.dataset import PreparedDataset
+from gpt2.data.loader import BatchLoader
+from gpt2.data.sampler import EMPTY_ORDER_DIGEST, TrainSampler, extend_order_digest
+from gpt2.data.tokenizer import Tokenizer
+from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import TrainingBudget, TrainingClock
+from gpt2.training.records import Heartbeat, RecordWriter
+from lib.env.machine import grad_scaler
 from lib.env.observe import NondeterministicOperations
 from lib.env.process_group import ProcessGroup
 from lib.env.sharded import placed_like, whole_copy
-from lib.optim.optimizers import Optimizer
-from lib.pruning.pruners import Pruner
+from lib.optim.build import build_optimizer
+from lib.optim.optimizers import Optimizer, parameter_groups
+from lib.pruning.pruners import Pruner, build_pruner
+from lib.runs.lease import no_guard
 from lib.runs.rng import rng_state, set_rng_state
+from lib.runs.run_dir import RunDir
+from lib.tracking.sidecar import Sidecars
 
+MicroBatch = tuple[Tensor, Tensor]
 # Steps buffered per rank before their offsets are gathered.
 _STEPS_PER_EXCHANGE = 64
+# Generators used by dropout; their states differ between ranks.
+_PER_RANK_GENERATORS = {"torch", "cuda"}
+# The first step allocates the optimizer's state, so the second step has the peak memory.
+STEPS_TO_PROBE = 2
 
 
 class DataOrder:
@@ -28,7 +45,8 @@ class DataOrder:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._digest = EMPTY_ORDER_DIGEST
+        # Of the steps before those in ``_pending``.
+        self.digest = EMPTY_ORDER_DIGEST
         # Offsets of this rank for each step that is not in the digest yet.
         self._pending: list[Tensor] = []
         self._offered = torch.empty(0)
@@ -41,34 +59,21 @@ class DataOrder:
         """Count the sequences offered last as consumed. Must be called on every rank."""
         self._pending.append(self._offered)
         if len(self._pending) == _STEPS_PER_EXCHANGE or self._group.size == 1:
-            self._exchange()
+            self.state_dict()
 
     def state_dict(self) -> str:
         """Return the digest of all steps so far. Must be called on every rank."""
-        self._exchange()
-        return self._digest
+        if self._pending:
+            offsets_RSB = self._group.gather(torch.stack(self._pending))
+            self._pending.clear()
+            for step in offsets_RSB.transpose(0, 1):
+                self.digest = extend_order_digest(self.digest, step.flatten().numpy())
+        return self.digest
 
     def load_state_dict(self, digest: str) -> None:
         """Continue after the steps of ``digest``."""
-        self._digest = digest
+        self.digest = digest
         self._pending.clear()
-
-    @property
-    def digest(self) -> str:
-        """Return the last result of ``state_dict``, without communication."""
-        return self._digest
-
-    def _exchange(self) -> None:
-        if not self._pending:
-            return
-        offsets_RSB = self._group.gather(torch.stack(self._pending))
-        self._pending.clear()
-        for step in offsets_RSB.transpose(0, 1):
-            self._digest = extend_order_digest(self._digest, step.flatten().numpy())
-
-
-# Generators used by dropout; their states differ between ranks.
-_PER_RANK_GENERATORS = {"torch", "cuda"}
 
 
 class RankGenerators:
@@ -94,45 +99,41 @@ class RankGenerators:
             set_rng_state(state | rank_state, self._device)
 
 
-# The first step allocates the optimizer's state, so the second step has the peak memory.
-STEPS_TO_PROBE = 2
-
-
-@dataclass
+@dataclass(kw_only=True)
 class TrainState:
-    """Model, optimizer, schedules, generators and progress of a run."""
+    """What an optimizer step reads and changes, on one of the ranks of ``group``."""
 
+    # An out-of-memory fallback may have changed the micro-batch.
+    config: Config
+    group: ProcessGroup
+    device: torch.device
     model: GPT
+    # The model, compiled and wrapped for data parallelism as configured.
+    forward: Callable[[Tensor, Tensor], Tensor]
+    # The modules without weights, if the parameters are sharded.
+    blank: GPT | None
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     pruner: Pruner
-    budget: TrainingBudget
-    clock: TrainingClock
-    order: DataOrder
-    generators: RankGenerators
-    # The modules without weights, if the parameters are sharded.
-    blank: GPT | None = None
-    # Operations without a deterministic implementation, if DETERMINISTIC is warn.
-    nondeterministic_ops: NondeterministicOperations | None = None
     # Optimizer steps done.
     iteration: int = 0
-    # Share of the budget used by those steps.
-    progress: float = 0.0
-    # Iterations of the last evaluation, statistics and checkpoint.
-    evaluated_at: int = 0
-    statistics_at: int = 0
-    saved_at: int = 0
-    # Out-of-memory fallbacks in order: the manifest's ``oom_fallbacks``.
-    oom_fallbacks: list[dict[str, Any]] = field(default_factory=list)
-    # Divisions of a batch with which the first iterations were trained, if not as configured.
-    earlier_divisions: list[dict[str, Any]] = field(default_factory=list)
     # Remaining steps whose memory is probed before a step of several ranks; not saved.
     steps_to_probe: int = STEPS_TO_PROBE
+    # Called after each micro-batch: the run makes progress.
+    alive: Callable[[], None] = no_guard
 
-    @property
-    def tokens(self) -> int:
-        """Return the number of training tokens consumed."""
-        return self.iteration * self.budget.tokens_per_iteration
+    def backward(self, x_BT: Tensor, y_BT: Tensor, share: float, exchange: bool) -> Tensor:
+        """Accumulate gradients of a micro-batch's loss times ``share``; return that product, detached.
+
+        Call inside the autocast context of the forward pass. ``exchange`` makes the ranks all-reduce
+        the accumulated gradients.
+        """
+        with self.group.exchange(self.forward, now=exchange):
+            loss = self.forward(x_BT, y_BT) * share
+            # Backward uses the dtypes of the forward pass without autocast.
+            with torch.autocast(self.device.type, enabled=False):
+                self.scaler.scale(loss).backward()
+        return loss.detach()
 
     def weights(self) -> dict[str, Tensor]:
         """Return every weight under its first name, possibly sharded; a tied matrix appears once."""
@@ -154,6 +155,154 @@ class TrainState:
             # copy_ would broadcast.
             assert parameter.shape == weights[name].shape, (name, weights[name].shape)
             parameter.copy_(placed_like(weights[name], parameter))
+
+    def take_moments(self, saved: dict[str, Any]) -> list[str]:
+        """Take the moments of an optimizer of the same kind, by the names of the parameters.
+
+        ``saved`` is its state. The options remain those of this optimizer. Return the names of the
+        parameters without moments.
+        """
+        theirs, current = _parameter_names(saved), self.optimizer.state_dict()
+        moments = {theirs[index]: values for index, values in saved["state"].items()}
+        names = _parameter_names(current)
+        state = {index: moments[name] for index, name in names.items() if name in moments}
+        self.load_optimizer({**current, "state": state})
+        return [name for name in names.values() if name not in moments]
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Load a state of the optimizer, with each moment placed like its parameter."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments = {
+            index: {
+                key: (
+                    placed_like(value, parameters[index])
+                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                    else value
+                )
+                for key, value in values.items()
+            }
+            for index, values in state["state"].items()
+        }
+        self.optimizer.load_state_dict(state | {"state": moments})
+
+
+def _parameter_names(state: dict[str, Any]) -> dict[int, str]:
+    """Return index → name of the parameters in a state of an optimizer."""
+    return {
+        index: name
+        for group in state["param_groups"]
+        for index, name in zip(group["params"], group["param_names"], strict=True)
+    }
+
+
+def build_state(
+    config: Config,
+    model: GPT,
+    group: ProcessGroup | None = None,
+    device: str | torch.device = "cpu",
+) -> TrainState:
+    """Move ``model`` to ``device``, compile it and share it by the ranks as configured.
+
+    Optimizer and pruner are built afterwards, on the placed parameters.
+    """
+    group, device, machine = group or ProcessGroup(), torch.device(device), config.machine
+    forward, blank = cast(nn.Module, model), None
+    if group.size > 1 and machine.data_parallel == "fsdp":
+        # From the CPU: the whole model may not fit into the memory of one GPU.
+        blank = group.shard(model, model.blocks, device)
+    else:
+        if device.type != "cpu":
+            # Even if nothing moves, a fake tensor cannot be swapped.
+            model.to(device)
+        if machine.compile:
+            forward = cast(nn.Module, torch.compile(model))
+        forward = group.share_gradients(forward, machine.ddp_safe)
+    groups = parameter_groups(model, config.optimizer.weight_decay)
+    return TrainState(
+        config=config,
+        group=group,
+        device=device,
+        model=model,
+        forward=forward,
+        blank=blank,
+        optimizer=build_optimizer(config.optimizer, groups, config.schedule.learning_rate),
+        scaler=grad_scaler(machine),
+        pruner=build_pruner(config.pruning, model),
+    )
+
+
+@dataclass(kw_only=True)
+class TrainingSession(TrainState):
+    """A run: its training state, and the files, data and processes that it is trained with."""
+
+    run: RunDir
+    dataset: PreparedDataset
+    tokenizer: Tokenizer
+    evaluate: Evaluator
+    records: RecordWriter
+    heartbeat: Heartbeat
+    budget: TrainingBudget
+    clock: TrainingClock
+    order: DataOrder
+    generators: RankGenerators
+    # Code and machine of the run, stored in each checkpoint.
+    origin: dict[str, Any]
+    # SHA-256 of the initial weights of each rank; all are equal.
+    init_digests: list[str]
+    # Share of the budget used by the steps done.
+    progress: float = 0.0
+    # Iterations of the last evaluation, statistics and checkpoint.
+    evaluated_at: int = 0
+    statistics_at: int = 0
+    saved_at: int = 0
+    # Out-of-memory fallbacks in order: the manifest's ``oom_fallbacks``.
+    oom_fallbacks: list[dict[str, Any]] = field(default_factory=list)
+    # Divisions of a batch with which the first iterations were trained, if not as configured.
+    earlier_divisions: list[dict[str, Any]] = field(default_factory=list)
+    # Operations without a deterministic implementation, if DETERMINISTIC is warn.
+    nondeterministic_ops: NondeterministicOperations | None = None
+    # Started after the manifest is written.
+    sidecars: Sidecars = field(default_factory=Sidecars)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of training tokens consumed."""
+        return self.iteration * self.budget.tokens_per_iteration
+
+    def sampler(self) -> TrainSampler:
+        """Return the training sequences in the order of the seed."""
+        length = self.config.model.shape.block_size
+        return TrainSampler(self.dataset.train, length, self.config.seed)
+
+    def batches(self) -> Iterator[list[MicroBatch]]:
+        """Return an iterator over this rank's micro-batches, a list per step from ``iteration`` on.
+
+        Each step that is yielded is recorded in the data order.
+        """
+        train = self.config.train
+        loader = BatchLoader(
+            self.sampler(),
+            self.config.data,
+            train.global_batch,
+            train.batch_size,
+            self.group.rank,
+            self.group.size,
+            self.iteration,
+            self.device.type == "cuda",
+            self.order.offered,
+        )
+        return iter(loader)
+
+    def apply_fallback(self, record: dict[str, Any]) -> None:
+        """Apply the out-of-memory fallback ``record["to"]``, which may replace ``config``."""
+        to = record["to"]
+        self.oom_fallbacks = [*self.oom_fallbacks, record]
+        self.steps_to_probe = STEPS_TO_PROBE
+        if "micro_batch" in to:
+            sizes = {"batch_size": to["micro_batch"], "grad_accumulation": to["accumulation"]}
+            self.config = replace(self.config, train=replace(self.config.train, **sizes))
+        else:
+            self.model.grad_checkpointing = to["on"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state needed to resume, except the weights. Must be called on every rank.
@@ -178,14 +327,14 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore ``state``, except the weights and the out-of-memory fallbacks."""
+        """Restore ``state``, except the weights, and apply its out-of-memory fallbacks."""
         self.iteration = state["iteration"]
         self.progress = state["progress"]
         self.evaluated_at = state["evaluated_at"]
         self.statistics_at = state["told_at"]
         self.clock.resume_at(state["train_seconds"])
         self.budget.load_state_dict(state["budget"])
-        self.optimizer.load_state_dict(self._placed(state["optimizer"]))
+        self.load_optimizer(state["optimizer"])
         # Without fp16 the scaler has no state and rejects an empty one.
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
@@ -195,41 +344,48 @@ class TrainState:
         self.earlier_divisions = state.get("earlier_divisions", [])
         if self.nondeterministic_ops:
             self.nondeterministic_ops.add(state["warned"])
+        self.oom_fallbacks = []
+        for record in state["oom_fallbacks"]:
+            self.apply_fallback(record)
 
-    def take_moments(self, saved: dict[str, Any]) -> list[str]:
-        """Take the moments of an optimizer of the same kind, by the names of the parameters.
 
-        ``saved`` is its state. The options remain those of this optimizer. Return the names of the
-        parameters without moments.
-        """
-        moments = {
-            name: saved["state"][index]
-            for group in saved["param_groups"]
-            for index, name in zip(group["params"], group["param_names"], strict=True)
-            if index in saved["state"]
-        }
-        own = self.optimizer.state_dict()
-        names = {
-            index: name
-            for group in own["param_groups"]
-            for index, name in zip(group["params"], group["param_names"], strict=True)
-        }
-        state = {index: moments[name] for index, name in names.items() if name in moments}
-        self.optimizer.load_state_dict(self._placed({**own, "state": state}))
-        return [name for name in names.values() if name not in moments]
+@dataclass(frozen=True)
+class StepMetrics:
+    """Metrics of a step, still on the device; reading them synchronizes with the GPU."""
 
-    def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the optimizer with each moment placed like its parameter."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        moments = {
-            index: {
-                key: (
-                    placed_like(value, parameters[index])
-                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
-                    else value
-                )
-                for key, value in values.items()
-            }
-            for index, values in state["state"].items()
-        }
-        return state | {"state": moments}
+    # Mean over the tokens of the global batch, in nats.
+    loss: Tensor
+    # 2-norm of each parameter's gradient before clipping, in the order of model.parameters().
+    gradient_norms: Tensor
+    gradient_norm: Tensor
+
+
+@dataclass(frozen=True)
+class StepSnapshot:
+    """Snapshot of a step's inputs on this rank, sufficient to repeat the step."""
+
+    micro_batches: list[MicroBatch]
+    lr: float
+    # States of the generators used by dropout.
+    rng: dict[str, Tensor]
+
+    @classmethod
+    def now(cls, state: TrainState, micro_batches: list[MicroBatch], lr: float) -> Self:
+        """Return the snapshot of the step about to be run."""
+        rng = {"torch": torch.get_rng_state()}
+        if state.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(state.device)
+        return cls(micro_batches, lr, rng)
+
+    def undo(self, state: TrainState) -> None:
+        """Roll back the passes: clear gradients and restore generators. Weights are unchanged."""
+        state.optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(self.rng["torch"])
+        if "cuda" in self.rng:
+            torch.cuda.set_rng_state(self.rng["cuda"], state.device)
+
+
+def on_device(device: torch.device, batches: list[MicroBatch]) -> Iterable[MicroBatch]:
+    """Yield micro-batches on the device; copies from page-locked memory are asynchronous."""
+    for x_BT, y_BT in batches:
+        yield x_BT.to(device, non_blocking=True), y_BT.to(device, non_blocking=True)

@@ -266,7 +266,7 @@ def remove(path: Path) -> None:
 def load_mains() -> dict[str, Callable[[], int]]:
     """Import the scripts of the commands, and torch, so that a fork starts at once."""
     sys.path.insert(0, str(ROOT / "scripts"))
-    for library in ("gpt2.train", "matplotlib.figure", "lib.report.plots"):
+    for library in ("gpt2.training.loop", "matplotlib.figure", "lib.report.plots"):
         importlib.import_module(library)
     names = [command[0] for command in COMMANDS.values()]
     for name in filter(kablate.COMMANDS.__contains__, names):

@@ -213,7 +213,7 @@ def test_every_way_to_train_is_checked(
         "gpt2.running.preflight.check_data",
         "gpt2.running.backend.check_data",
         "gpt2.running.launch.check_data",
-        "gpt2.train.train_run",
+        "gpt2.training.loop.train_run",
     ):
         monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
     config = configured(ENV_PYTHON="2.7")

@@ -62,7 +62,7 @@ def install() -> None:
     import torch
 
     import gpt2.running.preflight
-    import gpt2.train
+    import gpt2.training.loop
     import lib.env.preflight
     import lib.tracking.telemetry
 
@@ -77,13 +77,18 @@ def install() -> None:
         {"index": n, "memory_used_mib": 9e4 if n == FAKE["busy"] else 9.0}
         for n in range(FAKE["count"])
     ]
-    modules: Any = gpt2.running.preflight, lib.env.preflight, lib.tracking.telemetry, gpt2.train
-    preflight, machine, telemetry, train = modules
+    modules: Any = (
+        gpt2.running.preflight,
+        lib.env.preflight,
+        lib.tracking.telemetry,
+        gpt2.training.loop,
+    )
+    preflight, machine, telemetry, loop = modules
     telemetry.read_gpus = lambda count, *, rocm: readings
     preflight._kernel_problems = lambda configs: []
     preflight._snapshot_problems = lambda *given: []
     machine.use_gpu = use
-    train.train_run = train_run
+    loop.train_run = train_run
 
 
 if __name__ == "__main__":

@@ -132,15 +132,15 @@ def test_a_fresh_clone_makes_the_same_bytes(original, build, clone, tmp_path):
 def test_an_edited_tree_is_refused_and_when_forced_diverges(original, build, clone):
     clone.edit()
     code, told, _ = reproduce(clone, original, build / "data")
-    assert code == 4 and "code: gpt2/train.py " in told
+    assert code == 4 and "code: gpt2/training/loop.py " in told
     sha = git(clone.path, "rev-parse", "HEAD").strip()
     assert f"git worktree add ../kablate-{sha[:8]} {sha} && make -C" in told
     code, told, said = reproduce(clone, original, build / "data", "--force")
     assert code == 1, told + said
-    assert told.startswith("DIVERGED\n") and re.search("WARN .* code: gpt2/train.py ", said)
+    assert told.startswith("DIVERGED\n") and re.search("WARN .* code: gpt2/training/loop.py ", said)
     # The first loss is computed before the first step, so the edit shows in the second one.
     assert re.search(r"^ *first +metrics.jsonl, iteration 2: .*loss", told, re.MULTILINE)
-    assert re.search(r"^ *label +code: gpt2/train.py ", told, re.MULTILINE)
+    assert re.search(r"^ *label +code: gpt2/training/loop.py ", told, re.MULTILINE)
 
 
 def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(

@@ -436,10 +436,10 @@ def test_another_commit_of_the_same_code_is_shown_and_passes(
     both = f"{first} ({copies[0].path.name}), {second} ({copies[1].path.name})"
     assert found["publish"]["commit"].startswith(f"{both} (on origin/")
     sources = json.loads(copies[1].manifest.read_text())["origin"]["sources"]
-    plant(copies[1], manifest={"origin__sources": {**sources, "gpt2/train.py": "0" * 64}})
+    plant(copies[1], manifest={"origin__sources": {**sources, "gpt2/training/loop.py": "0" * 64}})
     rows = failing(check(*copies, tree=clone))
     assert rows.keys() == {"code", "commit holds the code"}
-    assert rows["commit holds the code"].what.endswith(": gpt2/train.py")
+    assert rows["commit holds the code"].what.endswith(": gpt2/training/loop.py")
 
 
 def test_single_seeds_are_not_published(pair: Pair) -> None:

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from gpt2 import train
 from gpt2.config import TrainConfig
-from gpt2.training import budget
+from gpt2.training import budget, loop
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.state import TrainState
+from gpt2.training.state import TrainingSession
 from lib.optim import schedule
 from tests.mutants.mutant import Mutant, edited, nothing, replaced, then
 
@@ -72,10 +71,10 @@ MUTANTS = (
         "baseline",
         _caught("budget-learning-rate", "rate 3 of 7"),
         edited(
-            train,
+            loop,
             "train_step",
-            "        session.state.progress,\n",
-            "        2 * session.state.progress,\n",
+            "session.iteration, session.progress,",
+            "session.iteration, 2 * session.progress,",
         ),
     ),
     Mutant(
@@ -83,11 +82,11 @@ MUTANTS = (
         "baseline",
         _caught("budget-steps", "last step 7;"),
         edited(
-            train,
+            loop,
             "train",
-            "session.evaluate(session.state.whole_model(), stop)",
-            "(session.state.clock.__enter__(), session.evaluate(session.state.whole_model(), stop), "
-            "session.state.clock.__exit__(None, None, None))[1]",
+            "session.evaluate(session.whole_model(), stop)",
+            "(session.clock.__enter__(), session.evaluate(session.whole_model(), stop), "
+            "session.clock.__exit__(None, None, None))[1]",
         ),
         settings=_TIME,
     ),
@@ -102,14 +101,14 @@ MUTANTS = (
         "an evaluation is recorded at the last checkpoint",
         "baseline",
         _caught("evaluation-position"),
-        edited(train, "_record_evaluation", "iteration=session.state.iteration,", "iteration=0,"),
+        edited(loop, "_record_evaluation", "iteration=session.iteration,", "iteration=0,"),
     ),
     Mutant(
         "an evaluation records its loss as its accuracy",
         "baseline",
         _caught("evaluation-record"),
         edited(
-            train,
+            loop,
             "_record_evaluation",
             "token_accuracy=evaluation.accuracy",
             "token_accuracy=evaluation.loss",
@@ -126,7 +125,7 @@ MUTANTS = (
         "baseline",
         _caught("budget-tokens"),
         replaced(
-            TrainState,
+            TrainingSession,
             "tokens",
             lambda _: property(lambda s: (s.iteration - 1) * s.budget.tokens_per_iteration),
         ),

@@ -14,7 +14,7 @@ from gpt2.check import evaluation_checks
 from gpt2.data import dataset
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.model import GPT
-from gpt2.training import finish, per_query, setup
+from gpt2.training import loop, per_query, results
 from lib.runs.documents import DocumentResult
 from tests.mutants.mutant import Expected, Mutant, Plant, edited, replaced, then
 
@@ -42,7 +42,7 @@ def _loss_of_items(change: Callable[[Sequence[Any]], float]) -> Plant:
     def other(out: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
         return out | {"val_loss": change(items)}
 
-    return then(finish, "evaluation_metrics", other)
+    return then(results, "evaluation_metrics", other)
 
 
 def _summary(change: Callable[[dict[str, Any], Any], Any]) -> Plant:
@@ -52,7 +52,7 @@ def _summary(change: Callable[[dict[str, Any], Any], Any]) -> Plant:
         loss = change(out["final"], session)
         return out | {"final": out["final"] | {"val_loss": loss}}
 
-    return then(finish, "_summary", other)
+    return then(results, "_summary", other)
 
 
 def _budget(change: Callable[[int], int]) -> Plant:
@@ -138,9 +138,9 @@ MUTANTS = (
         (_WINDOWS, "^137 tokens in held-out"),
         _budget(lambda budget: 2 * budget),
     ),
-    _evaluated("windows cross documents", _WINDOWS, then(setup, "open_dataset", _as_one_text)),
+    _evaluated("windows cross documents", _WINDOWS, then(loop, "open_dataset", _as_one_text)),
     _evaluated(
-        "a document is missing", _ROWS, then(finish, "items_of", lambda out, *given: out[:-1])
+        "a document is missing", _ROWS, then(results, "items_of", lambda out, *given: out[:-1])
     ),
     _evaluated(
         "the summary rounds",
@@ -205,7 +205,7 @@ MUTANTS = (
     _evaluated(
         "lines of the rows end as on Windows",
         (_ROWS, "carriage returns"),
-        edited(finish, "to_csv", ', lineterminator="\\n"', ""),
+        edited(results, "to_csv", ', lineterminator="\\n"', ""),
     ),
     _evaluated("evaluation leaves gradients", "evaluation-gradient", _called(_left_gradients)),
     _evaluated(

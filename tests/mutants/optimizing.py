@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from gpt2 import train
+from gpt2.training import loop
 from lib.optim import optimizers
 from lib.optim.optimizers import Adam, Sgd
 from lib.optim.options import AdamwspamOptions
@@ -144,7 +144,7 @@ MUTANTS = (
         "spikes are measured after clipping",
         "baseline",
         _caught("adamwspam at step 14 .*norm above GRAD_CLIP"),
-        edited(train, "optimizer_step", ", gradient_norm=measured.gradient_norm", ""),
+        edited(loop, "optimizer_step", ", gradient_norm=measured.gradient_norm", ""),
     ),
     Mutant(
         "sigma of the norms is that of a sample",

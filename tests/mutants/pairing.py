@@ -8,7 +8,7 @@ from gpt2 import model
 from gpt2.data import loader, sampler
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
-from gpt2.training import session
+from gpt2.training import state
 from gpt2.training.state import DataOrder, RankGenerators
 from lib.runs import rng
 from tests.mutants.mutant import Expected, Mutant, Plant, after_init, edited, nothing, replaced
@@ -107,7 +107,7 @@ MUTANTS = (
         "micro-batches have the number of processes",
         "baseline",
         {"paired": "micro-batches"},
-        replaced(session, "BatchLoader", _with_gpus_as_batch),
+        replaced(state, "BatchLoader", _with_gpus_as_batch),
     ),
     Mutant(
         "parts of ranks overlap",

@@ -18,7 +18,7 @@ from gpt2.attention.positions import Rope
 from gpt2.mlp.mlp import Mlp
 from gpt2.model import GPT
 from gpt2.nsa.cache import NsaCache
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from tests.mutants.mutant import (
     MECHANISMS,
     Expected,
@@ -57,7 +57,7 @@ def _downcast(out: Tensor, *given: Any) -> Tensor:
 
 def _stored_in_bf16(right: Any) -> Any:
     def batches(self: TrainingSession) -> Any:
-        self.state.model.wte.weight.data = self.state.model.wte.weight.data.bfloat16()
+        self.model.wte.weight.data = self.model.wte.weight.data.bfloat16()
         return right(self)
 
     return batches

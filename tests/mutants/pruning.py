@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from gpt2 import train
+from gpt2.training import loop
 from lib.optim.spam import Adamwspam
 from lib.pruning import pruners
 from lib.pruning.options import PruningOptions
@@ -84,10 +84,10 @@ MUTANTS = (
         "pruned-50",
         {"pruned": "driven-update"},
         edited(
-            train,
+            loop,
             "optimizer_step",
-            "    session.state.pruner.mask_gradients()\n    norms = _gradient_norms(parameters)",
-            "    norms = _gradient_norms(parameters)\n    session.state.pruner.mask_gradients()",
+            "    state.pruner.mask_gradients()\n    norms = _gradient_norms(parameters)",
+            "    norms = _gradient_norms(parameters)\n    state.pruner.mask_gradients()",
         ),
     ),
     Mutant(

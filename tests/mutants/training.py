@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from gpt2 import model
 from gpt2.model import GPT
-from gpt2.training import setup, step
+from gpt2.training import loop, state
 from gpt2.training.records import RecordWriter
-from gpt2.training.session import TrainingSession
-from gpt2.training.state import RankGenerators, TrainState
+from gpt2.training.state import RankGenerators, TrainingSession
 from lib.runs import checkpoint
 from tests.mutants.mutant import (
     Mutant,
@@ -59,7 +58,7 @@ def _restored_without(key: str) -> Any:
 
     def make(right: Any) -> Any:
         def load(self: TrainingSession, state: dict) -> None:
-            right(self, state | {key: self.state.state_dict()[key]})
+            right(self, state | {key: self.state_dict()[key]})
 
         return load
 
@@ -135,7 +134,7 @@ MUTANTS = (
         "parameters are missing from the optimizer",
         "golden-gate",
         {"gradients": ("optimizer-groups", r"h\.0\.mlp\.c_fc\.bias .*; in 0$")},
-        replaced(setup, "parameter_groups", _without_biases),
+        replaced(state, "parameter_groups", _without_biases),
     ),
     Mutant(
         "records of later steps remain after a resume",
@@ -147,7 +146,7 @@ MUTANTS = (
         "statistics are recorded again after a resume",
         "baseline",
         {"reload": ("resumed-records", r"statistics \(2, 3\); \(2, 0\)")},
-        edited(TrainState, "load_state_dict", 'state["told_at"]', "0"),
+        edited(TrainingSession, "load_state_dict", 'state["told_at"]', "0"),
     ),
     Mutant(
         "checkpoint loses the position in the data",
@@ -166,15 +165,13 @@ MUTANTS = (
         "ranks exchange after the first micro-batch",
         "baseline",
         {"parallel": "same-gradient"},
-        edited(step, "accumulate_gradients", "i == len(micro_batches)", "i == 1"),
+        edited(loop, "accumulate_gradients", "i == len(micro_batches)", "i == 1"),
     ),
     Mutant(
         "a rank records its own loss",
         "baseline",
         {"parallel": "same-loss"},
-        edited(
-            step, "accumulate_gradients", "session.group.add(total) / session.group.size", "total"
-        ),
+        edited(loop, "accumulate_gradients", "state.group.add(total) / state.group.size", "total"),
     ),
     Mutant(
         "initial weights are too small",

@@ -19,7 +19,9 @@ import json, sys, torch
 from pathlib import Path
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
-from gpt2.training.minimal import MinimalTraining
+from gpt2.model import GPT
+from gpt2.training.loop import step_on_tokens
+from gpt2.training.state import build_state
 
 def resident(field):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -28,9 +30,10 @@ def resident(field):
 config = Config.from_values(json.load(sys.stdin))
 torch.set_num_threads(config.machine.cpu_threads)
 before, shape = resident("VmRSS"), config.model.shape
-training = MinimalTraining(config)
+training = build_state(config, GPT(config.model))
 for _ in range(2):
-    training.step([torch.randint(shape.vocab_size, (config.train.batch_size, shape.block_size + 1))])
+    size = (config.train.batch_size, shape.block_size + 1)
+    step_on_tokens(training, [torch.randint(shape.vocab_size, size)])
 print(resident("VmHWM") - before)
 """
 SETTINGS = {

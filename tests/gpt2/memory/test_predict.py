@@ -13,7 +13,9 @@ from gpt2.config import Config
 from gpt2.memory.fake_step import FakeTrainingStep
 from gpt2.memory.predict import estimate
 from gpt2.mlp.mlp import Mlp
-from gpt2.training.minimal import MinimalTraining
+from gpt2.model import GPT
+from gpt2.training.loop import step_on_tokens
+from gpt2.training.state import build_state
 from lib.env.gpu import find_gpu, gpu_with_memory
 from lib.errors import RunError
 
@@ -91,15 +93,15 @@ def test_peak_matches_torchs_memory_tracker(configure, monkeypatch, slug, again)
         N_LAYER=2,
         GRAD_CHECKPOINTING=again,
     )
-    monkeypatch.setattr("gpt2.training.step.require_finite", lambda *arguments: None)
+    monkeypatch.setattr("gpt2.training.loop.require_finite", lambda *arguments: None)
     with FakeTensorMode():
-        training = MinimalTraining(config)
+        training = build_state(config, GPT(config.model))
         tokens_BT = torch.zeros((2, 257), dtype=torch.long)
-        training.step([tokens_BT])
+        step_on_tokens(training, [tokens_BT])
         tracker = MemTracker()
-        tracker.track_external(training.state.model, training.state.optimizer, tokens_BT)
+        tracker.track_external(training.model, training.optimizer, tokens_BT)
         with tracker:
-            training.step([tokens_BT])
+            step_on_tokens(training, [tokens_BT])
     expected = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     peak, _ = FakeTrainingStep(config).needs(None, 2).highest()
     assert peak.total() == pytest.approx(expected, rel=0.01)

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt2.model import GPT
 from gpt2.running import probe
 from gpt2.study.cost import probed
 from gpt2.study.plan import config_layers, make_plan
-from gpt2.training.minimal import MinimalTraining
+from gpt2.training.state import build_state
 from lib.config.field import SymbolValue
 from lib.errors import PreflightError
 from tests.build_folder import write_build
@@ -74,7 +75,8 @@ def test_an_evaluation_is_scaled_to_all_its_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_build(tmp_path, SMALL)
-    training = MinimalTraining(make_plan(config_layers(folder), folder).base)
+    config = make_plan(config_layers(folder), folder).base
+    training = build_state(config, GPT(config.model))
     machine = FakeMachine(0.0, 1.0, update=0.0)
     seen: list[int] = []
 
@@ -91,10 +93,11 @@ def test_an_evaluation_is_scaled_to_all_its_windows(
 @pytest.mark.usefixtures("torch_as_before")
 def test_drawn_tokens_are_evaluated(tmp_path: Path) -> None:
     folder = write_build(tmp_path, SMALL)
-    training = MinimalTraining(make_plan(config_layers(folder), folder).base)
+    config = make_plan(config_layers(folder), folder).base
+    training = build_state(config, GPT(config.model))
     drawn = probe.DrawnTokens(2 * 16 + 1, 256)
     evaluate = probe.Evaluator(training.config, drawn, torch.device("cpu"))
-    result = evaluate(training.state.model)
+    result = evaluate(training.model)
     assert result is not None and result.tokens == 2 * 16 and result.loss > 4.0
 
 

@@ -19,10 +19,9 @@ from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.files import write_resolved_config
 from gpt2.study.resolve import resolve_config
-from gpt2.train import train_run, train_step
+from gpt2.training.loop import open_session, train_run, train_step
 from gpt2.training.records import RecordWriter
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import open_session
+from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -166,12 +165,12 @@ class Trainer:
 
         def counted(session: TrainingSession, *rest: Any) -> None:
             train_step(session, *rest)
-            done[0] = session.state.iteration
+            done[0] = session.iteration
 
         def reached() -> bool:
             return stop_at is not None and done[0] >= stop_at
 
-        with mock.patch("gpt2.train.train_step", counted):
+        with mock.patch("gpt2.training.loop.train_step", counted):
             status = train_run(
                 files.path, self.build_dir, events.append, stop or reached, **arguments
             )

@@ -10,7 +10,7 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
-from gpt2.training.setup import run_fingerprint
+from gpt2.training.resume import run_fingerprint
 from lib.errors import RunError
 from lib.files import canonical_json
 from lib.runs.checkpoint import read_checkpoint, save_checkpoint
@@ -74,7 +74,7 @@ def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) ->
         found["config"]["data"]["tokenizer"] = "gpt2"
         return found
 
-    with mock.patch("gpt2.train.run_fingerprint", other):
+    with mock.patch("gpt2.training.loop.run_fingerprint", other):
         train(configure(), stop_at=5)
     with pytest.raises(RunError, match=r"config.data.tokenizer \(was gpt2, is byte\)") as refusal:
         train(configure())

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.training.budget import TrainingBudget, TrainingClock, remaining_seconds, run_budget
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import optimizer_step
 from lib.runs.run_dir import State
 
 Configure = Callable[..., Config]
@@ -97,7 +97,7 @@ def test_a_time_budget_counts_training_only_and_survives_a_resume(
     from gpt2.evaluate import Evaluator
     from lib.runs import checkpoint
 
-    monkeypatch.setattr("gpt2.train.optimizer_step", slow(optimizer_step, 7.0))
+    monkeypatch.setattr("gpt2.training.loop.optimizer_step", slow(optimizer_step, 7.0))
     monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 3600.0))
     monkeypatch.setattr(checkpoint, "save_checkpoint", slow(checkpoint.save_checkpoint, 3600.0))
     config = configure(BUDGET_TIME=True, MAX_ITERS=None, GPT2_MAX_TIME=60, WARMUP_STEPS=3)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import gpt2.train
+from gpt2.training import loop
 from lib.files import sha256_file
 
 
@@ -13,14 +13,14 @@ def test_an_edit_during_the_run_is_flagged_and_the_first_digests_stay(
     code = tmp_path / "module.py"
     code.write_text("x = 1\n")
     before = {str(code): sha256_file(code)}
-    monkeypatch.setattr("gpt2.training.setup.loaded_source", lambda: before)
-    saved = gpt2.train.save_checkpoint
+    monkeypatch.setattr("gpt2.training.loop.loaded_source", lambda: before)
+    saved = loop.save_checkpoint
 
     def edit_and_save(session: Any) -> None:
         code.write_text("x = 2222\n")
         saved(session)
 
-    monkeypatch.setattr("gpt2.train.save_checkpoint", edit_and_save)
+    monkeypatch.setattr("gpt2.training.loop.save_checkpoint", edit_and_save)
     manifest = json.loads(train(configure()).files.manifest.read_text())
     assert manifest["code"]["changed_during_run"] == [str(code)]
     assert manifest["origin"]["sources"] == before

@@ -10,7 +10,7 @@ import torch
 from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import DocumentLoss, EvaluationResult
 from gpt2.loss import TokenScores
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.runs.documents import expected_calibration_error
 from lib.runs.rng import rng_state
 
@@ -19,8 +19,8 @@ Open = Callable[..., TrainingSession]
 
 def test_documents_agree_with_a_plain_loop(session: Open) -> None:
     opened = session()
-    found = opened.evaluate(opened.state.model)
-    split, model = opened.dataset.val, opened.state.model.eval()
+    found = opened.evaluate(opened.model)
+    split, model = opened.dataset.val, opened.model.eval()
     expected: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for window in evaluation_windows(split, 16, opened.config.data.eval_tokens):
         tokens = torch.from_numpy(split.window(window.offset, window.length).astype("int64"))
@@ -48,9 +48,9 @@ def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
     """Over |acc - conf| of 15 bins; sure answers, some of them wrong, fill the upper bins too."""
     opened = session()
     with torch.no_grad():
-        opened.state.model.wte.weight.mul_(60)
-    calibration = opened.evaluate(opened.state.model).calibration
-    split, model = opened.dataset.val, opened.state.model.eval()
+        opened.model.wte.weight.mul_(60)
+    calibration = opened.evaluate(opened.model).calibration
+    split, model = opened.dataset.val, opened.model.eval()
     bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for window in evaluation_windows(split, 16, opened.config.data.eval_tokens):
         tokens = torch.from_numpy(split.window(window.offset, window.length).astype("int64"))
@@ -77,32 +77,32 @@ def test_evaluation_restores_generators_and_mode(
     session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = session()
-    measure = opened.state.model.token_losses
+    measure = opened.model.token_losses
 
     def drawing(*arguments: torch.Tensor) -> TokenScores:
-        assert not opened.state.model.training
+        assert not opened.model.training
         torch.rand(3)
         return measure(*arguments)
 
-    monkeypatch.setattr(opened.state.model, "token_losses", drawing)
-    opened.state.model.train()
+    monkeypatch.setattr(opened.model, "token_losses", drawing)
+    opened.model.train()
     before = rng_state(opened.device)["torch"]
-    opened.evaluate(opened.state.model)
+    opened.evaluate(opened.model)
     assert torch.equal(rng_state(opened.device)["torch"], before)
-    assert opened.state.model.training
-    assert all(p.grad is None for p in opened.state.model.parameters())
+    assert opened.model.training
+    assert all(p.grad is None for p in opened.model.parameters())
 
 
 def test_two_evaluations_are_equal(session: Open) -> None:
     opened = session(DROPOUT="0.5")
-    first = opened.evaluate(opened.state.model)
+    first = opened.evaluate(opened.model)
     torch.rand(7)
-    assert opened.evaluate(opened.state.model) == first
+    assert opened.evaluate(opened.model) == first
     assert math.isfinite(first.loss)
 
 
 def test_a_stop_ends_evaluation_between_batches(session: Open) -> None:
     opened = session()
     asked = iter([False, False, True])
-    assert opened.evaluate(opened.state.model, lambda: next(asked)) is None
-    assert opened.state.model.training
+    assert opened.evaluate(opened.model, lambda: next(asked)) is None
+    assert opened.model.training

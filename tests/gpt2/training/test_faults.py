@@ -15,9 +15,8 @@ import torch
 from gpt2.config import Config
 from gpt2.data.loader import BatchLoader
 from gpt2.evaluate import Evaluator
-from gpt2.training.session import TrainingSession
-from gpt2.training.state import RankGenerators
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import optimizer_step
+from gpt2.training.state import RankGenerators, TrainingSession
 from lib.files import canonical_json
 from lib.runs import checkpoint
 from tests.gpt2.training.test_resume import die_at_call
@@ -66,7 +65,7 @@ def logged(
         measured.append(found.loss.item())
         return found
 
-    patch.setattr("gpt2.train.optimizer_step", noted)
+    patch.setattr("gpt2.training.loop.optimizer_step", noted)
     return [row["loss"] for row in train(configure()).rows("train")] == measured
 
 
@@ -97,7 +96,7 @@ def _starts_the_data_over(patch: pytest.MonkeyPatch) -> None:
         *others, _, on_gpu, offered = given
         return BatchLoader(*others, 0, on_gpu, offered)
 
-    patch.setattr("gpt2.training.session.BatchLoader", loader)
+    patch.setattr("gpt2.training.state.BatchLoader", loader)
 
 
 def _draws_in_an_evaluation(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +110,7 @@ def _draws_in_an_evaluation(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_seeds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gpt2.training.setup.seed_all", lambda *seeds: None)
+    patch.setattr("gpt2.training.loop.seed_all", lambda *seeds: None)
 
 
 def _saves_in_place(patch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from gpt2.config import Config
-from gpt2.training import metrics
-from gpt2.training.metrics import evaluate_criteria
+from gpt2.training import first_steps
+from gpt2.training.first_steps import criteria_text, evaluate_criteria, failed_criteria
 from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import WatchedRecords
@@ -63,17 +63,18 @@ def verdict(configure: Configure) -> Callable[..., Any]:
 
 def test_a_healthy_start_passes(verdict: Callable) -> None:
     found = verdict(gate_entropy=1.0, gate_max=0.4)
-    assert found.passed and list(found.found) == [
+    assert not failed_criteria(found) and list(found) == [
         *("loss", "stability", "gradients", "gates", "speed", "memory")
     ]
-    assert found.text.startswith("first 20 it ")
+    text = criteria_text(20, found)
+    assert text.startswith("first 20 it ")
     for values in (
         "5.550 to 3.750",
         f"{UNIFORM:.3f}",
         "1.000 to 1.000 of 20",
         "20 % off the median of 100 tok/s",
     ):
-        assert values in found.text
+        assert values in text
 
 
 @pytest.mark.parametrize(
@@ -95,20 +96,21 @@ def test_a_healthy_start_passes(verdict: Callable) -> None:
 )
 def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) -> None:
     found = verdict(**given)
-    assert not found.passed
-    assert [name for name, (holds, _) in found.found.items() if not holds] == [wrong]
-    assert found.text.startswith("first 20 it ") and found.text.endswith(found.found[wrong][1])
-    assert [name for name, (_, text) in found.found.items() if text in found.text] == [wrong]
+    assert failed_criteria(found) == [name for name in found if not found[name][0]] == [wrong]
+    shown = criteria_text(20, found)
+    assert shown.startswith("first 20 it ") and shown.endswith(found[wrong][1])
+    assert [name for name, (_, text) in found.items() if text in shown] == [wrong]
 
 
 @pytest.mark.parametrize("last", [126.0, 74.0])
 def test_a_speed_that_other_programs_change_is_a_note(verdict: Callable, last: float) -> None:
     found = verdict(speeds=[*STEADY[:6], last])
-    assert found.passed and not found.found["speed"][0]
-    assert "passed" in found.text and "failed" not in found.text
-    assert found.text.endswith(f"{found.found['speed'][1]}, as if other programs ran")
+    assert not failed_criteria(found) and not found["speed"][0]
+    shown = criteria_text(20, found)
+    assert "passed" in shown and "failed" not in shown
+    assert shown.endswith(f"{found['speed'][1]}, as if other programs ran")
     both = verdict(speeds=[*STEADY[:6], last], norms=[None] * 20)
-    assert not both.passed and both.text.endswith("failed: no gradient norms")
+    assert criteria_text(20, both).endswith("failed: no gradient norms")
 
 
 @pytest.mark.parametrize(
@@ -122,15 +124,16 @@ def test_a_speed_that_other_programs_change_is_a_note(verdict: Callable, last: f
 def test_trained_weights_may_start_at_a_lower_loss(
     verdict: Callable, losses: list[float], passed: bool
 ) -> None:
-    assert verdict(losses, init="run:base").found["loss"][0] is passed
-    assert not verdict(losses).found["loss"][0]
+    assert verdict(losses, init="run:base")["loss"][0] is passed
+    assert not verdict(losses)["loss"][0]
 
 
 def test_criteria_without_data_are_absent(verdict: Callable) -> None:
-    assert list(verdict(speeds=STEADY[:6]).found) == ["loss", "stability", "gradients"]
+    assert list(verdict(speeds=STEADY[:6])) == ["loss", "stability", "gradients"]
     # Later steps are ignored.
-    assert verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0]).passed
-    assert verdict(unstable=[UnstableStep(21, 9.0, "loss 3 to 9")]).passed
+    later = verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0])
+    jump = verdict(unstable=[UnstableStep(21, 9.0, "loss 3 to 9")])
+    assert failed_criteria(later) == failed_criteria(jump) == []
 
 
 def test_the_result_is_logged_once_and_stored(configure: Configure, train: Callable) -> None:
@@ -171,13 +174,12 @@ def test_unstable_steps_are_not_shown_twice(
     failed: tuple[str, ...], written: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     criteria = {name: (name not in failed, name) for name in ("loss", "stability", "speed")}
-    result = metrics.HealthCheckResult(8, criteria)
-    monkeypatch.setattr(metrics, "first_steps", lambda session: 8)
-    monkeypatch.setattr(metrics, "check_first_steps", lambda session: result)
+    monkeypatch.setattr(first_steps, "first_steps", lambda session: 8)
+    monkeypatch.setattr(first_steps, "_criteria", lambda session, steps: criteria)
     records = Mock()
-    session = Mock(records=records, state=Mock(iteration=8))
+    session = Mock(records=records, iteration=8)
     session.config.train.log_interval = 2
-    metrics.log_health_check(session)
+    first_steps.log_health_check(session)
     ((name, (tag, _), _),) = records.mock_calls
     assert (name, tag) == written
 

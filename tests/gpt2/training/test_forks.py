@@ -59,7 +59,7 @@ def test_weights_and_moments_are_those_of_the_checkpoint(parent, session):
 
 def test_another_optimizer_starts_anew(parent, session):
     opened = forked(session, parent, 4, OPTIMIZER_ADAMWSPAM=None, OPTIMIZER_SGD=True)
-    assert moments(opened.state.optimizer) == {}
+    assert moments(opened.optimizer) == {}
 
 
 def test_new_parameters_have_no_moments(parent, session):

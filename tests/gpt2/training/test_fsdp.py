@@ -22,10 +22,9 @@ from gpt2.check.context import CheckContext
 from gpt2.check.shrink import small_config
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.training.records import NullRecords
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import open_session
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import open_session, optimizer_step
+from gpt2.training.records import RecordWriter
+from gpt2.training.state import TrainingSession
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.env.process_group import ProcessGroup
@@ -91,18 +90,20 @@ def steps(
     config: Config, build_dir: Path, group: ProcessGroup, rate: float = 1e-3
 ) -> dict[str, Any]:
     """Train a few steps; return the facts of this rank."""
-    session = open_session(config, build_dir, NullRecords(RunDir(build_dir)), group=group)
+    session = open_session(
+        config, build_dir, RecordWriter(RunDir(build_dir), opened=False), group=group
+    )
     losses = []
     for done, micro_batches in enumerate(islice(session.batches(), _STEPS), 1):
         measured = optimizer_step(session, micro_batches, rate)
         losses.append([measured.loss.item(), measured.gradient_norm.item()])
-        session.state.pruner.after_step(done, done / _STEPS, session.state.optimizer)
+        session.pruner.after_step(done, done / _STEPS, session.optimizer)
     return {
         "losses": losses,
-        "validation": session.evaluate(session.state.whole_model()).loss,
-        "sparsity": session.state.pruner.sparsity_by_layer(),
-        "statistics": session.state.optimizer.statistics(),
-        "elements": sum(local(p).numel() for p in session.state.weights().values()),
+        "validation": session.evaluate(session.whole_model()).loss,
+        "sparsity": session.pruner.sparsity_by_layer(),
+        "statistics": session.optimizer.statistics(),
+        "elements": sum(local(p).numel() for p in session.weights().values()),
     }
 
 
@@ -184,11 +185,11 @@ def test_a_killed_run_resumes_to_the_same_bytes(configure: Configure, together: 
     assert whole.manifest()["deviations"] == []
 
     def deadly(session: TrainingSession, *rest: Any) -> Any:
-        if session.group.rank == 1 and session.state.iteration == 5:
+        if session.group.rank == 1 and session.iteration == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         return optimizer_step(session, *rest)
 
-    with mock.patch("gpt2.train.optimizer_step", deadly):
+    with mock.patch("gpt2.training.loop.optimizer_step", deadly):
         _, (main, other) = together(config, "killed")
     assert "[run.lost-process]" in main and other == -signal.SIGKILL
     resumed, ended = together(config, "killed")

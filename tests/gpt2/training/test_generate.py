@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gpt2 import generate as module
 from gpt2.generate import SamplingOptions, generate
-from gpt2.training.finish import generate_sample
-from gpt2.training.session import TrainingSession
+from gpt2.training.results import generate_sample
+from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
 from lib.runs.rng import rng_state
 
@@ -21,9 +21,7 @@ PROMPT = [1, 2, 3]
 def write(opened: TrainingSession, count: int, seed: int = 5, **sampling: float) -> list[int]:
     """Return the tokens after the prompt."""
     prompt = torch.tensor(PROMPT)
-    drawn = generate(
-        opened.state.model, prompt, seed, opened.config.machine, SamplingOptions(**sampling)
-    )
+    drawn = generate(opened.model, prompt, seed, opened.config.machine, SamplingOptions(**sampling))
     return list(islice(drawn, count))
 
 
@@ -31,16 +29,16 @@ def distinct(opened: TrainingSession) -> TrainingSession:
     """Set weights with which the next token depends on the whole context."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in opened.state.model.parameters():
+        for parameter in opened.model.parameters():
             parameter.normal_(0, 1.0, generator=generator)
     return opened
 
 
 def last_logits(opened: TrainingSession, ids: list[int]) -> Tensor:
     """Return the logits of a full forward pass on the last 16 tokens, the context."""
-    opened.state.model.eval()
+    opened.model.eval()
     with torch.no_grad():
-        return opened.state.model(torch.tensor([ids[-16:]]))[0, -1]
+        return opened.model(torch.tensor([ids[-16:]]))[0, -1]
 
 
 def test_tokens_follow_the_models_own_distribution(session: Open) -> None:
@@ -70,14 +68,14 @@ def test_a_token_costs_one_pass_of_one_token(
     """A long prompt is processed in chunks; a full context is processed again for each token."""
     opened = session()
     lengths: list[int] = []
-    hidden = opened.state.model.hidden
+    hidden = opened.model.hidden
     monkeypatch.setattr(module, "_PREFILL_TOKENS", 10)
     monkeypatch.setattr(
-        opened.state.model,
+        opened.model,
         "hidden",
         lambda ids, cache: lengths.append(ids.size(1)) or hidden(ids, cache),
     )
-    drawn = generate(opened.state.model, torch.arange(13), 5, opened.config.machine)
+    drawn = generate(opened.model, torch.arange(13), 5, opened.config.machine)
     list(islice(drawn, 6))
     assert lengths == [10, 3, 1, 1, 1, 10, 6, 10, 6]
 
@@ -89,13 +87,13 @@ def test_the_seed_determines_the_text_without_side_effects(session: Open) -> Non
     assert write(opened, 8) == first
     assert write(opened, 8, seed=6) != first
     assert torch.equal(rng_state(opened.device)["torch"], before)
-    assert opened.state.model.training and torch.is_grad_enabled()
+    assert opened.model.training and torch.is_grad_enabled()
 
 
 def test_the_sample_starts_with_the_prompt(session: Open) -> None:
     def sample(**changes: SymbolValue) -> str:
         opened = session(**changes)
-        return generate_sample(opened, opened.state.model)
+        return generate_sample(opened, opened.model)
 
     assert sample(SAMPLE_PROMPT="apples and").startswith("apples and")
     assert len(sample(SAMPLE_PROMPT="", SAMPLE_TOKENS=5)) <= 6

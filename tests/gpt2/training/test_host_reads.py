@@ -8,9 +8,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.train import train_step
+from gpt2.training.loop import train_step
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
 from tests.gpt2.training.conftest import SPARSE
 
@@ -60,7 +60,7 @@ class HostReads(TorchDispatchMode):
 
 def reads(session: TrainingSession) -> list[str]:
     """Return the reads of two steps after the first."""
-    session.state.model.train()
+    session.model.train()
     log, batches = MetricsLog(session), session.batches()
     train_step(session, next(batches), log)
     micro_batches = [next(batches) for _ in range(2)]

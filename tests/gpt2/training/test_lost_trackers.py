@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import optimizer_step
 from lib.files import sha256_file
 from lib.runs.run_dir import State
 from lib.tracking import sidecar
@@ -61,7 +61,7 @@ def test_a_server_shut_down_during_the_run(
     # The client would retry for 30 seconds.
     monkeypatch.setattr(sidecar, "_PATIENCE_SECONDS", 2.0)
     with monkeypatch.context() as patch:
-        patch.setattr("gpt2.train.optimizer_step", step)
+        patch.setattr("gpt2.training.loop.optimizer_step", step)
         done = train(configure(TRACKER_WANDB=True))
     assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
     assert done.core() == uninterrupted

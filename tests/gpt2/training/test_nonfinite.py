@@ -8,12 +8,11 @@ import torch
 from gpt2.training.nonfinite import (
     COLUMNS,
     MAX_ROWS_SHOWN,
-    FirstNonFiniteModule,
     NumericsError,
+    bad_modules,
     find_nonfinite,
     format_table,
     json_number,
-    to_json_rows,
 )
 from lib.env.options import NumericsOptions
 from lib.errors import Problem, RunError
@@ -24,24 +23,21 @@ LONG = "h.11.attn.gates.ra_cross_token.a_name_that_goes_on_and_on_without_an_end
 def test_counts_are_exact_and_good_tensors_are_left_out() -> None:
     bad = torch.zeros(3, 4, dtype=torch.float64)
     bad[1, 2], bad[1, 3], bad[2, 0], bad[2, 3] = math.nan, math.inf, -math.inf, math.nan
-    (row,) = find_nonfinite([("good", torch.ones(2)), ("none", None), (LONG, bad)], "gradient")
-    assert (row.nonfinite, row.nan, row.inf) == (4, 2, 2)
+    (row,) = find_nonfinite({"good": torch.ones(2), "none": None, LONG: bad}, "gradient")
+    counts = {"nonfinite": 4, "nan": 2, "inf": 2}
+    where = {"param": LONG, "holds": "gradient", "shape": [3, 4], "dtype": "float64"}
     # Row 1, column 2 of 4.
-    assert row.first_bad_index == 6
-    assert (row.param, row.shape, row.dtype, row.device) == (LONG, [3, 4], "float64", "cpu")
-    assert row.name == f"gradient of {LONG}"
+    assert row == {**where, "device": "cpu", **counts, "first_bad_index": 6}
 
 
 def test_a_table_has_its_columns_and_whole_names() -> None:
     tensor = torch.tensor([math.nan, 1.0])
-    rows = to_json_rows(find_nonfinite([(LONG, tensor), ("b", -tensor)], "weight"))
+    rows = find_nonfinite({LONG: tensor, "b": -tensor}, "weight")
     head, first, second = format_table(rows)
     assert tuple(head.split()) == COLUMNS
     assert first.split() == [LONG, "[2]", "float32", "cpu", "1", "1", "0"]
     assert first.index("[2]") == second.index("[2]") == head.index("shape")
-    many = to_json_rows(
-        find_nonfinite([(str(i), tensor) for i in range(MAX_ROWS_SHOWN + 3)], "weight")
-    )
+    many = find_nonfinite({str(i): tensor for i in range(MAX_ROWS_SHOWN + 3)}, "weight")
     assert len(many) == MAX_ROWS_SHOWN + 3
     assert format_table(many)[-1] == "and 3 more" and len(format_table(many)) == MAX_ROWS_SHOWN + 2
 
@@ -68,17 +64,16 @@ def test_the_first_bad_module_is_the_innermost() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x - math.inf
 
-    found = FirstNonFiniteModule()
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), Spoils(), torch.nn.Linear(2, 2))
     model = torch.nn.Sequential(torch.nn.Identity(), inner)
-    with found.watching(model):
+    with bad_modules(model) as names:
         model(torch.ones(1, 2))
-    assert found.name == "1.1"
+    assert names == ["1.1"]
     assert not inner[1]._forward_hooks
-    masked, mask = FirstNonFiniteModule(), Masks()
-    with masked.watching(mask):
+    mask = Masks()
+    with bad_modules(mask) as names:
         mask(torch.ones(1))
-    assert masked.name == ""
+    assert names == []
 
 
 def test_which_iterations_are_looked_at() -> None:

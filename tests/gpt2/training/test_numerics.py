@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.model import GPT
+from gpt2.training.loop import optimizer_step
 from gpt2.training.nonfinite import NumericsError
-from gpt2.training.session import StepMetrics, TrainingSession
-from gpt2.training.step import optimizer_step
+from gpt2.training.state import StepMetrics, TrainingSession
 from lib.files import sha256_file
 from lib.runs.run_dir import State, read_status
 
@@ -38,14 +38,14 @@ def bad_gradient(
     """Set one gradient to ``value`` at ``where`` on ``rank`` in the step ``iteration``."""
 
     def spoiled(session: TrainingSession, *rest: Any) -> StepMetrics:
-        parameter = dict(session.state.model.named_parameters())[CULPRIT]
+        parameter = dict(session.model.named_parameters())[CULPRIT]
 
         def spoil(gradient: Tensor) -> Tensor:
             found = gradient.clone()
             found[where] = value
             return found
 
-        bad = session.state.iteration + 1 == iteration and session.group.rank == rank
+        bad = session.iteration + 1 == iteration and session.group.rank == rank
         handle = parameter.register_hook(spoil) if bad else None
         try:
             return optimizer_step(session, *rest)
@@ -53,7 +53,7 @@ def bad_gradient(
             if handle:
                 handle.remove()
 
-    with mock.patch("gpt2.train.optimizer_step", spoiled):
+    with mock.patch("gpt2.training.loop.optimizer_step", spoiled):
         yield
 
 
@@ -149,7 +149,7 @@ def test_the_batch_and_the_generator_states_are_saved(
     # The losses of the record are reproducible from the batch and generator states alone.
     torch.set_rng_state(kept["rng.torch"][0])
     with torch.no_grad():
-        loss = opened.state.model(kept["x"][0, 0], kept["y"][0, 0])
+        loss = opened.model(kept["x"][0, 0], kept["y"][0, 0])
     assert record["ranks"][0]["losses"] == [loss.item()]
 
 
@@ -172,12 +172,12 @@ def test_a_bad_output_is_traced_to_its_module(configure: Configure, train: Calla
         return forward(norm, x) * (math.nan if vars(norm).get("spoiled") else 1.0)
 
     def marked(session: TrainingSession, *rest: Any) -> StepMetrics:
-        vars(session.state.model.h[1].ln_2)["spoiled"] = session.state.iteration == 4
+        vars(session.model.h[1].ln_2)["spoiled"] = session.iteration == 4
         return optimizer_step(session, *rest)
 
     with (
         mock.patch("torch.nn.LayerNorm.forward", spoiled),
-        mock.patch("gpt2.train.optimizer_step", marked),
+        mock.patch("gpt2.training.loop.optimizer_step", marked),
     ):
         failed = train(configure())
     assert failed.status.message.startswith("loss is NaN at it 5, ")
@@ -277,7 +277,7 @@ def test_other_errors_of_the_backward_pass_are_not_converted(session: Open) -> N
     def fail(gradient: Tensor) -> None:
         raise RuntimeError("another")
 
-    next(opened.state.model.parameters()).register_hook(fail)
+    next(opened.model.parameters()).register_hook(fail)
     with (
         pytest.raises(RuntimeError, match="another") as caught,
         pytest.warns(UserWarning, match="Traceback of forward"),
@@ -296,18 +296,18 @@ def test_a_bad_evaluation_leaves_a_record(configure: Configure, train: Callable)
 def test_after_an_error_the_step_is_rolled_back(session: Open) -> None:
     opened = session()
     micro_batches = next(opened.batches())
-    parameter = dict(opened.state.model.named_parameters())[CULPRIT]
+    parameter = dict(opened.model.named_parameters())[CULPRIT]
     handle = parameter.register_hook(lambda gradient: gradient * math.nan)
-    weights = {name: w.clone() for name, w in opened.state.weights().items()}
-    before = opened.state.state_dict()
+    weights = {name: w.clone() for name, w in opened.weights().items()}
+    before = opened.state_dict()
     with pytest.raises(NumericsError) as caught:
         optimizer_step(opened, micro_batches, 1e-3)
     assert caught.value.undone and caught.value.codes == ["numerics.non-finite"]
     handle.remove()
-    assert all(torch.equal(w, weights[name]) for name, w in opened.state.weights().items())
-    assert all(p.grad is None for p in opened.state.model.parameters())
-    assert torch.equal(opened.state.state_dict()["rng"]["torch"], before["rng"]["torch"])
-    assert not opened.state.optimizer.state
+    assert all(torch.equal(w, weights[name]) for name, w in opened.weights().items())
+    assert all(p.grad is None for p in opened.model.parameters())
+    assert torch.equal(opened.state_dict()["rng"]["torch"], before["rng"]["torch"])
+    assert not opened.optimizer.state
 
 
 def test_all_ranks_stop_and_the_bad_rank_is_recorded(
@@ -344,12 +344,12 @@ def test_a_weight_that_is_bad_on_one_rank_is_named_with_its_rank(
 ) -> None:
     def body(rank: int) -> str:
         def spoiled(session: TrainingSession, *rest: Any) -> StepMetrics:
-            if rank == 1 and session.state.iteration == 2:
+            if rank == 1 and session.iteration == 2:
                 with torch.no_grad():
-                    dict(session.state.model.named_parameters())[CULPRIT][0, 3] = math.inf
+                    dict(session.model.named_parameters())[CULPRIT][0, 3] = math.inf
             return optimizer_step(session, *rest)
 
-        with mock.patch("gpt2.train.optimizer_step", spoiled):
+        with mock.patch("gpt2.training.loop.optimizer_step", spoiled):
             return str(train(configure(**TWO_RANKS)).status.message)
 
     main, _ = ranks(2, body)

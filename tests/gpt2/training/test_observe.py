@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from gpt2.attention.sdpa_kernels import observed_sdpa_kernel, selected_sdpa_kernel
 from gpt2.config import Config
-from gpt2.training.run_description import (
+from gpt2.training.loop import open_session
+from gpt2.training.manifest import (
     attention_kernel,
     observed_settings,
     require_resolved_settings,
 )
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import open_session
+from gpt2.training.state import TrainingSession
 from lib.env.observe import deviations
 from lib.errors import PreflightError
 
@@ -143,7 +143,7 @@ def test_settings_of_built_components_are_observed(session: Callable[..., Traini
     assert [found[name]["observed"] for name in loader] == [2, 3, True]
     # Page-locked memory requires a GPU.
     assert found["pin_memory"] == {"requested": True, "resolved": False, "observed": False}
-    opened.state.model.grad_checkpointing = False
+    opened.model.grad_checkpointing = False
     assert deviations(observed_settings(opened)) == ["gradient_checkpointing_enabled"]
 
 
@@ -155,7 +155,7 @@ def test_a_compiled_model_is_observed(
     compiled = session(COMPILE=True)
     found = observed(compiled)
     assert found["torch_compile_enabled"] and found["torch_compile_backend"] == "inductor"
-    compiled.forward = compiled.state.model
+    compiled.forward = compiled.model
     assert {"torch_compile_enabled", "torch_compile_mode"} <= set(
         deviations(observed_settings(compiled))
     )
@@ -173,7 +173,7 @@ def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
         torch.set_float32_matmul_precision("medium")
         return opened
 
-    monkeypatch.setattr("gpt2.train.open_session", behind)
+    monkeypatch.setattr("gpt2.training.loop.open_session", behind)
     with pytest.raises(
         PreflightError, match="float32_matmul_precision: .*expected highest.*setting-mismatch"
     ):
@@ -186,5 +186,5 @@ def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
 def test_a_fast_run_continues_with_a_deviation(session: Callable[..., TrainingSession]) -> None:
     opened = session(**FAST)
     opened.forward = nn.Identity()
-    opened.state.model.grad_checkpointing = True
+    opened.model.grad_checkpointing = True
     require_resolved_settings(opened)

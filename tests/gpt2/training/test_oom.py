@@ -21,8 +21,9 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.training.session import StepMetrics, TrainingSession
-from gpt2.training.step import UNSUPPORTED_FALLBACKS, apply_next_fallback, optimizer_step
+from gpt2.training.loop import optimizer_step
+from gpt2.training.out_of_memory import UNSUPPORTED_FALLBACKS, apply_next_fallback
+from gpt2.training.state import StepMetrics, TrainingSession
 from lib.errors import ConfigError, RunError
 from lib.runs.run_dir import State
 
@@ -46,7 +47,7 @@ def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Itera
     forward, at = GPT.forward, [0]
 
     def noted(session: TrainingSession, *rest: Any) -> StepMetrics:
-        at[0] = session.state.iteration + 1
+        at[0] = session.iteration + 1
         return optimizer_step(session, *rest)
 
     def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Itera
 
     with (
         mock.patch("gpt2.model.GPT.forward", limited),
-        mock.patch("gpt2.train.optimizer_step", noted),
+        mock.patch("gpt2.training.loop.optimizer_step", noted),
     ):
         yield
 
@@ -133,7 +134,7 @@ def test_memory_that_runs_out_beside_a_step_fails_the_run_with_advice(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpt2.train.record_results", full)
+        patch.setattr("gpt2.training.loop.record_results", full)
         failed = train(configure())
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
     assert "Halve BATCH_SIZE" in failed.status.message
@@ -180,15 +181,15 @@ def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
     with memory_for(1, since=6):
         whole = train(config, "whole")
 
-    def deadly(session: TrainingSession, *rest: Any) -> bool:
+    def deadly(session: TrainingSession) -> tuple[bool, bool, bool]:
         """Kill the process between two steps."""
-        if session.state.iteration == 6:
+        if session.iteration == 6:
             os.kill(os.getpid(), signal.SIGKILL)
-        return False
+        return False, False, False
 
     child = os.fork()
     if child == 0:
-        with memory_for(1, since=6), mock.patch("gpt2.train._due", deadly):
+        with memory_for(1, since=6), mock.patch("gpt2.training.loop._due", deadly):
             train(config, "killed")
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
@@ -284,7 +285,7 @@ def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.M
         apply_next_fallback(opened, "out of memory")
     assert caught.value.codes == ["run.out-of-memory"]
     assert "BATCH_SIZE=1" in str(caught.value) and "not available" in str(caught.value)
-    assert opened.state.oom_fallbacks == []
+    assert opened.oom_fallbacks == []
 
 
 def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train: Callable) -> None:

@@ -13,10 +13,10 @@ import torch
 from gpt2.config import Config
 from gpt2.study import view as planning_view
 from gpt2.study.plan import make_plan
-from gpt2.train import train_step
 from gpt2.training.budget import run_budget
+from gpt2.training.loop import train_step
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
@@ -64,13 +64,13 @@ def test_spam_resets_at_exactly_the_configured_optimizer_steps(
     )
     log, batches = MetricsLog(opened), opened.batches()
     ages, resets, factors = [], [], []
-    parameter = next(iter(opened.state.model.parameters()))
+    parameter = next(iter(opened.model.parameters()))
     for _ in range(12):
         micro_batches = next(batches)
         assert len(micro_batches) == accumulation
         train_step(opened, micro_batches, log)
-        statistics = opened.state.optimizer.statistics()
-        ages.append(int(opened.state.optimizer.state[parameter]["step"]))
+        statistics = opened.optimizer.statistics()
+        ages.append(int(opened.optimizer.state[parameter]["step"]))
         resets.append(statistics["spam_resets"])
         factors.append(statistics["spam_learning_rate"] / 1e-2)
     assert ages == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
@@ -159,16 +159,16 @@ def test_exported_weights_carry_their_zeros(configure: Configure, train: Callabl
 def _scores(session: Open, **changes: SymbolValue) -> dict[str, torch.Tensor]:
     opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0", **changes)
     train_step(opened, next(opened.batches()), MetricsLog(opened))
-    return opened.state.pruner.state_dict()["scores"]
+    return opened.pruner.state_dict()["scores"]
 
 
 def test_movement_is_of_the_whole_batch_and_not_clipped(session: Open) -> None:
     plain = _scores(session, GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
     clipped = _scores(session, GRAD_CLIP="0.001", GRAD_ACCUMULATION=4, BATCH_SIZE=1)
     opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0")
-    loss = sum(opened.state.model(x_BT, y_BT) / 2 for x_BT, y_BT in next(opened.batches()))
+    loss = sum(opened.model(x_BT, y_BT) / 2 for x_BT, y_BT in next(opened.batches()))
     loss.backward()
-    weights = dict(opened.state.model.named_parameters())
+    weights = dict(opened.model.named_parameters())
     for name, score in plain.items():
         assert float(score.abs().max()) > 0.0
         torch.testing.assert_close(score, clipped[name], rtol=1e-3, atol=1e-7)

@@ -10,8 +10,7 @@ from gpt2.config import Config
 from gpt2.data.dataset import open_dataset
 from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler, order_digest_from_manifest
-from gpt2.training.session import TrainingSession
-from gpt2.training.state import DataOrder
+from gpt2.training.state import DataOrder, TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
 
@@ -50,7 +49,7 @@ def order_digest(seed: int, tokens: int, block: int, batch: int, steps: int) -> 
 def take(session: TrainingSession, steps: int) -> None:
     """Consume batches like training."""
     for _ in islice(session.batches(), steps):
-        session.state.order.consumed()
+        session.order.consumed()
 
 
 def test_ranks_agree_on_what_one_process_would_consume(
@@ -70,7 +69,7 @@ def test_length_and_workers_do_not_move_the_first_steps(
     for planned, workers in ((20, 0), (100, 0), (100, 2)):
         opened = session(MAX_ITERS=planned, LOADER_WORKERS=workers)
         take(opened, 20)
-        digests.append(opened.state.order.state_dict())
+        digests.append(opened.order.state_dict())
     tokens = opened.dataset.train.n_tokens
     assert digests == [order_digest(opened.config.seed, tokens, 16, 4, 20)] * 3
 
@@ -79,11 +78,11 @@ def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Traini
     """A step that ran out of memory is offered again."""
     opened = session()
     take(opened, 3)
-    opened.state.iteration = 3
+    opened.iteration = 3
     next(opened.batches())
     take(opened, 2)
     tokens = opened.dataset.train.n_tokens
-    assert opened.state.order.state_dict() == order_digest(opened.config.seed, tokens, 16, 4, 5)
+    assert opened.order.state_dict() == order_digest(opened.config.seed, tokens, 16, 4, 5)
 
 
 def test_a_wrong_batch_changes_the_digest(
@@ -95,7 +94,7 @@ def test_a_wrong_batch_changes_the_digest(
     monkeypatch.setattr(TrainSampler, "offsets", lambda self, first, n: right(self, first + 1, n))
     take(opened, 5)
     tokens = opened.dataset.train.n_tokens
-    assert opened.state.order.state_dict() != order_digest(opened.config.seed, tokens, 16, 4, 5)
+    assert opened.order.state_dict() != order_digest(opened.config.seed, tokens, 16, 4, 5)
 
 
 def test_an_interrupted_run_records_the_digest_of_its_manifest(

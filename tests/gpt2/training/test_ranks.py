@@ -25,12 +25,10 @@ from torch.utils._pytree import tree_leaves
 from gpt2.config import Config
 from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.model import GPT
-from gpt2.train import train_step
+from gpt2.training.loop import open_session, optimizer_step, train_step
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.records import NullRecords
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import open_session
-from gpt2.training.step import optimizer_step
+from gpt2.training.records import RecordWriter
+from gpt2.training.state import TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
 from lib.runs.checkpoint import weights_digest
@@ -53,7 +51,7 @@ def open_rank(
 
     def build(**changes: Any) -> TrainingSession:
         group = ProcessGroup.join(current_process())
-        records = NullRecords(RunDir(tmp_path))
+        records = RecordWriter(RunDir(tmp_path), opened=False)
         return open_session(configure(**changes), build_dir, records, group=group)
 
     return build
@@ -98,7 +96,7 @@ def test_an_evaluation_is_the_same_in_any_number_of_processes(
 ) -> None:
     def documents(**changes: Any) -> list[Any]:
         opened = open_rank(**changes)
-        found = opened.evaluate(opened.state.model)
+        found = opened.evaluate(opened.model)
         return [[d.document, d.n_tokens, d.n_correct, d.nll_sum] for d in found.documents]
 
     (alone,) = ranks(1, lambda rank: documents(**SPLITS[1]))
@@ -112,7 +110,7 @@ def test_nothing_is_exchanged_before_the_last_micro_batch(
 ) -> None:
     def body(rank: int) -> list[str]:
         opened, seen = open_rank(**SPLITS[2]), []
-        opened.state.model.register_forward_pre_hook(lambda *arguments: seen.append("forward"))
+        opened.model.register_forward_pre_hook(lambda *arguments: seen.append("forward"))
 
         def counted(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
             seen.append("gradients")
@@ -161,13 +159,13 @@ def test_weights_optimizer_and_masks_stay_the_same_on_all_ranks(
         log = MetricsLog(opened)
         for micro_batches in islice(opened.batches(), 6):
             train_step(opened, micro_batches, log)
-        state = (opened.state.optimizer.state_dict(), opened.state.pruner.state_dict())
-        assert opened.state.pruner.sparsity() > 0
+        state = (opened.optimizer.state_dict(), opened.pruner.state_dict())
+        assert opened.pruner.sparsity() > 0
         tensors = {
             str(i): tensor for i, tensor in enumerate(filter(torch.is_tensor, tree_leaves(state)))
         }
         assert len(tensors) > 10
-        return [weights_digest(opened.state.weights()), weights_digest(tensors)]
+        return [weights_digest(opened.weights()), weights_digest(tensors)]
 
     first, second = ranks(2, body)
     assert first == second
@@ -279,11 +277,11 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
     whole, _ = together(config, "whole")
 
     def deadly(session: TrainingSession, *rest: Any) -> Any:
-        if session.group.rank == 1 and session.state.iteration == 5:
+        if session.group.rank == 1 and session.iteration == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         return optimizer_step(session, *rest)
 
-    with mock.patch("gpt2.train.optimizer_step", deadly):
+    with mock.patch("gpt2.training.loop.optimizer_step", deadly):
         _, (main, other) = together(config, "killed")
     assert "[run.lost-process]" in main
     assert other == -signal.SIGKILL

@@ -62,14 +62,14 @@ def test_interrupted_at_every_step_is_uninterrupted(
 
 # Function at whose call the process dies, number of calls before, newest checkpoint left.
 DEATHS = {
-    "between steps": ("gpt2.train.optimizer_step", 6, "step-00000004"),
+    "between steps": ("gpt2.training.loop.optimizer_step", 6, "step-00000004"),
     "in an evaluation": ("gpt2.model.GPT.token_losses", 3, "step-00000004"),
     "while the state is written": ("torch.save", 1, "step-00000004"),
     "before the digests are written": ("lib.runs.checkpoint.write_json", 1, "step-00000004"),
     "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
     "between the final files": ("gpt2.training.records.write_atomic", 1, "step-00000012"),
-    "before the manifest is done": ("gpt2.train.finalize_run", 0, "step-00000012"),
+    "before the manifest is done": ("gpt2.training.loop.finalize_run", 0, "step-00000012"),
     "before SUCCESS": ("lib.runs.manifest.write_status", 0, "step-00000012"),
 }
 
@@ -208,11 +208,11 @@ def test_a_checkpoint_of_other_code_is_rejected(
     }
     with monkeypatch.context() as patch:
         if changed == "sources":
-            patch.setattr("gpt2.training.setup.loaded_source", lambda: origin["sources"])
+            patch.setattr("gpt2.training.loop.loaded_source", lambda: origin["sources"])
         elif changed == "torch":
             patch.setattr("torch.__version__", origin["torch"])
         else:
-            patch.setattr("gpt2.training.setup.device_name", lambda device: origin["device"])
+            patch.setattr("gpt2.training.loop.device_name", lambda device: origin["device"])
         stopped = train(configure(), stop_at=6)
     before = stopped.files.metrics.read_bytes()
     with pytest.raises(RunError) as refusal:
@@ -236,7 +236,7 @@ def test_a_checkpoint_records_the_code_that_trains(stopped_at: Callable) -> None
     stopped = stopped_at(6)
     found = checkpoint.load_latest_checkpoint(stopped.files.checkpoints, print)
     sources = found.state["origin"]["sources"]
-    assert {"gpt2/model.py", "gpt2/train.py", "lib/optim/spam.py"} <= set(sources)
+    assert {"gpt2/model.py", "gpt2/training/loop.py", "lib/optim/spam.py"} <= set(sources)
     assert all(digest == sha256_file(ROOT / name) for name, digest in sources.items())
 
 
@@ -386,7 +386,9 @@ def test_a_disk_full_of_results_fails_the_run(
 def test_an_unwritable_disk_is_one_error(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.train.write_status", _fails(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "gpt2.training.loop.write_status", _fails(OSError(28, "No space left on device"))
+    )
     with pytest.raises(RunError) as caught:
         train(configure())
     assert caught.value.codes == ["run.io-error"] and "No space left" in str(caught.value)
@@ -418,7 +420,7 @@ def test_a_lost_gpu_fails_the_run_which_goes_on_later(
     if (child := os.fork()) == 0:
         # As torch raises for an error of the driver.
         lost = RuntimeError("CUDA error: unspecified launch failure")
-        monkeypatch.setattr("gpt2.train.optimizer_step", _fails(lost))
+        monkeypatch.setattr("gpt2.training.loop.optimizer_step", _fails(lost))
         function = partial(train_in_worker, build_dir=train.build_dir, allow_stale=False, order={})
         assert Lease.take(RunDir(train.folder / "run"), 60, None)
         train_worker(function, train.folder / "run", 1, ParentConnection(theirs))

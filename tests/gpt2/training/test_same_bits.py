@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.training.session import TrainingSession
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import optimizer_step
+from gpt2.training.state import TrainingSession
 from lib.files import sha256_file
 from tests.gpt2.training.conftest import Trained
 
@@ -50,12 +50,12 @@ def test_frozen_weights_evaluate_equally_at_any_step(
     session: Callable[..., TrainingSession],
 ) -> None:
     opened = session(PRUNING_MAGNITUDE=None, PRUNING_FREQUENCY=None)
-    first = opened.evaluate(opened.state.model)
+    first = opened.evaluate(opened.model)
     for micro_batches in islice(opened.batches(), 3):
         optimizer_step(opened, micro_batches, lr=0.0)
-    assert opened.evaluate(opened.state.model).documents == first.documents
+    assert opened.evaluate(opened.model).documents == first.documents
     optimizer_step(opened, next(opened.batches()), lr=0.1)
-    assert opened.evaluate(opened.state.model).documents != first.documents
+    assert opened.evaluate(opened.model).documents != first.documents
 
 
 def test_the_default_seed_is_recorded_and_determines_results(

@@ -17,8 +17,8 @@ from gpt2.records.files import (
     read_resolved_config,
     write_resolved_config,
 )
-from gpt2.training.run_description import initial_manifest_entries, startup_summary
-from gpt2.training.session import TrainingSession
+from gpt2.training.manifest import initial_manifest_entries, startup_summary
+from gpt2.training.state import TrainingSession
 from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, DataError, PreflightError
 from lib.files import sha256_file
@@ -76,7 +76,7 @@ def test_the_manifest_describes_the_run(
     assert manifest["deviations"] == []
     assert manifest["knobs"]["cpu_threads"] == {"requested": 1, "resolved": 1, "observed": 1}
     assert manifest["data"]["split"]["proof"]["overlap"] == 0
-    assert manifest["origin"]["sources"]["gpt2/train.py"]
+    assert manifest["origin"]["sources"]["gpt2/training/loop.py"]
     assert manifest["code"]["changed_during_run"] == []
     attempts = manifest["volatile"]["attempts"]
     assert [(a["state"], a["iteration"]) for a in attempts] == [("INTERRUPTED", 5), ("SUCCESS", 12)]

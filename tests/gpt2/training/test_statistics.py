@@ -15,7 +15,7 @@ from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.records.audit import audit
 from gpt2.training.metrics import record_statistics
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.runs.run_dir import State
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.watch import raised_alarms, read_watched_records
@@ -92,14 +92,14 @@ def test_statistics_use_the_same_text_at_every_iteration(
         return collect_statistics(model, idx_BT)
 
     opened = session(**ALWAYS)
-    opened.state.model.train()
+    opened.model.train()
     with mock.patch("gpt2.training.metrics.collect_statistics", note):
-        for opened.state.iteration in (1, 2):
+        for opened.iteration in (1, 2):
             record_statistics(opened)
-    assert opened.state.model.training
+    assert opened.model.training
     assert torch.equal(seen[0], seen[1])
     # The first sequences of the order.
-    opened.state.iteration = 0
+    opened.iteration = 0
     first = torch.cat([x_BT for x_BT, _ in next(opened.batches())])
     assert torch.equal(seen[0], first[:3])
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from gpt2.train import train_step
+from gpt2.training.loop import optimizer_step, train_step, warm_up
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.session import StepMetrics, TrainingSession
-from gpt2.training.setup import warm_up
-from gpt2.training.step import optimizer_step
+from gpt2.training.state import StepMetrics, TrainingSession
 from lib.errors import RunError
 from lib.pruning.pruners import prunable_parameters
 from lib.runs.run_dir import State, read_status
@@ -29,17 +27,17 @@ def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session: Open) -
     assert len(micro_batches) == 2
     for x_BT, y_BT in micro_batches:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = opened.state.model(x_BT, y_BT) / 2
+            loss = opened.model(x_BT, y_BT) / 2
         loss.backward()
-    expected = torch.stack([p.grad.norm() for p in opened.state.model.parameters()])
-    opened.state.optimizer.zero_grad()
+    expected = torch.stack([p.grad.norm() for p in opened.model.parameters()])
+    opened.optimizer.zero_grad()
     measured = optimizer_step(opened, micro_batches, 0.0)
     assert torch.equal(measured.gradient_norms, expected)
 
 
 def test_a_bad_weight_is_named_before_anything_is_updated(session: Open) -> None:
     opened = session()
-    weights = dict(opened.state.model.named_parameters())
+    weights = dict(opened.model.named_parameters())
     with torch.no_grad():
         weights["h.1.mlp.c_fc.weight"][3, 2] = math.nan
     before = weights["h.0.mlp.c_fc.weight"].clone()
@@ -50,9 +48,9 @@ def test_a_bad_weight_is_named_before_anything_is_updated(session: Open) -> None
 
 def test_a_bad_gradient_is_named(session: Open) -> None:
     opened = session()
-    parameter = dict(opened.state.model.named_parameters())["h.0.attn.c_proj.weight"]
+    parameter = dict(opened.model.named_parameters())["h.0.attn.c_proj.weight"]
     parameter.register_hook(lambda gradient: gradient * math.inf)
-    opened.state.iteration = 811
+    opened.iteration = 811
     with pytest.raises(RunError) as caught:
         optimizer_step(opened, next(opened.batches()), 1e-3)
     assert caught.value.codes == ["numerics.non-finite"]
@@ -65,12 +63,12 @@ def test_rows_before_the_bad_step_are_written(session: Open) -> None:
     """Without CHECK_NUMERICS, metrics are read when the log is written."""
     opened = session()
     log = MetricsLog(opened)
-    names = [name for name, _ in opened.state.model.named_parameters()]
+    names = [name for name, _ in opened.model.named_parameters()]
     for iteration, bad in ((1, None), (2, None), (4, 5)):
         norms = torch.ones(len(names))
         if bad is not None:
             norms[bad] = math.nan
-        opened.state.iteration = iteration
+        opened.iteration = iteration
         log.add(StepMetrics(torch.tensor(2.0), norms, norms.sum()), 1e-3)
     with pytest.raises(RunError, match=f"at it 4, .* gradient of {names[5]} .*non-finite"):
         log.flush()
@@ -84,12 +82,12 @@ def test_a_run_with_a_bad_loss_is_failed(
     configure: Callable[..., Config], train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(opened: TrainingSession, micro_batches: list, lr: float) -> StepMetrics:
-        if opened.state.iteration == 7:
+        if opened.iteration == 7:
             with torch.no_grad():
-                dict(opened.state.model.named_parameters())["h.0.ln_2.weight"][0] = math.nan
+                dict(opened.model.named_parameters())["h.0.ln_2.weight"][0] = math.nan
         return optimizer_step(opened, micro_batches, lr)
 
-    monkeypatch.setattr("gpt2.train.optimizer_step", poisoned)
+    monkeypatch.setattr("gpt2.training.loop.optimizer_step", poisoned)
     failed = train(configure())
     assert failed.status.state is State.FAILED
     assert failed.status.message.startswith("loss is NaN at it 8, ")
@@ -110,13 +108,13 @@ def test_an_infinite_validation_loss_is_failed(
 
 def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
     opened = session(PRUNING_SPARSITY="0.9", GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
-    opened.state.pruner.after_step(12, 1.0, opened.state.optimizer)
+    opened.pruner.after_step(12, 1.0, opened.optimizer)
     # Keep the gradients for inspection.
-    opened.state.optimizer.zero_grad = lambda set_to_none: None
+    opened.optimizer.zero_grad = lambda set_to_none: None
     measured = optimizer_step(opened, next(opened.batches()), 0.0)
-    prunable = prunable_parameters(opened.state.model, include_embeddings=False)
+    prunable = prunable_parameters(opened.model, include_embeddings=False)
     for (name, _), norm in zip(
-        opened.state.model.named_parameters(), measured.gradient_norms, strict=True
+        opened.model.named_parameters(), measured.gradient_norms, strict=True
     ):
         if name in prunable:
             alive = prunable[name].grad[prunable[name] != 0]
@@ -126,14 +124,14 @@ def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
 
 def test_warm_up_leaves_no_trace(session: Open) -> None:
     opened = session(WARMUP_ITERATIONS=3)
-    weights = {name: w.clone() for name, w in opened.state.weights().items()}
-    state = opened.state.state_dict()
+    weights = {name: w.clone() for name, w in opened.weights().items()}
+    state = opened.state_dict()
     warm_up(opened)
-    after = opened.state.state_dict()
-    assert opened.state.clock.seconds == 0.0
-    assert opened.state.iteration == 0
-    assert not opened.state.optimizer.state
-    for name, weight in opened.state.weights().items():
+    after = opened.state_dict()
+    assert opened.clock.seconds == 0.0
+    assert opened.iteration == 0
+    assert not opened.optimizer.state
+    for name, weight in opened.weights().items():
         assert torch.equal(weight, weights[name]), name
     assert torch.equal(after["rng"]["torch"], state["rng"]["torch"])
     assert repr(after["optimizer"]) == repr(state["optimizer"])
@@ -143,8 +141,8 @@ def test_warm_up_leaves_no_trace(session: Open) -> None:
 def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session: Open) -> None:
     opened = session(PRECISION_BF16=True, PRECISION_WHY="as it is")
     seen = []
-    linear = opened.state.model.h[0].mlp.c_fc
+    linear = opened.model.h[0].mlp.c_fc
     linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     train_step(opened, next(opened.batches()), MetricsLog(opened))
     assert set(seen) == {torch.bfloat16}
-    assert {w.dtype for w in opened.state.weights().values()} == {torch.float32}
+    assert {w.dtype for w in opened.weights().values()} == {torch.float32}

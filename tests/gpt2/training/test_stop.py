@@ -91,19 +91,19 @@ def test_a_stop_requested_while_a_run_starts_stops_it(configure: Configure, trai
 
 # Function at whose call the signal arrives, number of calls before, state of the stopped run.
 MOMENTS = {
-    "while it starts": ("gpt2.train.warm_up", 0, State.INTERRUPTED),
-    "in the first step": ("gpt2.train.optimizer_step", 0, State.INTERRUPTED),
-    "in statistics": ("gpt2.train.record_statistics", 0, State.INTERRUPTED),
+    "while it starts": ("gpt2.training.loop.warm_up", 0, State.INTERRUPTED),
+    "in the first step": ("gpt2.training.loop.optimizer_step", 0, State.INTERRUPTED),
+    "in statistics": ("gpt2.training.loop.record_statistics", 0, State.INTERRUPTED),
     "in an evaluation": ("gpt2.model.GPT.token_losses", 1, State.INTERRUPTED),
-    "at the row of an evaluation": ("gpt2.train._record_evaluation", 0, State.INTERRUPTED),
-    "in a checkpoint": ("gpt2.train.save_checkpoint", 0, State.INTERRUPTED),
-    "in the last step": ("gpt2.train.optimizer_step", 3, State.INTERRUPTED),
-    "in the final statistics": ("gpt2.train.record_statistics", 1, State.INTERRUPTED),
-    "in the final checkpoint": ("gpt2.train.save_checkpoint", 1, State.INTERRUPTED),
+    "at the row of an evaluation": ("gpt2.training.loop._record_evaluation", 0, State.INTERRUPTED),
+    "in a checkpoint": ("gpt2.training.loop.save_checkpoint", 0, State.INTERRUPTED),
+    "in the last step": ("gpt2.training.loop.optimizer_step", 3, State.INTERRUPTED),
+    "in the final statistics": ("gpt2.training.loop.record_statistics", 1, State.INTERRUPTED),
+    "in the final checkpoint": ("gpt2.training.loop.save_checkpoint", 1, State.INTERRUPTED),
     "in the final evaluation": ("gpt2.evaluate.Evaluator.__call__", 1, State.INTERRUPTED),
     # Nothing is left to train.
-    "in the results": ("gpt2.train.write_results", 0, State.SUCCESS),
-    "at the final status": ("gpt2.train.finalize_run", 0, State.SUCCESS),
+    "in the results": ("gpt2.training.loop.write_results", 0, State.SUCCESS),
+    "at the final status": ("gpt2.training.loop.finalize_run", 0, State.SUCCESS),
 }
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.running.preflight import TrainingPlace, check_machine
-from gpt2.training.finish import start_sidecars
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import optimizer_step
+from gpt2.training.results import start_sidecars
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
@@ -353,7 +353,7 @@ def test_a_killed_run_continues_in_the_tracker(
                 os.kill(os.getpid(), signal.SIGKILL)
             return optimizer_step(*arguments)
 
-        monkeypatch.setattr("gpt2.train.optimizer_step", deadly)
+        monkeypatch.setattr("gpt2.training.loop.optimizer_step", deadly)
         train(configure(**WANDB))
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.training.session import TrainingSession
-from gpt2.training.step import optimizer_step
+from gpt2.training.loop import optimizer_step
+from gpt2.training.state import TrainingSession
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT
 from lib.files import sha256_file
 from lib.optim.schedule import learning_rate_at
@@ -128,10 +128,10 @@ def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(sessio
     seen = []
 
     def note(gradient_norm: torch.Tensor) -> None:
-        clipped = torch.nn.utils.get_total_norm([p.grad for p in opened.state.model.parameters()])
-        seen.append((gradient_norm, clipped, opened.state.optimizer.param_groups[0]["lr"]))
+        clipped = torch.nn.utils.get_total_norm([p.grad for p in opened.model.parameters()])
+        seen.append((gradient_norm, clipped, opened.optimizer.param_groups[0]["lr"]))
 
-    opened.state.optimizer.step = note
+    opened.optimizer.step = note
     measured = optimizer_step(opened, next(opened.batches()), 0.125)
     assert measured.gradient_norm > 0.01
     ((before, after, lr),) = seen

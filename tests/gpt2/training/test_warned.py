@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from gpt2.training import step
+from gpt2.training.state import TrainState
 from lib.env.ranks import current_process
 
 Configure = Callable[..., Config]
@@ -17,14 +17,14 @@ WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0}
 @pytest.fixture
 def scattering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add a non-deterministic operation to every pass of the last rank."""
-    passes = step.forward_backward
+    passes = TrainState.backward
 
-    def scattered(*arguments: Any) -> torch.Tensor:
+    def scattered(*arguments: Any, **named: Any) -> torch.Tensor:
         if current_process().rank == current_process().world_size - 1:
             torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
-        return passes(*arguments)
+        return passes(*arguments, **named)
 
-    monkeypatch.setattr(step, "forward_backward", scattered)
+    monkeypatch.setattr(TrainState, "backward", scattered)
 
 
 @pytest.mark.usefixtures("scattering")

@@ -1,4 +1,4 @@
-"""Description of a run by itself: observed settings, header line, entries of the manifest.
+"""Description of a run: observed settings, header line, entries of the manifest.
 
 The settings that affect speed, memory or last bits are read back from torch and compared with the
 configuration.
@@ -22,17 +22,15 @@ from gpt2.attention.sdpa_kernels import (
 from gpt2.attention.triton import place_of
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
-from gpt2.data.sampler import TrainSampler
 from gpt2.loss import fused_loss
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.files import read_settings
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.env.hardware import hardware
 from lib.env.observe import (
     Setting,
     deviations,
     machine_settings,
-    require_no_deviations,
     setting,
 )
 from lib.env.process_group import DDP_SAFE_BUCKET_MIB
@@ -52,21 +50,21 @@ _DEFAULT_BUCKET_MIB = 25
 
 def observed_settings(session: TrainingSession) -> dict[str, Setting]:
     """Return the settings of machine, compiler, attention, memory and loader, by name."""
-    machine = session.config.machine
-    settings = machine_settings(
-        machine, session.device, session.group.process, session.state.scaler
-    )
-    settings |= _compiler(session) | _gradient_exchange(session) | _attention(session)
-    return settings | _memory(session) | _loader(session)
-
-
-def require_resolved_settings(session: TrainingSession) -> None:
-    """Check in a strict profile that every observed setting equals the resolved one.
-
-    Raises PreflightError listing the deviations.
-    """
-    if session.config.repro.strict:
-        require_no_deviations(observed_settings(session))
+    machine, resolved = session.config.machine, session.config.model.grad_checkpointing
+    return {
+        **machine_settings(machine, session.device, session.group.process, session.scaler),
+        **_compiler(session),
+        **_gradient_exchange(session),
+        **_attention(session),
+        "gradient_checkpointing_enabled": _state(resolved, session.model.grad_checkpointing),
+        # Fixed: recomputation always uses the same dropout masks.
+        "checkpoint_preserve_rng_state": _state(True, True),
+        "checkpoint_use_reentrant": _state(False, False),
+        # Of training, which is never quantized.
+        "quantization_enabled": _state(False, False),
+        "quantization_scheme": _state("none", "none"),
+        **_loader(session),
+    }
 
 
 def _compiler(session: TrainingSession) -> dict[str, Setting]:
@@ -94,7 +92,7 @@ def _gradient_exchange(session: TrainingSession) -> dict[str, Setting]:
     if isinstance(forward, DistributedDataParallel):
         mode = "ddp"
         mib, copied = forward.bucket_bytes_cap / MIB, not forward.gradient_as_bucket_view
-    elif is_sharded(next(session.state.model.parameters())):
+    elif is_sharded(next(session.model.parameters())):
         mode = "fsdp"
     resolved_mode = machine.data_parallel if session.group.size > 1 else "none"
     uses_ddp = resolved_mode == "ddp"
@@ -113,7 +111,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     """
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
-    forms = sorted({block.attn.backend for block in session.state.model.blocks})
+    forms = sorted({block.attn.backend for block in session.model.blocks})
     chosen = model.backends(place_of(device, torch.float32))
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
@@ -162,31 +160,16 @@ def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
     if not isinstance(options, NsaOptions) or not options.branch_selected:
         # Recorded for every run, so that runs with and without the pattern are comparable.
         return {"nsa_backend": _state("none", "none")}
-    patterns = [block.attn.pattern for block in session.state.model.blocks]
+    patterns = [block.attn.pattern for block in session.model.blocks]
     kernels = {p.kernel(device) for p in patterns if isinstance(p, CustomAttention)}
     observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
     return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}
 
 
-def _memory(session: TrainingSession) -> dict[str, Setting]:
-    resolved = session.config.model.grad_checkpointing
-    return {
-        "gradient_checkpointing_enabled": _state(resolved, session.state.model.grad_checkpointing),
-        # Fixed: recomputation always uses the same dropout masks.
-        "checkpoint_preserve_rng_state": _state(True, True),
-        "checkpoint_use_reentrant": _state(False, False),
-        # Of training, which is never quantized.
-        "quantization_enabled": _state(False, False),
-        "quantization_scheme": _state("none", "none"),
-    }
-
-
 def _loader(session: TrainingSession) -> dict[str, Setting]:
     """Return the settings of a loader built like the one in use, without starting its workers."""
     data, on_gpu = session.config.data, session.device.type == "cuda"
-    length = session.config.model.shape.block_size
-    sampler = TrainSampler(session.dataset.train, length, session.config.seed)
-    loader = batch_iterable(sampler, data, [], on_gpu)
+    loader = batch_iterable(session.sampler(), data, [], on_gpu)
     prefetches = data.loader_workers > 0
     return {
         "num_workers": _state(data.loader_workers, loader.num_workers),
@@ -207,9 +190,6 @@ def _state(resolved: Any, observed: Any, requested: Any = None) -> Setting:
     return {"requested": requested, "resolved": resolved, "observed": observed}
 
 
-# Description of a run: the log line at its start, and the manifest entries.
-
-
 def startup_summary(session: TrainingSession) -> str:
     """Return the start line: device, memory, precision, kernels, threads, parameters, length."""
     machine = session.config.machine
@@ -225,6 +205,10 @@ def startup_summary(session: TrainingSession) -> str:
         f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",
         "cudnn benchmark": machine.cudnn_benchmark,
     }
+    budget = session.budget
+    length = f"{budget.iterations:,} it x {budget.tokens_per_iteration:,} tokens"
+    if budget.is_time:
+        length = f"{budget.seconds:,.0f} s x {budget.tokens_per_iteration:,} tokens/it"
     parts = [
         session.config.repro.profile,
         f"{session.device} {name}, {memory:g} GiB",
@@ -234,15 +218,15 @@ def startup_summary(session: TrainingSession) -> str:
         *([f"{session.group.size} processes"] if session.group.size > 1 else []),
         f"{torch.get_num_threads()} thread(s)",
         *(option for option, on in options.items() if on),
-        f"{sum(w.numel() for w in session.state.weights().values()):,} parameters",
-        _length(session),
+        f"{sum(w.numel() for w in session.weights().values()):,} parameters",
+        length + ("" if budget.stretch == 1.0 else f" (budget x {budget.stretch:g})"),
     ]
     return " | ".join(parts)
 
 
 def attention_kernel(session: TrainingSession) -> str:
     """Return the attention kernel: by rows, triton, of the pattern, or of SDPA."""
-    attention = session.state.model.blocks[0].attn
+    attention = session.model.blocks[0].attn
     if isinstance(attention.pattern, CustomAttention):
         return attention.pattern.kernel(session.device.type)
     if attention.backend == "rows":
@@ -264,11 +248,13 @@ def initial_manifest_entries(
     # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
     configured = Config.from_values(config.values)
     settings = observed_settings(session)
+    identity = f"{configured.digest}:{session.dataset.digest}"
     return {
         "knobs": settings,
         "deviations": deviations(settings),
         "run": {
-            "run_id": _run_id(configured.digest, session.dataset.digest),
+            # Equal for every training of one configuration on the same data.
+            "run_id": hashlib.sha256(identity.encode()).hexdigest()[:16],
             "run_profile": config.repro.profile,
             "hash8": configured.hash8,
         },
@@ -284,7 +270,7 @@ def initial_manifest_entries(
             "global_sequences": train.global_batch,
             "micro_batch": train.batch_size,
             "accumulation": train.grad_accumulation,
-            "tokens_per_iteration": session.state.budget.tokens_per_iteration,
+            "tokens_per_iteration": session.budget.tokens_per_iteration,
         },
         "processes": {
             "world_size": session.group.size,
@@ -303,9 +289,9 @@ def initial_manifest_entries(
         "final_weights_digest": None,
         "optimizer_state_digest": None,
         "data": session.dataset.manifest,
-        "oom_fallbacks": session.state.oom_fallbacks,
-        "earlier_divisions": session.state.earlier_divisions,
-        "nondeterministic_ops_warned": None if session.state.nondeterministic_ops is None else [],
+        "oom_fallbacks": session.oom_fallbacks,
+        "earlier_divisions": session.earlier_divisions,
+        "nondeterministic_ops_warned": None if session.nondeterministic_ops is None else [],
     }
 
 
@@ -313,9 +299,9 @@ def final_manifest_entries(session: TrainingSession) -> dict[str, Any]:
     """Return the manifest entries of the end of training. Must be called on every rank."""
     return {
         "rng_state_at_end": rng_digests_per_rank(session),
-        "final_weights_digest": weights_digest(session.group.whole_state(session.state.weights())),
+        "final_weights_digest": weights_digest(session.group.whole_state(session.weights())),
         "optimizer_state_digest": state_digest(
-            session.group.whole_state(session.state.optimizer.state_dict())
+            session.group.whole_state(session.optimizer.state_dict())
         ),
         "nondeterministic_ops_warned": _warned_of_ranks(session),
     }
@@ -323,27 +309,19 @@ def final_manifest_entries(session: TrainingSession) -> dict[str, Any]:
 
 def rng_digests_per_rank(session: TrainingSession) -> dict[str, list[str]]:
     """Return the digest of each generator's state per rank. Must be called on every rank."""
-    local = rng_digests(session.device)
-    digests = bytearray(b"".join(bytes.fromhex(digest) for digest in local.values()))
-    rows = session.group.gather(torch.frombuffer(digests, dtype=torch.uint8)).tolist()
-    width = hashlib.sha256().digest_size
-    return {
-        name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
-        for i, name in enumerate(local)
-    }
+    ranks = [
+        json.loads(text)
+        for text in session.group.gather_text(json.dumps(rng_digests(session.device)))
+    ]
+    return {name: [digests[name] for digests in ranks] for name in ranks[0]}
 
 
 def _warned_of_ranks(session: TrainingSession) -> list[str] | None:
     """Return the operations torch warned of on any rank; None if warnings were not enabled."""
-    if session.state.nondeterministic_ops is None:
+    if session.nondeterministic_ops is None:
         return None
-    texts = session.group.gather_text(json.dumps(session.state.nondeterministic_ops.names))
+    texts = session.group.gather_text(json.dumps(session.nondeterministic_ops.names))
     return sorted({name for text in texts for name in json.loads(text)})
-
-
-def _run_id(config_digest: str, data_digest: str) -> str:
-    """Return an id that is equal for every training of one configuration on the same data."""
-    return hashlib.sha256(f"{config_digest}:{data_digest}".encode()).hexdigest()[:16]
 
 
 def _streams(session: TrainingSession) -> dict[str, int | list[int] | dict[str, int]]:
@@ -355,14 +333,6 @@ def _streams(session: TrainingSession) -> dict[str, int | list[int] | dict[str, 
         "dropout": [dropout_seed(seed, rank) for rank in range(session.group.size)],
         "init": {
             name: stream_seed(seed, initial_weights_stream(name, session.config.init.init_stream))
-            for name in session.state.weights()
+            for name in session.weights()
         },
     }
-
-
-def _length(session: TrainingSession) -> str:
-    tokens, stretch = session.state.budget.tokens_per_iteration, session.state.budget.stretch
-    suffix = "" if stretch == 1.0 else f" (budget x {stretch:g})"
-    if session.state.budget.is_time:
-        return f"{session.state.budget.seconds:,.0f} s x {tokens:,} tokens/it{suffix}"
-    return f"{session.state.budget.iterations:,} it x {tokens:,} tokens{suffix}"

@@ -1,0 +1,125 @@
+"""Fallbacks when a step runs out of memory: smaller micro-batches and gradient checkpointing.
+
+Every fallback keeps the sequences of a batch. Measures that would change the experiment are only
+logged. Shape suffixes: B micro-batch, T tokens.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gpt2.training.state import StepSnapshot, TrainingSession, TrainState, on_device
+from lib.env.gpu import peak_memory_bytes
+from lib.env.machine import autocast
+from lib.errors import Problem, RunError
+from lib.units import format_size
+
+# Further measures, and the reason why they are not applied.
+UNSUPPORTED_FALLBACKS = {
+    "shorter sequence": "would change the experiment",
+    "smaller list": "applies to ranking only",
+    "LoRA or QLoRA": "applies to fine-tuning only",
+    "4-bit weights": "applies to fine-tuning only",
+}
+# With two micro-batches, gradients and activations are in memory at the same time.
+_PROBED_MICRO_BATCHES = 2
+_CPU_ALLOCATOR = "DefaultCPUAllocator: "
+
+
+class StepOutOfMemory(RunError):
+    """Error of a step that ran out of memory and was rolled back on every rank."""
+
+
+@contextmanager
+def cpu_memory_errors() -> Iterator[None]:
+    """Raise torch.OutOfMemoryError if the memory of the CPU runs out, as torch does for a GPU."""
+    try:
+        yield
+    except MemoryError as error:
+        raise torch.OutOfMemoryError(f"out of memory: {error}") from error
+    except RuntimeError as error:
+        _, allocator, cause = str(error).partition(_CPU_ALLOCATOR)
+        if not allocator:
+            raise
+        raise torch.OutOfMemoryError(cause) from error
+
+
+def probe_memory(state: TrainState, begun: StepSnapshot) -> None:
+    """Raise StepOutOfMemory on all ranks if the step runs out of memory on one of several ranks.
+
+    A rank cannot roll back during a collective operation, so the passes of the first steps are run
+    once before, without communication.
+    """
+    if state.group.size == 1 or not state.config.train.oom_fallback or not state.steps_to_probe:
+        return
+    cause = ""
+    try:
+        with cpu_memory_errors(), autocast(state.config.machine):
+            for x_BT, y_BT in on_device(state.device, begun.micro_batches[:_PROBED_MICRO_BATCHES]):
+                state.backward(x_BT, y_BT, 1.0, exchange=False)
+    except torch.OutOfMemoryError as error:
+        cause = str(error).splitlines()[0]
+    begun.undo(state)
+    if state.group.any(bool(cause)):
+        what = cause or "out of memory on another rank"
+        raise StepOutOfMemory(Problem(what, code="run.out-of-memory"))
+    state.steps_to_probe -= 1
+
+
+def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
+    """Apply the next configured fallback, log it and return its record.
+
+    Raises RunError if none is left.
+    """
+    if session.device.type == "cuda":
+        # Free the memory of the failed step, including reference cycles.
+        gc.collect()
+        torch.cuda.empty_cache()
+    action, before, after = _next_fallback(session)
+    record: dict[str, Any] = {
+        "iteration": session.iteration + 1,
+        "action": action,
+        "from": before,
+        "to": after,
+        "peak_bytes": peak_memory_bytes(session.device),
+    }
+    session.apply_fallback(record)
+    change = " -> ".join(
+        " ".join(f"{name}={value}" for name, value in values.items()) for values in (before, after)
+    )
+    peak = format_size(record["peak_bytes"])
+    session.records.line(
+        "OOM", f"it {record['iteration']}: {action} {change}; peak {peak}; {cause}"
+    )
+    return record
+
+
+def _next_fallback(session: TrainingSession) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return name, settings before and settings after. Raises RunError if no fallback is left."""
+    train, size = session.config.train, session.config.train.batch_size
+    left = []
+    if train.oom_micro_batch and size > 1:
+        # The largest proper divisor.
+        smaller = max(n for n in range(1, size // 2 + 1) if size % n == 0)
+        before = {"micro_batch": size, "accumulation": train.grad_accumulation}
+        accumulation = train.grad_accumulation * size // smaller
+        after = {"micro_batch": smaller, "accumulation": accumulation}
+        left.append(("micro-batch", before, after))
+    # Compiled blocks would use other dropout masks in the recomputation.
+    recomputes = session.model.grad_checkpointing
+    if train.oom_checkpointing and not recomputes and not session.config.machine.compile:
+        left.append(("gradient checkpointing", {"on": False}, {"on": True}))
+    if left:
+        return left[-1 if train.oom_checkpointing_first else 0]
+    for name, reason in UNSUPPORTED_FALLBACKS.items():
+        session.records.line("OOM", f"{name}: not applied ({reason})")
+    unused = "not available" if train.oom_checkpointing else "off"
+    what = (
+        f"out of memory at it {session.iteration + 1} with BATCH_SIZE={size}, "
+        f"gradient checkpointing {'on' if recomputes else unused}"
+    )
+    advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
+    raise RunError(Problem(what, str(session.run.logs), advice, code="run.out-of-memory"))
