@@ -175,3 +175,14 @@ def test_a_timing_waits_until_the_samples_before_it_are_written(run: RunDir) -> 
     assert list(metrics) == [2, 3, 4]
     assert (metrics[2]["process/rss_gb"], metrics[2]["tokens_per_second"]) == (1.0, 100.0)
     assert position.timed == 2
+
+
+def test_a_timing_of_a_row_that_was_sent_waits_for_its_samples_too(run: RunDir) -> None:
+    feed, now = RecordReader(run, ReadCursor()), time.time()
+    append(run.metrics, train_row(1), train_row(2))
+    assert [i for i, _ in feed.new(ended=False)] == [1, 2]
+    append(run.timing, {**timing(2), "written_at": now})
+    assert [*feed.new(ended=False)] == []
+    append(run.telemetry, sample(now - 0.1, 1024))
+    ((iteration, metrics),) = feed.new()
+    assert (iteration, metrics["process/rss_gb"]) == (2, 1.0)
