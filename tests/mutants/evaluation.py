@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpt2 import evaluate, train
+from gpt2 import evaluate
 from gpt2.check import evaluation_checks
 from gpt2.data import dataset
 from gpt2.evaluate import EvaluationResult, Evaluator
@@ -186,7 +186,7 @@ MUTANTS = (
     _evaluated(
         "the stored weights are rounded",
         "stored-weights",
-        edited(train, "write_results", "p.detach()", "p.detach().bfloat16().float()"),
+        edited(loop, "write_results", "p.detach()", "p.detach().bfloat16().float()"),
     ),
     _evaluated(
         "evaluation has batches of another size",

@@ -17,7 +17,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.running.backend import train_in_worker
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.errors import RunError
 from lib.files import sha256_file
 from lib.project import ROOT

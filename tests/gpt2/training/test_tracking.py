@@ -17,7 +17,7 @@ import pytest
 from gpt2.config import Config
 from gpt2.running.preflight import TrainingPlace, check_machine
 from gpt2.training.loop import optimizer_step
-from gpt2.training.results import start_sidecars
+from gpt2.training.sidecars import start_sidecars
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
