@@ -74,8 +74,8 @@ class Scale:
             low, high, value = map(math.log, (low, high, max(value, low / 1e3)))
         return (value - low) / (high - low) if high != low else 0.5
 
-    def ticks(self, count: int = 4) -> list[float]:
-        """Return about ``count`` round values inside the range."""
+    def ticks(self) -> list[float]:
+        """Return about four round values inside the range."""
         if self.is_log:
             first, last = math.floor(math.log10(self.low)), math.floor(math.log10(self.high))
             for digits in ((1,), (1, 3), (1, 2, 5)):
@@ -83,7 +83,7 @@ class Scale:
                 inside = [value for value in values if self.low <= value <= self.high]
                 if len(inside) >= 3:
                     return inside
-        width = (self.high - self.low) / count
+        width = (self.high - self.low) / 4
         if not width > 0:
             return [self.low]
         unit = 10.0 ** math.floor(math.log10(width))
@@ -104,13 +104,11 @@ class Chart:
     margins: tuple[float, float, float, float]
     x: Scale
     y: Scale
-    # Above the axes, by default the title.
-    heading: str = ""
     caption: str = ""
     shapes: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.text(0, 11, self.heading or self.title, bold=True)
+        self.text(0, 11, self.title, bold=True)
 
     @property
     def box(self) -> tuple[float, float, float, float]:
@@ -151,20 +149,20 @@ class Chart:
         fill = "" if kind == "cross" else fill or role
         self.path(points, MARKS, stroke=role, fill=fill, width=1)
 
-    def x_axis(self, label: str, form: Callable[[float], str], count: int = 4) -> None:
+    def x_axis(self, label: str, form: Callable[[float], str]) -> None:
         """Draw the horizontal axis, with vertical lines of the grid."""
         left, right, top, bottom = self.box
         self.path([(left, bottom), (right, bottom)], stroke="muted", width=0.6)
-        for value in self.x.ticks(count):
+        for value in self.x.ticks():
             at = self.at(value, self.y.low)[0]
             self.path([(at, top), (at, bottom)], stroke="grid", width=0.6)
             self.text(at, bottom + 12, form(value), "muted", anchor="middle")
         self.text((left + right) / 2, bottom + 25, label, "muted", anchor="middle")
 
-    def y_axis(self, form: Callable[[float], str], count: int = 4) -> None:
+    def y_axis(self, form: Callable[[float], str]) -> None:
         """Draw the labels of the vertical axis, with horizontal lines of the grid."""
         left, right, _, _ = self.box
-        for value in self.y.ticks(count):
+        for value in self.y.ticks():
             at = self.at(self.x.low, value)[1]
             self.path([(left, at), (right, at)], stroke="grid", width=0.6)
             self.text(left - 4, at + 3.5, form(value), "muted", anchor="end")

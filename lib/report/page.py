@@ -27,13 +27,13 @@ from lib.report.columns import (
     verdicts_of,
 )
 from lib.report.figures import PALETTE, svg_element, without_control_characters
-from lib.report.plots import MAX_PANELS, short_name, study_figures
+from lib.report.plots import short_name, study_figures
 from lib.report.text import legend, remark_notes, rule_sentence, verdict_colour, verdict_word
 from lib.units import signed
 
 REPORT_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
-_FIGURE_GROUPS = ("forest", "curves", "panels")
+_FIGURE_GROUPS = ("forest", "curves")
 
 Values = Mapping[str, Any]
 
@@ -78,7 +78,6 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         verdicts_of(document),
         rows_of(document),
     )
-    compared = sum(bool(each["training_difference"]) for each in series)
     runs = {run["folder"]: {**run, "anchor": f"run-{i}"} for i, run in enumerate(document["runs"])}
     return render_page(
         "report.html.jinja",
@@ -100,8 +99,6 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
             row["name"]: {runs[name]["seed"]: runs[name] for name in row["runs"]} for row in rows
         },
         figures={group: [c for c in charts if c.group == group] for group in _FIGURE_GROUPS},
-        panels_left_out=f"The first {MAX_PANELS} of {compared} are shown."
-        * (compared > MAX_PANELS),
         tree=_tree(document),
         samples=[(each["name"], each["sample"]) for each in series if each["sample"]],
     )

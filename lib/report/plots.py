@@ -5,7 +5,6 @@ by marker and by its word; the words are those of the document, and nothing else
 difference. The colours are safe for colour-blind readers (after Okabe and Ito 2008).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -16,14 +15,11 @@ from lib.report.options import NATS, UNITS
 from lib.report.text import verdict_colour, verdict_word
 from lib.units import format_amount, signed
 
-# Small figures per kind; the page of a large sweep would have megabytes.
-MAX_PANELS = 40
 # A difference this many times beyond the median one is cut at the edge of a forest plot.
 _CUT = 4.0
 _MAX_LABEL_CHARS = 22
-# Points: a column of a paper or the width of a phone; a half of it; room for a character and a row.
+# Points: a column of a paper or the width of a phone; room for a character and a row.
 _WIDTH = 360
-_PANEL = (176, 116)
 _CHAR, _ROW = 5.6, 15
 # Half the length of the tick of a seed.
 _SEED_TICK = 2.5
@@ -52,11 +48,7 @@ def study_figures(document: Values, series: Sequence[Values]) -> list[Chart]:
         word = verdict and verdict["verdict"]
         name = {"label": short_name(row), "colour": colour, "word": word, "series": curves}
         rows.append({**row, **name})
-    return [
-        *_forests(document, rows),
-        *_losses(rows, document["unit"]),
-        *_difference_panels(rows),
-    ]
+    return [*_forests(document, rows), *_losses(rows, document["unit"])]
 
 
 def short_name(row: Values) -> str:
@@ -221,29 +213,3 @@ def _loss_curves(chart: Chart, rows: Sequence[Values]) -> None:
         width = 1 if row["parent"] else 1.8
         chart.path([(right - 24, top - 3), (right, top - 3)], width=width, **line)
         chart.text(right - 28, top, _label(row["label"]), anchor="end")
-
-
-def _difference_panels(rows: Sequence[Values]) -> list[Chart]:
-    """Return one small figure per row: its training loss minus the baseline's."""
-    drawn = [row for row in rows if row["series"]["training_difference"]]
-    bands = [row["series"]["training_difference"] for row in drawn]
-    # The common end of the axes; the start of training may lie outside.
-    ends = [
-        max(abs(x) for name in ("low", "high") for x in band[name][len(band["at"]) // 5 :])
-        for band in bands
-    ]
-    limit = 1.1 * min(max(ends, default=0), _CUT * median(ends or [0])) or 1e-4
-    charts = []
-    for row, band in zip(drawn[:MAX_PANELS], bands, strict=False):
-        title = f"Loss of {row['name']} minus the baseline's, over tokens"
-        end, file = band["at"][-1], re.sub(r"[^A-Za-z0-9.]+", "-", row["name"]).strip("-.")
-        name = f"difference-{file or 'run'}"
-        ranges, heading = (Scale(0, end), Scale(-limit, limit)), _label(row["label"])
-        chart = Chart(name, "panels", title, _PANEL, (38, 8, 18, 18), *ranges, heading)
-        chart.x_axis("", format_amount, count=3)
-        chart.y_axis(_difference_tick, count=3)
-        chart.line([0, end], [0, 0], "ink", width=0.8)
-        chart.band(band, row["colour"], 0.2)
-        chart.line(band["at"], band["mean"], row["colour"])
-        charts.append(chart)
-    return charts

@@ -1,7 +1,6 @@
 """Series of a study's report, over the seeds of each row of the result table.
 
-Curves describe the runs; none of them is a verdict. A difference is taken between runs of the same
-seed, the row minus the baseline of its part.
+Curves describe the runs; none of them is a verdict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,26 +19,16 @@ Band = Mapping[str, list[float]] | None
 
 
 def study_series(study: JudgedStudy) -> list[dict[str, Any]]:
-    """Return the curves of each row over its seeds, and its sample: what only figures show.
-
-    Training texts are not compared in bits per byte, because runs do not record their bytes.
-    """
+    """Return the curves of each row over its seeds, and its sample: what only figures show."""
     rows, unit = {arm: finished_of(runs) for arm, runs in study.outcomes.items()}, study.plan.unit
-    # The bins of the longest run, so that bins of two rows are paired.
     width = bin_width(max((r.final.tokens for row in rows.values() for r in row), default=0))
     series = []
     for arm, records in rows.items():
-        baseline, _ = study.references(arm)
-        first = {planned_run(record).seed: record for record in rows.get(baseline, ())}
-        pairs = [(r, first[seed]) for r in records if (seed := planned_run(r).seed) in first]
-        both = [(_training(a, width), _training(b, width)) for a, b in pairs]
-        gaps = [{at: a[at] - b[at] for at in a if at in b} for a, b in both]
         series.append(
             {
                 "name": arm,
                 "training": _band([_training(record, width) for record in records]),
                 "evaluation": _band([_evaluations(record, unit) for record in records]),
-                "training_difference": _band(gaps) if unit == NATS else None,
                 "spikes": [list(point) for r in records for point in read_curves(r).spikes],
                 "sample": _sample(records),
             }

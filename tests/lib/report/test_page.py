@@ -440,9 +440,8 @@ def test_a_remark_is_listed_once_and_repeats_no_column(study):
 
 
 def test_text_of_axes_is_readable_on_a_phone(page):
-    """At 390 pixels, a figure is 366 wide, and a panel half of that; the font is in its units."""
+    """At 390 pixels, a figure is 366 wide; the font is in its units."""
     for part in page.split("<svg ")[1:]:
         width = float(part.partition('viewBox="0 0 ')[2].partition(" ")[0])
         size = float(part.partition('font-size="')[2].partition('"')[0])
-        shown = 366 if width > 200 else (366 - 12) / 2
-        assert size * shown / width >= 9
+        assert size * 366 / width >= 9

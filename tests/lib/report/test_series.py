@@ -1,4 +1,4 @@
-"""Series over seeds: means, ranges, and differences between runs of the same seed."""
+"""Series over seeds: means and ranges."""
 
 import json
 
@@ -59,13 +59,6 @@ def test_curves_are_means_and_ranges_over_seeds(table):
         [9, 7],
     )
     assert (wide["low"], wide["high"]) == ([5, 4], [7, 5]) and apart["mean"] == [2, 2]
-
-
-def test_differences_are_those_of_equal_seeds(table):
-    rows = study_series(table)
-    none, wide, lone = (row["training_difference"] for row in rows)
-    assert none is None and lone is None
-    assert (wide["at"], wide["mean"]) == ([60, 120], [-1.0, -2.0])
 
 
 def test_the_last_statistics_are_reduced_over_layers(table):

@@ -371,10 +371,9 @@ def test_a_table_in_bits_per_byte(make_run):
     assert base["val_loss"] == wide["val_loss"] == pytest.approx(bits, rel=1e-12)
     assert wide["delta_baseline"] == 0 and base["perplexity"] is None
     assert document_of(table)["unigram_entropy"] is None
-    # The last evaluation is the loss of the run, in the same unit; training texts are not compared.
+    # The last evaluation is the loss of the run, in the same unit.
     series = study_series(table)[1]
     assert series["evaluation"]["mean"] == [pytest.approx(3.14 * bits / 2.9)]
-    assert series["training_difference"] is None
     assert [o.documents for row in table.outcomes.values() for o in row] == [
         (pytest.approx(bits),) * 2
     ] * 2
