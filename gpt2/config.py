@@ -28,7 +28,6 @@ from lib.optim.schedule import ScheduleOptions
 from lib.pruning.options import PRUNERS, NoneOptions
 from lib.report.options import VerdictOptions
 from lib.runner.slurm import SlurmOptions
-from lib.runs.options import ReproConfig
 from lib.tracking.options import TelemetryOptions, TrackingConfig
 
 # Rules across the sections of a configuration. Does not import torch.
@@ -38,6 +37,24 @@ from lib.tracking.options import TelemetryOptions, TrackingConfig
 
 
 _OTHER_PROFILE = "or SET=RUN_PROFILE_MAXOUT_SPEED=y"
+
+
+@dataclass(frozen=True)
+class ReproConfig:
+    """Profile of a run, and the rules of the profile."""
+
+    # paper_repro or maxout_speed
+    profile: str = kconfig_field("RUN_PROFILE")
+    # Reasons for settings that a paper must justify; "" if none.
+    precision_why: str = kconfig_field("PRECISION_WHY", identity=False)
+    matmul_why: str = kconfig_field("MATMUL_WHY", identity=False)
+    # Minimum number of seeds of a final result.
+    finalist_min_seeds: int = kconfig_field("FINALIST_MIN_SEEDS", identity=False)
+
+    @property
+    def strict(self) -> bool:
+        """Return whether results must be bitwise reproducible (profile paper_repro)."""
+        return self.profile == "paper_repro"
 
 
 def broken_rules(

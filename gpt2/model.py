@@ -29,7 +29,7 @@ from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
 from lib.pruning.layers import PaddedEmbedding
-from lib.runs.seeds import initial_weights_stream, stream_seed
+from lib.runs.seeds import stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
 INIT_STD = 0.02
@@ -216,3 +216,11 @@ class GPT(nn.Module):
     def num_params(self) -> int:
         """Return the number of parameters; the head is tied to ``wte`` and counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def initial_weights_stream(parameter: str, number: int = 0) -> str:
+    """Return the name of the stream of a parameter's initial weights.
+
+    A ``number`` other than 0 selects other initial weights; no other stream depends on it.
+    """
+    return f"init-{number}/{parameter}" if number else f"init/{parameter}"

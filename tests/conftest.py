@@ -279,7 +279,7 @@ def torch_as_before() -> Iterator[None]:
     # Imported here because most tests need no torch.
     import torch
 
-    from lib.runs.rng import rng_state, set_rng_state
+    from gpt2.training.rng import rng_state, set_rng_state
 
     state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
     fill = torch.utils.deterministic.fill_uninitialized_memory

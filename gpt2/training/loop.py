@@ -53,6 +53,7 @@ from gpt2.training.out_of_memory import (
 from gpt2.training.records import EventCallback, Heartbeat, RecordWriter, StopCondition
 from gpt2.training.results import write_results
 from gpt2.training.resume import continue_optimizer, resume, run_fingerprint
+from gpt2.training.rng import seed_all
 from gpt2.training.sidecars import start_sidecars
 from gpt2.training.state import (
     DataOrder,
@@ -84,7 +85,6 @@ from lib.runs.checkpoint import weights_digest
 from lib.runs.code import loaded_source
 from lib.runs.lease import no_guard
 from lib.runs.manifest import begin_manifest, finalize_run, record_fallback
-from lib.runs.rng import seed_all
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 Batches = Iterator[list[MicroBatch]]

@@ -6,6 +6,7 @@ configuration.
 
 import hashlib
 import json
+import platform
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from gpt2.attention.triton import place_of
 from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.loss import fused_loss
+from gpt2.model import initial_weights_stream
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.files import read_settings
+from gpt2.training.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
 from gpt2.training.state import TrainingSession
 from lib.env.hardware import hardware
 from lib.env.observe import (
@@ -33,13 +36,12 @@ from lib.env.observe import (
     machine_settings,
     setting,
 )
+from lib.env.packages import installed_packages
 from lib.env.process_group import DDP_SAFE_BUCKET_MIB
 from lib.env.sharded import is_sharded
 from lib.env.snapshot import observed_environment
 from lib.runs.checkpoint import state_digest, weights_digest
-from lib.runs.manifest import software_versions
-from lib.runs.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
-from lib.runs.seeds import initial_weights_stream, stream_seed
+from lib.runs.seeds import stream_seed
 from lib.units import MIB
 
 # Defaults of torch.compile, never changed here.
@@ -260,8 +262,7 @@ def initial_manifest_entries(
         },
         "config": {"config_digest": configured.digest, **read_settings(session.run)},
         "origin": session.origin,
-        "environment": software_versions()
-        | observed_environment(session.run, config.environment.policy),
+        "environment": _environment(session),
         "attention": {
             "backend_requested": config.model.attention.backend,
             "kernel": attention_kernel(session),
@@ -292,6 +293,17 @@ def initial_manifest_entries(
         "oom_fallbacks": session.oom_fallbacks,
         "earlier_divisions": session.earlier_divisions,
         "nondeterministic_ops_warned": None if session.nondeterministic_ops is None else [],
+    }
+
+
+def _environment(session: TrainingSession) -> dict[str, Any]:
+    return {
+        "python_version": platform.python_version(),
+        "platform": platform.platform(),
+        "torch_git": torch.version.git_version,
+        "cudnn_version": torch.backends.cudnn.version(),
+        "packages": installed_packages(),
+        **observed_environment(session.run, session.config.environment.policy),
     }
 
 

@@ -19,6 +19,7 @@ from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.records import Heartbeat, RecordWriter
+from gpt2.training.rng import rng_state, set_rng_state
 from lib.env.machine import grad_scaler
 from lib.env.observe import NondeterministicOperations
 from lib.env.process_group import ProcessGroup
@@ -27,7 +28,6 @@ from lib.optim.build import build_optimizer
 from lib.optim.optimizers import Optimizer, parameter_groups
 from lib.pruning.pruners import Pruner, build_pruner
 from lib.runs.lease import no_guard
-from lib.runs.rng import rng_state, set_rng_state
 from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import Sidecars
 

@@ -12,7 +12,7 @@ from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.json_files import RecordError, read_json_object
-from lib.runs.record import RunRecord, read_manifest
+from lib.runs.record import JsonRecord, RunRecord
 from lib.runs.run_dir import RunDir, State
 from lib.units import first_of
 
@@ -138,7 +138,7 @@ def _run_folder(name: str, output: Path) -> Path:
 def require_recorded_weights(run: RunDir) -> None:
     """Raise PreflightError if the weights do not match the digest in the manifest."""
     try:
-        recorded = read_manifest(run).value(str, "artifacts", run.weights.name, "sha256")
+        recorded = JsonRecord.read(run.manifest).value(str, "artifacts", run.weights.name, "sha256")
         damaged = sha256_file(run.weights) != recorded
     except (RecordError, OSError) as error:
         what = f"the run is incomplete: {error}"

@@ -18,7 +18,7 @@ from lib.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, ConfigErr
 from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.runs.lease import Lease, LeaseObserver, LeaseRecord, Observed
-from lib.runs.record import RunRecord, damaged_run
+from lib.runs.record import RunRecord
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import first_of, format_runs
@@ -74,7 +74,7 @@ def decide(run: Run[Any], drift: Callable[[RunRecord], Sequence[str]], stale: st
 def require_matching_directories(runs: Sequence[Run[Any]]) -> None:
     """Raise ConfigError listing the run directories that are damaged or of another run."""
     records = [RunRecord(RunDir(run.path)) for run in runs]
-    problems = [damaged_run(record) for record in records if record.damage]
+    problems = [p for each in records if each.damage and (p := each.unfinished)]
     problems += [
         Problem(
             f"directory belongs to a different run (expected {run.label})",

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lib.config.private import without_private_words
-from lib.env.packages import installed_packages
 from lib.env.snapshot import hardware_digests
 from lib.files import json_digest, sha256_file, write_json
 from lib.json_files import RecordError
 from lib.project import ROOT
 from lib.runs.code import changed_since, git_state, write_code_patch
 from lib.runs.lease import no_guard
-from lib.runs.record import read_manifest
+from lib.runs.record import JsonRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def _attempts(run: RunDir, order: Mapping[str, float]) -> list[dict[str, Any]]:
     An earlier attempt without a recorded end was killed.
     """
     try:
-        attempts = read_manifest(run).value(list, "volatile", "attempts")
+        attempts = JsonRecord.read(run.manifest).value(list, "volatile", "attempts")
     except RecordError:
         attempts = []
     for attempt in attempts:
@@ -142,22 +141,9 @@ def _torch_facts() -> dict[str, Any]:
     }
 
 
-def software_versions() -> dict[str, Any]:
-    """Return versions of Python, torch and its libraries, and every installed package."""
-    import torch
-
-    return {
-        "python_version": platform.python_version(),
-        "platform": platform.platform(),
-        "torch_git": torch.version.git_version,
-        "cudnn_version": torch.backends.cudnn.version(),
-        "packages": installed_packages(),
-    }
-
-
 def record_fallback(run: RunDir, record: Mapping[str, Any]) -> None:
     """Append the record of an out-of-memory fallback to ``oom_fallbacks``."""
-    manifest = read_manifest(run)
+    manifest = JsonRecord.read(run.manifest)
     fallbacks = [*manifest.value(list, "oom_fallbacks"), dict(record)]
     write_manifest(run, {**manifest.fields, "oom_fallbacks": fallbacks})
 
@@ -190,7 +176,7 @@ def _close_manifest(
 ) -> None:
     """Record the outcome, digests of the results, and source files edited during the run."""
     try:
-        record = dict(read_manifest(run).fields)
+        record = dict(JsonRecord.read(run.manifest).fields)
         attempt = record["volatile"]["attempts"][-1]
     # Not a manifest of this program: the audit reports that.
     except (RecordError, KeyError, TypeError, IndexError):

@@ -259,7 +259,9 @@ class RunRecord:
             what = "the run has not been trained"
             return Problem(what, where, "type: make", code="run.not-found")
         if self.damage:
-            return damaged_run(self)
+            retrain = f"type: make rerun RUNS={self.run.path.name}"
+            advice = f"to train it again (the old folder is kept), {retrain}"
+            return Problem(self.damage, where, advice, code="run.damaged")
         if self.is_done:
             return None
         what = f"the run is not finished: {status.state} at iteration {status.iteration:,}"
@@ -319,7 +321,7 @@ class RunRecord:
 
     @cached_property
     def manifest(self) -> JsonRecord:
-        return read_manifest(self.run)
+        return JsonRecord.read(self.run.manifest)
 
     @cached_property
     def sources(self) -> Mapping[str, str]:
@@ -409,13 +411,6 @@ class RunRecord:
         return parse_json_lines(path, content, growing=growing)
 
 
-def damaged_run(record: RunRecord) -> Problem:
-    """Return the problem of a damaged run, with the command that trains it again."""
-    path = record.run.path
-    advice = f"to train it again (the old folder is kept), type: make rerun RUNS={path.name}"
-    return Problem(record.damage, str(path), advice, code="run.damaged")
-
-
 _ROWS = (
     *("documents", "metrics_fields", "metrics", "train_rows", "eval_rows", "timings", "telemetry"),
     "heartbeats",
@@ -435,8 +430,3 @@ def derived(
         return record._derived[key]
 
     return value
-
-
-def read_manifest(run: RunDir) -> JsonRecord:
-    """Return the current manifest. Raises MissingRecord or DamagedRecord."""
-    return JsonRecord.read(run.manifest)

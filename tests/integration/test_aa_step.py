@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lib.runs.record import read_manifest
+from lib.runs.record import JsonRecord
 from lib.runs.run_dir import RunDir
 
 TRAIN, VERDICTS = "all", "verdicts"
@@ -15,7 +15,7 @@ def starts(folder: Path) -> list[tuple[str, str]]:
     """Return slug and seed of each run, by the time of submission."""
     found = []
     for path in folder.glob("*-s*-*"):
-        (attempt,) = read_manifest(RunDir(path)).value(list, "volatile", "attempts")
+        (attempt,) = JsonRecord.read(RunDir(path).manifest).value(list, "volatile", "attempts")
         slug, seed, _ = path.name.rsplit("-", 2)
         found.append((attempt["submitted_at"], slug, seed))
     return [(slug, seed) for _, slug, seed in sorted(found)]
@@ -38,12 +38,12 @@ def test_a_study_with_an_aa_step(build):
     assert len(set(blocks)) > 1
     paths = {p.name.rsplit("-", 2)[0]: p for p in (folder.path / "results/ratio").glob("*-s1-*")}
     digests = [
-        read_manifest(RunDir(paths[slug])).value(list, "init_weights_digest")
+        JsonRecord.read(RunDir(paths[slug]).manifest).value(list, "init_weights_digest")
         for slug in ("baseline", "baseline-aa")
     ]
     assert digests[0] != digests[1]
     streams = [
-        read_manifest(RunDir(paths[slug])).value(dict, "rng", "streams")
+        JsonRecord.read(RunDir(paths[slug]).manifest).value(dict, "rng", "streams")
         for slug in ("baseline", "baseline-aa")
     ]
     assert {name for name in streams[0] if streams[0][name] != streams[1][name]} == {"init"}

@@ -10,9 +10,9 @@ import torch
 from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.evaluate import DocumentLoss, EvaluationResult
 from gpt2.loss import TokenScores
+from gpt2.training.rng import rng_state
 from gpt2.training.state import TrainingSession
 from lib.runs.documents import expected_calibration_error
-from lib.runs.rng import rng_state
 
 Open = Callable[..., TrainingSession]
 

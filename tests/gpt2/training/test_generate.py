@@ -10,9 +10,9 @@ from torch import Tensor
 from gpt2 import generate as module
 from gpt2.generate import SamplingOptions, generate
 from gpt2.training.results import generate_sample
+from gpt2.training.rng import rng_state
 from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
-from lib.runs.rng import rng_state
 
 Open = Callable[..., TrainingSession]
 PROMPT = [1, 2, 3]

@@ -18,12 +18,12 @@ from gpt2.records.files import (
     write_resolved_config,
 )
 from gpt2.training.manifest import initial_manifest_entries, startup_summary
+from gpt2.training.rng import rng_digests, seed_all
 from gpt2.training.state import TrainingSession
 from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, DataError, PreflightError
 from lib.files import sha256_file
 from lib.runs.checkpoint import weights_digest
-from lib.runs.rng import rng_digests, seed_all
 from lib.runs.run_dir import RunDir
 from lib.runs.seeds import stream_seed
 from tests.gpt2.training.conftest import Trained

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpt2.training.rng import rng_state, seed_all, set_rng_state
 from lib.runs.checkpoint import state_digest
-from lib.runs.rng import rng_state, seed_all, set_rng_state
 
 CPU = torch.device("cpu")
 
