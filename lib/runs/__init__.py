@@ -1,1 +1,1 @@
-"""Reproducibility of runs: seeds and random streams, provenance of the code, and the manifest."""
+"""Runs, planned and on disk: names, paths, status, provenance, checkpoints and records."""

@@ -55,10 +55,9 @@ def save_checkpoint(
     keep: int,
     guard: Callable[[], None] = no_guard,
 ) -> None:
-    """Write the checkpoint of ``step`` below ``folder`` and keep the newest ``keep`` checkpoints.
+    """Write the checkpoint of ``step`` and keep the newest ``keep``. Raises RunError and LeaseLost.
 
-    ``guard`` raises LeaseLost if the run was taken over. Older checkpoints are deleted only after the
-    new one has been read back and matches its digests. Raises RunError if it cannot be written.
+    Older ones are deleted only after the new one has been read back and matches its digests.
     """
     final = folder / CHECKPOINT_NAME.format(step)
     # The name of the process: another one may have taken over the run.
@@ -129,10 +128,10 @@ def _intact(path: Path) -> Checkpoint | str:
     if damage := _damage(path):
         return damage
     try:
-        step, _ = _read_record(path)
+        step = JsonRecord.read(path / _DIGESTS).value(int, "step")
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         return Checkpoint(step, safetensors.torch.load_file(path / _WEIGHTS), state)
-    except _UNREADABLE as error:
+    except (RecordError, *_UNREADABLE) as error:
         return f"right digests, but not a checkpoint: {error}".splitlines()[0]
 
 
@@ -155,56 +154,39 @@ class _DigestedFile:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._hash = hashlib.sha256()
-        self._bytes = 0
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
-        self._bytes += len(data)
         return self._stream.write(data)
 
     def flush(self) -> None:
         self._stream.flush()
 
-    def facts(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+    def synced(self) -> dict[str, Any]:
+        """Return length and digest of the file, which is on the disk then."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return {"bytes": self._stream.tell(), "sha256": self._hash.hexdigest()}
 
 
 def _write(
     folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
     contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    files = {
-        _WEIGHTS: _write_file(
-            folder / _WEIGHTS, lambda out: out.write(safetensors.torch.save(contiguous))
-        ),
+    with open(folder / _WEIGHTS, "wb") as first, open(folder / STATE, "wb") as second:
+        files = {_WEIGHTS: _DigestedFile(first), STATE: _DigestedFile(second)}
+        files[_WEIGHTS].write(safetensors.torch.save(contiguous))
         # torch.save needs only the methods write and flush.
-        STATE: _write_file(
-            folder / STATE,
-            lambda out: torch.save(dict(state), out),  # type: ignore[arg-type]
-        ),
-    }
-    record = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
+        torch.save(dict(state), files[STATE])  # type: ignore[arg-type]
+        digests = {name: file.synced() for name, file in files.items()}
+    record = {"schema_version": SCHEMA_VERSION, "step": step, "files": digests}
     write_json(folder / _DIGESTS, record)
-
-
-def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str, Any]:
-    with open(path, "wb") as stream:
-        digested = _DigestedFile(stream)
-        produce(digested)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return digested.facts()
-
-
-def _read_record(path: Path) -> tuple[int, dict[str, str]]:
-    record = JsonRecord.read(path / _DIGESTS)
-    digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, STATE)}
-    return record.value(int, "step"), digests
 
 
 def _damage(path: Path) -> str:
     try:
-        _, digests = _read_record(path)
+        record = JsonRecord.read(path / _DIGESTS)
+        digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, STATE)}
     except RecordError as error:
         return f"{_DIGESTS}: expected {error.expected}, got {error.actual}"
     for name, digest in digests.items():

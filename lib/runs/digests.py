@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
@@ -32,6 +33,8 @@ def digest_findings(record: RunRecord, *, weights: bool = True) -> Iterator[Find
         yield from mismatches(_digests(record, weights))
     except RecordError as error:
         yield Finding.of(error)
+    except OSError as error:
+        yield Finding(Path(error.filename).name, "a file", error.strerror or str(error))
     except (KeyError, TypeError, AttributeError) as error:
         error_text = f"{type(error).__name__}: {error}"
         yield Finding(record.run.manifest.name, "the fields of a finished run", error_text)
@@ -57,4 +60,4 @@ def _digests(record: RunRecord, weights: bool) -> Iterator[Check]:
             digest = sha256_prefix(run.logs, artifact.bytes)
             yield name, f"SHA-256 of the first {artifact.bytes} bytes", artifact.sha256, digest
         elif size == artifact.bytes and (weights or name != run.weights.name):
-            yield name, "SHA-256", artifact.sha256, record.sha256(run.path / name)
+            yield name, "SHA-256", artifact.sha256, sha256_file(run.path / name)

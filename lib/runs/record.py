@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lib.errors import Problem
-from lib.files import sha256_file
 from lib.json_files import (
     DamagedRecord,
     RecordError,
@@ -22,7 +21,6 @@ from lib.json_files import (
     read_record,
     read_text,
     typed,
-    unreadable,
 )
 from lib.runs.documents import DocumentResult, parse_document_results
 from lib.runs.lease import current_holder
@@ -393,13 +391,6 @@ class RunRecord:
         """Return the heartbeats of each rank, the newest last."""
         files = self.run.heartbeats().items()
         return {rank: typed_rows(HeartbeatRow, path, self._lines(path)) for rank, path in files}
-
-    def sha256(self, path: Path) -> str:
-        """Return the digest of a file of the run. Raises RecordError."""
-        try:
-            return sha256_file(path)
-        except OSError as error:
-            raise unreadable(path, "a file", error) from None
 
     def forget_rows(self) -> None:
         """Free the rows of files, which of a whole study would fill the memory."""

@@ -30,12 +30,8 @@ class RunConfig(Protocol):
     """A configuration, as far as planning and running read it."""
 
     @property
-    def digest(self) -> str:
-        """Return the SHA-256, in hex, of the identity's canonical JSON."""
-
-    @property
     def hash8(self) -> str:
-        """Return the first eight hex digits of the digest."""
+        """Return the first eight hex digits of the SHA-256 of the identity's canonical JSON."""
 
     def identity(self) -> dict[str, Any]:
         """Return all settings that may affect a bit of the result."""
@@ -207,10 +203,7 @@ def _finished(folder: Path, keys: Set[str], repeats: Set[Path]) -> dict[str, Pat
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds such as ``1,2,3`` or ``1-3``.
-
-    Raises ConfigError if the text is invalid or a seed is repeated.
-    """
+    """Parse seeds such as ``1,2,3`` or ``1-3``. Raises ConfigError."""
     seeds: list[int] = []
     for word in text.replace(",", " ").split():
         match = re.fullmatch(rf"({WHOLE_NUMBER.pattern})(?:-({WHOLE_NUMBER.pattern}))?", word)

@@ -31,8 +31,8 @@ def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     assert record.final.tokens == 2048 and record.timing.train_seconds == 61.0
     assert record.symbols == {"SEED": 1}
     assert [document.item_id for document in record.documents] == ["x", "y"]
-    digest = record.manifest.value(str, "artifacts", "metrics.jsonl", "sha256")
-    assert digest == record.sha256(record.run.metrics) == sha256_file(record.run.metrics)
+    digest = record.artifacts["metrics.jsonl"].sha256
+    assert digest == sha256_file(record.run.metrics)
     # A file is read once.
     first = record.summary
     record.run.summary.unlink()
