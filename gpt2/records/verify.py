@@ -1,7 +1,6 @@
 """``make verify-results``: whether finished runs can be published as a comparison.
 
-The evidence of a run is its own files and its configuration in the tracker. A checklist that passes
-ends with the facts to publish in a methods section. Does not import torch.
+The evidence of a run is its own files and its configuration in the tracker. Does not import torch.
 """
 
 from argparse import Namespace
@@ -91,13 +90,11 @@ def verify(
         *words,
         *_commit_rows(records),
     ]
-    fails = bool(failing_rows(rows))
     return {
         "source": source,
         "runs": [str(record.run.path) for record in records],
         "rows": rows,
-        "publish": None if fails else _to_publish(records, axes, rows),
-        "exit_code": EXIT_NOT_COMPARABLE if fails else EXIT_DONE,
+        "exit_code": EXIT_NOT_COMPARABLE if failing_rows(rows) else EXIT_DONE,
     }
 
 
@@ -463,7 +460,7 @@ def _remote_branches(sha: str) -> list[str] | None:
     return (output or b"").decode().split()
 
 
-# Texts of rows that pass, and to publish.
+# Texts of rows that pass: the facts to publish.
 
 
 def _texts(records: Records) -> dict[str, str]:
@@ -496,22 +493,6 @@ def _texts(records: Records) -> dict[str, str]:
     }
 
 
-def _to_publish(
-    records: Records, axes: Mapping[Path, Set[str]], rows: Sequence[CheckRow]
-) -> Mapping[str, str]:
-    """Return {name: text} in the order of a methods section."""
-    said = {row.check: row.what for row in rows}
-    axis = sorted(set().union(*(axes[record.run.path] for record in records)))
-    commits = values_by_run_text((_name(r), _value(r, "code.git_sha")) for r in records)
-    names = ("seeds", "hardware", _LENGTH, _BATCH, "compile", _DATA, "evaluation", _SOFTWARE)
-    return {
-        "commit": f"{commits} ({said['commit is public']})",
-        "runs": ", ".join(map(_name, records)),
-        "differ in": ", ".join(axis) or "no declared setting",
-        **{name: said[name] for name in names},
-    }
-
-
 def verify_results(options: Namespace) -> int:
     """Check whether finished runs are comparable and can be published together.
 
@@ -520,7 +501,7 @@ def verify_results(options: Namespace) -> int:
     kablate verify-results --source wandb             settings as stored by W&B, not the run record
     kablate verify-results --axis COMPILE             directories that may differ in COMPILE
 
-    Prints a Markdown checklist, and the facts to publish if every row is PASS. Settings must be equal
+    Prints a Markdown checklist, whose rows are the facts to publish if all are PASS. Settings must be equal
     both in the tracker and in the manifests, except for the changes of the study's steps. Every step
     must have the same seeds, at least FINALIST_MIN_SEEDS. UNKNOWN means not recorded or not available
     here, and never counts as equal. Exit codes: 0 all rows pass, 2 no such run, 3 the tracker cannot be

@@ -14,14 +14,13 @@ from lib.report.render import json_document, markdown_table
 from lib.report.study import SCHEMA_VERSION, VERDICTS_FILE
 from lib.units import first_of
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _MAX_REASONS_SHOWN = 8
 _MAX_VALUE_CHARS = 48
 PASS, FAIL, UNDECIDED = "PASS", "FAIL", "UNKNOWN"
 
 Values = Mapping[str, Any]
-# Keys: ``source`` (the tracker), ``runs``, ``rows``, ``publish`` (name → text to publish; None if a
-# row does not pass) and ``exit_code``.
+# Keys: ``source`` (the tracker), ``runs``, ``rows`` and ``exit_code``.
 Checklist = Mapping[str, Any]
 
 
@@ -78,15 +77,12 @@ def failing_rows(rows: Iterable[CheckRow]) -> list[CheckRow]:
 
 
 def checklist_to_markdown(checklist: Checklist) -> str:
-    rows, publish = checklist["rows"], checklist["publish"]
+    rows, failing = checklist["rows"], len(failing_rows(checklist["rows"]))
     title = f"# Verification of {len(checklist['runs'])} run(s), tracker: {checklist['source']}"
     cells = [(row.check, row.verdict, row.what) for row in rows]
     table = markdown_table(("check", "verdict", "what"), cells, left=range(3))
-    if publish is None:
-        failing = f"{len(failing_rows(rows))} of {len(rows)}"
-        return f"{title}\n\n{table}\nNot publishable: {failing} rows do not pass.\n"
-    facts = markdown_table(("", ""), publish.items(), left=range(2))
-    return f"{title}\n\n{table}\n## Publish with the results\n\n{facts}"
+    said = f"\nNot publishable: {failing} of {len(rows)} rows do not pass.\n" if failing else ""
+    return f"{title}\n\n{table}{said}"
 
 
 def checklist_to_json(checklist: Checklist) -> str:
