@@ -5,7 +5,6 @@ of each run; verifies no digests (``make audit`` does). Imports no torch.
 """
 
 import contextlib
-import dataclasses
 import operator
 import re
 import shutil
@@ -14,7 +13,6 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.make_variables import require_value
 from lib.project import ROOT
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
+from lib.report.text import count
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.record import UNKNOWN, RunRecord
@@ -49,11 +48,15 @@ _REMOVED = ".removed-"
 
 # A run directory as plain values: ``run`` (<study>/<directory>), ``study``, ``step``, ``seed``,
 # ``state`` (one of STATES), ``problem`` (cause of a failure or damage, else ""), ``iteration``, the
-# figures of a finished run, ``ended_at`` in seconds since the epoch, ``commit`` ("-dirty" is appended
-# for uncommitted code), ``hash8``, ``run_id``, and ``symbols``, the value of every symbol. A figure is
-# None if it was not recorded.
+# figures of a finished run, ``ended_at`` in seconds since the epoch, ``finished``, the same as local
+# time, ``commit`` ("-dirty" is appended for uncommitted code), ``hash8``, ``run_id``, and ``symbols``,
+# the value of every symbol. A figure is None if it was not recorded.
 Row = Mapping[str, Any]
-STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", "replaced")
+# ``folder``, ``runs``, ``replaced`` (the number of runs that were trained again, which are not listed)
+# and ``differing``: {symbol: its values} of the symbols that can change a result, where they differ.
+RunList = Mapping[str, Any]
+_REPLACED = "replaced"
+STATES = ("new", "running", "done", "failed", "interrupted", "stale", "damaged", _REPLACED)
 # In the order of the full table; with --where, also the symbols.
 _NUMBERS = ("seed", "iteration", "val_loss", "parameters", "tokens", "train_seconds")
 FIELDS = ("run", "study", "step", "state", *_NUMBERS, "finished", "commit", "hash")
@@ -75,48 +78,43 @@ def _shown(value: Any) -> str:
 
 def _value(row: Row, name: str) -> Any:
     """Return the field or symbol ``name`` of a run; None if the run has none."""
-    if name == "finished":
-        return _clock(row["ended_at"])
     if name == "hash":
         return row["hash8"] or None
     return row[name] if name in FIELDS else row["symbols"].get(name)
 
 
-@dataclass(frozen=True)
-class RunList:
-    """The runs below a folder, and the number of replaced runs that are not listed."""
+def listed_runs(folder: Path, where: str = "") -> RunList:
+    """Return the runs below ``folder`` that satisfy every condition of ``where``.
 
-    folder: Path
-    runs: Sequence[Row]
-    replaced: int = 0
-
-    @property
-    def differing(self) -> dict[str, list[str]]:
-        """Return {symbol: its values} of the symbols that can change a result, where they differ.
-
-        A symbol that another one hides, such as ``RECIPROCAL_ALPHA`` without ``RECIPROCAL``, has no value.
-        """
-        values: dict[str, set[str]] = {}
-        for symbols in (run["symbols"] for run in self.runs):
-            for name in symbols.keys() & _comparable():
-                if symbols[name] not in (None, ""):
-                    values.setdefault(name, set()).add(_shown(symbols[name]))
-        return {
-            name: sorted(values[name], key=_order)
-            for name in sorted(values)
-            if len(values[name]) > 1
-        }
-
-
-def list_runs(folder: Path, *, replaced: bool = False) -> RunList:
-    """Return every run in the study folders of ``folder``, sorted by study, step and seed.
-
-    Runs that were trained again (``.old-``) are counted only, unless ``replaced``.
+    Raises ConfigError for a malformed condition or an unknown field.
     """
-    studies = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
-    paths = [path for study in studies for path in study.iterdir() if _is_run(path)]
-    runs = [path for path in paths if replaced or not RunDir(path).is_replaced]
-    return RunList(folder, read_runs(runs), len(paths) - len(runs))
+    every = list_runs(folder)
+    current = [run for run in every if run["state"] != _REPLACED]
+    runs = select(current, where)
+    return {
+        "folder": str(folder),
+        "differing": _differing(runs),
+        "replaced": len(every) - len(current),
+        "runs": runs,
+    }
+
+
+def list_runs(folder: Path) -> list[Row]:
+    """Return every run in the study folders of ``folder``, sorted by study, step and seed."""
+    studies = (path for path in folder.iterdir() if path.is_dir()) if folder.exists() else ()
+    return read_runs(path for study in studies for path in study.iterdir() if _is_run(path))
+
+
+def _differing(runs: Sequence[Row]) -> dict[str, list[str]]:
+    """Return {symbol: its values} of the symbols that can change a result, where they differ.
+
+    A symbol that another one hides, such as ``RECIPROCAL_ALPHA`` without ``RECIPROCAL``, has no value.
+    """
+    values: dict[str, list[str]] = {}
+    for name in sorted(_comparable() & {name for run in runs for name in run["symbols"]}):
+        each = (run["symbols"].get(name) for run in runs)
+        values[name] = [*dict.fromkeys(_shown(v) for v in each if v not in (None, ""))]
+    return {name: shown for name, shown in values.items() if len(shown) > 1}
 
 
 def read_runs(paths: Iterable[Path]) -> list[Row]:
@@ -173,13 +171,15 @@ def _row(record: RunRecord, tree: TreeDigests) -> Row:
         "problem": failure.split("\n")[0],
         "seed": int(name["seed"]) if name else None,
         "iteration": status.iteration if status else 0,
-        **dict.fromkeys(("val_loss", "parameters", "tokens", "train_seconds", "ended_at")),
+        **dict.fromkeys(("val_loss", "parameters", "tokens", "train_seconds")),
+        "ended_at": None,
+        "finished": None,
         "commit": "",
         "hash8": name["hash"] if name else "",
         "run_id": "",
         "symbols": {},
     }
-    if status is None or record.state in ("damaged", "replaced"):
+    if status is None or record.state in ("damaged", _REPLACED):
         return row
     try:
         return row | _recorded(record, status, tree)
@@ -193,10 +193,12 @@ def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[s
     optional = () if record.is_done else (MissingRecord,)
     fields: dict[str, Any] = {}
     if record.state != State.RUNNING.word:
-        fields["ended_at"] = status.written_at
-        if _clock(status.written_at) is None:
+        fields["ended_at"] = ended_at = status.written_at
+        try:
+            fields["finished"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended_at))
+        except (OverflowError, OSError, ValueError):
             expected = "written_at in seconds since 1970"
-            raise DamagedRecord(record.run.status, expected, f"{status.written_at}")
+            raise DamagedRecord(record.run.status, expected, str(ended_at)) from None
     with contextlib.suppress(*optional):
         fields |= {"symbols": record.symbols, "hash8": record.hash8}
     with contextlib.suppress(*optional):
@@ -238,15 +240,14 @@ _BEGINNINGS = ("finished", "commit", "hash")
 _DAY = re.compile(r"\d{4}(-\d\d(-\d\d)?)?")
 
 
-def select(listed: RunList, where: str) -> RunList:
+def select(runs: Sequence[Row], where: str) -> list[Row]:
     """Return the runs that satisfy every condition of ``where``, such as ``N_LAYER=6 val_loss<2.5``.
 
     A run without the value does not satisfy a condition. Raises ConfigError for a malformed condition
     or an unknown field.
     """
-    conditions = [_condition(text, listed.runs) for text in where.split()]
-    runs = [run for run in listed.runs if all(holds(run) for holds in conditions)]
-    return dataclasses.replace(listed, runs=runs)
+    conditions = [_condition(text, runs) for text in where.split()]
+    return [run for run in runs if all(holds(run) for holds in conditions)]
 
 
 def _condition(text: str, runs: Sequence[Row]) -> Callable[[Row], bool]:
@@ -296,19 +297,14 @@ def _number(value: Any) -> float | None:
 
 def to_json(listed: RunList) -> str:
     """Return the runs as one JSON document; ``settings`` are the symbols in which the runs differ."""
-    names = listed.differing
-    runs = [
-        {key: value for key, value in run.items() if key != "symbols"}
-        | {"settings": {name: run["symbols"].get(name) for name in names if run["symbols"]}}
-        for run in listed.runs
-    ]
-    document = {
-        "folder": str(listed.folder),
-        "differing": list(names),
-        "replaced": listed.replaced,
-        "runs": runs,
-    }
-    return json_document(SCHEMA_VERSION, document)
+    names = [*listed["differing"]]
+    runs = []
+    for run in listed["runs"]:
+        symbols = run["symbols"]
+        settings = {name: symbols.get(name) for name in names if symbols}
+        fields = {name: value for name, value in run.items() if name != "symbols"}
+        runs.append({**fields, "settings": settings})
+    return json_document(SCHEMA_VERSION, {**listed, "differing": names, "runs": runs})
 
 
 def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> str:
@@ -318,13 +314,13 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     those with most values.
     """
     width = shutil.get_terminal_size().columns
-    differing = listed.differing
+    runs, differing = listed["runs"], listed["differing"]
     asked = re.findall(r"\w+", where)
     names = sorted(differing, key=lambda name: (name not in asked, -len(differing[name])))
     fields = list(FIELDS) if every_column else [*_ALWAYS_SHOWN]
     columns: dict[str, Sequence[str]] = {}
     for name in [*fields, *names, *([] if every_column else ["finished"])]:
-        values, form = [_value(run, name) for run in listed.runs], _FORMS.get(name, _shown)
+        values, form = [_value(run, name) for run in runs], _FORMS.get(name, _shown)
         cells = ["-" if value in (None, "") else form(value) for value in values]
         columns[_HEADINGS.get(name, name)] = cells
     if not every_column:
@@ -333,8 +329,8 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     shown = rows[0]
     numeric = {_HEADINGS.get(name, name) for name in _NUMBERS}
     right = [i for i, heading in enumerate(shown) if heading in numeric]
-    lines = text_lines(rows, right=right) if listed.runs else []
-    texts = _problems(listed.runs, every_column)
+    lines = text_lines(rows, right=right) if runs else []
+    texts = _problems(runs, every_column)
     if hidden := [name for name in names if name not in shown]:
         ranges = "; ".join(f"{name} {_some(differing[name])}" for name in hidden)
         texts.append(f"also differ in (V=1 shows all): {ranges}")
@@ -363,33 +359,18 @@ def _short_name(name: str) -> str:
 
 
 def _summary(listed: RunList) -> str:
-    if not listed.runs:
-        return f"no runs in {listed.folder}"
-    counts = Counter(run["state"] for run in listed.runs)
-    parts = [f"{len(listed.runs)} run{'s' * (len(listed.runs) != 1)} in {listed.folder}"]
-    parts += [f"{count} {state}" for state, count in counts.most_common()]
-    parts += [f"{listed.replaced} replaced (not listed)"] if listed.replaced else []
+    runs, folder = listed["runs"], listed["folder"]
+    if not runs:
+        return f"no runs in {folder}"
+    states = Counter(run["state"] for run in runs).most_common()
+    parts = [f"{count(len(runs), 'run')} in {folder}", *(f"{n} {state}" for state, n in states)]
+    parts += [f"{listed['replaced']} replaced (not listed)"] if listed["replaced"] else []
     return ", ".join(parts)
 
 
 def _some(values: Sequence[str]) -> str:
     shown = ", ".join(value or "-" for value in values[:_MAX_VALUES_SHOWN])
     return f"{shown}, …" if values[_MAX_VALUES_SHOWN:] else shown
-
-
-def _order(text: str) -> tuple[bool, float, str]:
-    number = _number(text)
-    return (number is None, number or 0.0, text)
-
-
-def _clock(seconds: float | None) -> str | None:
-    """Return the local time to the minute; None without a time, or if the number is not a time."""
-    if seconds is None:
-        return None
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-    except (OverflowError, OSError, ValueError):
-        return None
 
 
 # Removal.
@@ -433,7 +414,7 @@ def ls(options: Namespace) -> str:
     train_seconds, finished, commit, hash) or a symbol with = != < <= > >=. A run that
     cannot be read is a line with the cause. Exit code 2: invalid condition.
     """
-    listed = select(list_runs(_results(options.build_dir)), options.where)
+    listed = listed_runs(_results(options.build_dir), options.where)
     if options.json:
         return to_json(listed)
     return to_text(listed, options.where, every_column=console.is_verbose())
@@ -449,11 +430,11 @@ def clean_runs(options: Namespace) -> tuple[int, str]:
     """
     where = require_value(options.where, "WHERE", 'make clean-runs WHERE="state=failed"')
     folder = _results(options.build_dir)
-    runs = select(list_runs(folder, replaced=True), where).runs
+    runs = select(list_runs(folder), where)
     sizes = {run["run"]: size_bytes(folder / run["run"]) for run in runs}
     for run in runs:
         log("RUN", f"{format_size(sizes[run['run']]):>12}  {run['state']:11}  {run['run']}")
-    total = f"{len(sizes)} run{'s' * (len(sizes) != 1)}, {format_size(sum(sizes.values()))}"
+    total = f"{count(len(sizes), 'run')}, {format_size(sum(sizes.values()))}"
     reasons: list[str] = []
     if runs:
         console.confirm(f"remove {total} below {folder}?", options.yes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.listing import RunList, list_runs, read_runs, select, to_json, to_text
+from gpt2.records.listing import list_runs, listed_runs, read_runs, select, to_json, to_text
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
 from lib.files import write_json
@@ -76,15 +76,15 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def listed(results):
-    return list_runs(results)
+    return listed_runs(results)
 
 
-def names(listed):
-    return [run["run"].partition("/")[2] for run in listed.runs]
+def names(runs):
+    return [run["run"].partition("/")[2] for run in runs]
 
 
 def test_every_run_of_every_study_is_a_row_with_its_state(listed):
-    assert {run["run"]: run["state"] for run in listed.runs} == {
+    assert {run["run"]: run["state"] for run in listed["runs"]} == {
         "ratio/base-s1-aaaaaaaa": "done",
         "ratio/base-s2-aaaaaaab": "done",
         "ratio/ra-s1-cccccccc": "damaged",
@@ -94,15 +94,15 @@ def test_every_run_of_every_study_is_a_row_with_its_state(listed):
         "ratio/d-s3-eeeeeeee": "new",
         "single/run-s1-bbbbbbbb": "stale",
     }
-    assert listed.replaced == 1
+    assert listed["replaced"] == 1
 
 
 def test_a_row_has_the_facts_of_its_run(listed):
-    run = next(run for run in listed.runs if run["run"] == "ratio/base-s2-aaaaaaab")
+    run = next(run for run in listed["runs"] if run["run"] == "ratio/base-s2-aaaaaaab")
     facts = {name: run[name] for name in ("step", "seed", "val_loss", "hash8", "commit", "run_id")}
     assert list(facts.values()) == ["base", 2, 1.5, "aaaaaaab", "0" * 40, "r1"]
     assert run["ended_at"] is not None
-    broken = next(run for run in listed.runs if run["state"] == "damaged")
+    broken = next(run for run in listed["runs"] if run["state"] == "damaged")
     assert "summary.json" in broken["problem"] and broken["val_loss"] is None
     assert broken["problem"] in to_text(listed).replace("\n  ", " ")
 
@@ -111,13 +111,15 @@ def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
     (new,) = read_runs([Path("s/a-s1-aaaaaaaa")])
     equal = [{**new, "state": "damaged", "problem": "no hash"} for _ in range(200)]
     distinct = [{**new, "state": "failed", "problem": f"cause {n}."} for n in range(30)]
-    listed = RunList(Path(), [*equal, *distinct])
+    listed = {"folder": "", "differing": {}, "replaced": 0, "runs": [*equal, *distinct]}
     shown, full = (to_text(listed, every_column=every) for every in (False, True))
     assert shown.count("no hash") == full.count("no hash") == 1 and " 197 " in shown
-    assert len(shown.splitlines()) < len(listed.runs) + 25
+    assert len(shown.splitlines()) < len(listed["runs"]) + 25
     assert "cause 9." not in shown and all(f"cause {n}." in full for n in range(30))
     document = json.loads(to_json(listed))
-    assert [run["problem"] for run in document["runs"]] == [run["problem"] for run in listed.runs]
+    assert [run["problem"] for run in document["runs"]] == [
+        run["problem"] for run in listed["runs"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,12 +129,12 @@ def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
 def test_a_damaged_status_is_a_row(tmp_path, damage):
     run = add(tmp_path, "ratio/x-s1-aaaaaaaa")
     run.status.write_text(damage, errors="surrogateescape")
-    (row,) = list_runs(tmp_path).runs
+    (row,) = list_runs(tmp_path)
     assert row["state"] == "damaged" and "status.json" in row["problem"]
 
 
 def test_settings_of_equal_value_and_those_without_effect_are_not_listed(listed):
-    assert listed.differing == {
+    assert listed["differing"] == {
         "COMPILE": ["n", "y"],
         "DROPOUT": ["0.1", "0.10", "0.2"],
         "N_LAYER": ["4", "6"],
@@ -157,7 +159,9 @@ def test_settings_of_equal_value_and_those_without_effect_are_not_listed(listed)
     ],
 )
 def test_conditions_select_runs(listed, where, expected):
-    assert names(select(listed, where)) == (names(listed) if expected is None else expected)
+    assert names(select(listed["runs"], where)) == (
+        names(listed["runs"]) if expected is None else expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_conditions_select_runs(listed, where, expected):
 )
 def test_an_invalid_condition_is_one_error(listed, where, code, hint):
     with pytest.raises(ConfigError) as caught:
-        select(listed, where)
+        select(listed["runs"], where)
     assert caught.value.codes == [code]
     assert hint in caught.value.problems[0].what and caught.value.problems[0].where == "WHERE"
 
@@ -202,23 +206,23 @@ def test_the_setting_with_most_values_is_shown_first(tmp_path, monkeypatch):
     for number in range(3):
         name = f"ratio/base-s{number}-aaaaaaa{number}"
         add(tmp_path, name, ATTENTION_BACKEND=f"long_name_of_{number % 2}", MAX_ITERS=number)
-    header = to_text(list_runs(tmp_path)).splitlines()[0].split()
+    header = to_text(listed_runs(tmp_path)).splitlines()[0].split()
     assert header[4] == "MAX_ITERS"
 
 
 def test_json_lists_the_same_runs(listed):
     document = json.loads(to_json(listed))
-    assert [run["run"] for run in document["runs"]] == [run["run"] for run in listed.runs]
+    assert [run["run"] for run in document["runs"]] == [run["run"] for run in listed["runs"]]
     first = next(run for run in document["runs"] if run["step"] == "base")
     assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
     assert document["replaced"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
 
 
 def test_an_absent_folder_has_no_runs(tmp_path):
-    listed = select(list_runs(tmp_path / "none"), "N_LAYER=6")
-    assert listed.runs == [] and "".join(to_text(listed).split()).endswith(f"{tmp_path}/none")
+    listed = listed_runs(tmp_path / "none", "N_LAYER=6")
+    assert listed["runs"] == [] and "".join(to_text(listed).split()).endswith(f"{tmp_path}/none")
     with pytest.raises(ConfigError) as caught:
-        select(listed, "val_los<2")
+        select([], "val_los<2")
     assert caught.value.codes == ["usage.unknown-field"]
 
 

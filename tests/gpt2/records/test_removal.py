@@ -33,8 +33,8 @@ def results(tmp_path):
 )
 def test_selected_runs_are_removed_and_no_others(results, where, names):
     before = {path.name for path in (results / "ratio").iterdir()}
-    listed = select(list_runs(results, replaced=True), where)
-    assert remove_runs(listed.runs, results) == []
+    listed = select(list_runs(results), where)
+    assert remove_runs(listed, results) == []
     assert before - {path.name for path in (results / "ratio").iterdir()} == set(names)
 
 
@@ -43,12 +43,12 @@ def test_a_locked_run_and_a_link_stay(results, tmp_path):
     (results / "ratio" / "x-s1-eeeeeeee").symlink_to(outside)
     held = results / "ratio" / "ra-s1-bbbbbbbb"
     with take_lease(RunDir(held), DEFAULT_SECONDS):
-        reasons = remove_runs(list_runs(results).runs, results)
+        reasons = remove_runs(list_runs(results), results)
     assert [reason.partition(":")[0] for reason in reasons] == [
         "ratio/ra-s1-bbbbbbbb",
         "ratio/x-s1-eeeeeeee",
     ]
-    assert held.is_dir() and outside.is_dir() and len(list_runs(results).runs) == 2
+    assert held.is_dir() and outside.is_dir() and len(list_runs(results)) == 2
 
 
 def test_an_interrupted_removal_leaves_no_run(results, monkeypatch):
@@ -58,7 +58,7 @@ def test_an_interrupted_removal_leaves_no_run(results, monkeypatch):
     listed = select(list_runs(results), "state=failed")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("shutil.rmtree", interrupt)
-        remove_runs(listed.runs, results)
-    assert [run["state"] for run in list_runs(results).runs].count("failed") == 0
+        remove_runs(listed, results)
+    assert [run["state"] for run in list_runs(results)].count("failed") == 0
     remove_runs([], results)
     assert not list(results.glob("*/.removed-*"))
