@@ -70,10 +70,7 @@ class TreeDigests(dict[str, str]):
 
 
 def changed_since(recorded: Mapping[str, str], tree: TreeDigests | None = None) -> list[str]:
-    """Return the files of ``recorded`` whose bytes have changed since, or that were removed.
-
-    The files of ``NOT_TRAINING``, which older records have, do not count.
-    """
+    """Return the files whose bytes changed, or that went, without ``NOT_TRAINING`` of older records."""
     tree = TreeDigests() if tree is None else tree
     changed = [name for name, digest in recorded.items() if tree[name] != digest]
     return [name for name in changed if makes_results(name)]
@@ -149,10 +146,7 @@ def makes_results(name: str) -> bool:
 
 
 def _digest(name: str, *, loaded: bool = False) -> str:
-    """Return the digest of the file, or of the file as it was ``loaded``.
-
-    Workers are forked long after the import.
-    """
+    """Return the digest of the file, or of the file as it was ``loaded``, long before a fork."""
     path = ROOT / name
     try:
         modified_ns = path.stat().st_mtime_ns
@@ -165,10 +159,9 @@ def _digest(name: str, *, loaded: bool = False) -> str:
 
 
 def run_drift(record: RunRecord, device: str | None, tree: TreeDigests | None = None) -> list[str]:
-    """Return source files, torch version and device model that differ from the manifest of a run.
+    """Return what changed since the manifest of a run, which has none if the run never started.
 
-    ``device`` is the device model that would be used now, None if it is not known. Returns [] for a
-    run that never started.
+    ``device`` is the device model that would be used now, None if it is not known.
     """
     try:
         torch, was = (record.manifest.value(str, "origin", name) for name in ("torch", "device"))
@@ -238,11 +231,7 @@ def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
 
 
 def write_code_patch(run_dir: Path) -> dict[str, str] | None:
-    """Write the patch from the commit to the current code to ``code.diff``.
-
-    Returns file name and SHA-256, or None if all code is committed or there is no commit. Raises
-    RunError if git diff fails.
-    """
+    """Write ``code.diff``; return its name and SHA-256, None without a commit or a difference to it."""
     target = RunDir(run_dir).code_diff
     target.unlink(missing_ok=True)
     head = head_commit()
@@ -270,15 +259,13 @@ def has_commit(sha: str) -> bool:
 
 
 def files_not_committed(recorded: Mapping[str, str], commit: str) -> list[str]:
-    """Return the files of ``recorded`` that ``commit`` does not hold with this digest.
-
-    Absolute paths, such as initial weights, are not part of the tree.
-    """
+    """Return the files of ``recorded`` in the tree that ``commit`` does not hold with this digest."""
     # A record is data: text that is no commit would be an option or another revision.
     is_commit = _COMMIT.fullmatch(commit) is not None
     return [
         name
         for name, digest in recorded.items()
+        # Initial weights are not part of the tree.
         if not Path(name).is_absolute()
         and not (is_commit and _committed_digest(str(ROOT), commit, name) == digest)
     ]

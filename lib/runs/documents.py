@@ -116,10 +116,6 @@ def _item(file: Path, number: int, cells: Sequence[str]) -> DocumentResult:
     return item
 
 
-# The training loss of a run is the mean over this final fraction of its iterations.
-_TRAIN_LOSS_FRACTION = 0.1
-
-
 def evaluation_metrics(items: Sequence[DocumentResult]) -> dict[str, Any]:
     """Compute loss, perplexity, bits per byte, accuracy and size of an evaluation."""
     tokens = sum(item.n_tokens for item in items)
@@ -146,12 +142,9 @@ def expected_calibration_error(calibration: Mapping[str, Sequence[float]]) -> fl
 
 
 def train_loss(records: Iterable[Mapping[str, Any]], iterations: int) -> float:
-    """Return the mean loss over the last tenth of the iterations, at least one.
-
-    ``records`` are the rows of ``metrics.jsonl``.
-    """
+    """Return the mean loss in the rows of metrics.jsonl over the last tenth of the iterations, at least one."""
     losses = {r["iteration"]: r["loss"] for r in records if r["kind"] == "train"}
-    first = iterations - max(1, int(iterations * _TRAIN_LOSS_FRACTION))
+    first = iterations - max(1, iterations // 10)
     last = [loss for iteration, loss in losses.items() if iteration > first]
     return math.fsum(last) / len(last)
 

@@ -127,10 +127,7 @@ def no_guard() -> None:
 
 @contextmanager
 def take_lease(run: RunDir, seconds: int) -> "Iterator[Callable[[], None]]":
-    """Hold the lease of ``run`` in the context, which gets the guard that raises LeaseLost.
-
-    Raises ConfigError if another process trains the run.
-    """
+    """Hold the lease in the context, which gets the guard that raises LeaseLost. Raises ConfigError."""
     require_free(run)
     lease = Lease.take(run, seconds, read_lease(run))
     if lease is None:

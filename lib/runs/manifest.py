@@ -55,11 +55,9 @@ def begin_manifest(
     facts: Mapping[str, Any],
     order: Mapping[str, float],
 ) -> None:
-    """Write the manifest of a run that starts or resumes.
+    """Write the manifest of a run that starts or resumes, with the digests of code before its first step.
 
-    ``pids`` are the process ids of all ranks, ``facts`` additional entries, ``order`` the time at which
-    this attempt was submitted. Code and data are digested before the first step, so
-    that edits during the run are not attributed to it.
+    ``pids`` are the process ids of all ranks, ``order`` is the time at which the attempt was submitted.
     """
     import torch
 
@@ -98,10 +96,7 @@ def begin_manifest(
 
 
 def _attempts(run: RunDir, order: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the attempts of the run so far, the current one last.
-
-    An earlier attempt without a recorded end was killed.
-    """
+    """Return the attempts of the run, the current one last; one without a recorded end was killed."""
     try:
         attempts = JsonRecord.read(run.manifest).value(list, "volatile", "attempts")
     except RecordError:

@@ -134,7 +134,9 @@ class JsonRecord:
 
     def value(self, kind: type[T], *place: str) -> T:
         """Return the value. Raises DamagedRecord unless it is a ``kind``."""
-        value = self._required(place)
+        value = self.find(*place, default=...)
+        if value is ...:
+            raise DamagedRecord(self.file, f"a field {'.'.join(place)}", "none")
         if not isinstance(value, kind):
             raise DamagedRecord(
                 self.file, f"{'.'.join(place)} of type {kind.__name__}", repr(value)
@@ -143,13 +145,7 @@ class JsonRecord:
 
     def section(self, kind: type[T], *place: str) -> T:
         """Return the object as the dataclass ``kind``. Raises DamagedRecord."""
-        return typed(kind, self._required(place), self.file, place)
-
-    def _required(self, place: Sequence[str]) -> Any:
-        value = self.find(*place, default=...)
-        if value is ...:
-            raise DamagedRecord(self.file, f"a field {'.'.join(place)}", "none")
-        return value
+        return typed(kind, self.value(object, *place), self.file, place)
 
 
 @dataclass(frozen=True)
@@ -222,10 +218,7 @@ class RunRecord:
 
     @cached_property
     def state(self) -> str:
-        """Return new, running, done, failed, interrupted, damaged or replaced.
-
-        A run with status RUNNING that no process trains is interrupted.
-        """
+        """Return new, running, done, failed, interrupted (also if no process trains it), damaged or replaced."""
         if self.run.is_replaced:
             return "replaced"
         if self.status is None:
@@ -359,12 +352,9 @@ class RunRecord:
 
     @cached_property
     def metrics_fields(self) -> Sequence[Mapping[str, Any]]:
-        """Return every row of metrics.jsonl with all its fields.
-
-        An incomplete last line is damage if the run is finished.
-        """
-        done = self.status is not None and self.status.state is State.SUCCESS
-        return self._lines(self.run.metrics, growing=not done)
+        """Return every row of metrics.jsonl; an incomplete last one is damage if the run is finished."""
+        growing = self.status is None or self.status.state is not State.SUCCESS
+        return self._lines(self.run.metrics, growing=growing)
 
     @cached_property
     def metrics(self) -> Sequence[MetricsRow]:

@@ -14,8 +14,6 @@ from lib.json_files import DamagedRecord, MissingRecord, read_json_object, typed
 
 _LEASE = re.compile(r"\.lease-([1-9][0-9]{0,17})")
 _HEARTBEAT = re.compile(r"heartbeat_rank(0|[1-9][0-9]{0,5})\.jsonl")
-
-
 # Part of the name of a directory whose run was trained again: NAME.old-TIME.
 _REPLACED = ".old-"
 # Name of a checkpoint in the folder of checkpoints.
