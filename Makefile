@@ -5,6 +5,11 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 .NOTPARALLEL:
 .SUFFIXES:
 
+# The paths below are those of the tree.
+ifeq ($(wildcard lib/commands.py),)
+$(error not in the folder of Kablate; type: make -C "$(patsubst %/Makefile,%,$(strip $(MAKEFILE_LIST)))")
+endif
+
 # The variables that a user may set. A value is text: it is frozen here, before make could expand
 # it, and passed to the commands in the environment, so that $(...) and quotes have no effect.
 SETTINGS := $(shell sed -n 's/^\([A-Z][A-Z_]*\)  .*/\1/p' lib/commands.py)

@@ -1,6 +1,7 @@
 """Terminal output: results on stdout; on stderr one line per event, with a fixed-width tag for grep."""
 
 import argparse
+import errno
 import gc
 import io
 import os
@@ -179,7 +180,9 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     except OSError as error:
         # A full disk, a read-only folder or a missing permission is not a defect of the program.
         what, where = error.strerror or str(error), str(error.filename or "input/output")
-        code = _report(PreflightError(Problem(what, where, code="file.input-output")))
+        refused = error.errno in (errno.EACCES, errno.EROFS)
+        advice = "type: make O=FOLDER, to write into another folder" if refused else ""
+        code = _report(PreflightError(Problem(what, where, advice, code="file.input-output")))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code:

@@ -76,11 +76,12 @@ def file_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Itera
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file ``path`` in an OSError: errors of a descriptor, such as a full disk, name none."""
+    """Name the file ``path`` in an OSError of its temporary file or, as on a full disk, a descriptor."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.filename is None or str(error.filename) == str(temporary_path(path)):
+            error.filename = str(path)
         raise
 
 

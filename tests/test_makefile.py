@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import time
 import venv
 
@@ -279,6 +280,28 @@ def test_an_error_is_a_document_with_json(build, words, code):
 def test_a_python_that_is_none_is_an_error(tmp_path):
     done = make(f"O={tmp_path}", "plan", "PYTHON=/bin/ls")
     assert done.returncode == 2 and re.search(r"\[env\.[a-z-]+\]", done.stderr)
+
+
+def test_make_in_another_folder_is_answered_by_what_to_type(tmp_path):
+    done = make("-f", str(ROOT / "Makefile"), "plan", "STEPS=0", cwd=tmp_path)
+    assert done.returncode == 2 and "unknown" not in done.stderr
+    assert f'type: make -C "{ROOT}"' in done.stderr
+
+
+def test_a_checkout_with_line_ends_of_windows_has_the_same_bytes(tmp_path):
+    """The scripts run there, and the digests of the sources are those of other checkouts."""
+
+    def git(*words):
+        subprocess.run(["git", "-c", "core.autocrlf=true", *words], cwd=tmp_path, check=True)
+
+    name = "hw_probe.py"
+    for path in (ROOT / ".gitattributes", ROOT / "scripts" / name):
+        shutil.copy(path, tmp_path)
+    git("init", "-q")
+    git("add", ".")
+    (tmp_path / name).unlink()
+    git("checkout", "-q", "--", name)
+    assert b"\r" not in (tmp_path / name).read_bytes()
 
 
 def test_a_dry_run_of_make_starts_nothing(tmp_path):

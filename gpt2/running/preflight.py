@@ -134,7 +134,9 @@ def check_machine(
     if ignored := _variables_without_effect(configs):
         log("ENV", f"without effect: {', '.join(ignored)}; symbols are set by SET=NAME=VALUE")
     if text := describe_tree():
-        log("DIRTY", f"{text}; the diff is saved with each run")
+        known = git_state()["git_sha"] is not None
+        saved = "the diff is saved" if known else "neither commit nor diff is saved"
+        log("DIRTY", f"{text}; {saved} with each run")
     if busy:
         log("GPU", f"not used, because other programs use them: {', '.join(busy.values())}")
     slots = _slots(configs, busy)

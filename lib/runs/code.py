@@ -224,10 +224,14 @@ def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
     """Return a problem if code is uncommitted under paper_repro, unless ``allowed``."""
     if allowed or profile != "paper_repro" or not (what := describe_tree()):
         return []
-    if not shutil.which("git"):
-        return [Problem(f"{what}; install git, or type: make ALLOW_DIRTY=y", code="code.no-git")]
-    remedy = "commit it, or type: make ALLOW_DIRTY=y to store the difference with each run"
-    return [Problem(f"{what}; {remedy}", code="code.uncommitted")]
+    if head_commit() is not None:
+        advice = "commit it, or type: make ALLOW_DIRTY=y to store the difference with each run"
+    else:
+        advice = (
+            "make it known, or type: make ALLOW_DIRTY=y to train without a record of the commit"
+        )
+    code = "code.uncommitted" if shutil.which("git") else "code.no-git"
+    return [Problem(what, next=advice, code=code)]
 
 
 def write_code_patch(run_dir: Path) -> dict[str, str] | None:

@@ -61,7 +61,7 @@ def test_uncommitted_code_requires_a_flag_and_is_recorded(
     model = clone / "gpt2" / "model.py"
     model.write_text(model.read_text() + "# Edited.\n")
     code, _, said = command(clone, *IN_PROCESS, server=server)
-    assert (code, said.count("\n")) == (3, 2), said
+    assert (code, said.count("\n")) == (3, 3), said
     assert said.startswith("ERROR   ") and "gpt2/model.py" in said
     assert "[code.uncommitted]" in said and "ALLOW_DIRTY=y" in said
     assert not (clone / "results").exists()

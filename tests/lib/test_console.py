@@ -1,11 +1,13 @@
 """Lines on a terminal, and the exit of a command."""
 
+import errno
 import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -61,7 +63,21 @@ def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
         "file.input-output",
         str(tmp_path / "absent" / "file"),
     )
-    assert "[file.input-output]" in err
+    assert "[file.input-output]" in err and "make O=" not in err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_what_cannot_be_written_has_another_folder_as_advice(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> NoReturn:
+        raise OSError(number, os.strerror(number), "/tree/.config")
+
+    with pytest.raises(SystemExit):
+        console.run_main(main)
+    err = capsys.readouterr().err
+    assert f"/tree/.config: {os.strerror(number)} [file.input-output]" in err
+    assert "make O=FOLDER" in err
 
 
 @pytest.mark.parametrize(

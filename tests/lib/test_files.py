@@ -73,6 +73,13 @@ def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
     assert (victim.read_text(), path.read_text()) == ("of another program", "new")
 
 
+def test_an_error_names_the_file_and_not_its_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / "absent" / ".config"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomic(path, "new")
+    assert caught.value.filename == str(path)
+
+
 def test_files_that_vanish_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("1234")
