@@ -167,17 +167,20 @@ def open_session(
     """Set up the machine, open the data, and build model, optimizer and pruner.
 
     Raises PreflightError, DataError or ConfigError if the setup fails, and RunError if the ranks of
-    ``group`` have different initial weights. Nothing has been trained then.
+    ``group`` have different data or initial weights. Nothing has been trained then.
     """
     group = group or ProcessGroup()
     require_machine(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
     dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
+    # The digest of the data set includes that of its vocabulary.
+    _require_equal(group, "data and vocabulary", dataset.digest)
     model = GPT(config.model)
     model.init_weights(config.seed, config.init.init_stream)
     # Digests of the files that the initial weights were loaded from.
     initial = load_initial_weights(model, config, build_dir, records.line)
-    init_digests = _check_equal_weights(model, group)
+    weights = weights_digest(dict(model.named_parameters()))
+    init_digests = _require_equal(group, "initial weights", weights)
     state = build_state(config, model, group, device)
     state.alive = records.alive
     if config.init.iteration is not None:
@@ -210,15 +213,15 @@ def open_session(
     )
 
 
-def _check_equal_weights(model: GPT, group: ProcessGroup) -> list[str]:
-    """Return the digest of each rank's weights. Raises RunError if a rank differs from rank 0.
+def _require_equal(group: ProcessGroup, what: str, digest: str) -> list[str]:
+    """Return the digest of each rank. Raises RunError if a rank's differs from that of rank 0.
 
-    Different initial weights would not be detected later, because all ranks apply equal gradients.
+    A difference would not be detected later, because all ranks apply equal gradients.
     """
-    digests = group.gather_text(weights_digest(dict(model.named_parameters())))
+    digests = group.gather_text(digest)
     if ranks := [str(rank) for rank, other in enumerate(digests) if other != digests[0]]:
-        what = f"initial weights of rank {', '.join(ranks)} differ from rank 0"
-        raise RunError(Problem(what, code="run.rank-mismatch"))
+        unequal = f"{what} of rank {', '.join(ranks)} differ from rank 0"
+        raise RunError(Problem(unequal, code="run.rank-mismatch"))
     return digests
 
 

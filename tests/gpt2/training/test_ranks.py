@@ -23,6 +23,13 @@ from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
 from gpt2.config import Config
+from gpt2.data.dataset import (
+    MANIFEST,
+    content_digest,
+    dataset_folder,
+    manifest_digest,
+    read_manifest,
+)
 from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.model import GPT
 from gpt2.training.loop import open_session, optimizer_step, train_step
@@ -149,6 +156,27 @@ def test_ranks_that_start_from_other_weights_are_named(
     for error in ranks(4, body):
         assert error.startswith("RunError: ") and "[run.rank-mismatch]" in error
         assert "rank 1, 3 " in error
+
+
+def test_ranks_that_read_another_vocabulary_are_named(
+    configure: Configure, open_rank: Callable, ranks: Callable, build_dir: Path, tmp_path: Path
+) -> None:
+    """Rank 1 finds an intact data set of another vocabulary, as on the disk of another machine."""
+    folder = dataset_folder(configure(**SPLITS[2]).data, build_dir)
+    elsewhere = shutil.copytree(folder, tmp_path / folder.name)
+    manifest = read_manifest(folder)
+    manifest["tokenizer"]["digest"] = "0" * 64
+    manifest["digest"] = content_digest(manifest)
+    manifest["seal"] = manifest_digest(manifest)
+    (elsewhere / MANIFEST).write_text(json.dumps(manifest))
+
+    def body(rank: int) -> str:
+        found = (folder, elsewhere)[rank]
+        with mock.patch("gpt2.data.dataset.dataset_folder", lambda *arguments: found):
+            return open_rank(**SPLITS[2]).dataset.digest
+
+    for error in ranks(2, body):
+        assert "data and vocabulary of rank 1 differ from rank 0 [run.rank-mismatch]" in error
 
 
 def test_weights_optimizer_and_masks_stay_the_same_on_all_ranks(
