@@ -29,7 +29,6 @@ from lib.report.run_facts import (
     field_differences,
     observed_facts,
     settings_of,
-    speed_differences,
 )
 from lib.runs.documents import DocumentResult, evaluation_metrics
 from lib.runs.record import RunRecord
@@ -49,10 +48,7 @@ Comparison = dict[str, Any]
 
 
 def compare_bitwise(a: RunRecord, b: RunRecord) -> Comparison:
-    """Return ``first``, the first difference of two finished runs, or ``same``, what was equal.
-
-    Raises ConfigError if a file is missing or unreadable.
-    """
+    """Return ``first``, the first difference of two runs, or ``same``. Raises ConfigError."""
     rows = _rows(a), _rows(b)
     skipped = _other_intervals(a, b, *rows)
     try:
@@ -161,7 +157,7 @@ def compare_document_losses(
     }
 
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BITWISE = "BITWISE"
 DIVERGED = "DIVERGED"
 NOT_COMPARABLE = "NOT COMPARABLE"
@@ -190,9 +186,6 @@ def new_comparison(a: RunDir, b: RunDir | str, verdict: str, **parts: Any) -> Co
         "same": None,
         "first": None,
         "losses": None,
-        # Tokens per second of both runs, and why they are not comparable.
-        "speed": [],
-        "speed_reasons": [],
         **parts,
     }
 
@@ -226,8 +219,6 @@ def compare_runs(
         axis=[str(d) for d in differing if d.field not in labels],
         labels=[str(d) for d in differing if d.field in labels],
         losses=None if other_text else compare_document_losses(a.documents, b.documents),
-        speed=[record.timing.tokens_per_second for record in (a, b)],
-        speed_reasons=[str(d) for d in speed_differences(a, b)],
     )
 
 
@@ -243,8 +234,7 @@ CONTINUATION = " " * 13
 
 
 def comparison_to_text(comparison: Comparison) -> str:
-    verdict, speed = comparison["verdict"], comparison["speed"]
-    lines = [verdict, f"  A  {comparison['a']}", f"  B  {comparison['b']}"]
+    lines = [comparison["verdict"], f"  A  {comparison['a']}", f"  B  {comparison['b']}"]
     for heading, name in (("differs", "reasons"), ("axis", "axis"), ("label", "labels")):
         lines += [f"  {heading:9}  {difference}" for difference in comparison[name]]
     if same := comparison["same"]:
@@ -260,11 +250,8 @@ def comparison_to_text(comparison: Comparison) -> str:
             lines[-1] += f", A - B = {first['a'] - first['b']:+.3g}"
     if comparison["losses"]:
         lines += _loss_lines(comparison["losses"])
-    elif verdict == COMPARED:
+    elif comparison["verdict"] == COMPARED:
         lines.append("  losses     not comparable: evaluated on different documents")
-    lines += [f"  speed      not comparable: {reason}" for reason in comparison["speed_reasons"]]
-    if speed and not comparison["speed_reasons"]:
-        lines.append("  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*speed))
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
@@ -277,10 +264,7 @@ def comparison_to_json(comparison: Comparison) -> str:
 def check_fields(
     records: Sequence[RunRecord], names: Mapping[str, str], fields: Sequence[str], variable: str
 ) -> None:
-    """Raise ConfigError, with the name of the make variable, if a field is in none of the runs.
-
-    ``names`` maps setting paths to symbols.
-    """
+    """Raise ConfigError about the make variable if a field is in none of the runs."""
     tables = [t for r in records for t in (observed_facts(r), settings_of(r), r.symbols)]
     valid = {*names.values(), "code"}.union(*tables) if fields else ()
     expected = "expected a symbol or field of these runs"

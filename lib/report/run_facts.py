@@ -57,12 +57,6 @@ _SPEED_KNOBS = (
     *("expandable_segments", "num_workers", "pin_memory", "prefetch_factor"),
     *("persistent_workers", "compile_warmup_steps"),
 )
-# Further facts that affect only the speed.
-_SPEED: Mapping[str, Sequence[str]] = {
-    "gpu": ("hardware", "gpu_name"),
-    "driver": ("hardware", "driver_version"),
-    "debug_flags": ("debug_flags",),
-}
 
 
 @derived
@@ -162,10 +156,7 @@ class FieldDifference:
 def field_differences(
     a: RunRecord, b: RunRecord, names: Mapping[str, str] | None = None
 ) -> list[FieldDifference]:
-    """Return every field that can change a loss and is not known to be equal, settings first.
-
-    ``names`` maps setting paths to the names to report, such as symbols.
-    """
+    """Return every field that can change a loss and is not known to be equal, settings first."""
     left, right = settings_of(a), settings_of(b)
     settings = [
         FieldDifference((names or {}).get(path, path), *(_setting(s, path) for s in (left, right)))
@@ -175,26 +166,12 @@ def field_differences(
 
 
 def observed_differences(a: RunRecord, b: RunRecord, unit: str = NATS) -> list[FieldDifference]:
-    """Return differing observed facts and code of runs whose settings differ on purpose.
-
-    Losses in bits per byte are comparable on the same bytes, whatever the tokens.
-    """
+    """Return differing observed facts and code; bits per byte are comparable on the same bytes."""
     observed = _observed(a, b)
     if unit == BITS_PER_BYTE:
         observed = [each for each in observed if each.field not in ("documents", "tokenizer")]
         observed += _unequal({"text": text_digest(a)}, {"text": text_digest(b)})
     return [*observed, *_code_differences(a.sources, b.sources)]
-
-
-def speed_differences(a: RunRecord, b: RunRecord) -> list[FieldDifference]:
-    """Return further differences that make the speeds of two runs incomparable."""
-    return _unequal(_speed_facts(a), _speed_facts(b))
-
-
-def _speed_facts(record: RunRecord) -> dict[str, Any]:
-    knobs = record.manifest.find("knobs", default={})
-    facts = {name: record.manifest.find(*path) for name, path in _SPEED.items()}
-    return facts | {f"knobs.{n}": knobs[n]["observed"] for n in _SPEED_KNOBS if n in knobs}
 
 
 def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[FieldDifference]:
@@ -204,10 +181,7 @@ def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[FieldDifference
 
 
 def _code_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[FieldDifference]:
-    """Return a difference if the code that makes results is not the same in files that both runs loaded.
-
-    A file loaded by only one run follows from the settings: a file that both runs share imports it.
-    """
+    """Return a difference of files that both runs loaded; others follow from the settings."""
     if a and a == b and _is_digest("".join(a.values())):
         return []
     shared = sorted(filter(makes_results, a.keys() & b.keys()))
@@ -222,10 +196,7 @@ def _code_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[FieldD
 
 
 def differing_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return the differing paths, without those that follow from another difference.
-
-    Paths below a component that only one run has follow from the component.
-    """
+    """Return the differing paths, without those that follow from another difference."""
     paths = [path for path in sorted({*a, *b}) if _setting(a, path) != _setting(b, path)]
     paths = [path for path in paths if _SETTING_FOLLOWS.get(path) not in paths]
     below = tuple(f"{path}." for path in paths)
