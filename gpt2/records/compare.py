@@ -54,11 +54,7 @@ def compare(
     label_by: str = "",
     lookup: RunLookup | None = None,
 ) -> Comparison:
-    """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
-
-    Besides ``axis`` and ``label_by``, two runs of .config's study may differ in the symbols that their
-    steps set. Raises ConfigError for an unknown symbol or field, and for an unfinished run.
-    """
+    """Compare two finished runs, each a directory or a planned run. Raises ConfigError."""
     lookup = lookup or RunLookup()
     for value, name in ((a, "A"), (b, "B")):
         if not value:
@@ -150,11 +146,7 @@ def whole_study(plan: Plan) -> Plan:
 
 
 def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunRecord]:
-    """Return the finished runs of ``plan`` except repeats, or those that ``named`` lists: directories,
-    or patterns over the names of ``study``.
-
-    Raises ConfigError if a word matches no run or an unfinished one.
-    """
+    """Return the finished runs of ``plan``, or those ``named``, which must be finished."""
     paths: dict[Path, None] = {}
     for word in words(named):
         folders = [path for path in map(Path, sorted(glob(word))) if not RunDir(path).is_replaced]
@@ -178,11 +170,7 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunRecord]:
 
 
 def declared_axes(study: Plan, records: Sequence[RunRecord], named: str) -> dict[Path, Set[str]]:
-    """Return {run directory: symbols in which the run may differ}: those that its step and the step's
-    ancestors in ``study`` set, and those in ``named``.
-
-    Raises ConfigError if ``named`` contains an unknown symbol or field.
-    """
+    """Return {run directory: symbols that its step, an ancestor of it, or ``named`` sets}."""
     if named:
         check_fields(records, names_of(records), words(named), "AXIS")
     variants = {run.variant.slug: run.variant for run in study.runs}

@@ -76,10 +76,7 @@ def read_settings(run: RunDir) -> dict[str, Any]:
 
 
 def read_planned_config(run: RunDir) -> Config:
-    """Load the configuration that the plan of this machine wrote, with the values of all symbols.
-
-    Raises ConfigError like ``read_resolved_config``.
-    """
+    """Load the configuration, with all symbols, that the plan of this machine wrote."""
     record = RunRecord(run)
     config = Config.from_values(record.symbols)
     require_identity(config, record)
@@ -141,10 +138,7 @@ def own_values(build_dir: Path) -> Mapping[str, SymbolValue]:
 
 
 def recorded_config(record: RunRecord, own: Mapping[str, SymbolValue] | None = None) -> Config:
-    """Return the allowed part of a recorded configuration on top of ``own`` values, or of defaults.
-
-    Raises ConfigError if the values are rejected, or if symbols that are newer make it another run.
-    """
+    """Return the allowed part of a recorded configuration on ``own`` values, or on defaults."""
     values = allowed_values(record)
     config = Config.from_values({**(own or _tree().resolve([]).values), **values})
     newer = sorted(values.keys() - record.symbols.keys())
@@ -154,10 +148,7 @@ def recorded_config(record: RunRecord, own: Mapping[str, SymbolValue] | None = N
 
 
 def allowed_values(record: RunRecord) -> dict[str, SymbolValue]:
-    """Return the recorded values of the allowed symbols; one that is newer has its default.
-
-    Raises ConfigError if the run has a setting that this version does not have.
-    """
+    """Return the recorded values of the allowed symbols; one that is newer has its default."""
     if former := list(_former_settings(record)):
         advice = "use the version that trained the run"
         with contextlib.suppress(RecordError):
@@ -216,10 +207,7 @@ _LIST_RUNS = "type: make plan, to list the runs"
 def find_finished(
     named: str, build_dir: Path, lookup: RunLookup | None = None, *, variable: str = "RUN"
 ) -> RunDir:
-    """Return the finished run ``named``: a directory, or a run name in the plan of ``.config``.
-
-    Raises ConfigError about the make ``variable`` unless exactly one run matches, and is finished.
-    """
+    """Return the one finished run ``named``: a directory, or a name in the plan of ``.config``."""
     if not named:
         what = "no run given"
         raise ConfigError(Problem(what, variable, _LIST_RUNS, code="usage.missing-argument"))

@@ -84,10 +84,7 @@ def _value(row: Row, name: str) -> Any:
 
 
 def listed_runs(folder: Path, where: str = "") -> RunList:
-    """Return the runs below ``folder`` that satisfy every condition of ``where``.
-
-    Raises ConfigError for a malformed condition or an unknown field.
-    """
+    """Return the runs below ``folder`` that satisfy ``where``. Raises ConfigError."""
     every = list_runs(folder)
     current = [run for run in every if run["state"] != _REPLACED]
     runs = select(current, where)
@@ -125,11 +122,7 @@ def read_runs(paths: Iterable[Path]) -> list[Row]:
 
 
 def other_configurations(plan: Plan) -> TableSection | None:
-    """Return the runs beside those of ``plan`` that are none of them; None if there are none.
-
-    Each row has the settings in which the run differs from the planned run of its step, or else from
-    the first planned run. These runs are not compared.
-    """
+    """Return the runs beside those of ``plan``, which are not compared; None if there are none."""
     planned = {run.path.name for run in plan.runs}
     beside = plan.folder.iterdir() if plan.folder.is_dir() else ()
     paths = [
@@ -241,11 +234,7 @@ _DAY = re.compile(r"\d{4}(-\d\d(-\d\d)?)?")
 
 
 def select(runs: Sequence[Row], where: str) -> list[Row]:
-    """Return the runs that satisfy every condition of ``where``, such as ``N_LAYER=6 val_loss<2.5``.
-
-    A run without the value does not satisfy a condition. Raises ConfigError for a malformed condition
-    or an unknown field.
-    """
+    """Return the runs that have the values of, and satisfy, every condition of ``where``."""
     conditions = [_condition(text, runs) for text in where.split()]
     return [run for run in runs if all(holds(run) for holds in conditions)]
 
@@ -308,11 +297,7 @@ def to_json(listed: RunList) -> str:
 
 
 def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> str:
-    """Return one line per run, causes of failures, the differing settings and a summary.
-
-    The columns fit the terminal unless ``every_column``; settings named in ``where`` come first, then
-    those with most values.
-    """
+    """Return one line per run, causes of failures, the differing settings and a summary."""
     width = shutil.get_terminal_size().columns
     runs, differing = listed["runs"], listed["differing"]
     asked = re.findall(r"\w+", where)

@@ -137,10 +137,7 @@ def query_run_directory(run: RunDir) -> TrackerConfig:
 
 
 def tracker(plan: Plan, source: str, entity: str) -> TrackerQuery:
-    """Return a function that queries ``source``.
-
-    Raises ConfigError if ``source`` is unknown, PreflightError if it cannot be reached.
-    """
+    """Return a function that queries ``source``. Raises ConfigError or PreflightError."""
     if source not in SOURCES:
         expected = ", ".join(sorted(SOURCES))
         what = f"unknown source {source!r} (expected {expected})"
@@ -231,10 +228,7 @@ _HARDWARE = ("cpu_model", "cpu_cores", "gpu_name", "vram_gib", "driver_version")
 
 
 def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRow]:
-    """Return one row per group of facts, comparing every run with the first.
-
-    With another tokenizer declared, the tokens of the same text may differ.
-    """
+    """Return one row per group of facts, comparing every run with the first."""
     names, first = names_of(records), records[0]
     undeclared: dict[str, dict[str, FieldDifference]] = {}
     declared: dict[str, str] = {}
@@ -309,11 +303,7 @@ def _software_remarks(records: Records) -> Iterator[CheckRemark]:
 
 
 def length_remarks(records: Records) -> Iterator[CheckRemark]:
-    """Yield a remark for each run whose length differs from the declared budget.
-
-    Runs with a time budget must have equal time, all others equal tokens. Only the stretch declared
-    by a pruning method may make a run longer.
-    """
+    """Yield a remark for each run whose length differs from the declared budget, or its stretch."""
     for record in records:
         name, status, limit = _name(record), record.status, _max_time(record)
         done, tokens, stretch = _values(
@@ -354,10 +344,7 @@ def _tokens(records: Records) -> str:
 
 
 def _seeds_row(records: Records, min_seeds: int) -> CheckRow:
-    """Return the row of the seeds: the same of every variant, at least ``min_seeds``, each once.
-
-    A difference between variants with one seed, or with different seeds, includes that of the seeds.
-    """
+    """Return the row of the seeds: the same of every variant, at least ``min_seeds``, each once."""
     variants = _seeds_of_variants(records)
     wanted = {seed for seeds in variants.values() for seed in seeds}
     problems = []

@@ -180,10 +180,7 @@ def _aa_row(document: Values, arms: Collection[str]) -> CheckRow:
 def _outdated(
     document: Values, runs: list[Values], verdicts: list[Values], file: Path
 ) -> Iterator[CheckRemark]:
-    """Yield how the written document differs from ``document``, computed from the runs of today.
-
-    The written one is compared only: no word or figure is taken from it.
-    """
+    """Yield how the written document, which is compared only, differs from that of today's runs."""
     now = _results(document)
     try:
         written = read_json_object(file)
@@ -211,10 +208,7 @@ def _outdated(
 
 
 def _results(document: Values) -> dict[str, list[Any]]:
-    """Return what a second training changes of each run, and the result of each comparison.
-
-    Raises KeyError or TypeError if the document is damaged or of another version.
-    """
+    """Return what a second training changes. Raises KeyError or TypeError if damaged."""
     runs = [{**run} for run in document["runs"]]
     results = {
         run["folder"]: [run.get(k) for k in ("configuration", "run_id", "commit", "weights")]

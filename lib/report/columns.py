@@ -115,10 +115,7 @@ def _name_style(row: Row) -> str:
 
 
 def columns(document: Document) -> list[Column]:
-    """Return the columns of the main table.
-
-    Steps of a study are compared with their parent, combinations of a sweep with the first row.
-    """
+    """Return the columns of the main table; a sweep is compared with its first row."""
     rows, name, reference = document["rows"], "run", "first row"
     if any(row["parent"] for row in rows):
         name, reference = "step", "baseline"
@@ -236,10 +233,7 @@ def verdicts_of(document: Document) -> list[Row]:
 
 
 def write_tables(document: Document, folder: Path) -> list[Path]:
-    """Write table.md, table.csv, table.tex and verdicts.json into ``folder`` and return their paths.
-
-    A table with rows split by labels leaves verdicts.json alone.
-    """
+    """Write the tables, and verdicts.json unless labels split the rows; return the paths."""
     texts = (to_markdown(document), to_csv(document), to_latex(document), to_json(document))
     count = len(texts) - bool(document["exploratory"])
     paths = [folder / name for name in TABLE_FILES[:count]]

@@ -130,10 +130,7 @@ def _cells(shown: Sequence[Column], rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def _tree(document: Values) -> dict[str, list[tuple[Values, Values | None]]]:
-    """Return the children of each row, with the verdicts on their changes; "" for the roots.
-
-    Empty without parents.
-    """
+    """Return the children of each row, with the verdicts on their changes; "" for the roots."""
     rows = document["rows"]
     if not any(row["parent"] for row in rows):
         return {}

@@ -157,10 +157,7 @@ def _forest_limit(verdicts: Sequence[Values]) -> float:
 
 
 def _losses(rows: Sequence[Values], unit: str) -> list[Chart]:
-    """Return the losses over the whole training.
-
-    A validation loss in another unit than the training loss is left out.
-    """
+    """Return the losses over training; a validation loss in another unit is left out."""
     drawn = [row for row in rows if row["series"]["training"]]
     if unit != TRAINING_UNIT:
         drawn = [{**row, "series": {**row["series"], "evaluation": None}} for row in drawn]

@@ -57,10 +57,7 @@ _MIN_TITLE_CHARS = 16
 def fitting_rows(
     columns: Mapping[str, Sequence[str]], priority: Sequence[str], width: int | None
 ) -> list[tuple[str, ...]]:
-    """Return headings and rows of the columns that fit ``width``, the first of ``priority`` in any case.
-
-    The column ``title`` is shortened to the room that the more important columns leave.
-    """
+    """Return the columns that fit ``width``, by ``priority``; ``title`` is shortened to it."""
     chosen: dict[str, Sequence[str]] = {}
     room = math.inf if width is None else width
     for heading in priority:

@@ -65,10 +65,7 @@ def planned_run(record: RunRecord) -> Run[Any]:
 
 @derived
 def run_outcome(record: RunRecord, unit: str) -> SeedOutcome:
-    """Return the outcome of a planned run: its loss in ``unit``, or why it has none that can be read.
-
-    All figures are derived from the rows now: the rows of all runs would fill the memory.
-    """
+    """Return the outcome of a planned run; rows are not kept, as they would fill the memory."""
     if not record.is_done:
         message = record.damage or (record.status.message if record.status else "")
         return absent_outcome(record, record.state, message.split("\n")[0])
@@ -93,10 +90,7 @@ def run_outcome(record: RunRecord, unit: str) -> SeedOutcome:
 def absent_outcome(
     record: RunRecord, state: str, details: str = "", undeclared: tuple[str, ...] = ()
 ) -> SeedOutcome:
-    """Return the outcome of a run without a result: diverged, not comparable, or missing.
-
-    ``undeclared`` are fields in which a finished run differs from the baseline without a declaration.
-    """
+    """Return the outcome of a run without a result: diverged, not comparable, or missing."""
     non_finite = _NON_FINITE.search(details) or record.run.numerics_failure.exists()
     return SeedOutcome(
         planned_run(record).seed,

@@ -54,10 +54,7 @@ def verdicts_to_terminal(document: Document) -> str:
 
 
 def training_text(series: Mapping[str, Any], width: int) -> str:
-    """Return the validation losses of a training as a curve, and the first lines of its sample.
-
-    The iterations of the curve are on a logarithmic scale.
-    """
+    """Return the validation losses of a training as a curve, and the first lines of its sample."""
     lines, curve = [], series["evaluation"] or {"at": (), "mean": ()}
     points = [point for point in zip(curve["at"], curve["mean"], strict=True) if point[0] > 0]
     if len(points) > 1:

@@ -49,10 +49,7 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def verdict_colour(verdict: Verdict) -> str:
-    """Return the name of the colour of a verdict: the word in lower case, or muted without a word.
-
-    An A/A step has a colour only if it failed.
-    """
+    """Return the colour of a verdict; an A/A step has one only if it failed."""
     word = verdict["verdict"]
     if verdict["role"] == AA_ROLE:
         return "worse" if word in _DECIDED else "muted"
