@@ -1,5 +1,6 @@
 """Token ids: equality with published ids and with another implementation."""
 
+import hashlib
 import json
 import zipfile
 
@@ -23,6 +24,14 @@ def test_gpt2_known_ids(downloads):
     assert tokenizer.encode("Hello world").tolist() == [15496, 995]
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
     assert tokenizer.encode("Hello world").dtype == np.uint16
+
+
+def test_every_id_of_gpt2_has_its_published_bytes(downloads):
+    """The digest is that of encoder.json, read by the alphabet of GPT-2's encoder.py."""
+    tokenizer = load_tokenizer("gpt2", downloads.parent)
+    lines = b"\n".join(tokenizer.token_bytes(i).hex().encode() for i in range(50257))
+    digest = hashlib.sha256(lines).hexdigest()
+    assert digest == "5179c95f002c1e19e034e2ac61a2fb511b01641798da4793cf55a8b6edd9a4ac"
 
 
 def test_gpt2_equals_the_tokenizers_library(downloads):
