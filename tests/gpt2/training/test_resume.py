@@ -441,7 +441,7 @@ def _fails(error: Exception) -> Callable[..., None]:
 
 def test_the_scale_of_losses_in_fp16_is_resumed(session: Callable[..., TrainingSession]) -> None:
     """Use a scaler of the CPU: without a GPU, no run has one."""
-    states = [session().state, session().state]
+    states = [session(), session()]
     for state, scale in zip(states, (2.0**7, 2.0**16), strict=True):
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     states[1].load_state_dict(states[0].state_dict())
