@@ -84,11 +84,7 @@ def read_planned_config(run: RunDir) -> Config:
 
 
 def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
-    """Load the configuration of a run directory, which may be a stranger's.
-
-    A symbol that is not allowed has the value of ``.config`` in ``build_dir``, or its default. Raises
-    ConfigError for an unreadable file, or one from which this code derives another identity.
-    """
+    """Load a stranger's configuration, other symbols from ``.config``. Raises ConfigError."""
     record = RunRecord(run)
     config = recorded_config(record, own_values(build_dir) if build_dir else None)
     require_identity(config, record)
@@ -230,11 +226,7 @@ def find_finished(
 
 
 def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]:
-    """Return all started runs that match ``named``, finished or not.
-
-    ``named`` is a directory, or a list of directories and patterns over their paths and over the
-    plan's run names. Raises ConfigError if a word matches no run, or no run has been started.
-    """
+    """Return all started runs that match the words of ``named``. Raises ConfigError."""
     words = [named] if Path(named).is_dir() else named.replace(",", " ").split()
     runs, patterns = [], []
     for word in words:

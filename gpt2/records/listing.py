@@ -103,10 +103,7 @@ def list_runs(folder: Path) -> list[Row]:
 
 
 def _differing(runs: Sequence[Row]) -> dict[str, list[str]]:
-    """Return {symbol: its values} of the symbols that can change a result, where they differ.
-
-    A symbol that another one hides, such as ``RECIPROCAL_ALPHA`` without ``RECIPROCAL``, has no value.
-    """
+    """Return {symbol: values that differ}; one that another symbol hides has no value."""
     values: dict[str, list[str]] = {}
     for name in sorted(_comparable() & {name for run in runs for name in run["symbols"]}):
         each = (run["symbols"].get(name) for run in runs)
@@ -362,11 +359,7 @@ def _some(values: Sequence[str]) -> str:
 
 
 def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
-    """Remove run directories below ``folder``; return a reason for each one that stays.
-
-    A directory gets a hidden name first, so an interrupted removal never leaves a part of a run. The
-    next removal removes such leftovers.
-    """
+    """Remove run directories, each hidden first; return a reason for each one that stays."""
     for leftover in folder.glob(f"*/{_REMOVED}*"):
         shutil.rmtree(leftover)
     reasons = []

@@ -67,12 +67,7 @@ def verify(
     min_seeds: int,
     words: Sequence[CheckRow] = (),
 ) -> Checklist:
-    """Compare all finished runs with the first one and return the checklist.
-
-    ``axes`` maps each run to the symbols in which it may differ; ``ask`` queries the tracker
-    ``source``; ``words`` are the rows of the study's document. Raises ConfigError if a record cannot
-    be read, PreflightError if the tracker cannot be read.
-    """
+    """Compare all finished runs with the first one, except in their ``axes``. Raises ConfigError."""
     # Before the tracker is queried, a damaged file is an error.
     for record in records:
         _ = observed_facts(record), record.summary
@@ -115,11 +110,9 @@ def _value(record: RunRecord, path: str) -> Any:
     source, _, below = path.partition(".")
     if source == "settings":
         return settings_of(record).get(below, UNKNOWN)
-    return (
-        record.summary.find(*below.split("."))
-        if source == "summary"
-        else (record.manifest.find(*path.split(".")))
-    )
+    if source == "summary":
+        return record.summary.find(*below.split("."))
+    return record.manifest.find(*path.split("."))
 
 
 def _values(record: RunRecord, section: str, *names: str) -> list[Any]:
@@ -224,7 +217,14 @@ _FIELDS = {
     "code": ("code", "changed_during_run"),
     _OTHERS: ("",),
 }
-_HARDWARE = ("cpu_model", "cpu_cores", "gpu_name", "vram_gib", "driver_version")
+# Row, name and path of each further value.
+_RECORDED = (
+    *(
+        ("hardware", name, f"hardware.{name}")
+        for name in ("cpu_model", "cpu_cores", "gpu_name", "vram_gib", "driver_version")
+    ),
+    (_SOFTWARE, "python", "environment.python_version"),
+)
 
 
 def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRow]:
@@ -248,19 +248,14 @@ def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRo
         others = {run: each.b for run, each in differing.items()}
         shown = [others.get(_name(record), value) for record in records]
         remarks[_group(field)] += _unequal(names.get(field, field), records, shown)
-    if "machine.device" not in declared:
-        for name in _HARDWARE:
-            remarks["hardware"] += _unequal_values(name, records, f"hardware.{name}")
-    batches = [
-        _values(r, "batch", "micro_batch", "accumulation", "global_sequences") for r in records
-    ]
-    remarks[_BATCH] += [
-        _lacks(record, f"the batch of {_name(record)} is unknown")
-        for record, batch in zip(records, batches, strict=True)
-        if UNKNOWN in batch
-    ]
+    for row, name, path in _RECORDED:
+        if row != "hardware" or "machine.device" not in declared:
+            remarks[row] += _unequal(name, records, [_value(record, path) for record in records])
+    for record in records:
+        if UNKNOWN in _values(record, "batch", "micro_batch", "accumulation", "global_sequences"):
+            remarks[_BATCH].append(_lacks(record, f"the batch of {_name(record)} is unknown"))
     remarks[_LENGTH] += length_remarks(records)
-    remarks[_SOFTWARE] += _software_remarks(records)
+    remarks[_SOFTWARE] += _package_remarks(records)
     texts, rows = _texts(records), []
     for group, reasons in remarks.items():
         symbols = [symbol for field, symbol in declared.items() if _group(field) == group]
@@ -284,13 +279,8 @@ def _unequal(name: str, records: Records, values: Sequence[Any]) -> Iterator[Che
             yield _fails(record, f"{name}: {values_by_run_text(known)}")
 
 
-def _unequal_values(name: str, records: Records, path: str) -> Iterator[CheckRemark]:
-    return _unequal(name, records, [_value(record, path) for record in records])
-
-
-def _software_remarks(records: Records) -> Iterator[CheckRemark]:
-    """Yield a remark on another Python, and on each package that both runs have in another version."""
-    yield from _unequal_values("python", records, "environment.python_version")
+def _package_remarks(records: Records) -> Iterator[CheckRemark]:
+    """Yield a remark on each package that two runs have in another version."""
     packages = [_value(record, "environment.packages") for record in records]
     for record, versions in zip(records, packages, strict=True):
         if not isinstance(versions, Mapping):

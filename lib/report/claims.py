@@ -56,11 +56,7 @@ def read_claims(path: Path) -> dict[str, Any]:
 
 
 def check_claims(content: Mapping[str, Any], document: Document) -> list[Claim]:
-    """Return each entry with its runs, its ``problems`` if it does not hold, whether a run is ``damaged``
-    or not comparable, and its verdict, None for a figure of a step.
-
-    Raises ConfigError for a claim on what the study does not have.
-    """
+    """Return each entry with its runs and the ``problems`` why it does not hold."""
     if content.get("study", document["study"]) != document["study"]:
         what = f"study: the claims are on {content['study']} (.config plans {document['study']})"
         raise ConfigError(Problem(what, str(content["path"]), code="claims.other-study"))

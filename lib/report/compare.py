@@ -197,12 +197,7 @@ def compare_runs(
     axis: Sequence[str] = (),
     labels: Sequence[str] = (),
 ) -> Comparison:
-    """Compare two finished runs.
-
-    Runs without differing fields must be bitwise equal. Every differing field must be listed in
-    ``axis`` or ``labels``; ``names`` maps setting paths to the names to report. Raises ConfigError
-    if ``axis`` or ``labels`` contains an unknown field.
-    """
+    """Compare two finished runs, which may differ in ``axis`` and ``labels`` only."""
     for variable, fields in (("AXIS", axis), ("LABEL_BY", labels)):
         check_fields((a, b), names, fields, variable)
     differing = field_differences(a, b, names)

@@ -112,12 +112,7 @@ def _is_reused(record: RunRecord) -> bool:
 
 @derived
 def run_origin(record: RunRecord) -> dict[str, Any]:
-    """Return the origin of the figures of a run; "unknown" if it was not recorded.
-
-    ``configuration`` is the beginning of its digest; ``commit`` is None outside of a repository;
-    ``platform`` is CUDA or ROCm with its version, None on a CPU; ``data`` and ``weights`` are digests.
-    Raises RecordError if a file cannot be read.
-    """
+    """Return the origin of the figures of a run; "unknown" if not recorded. Raises RecordError."""
     manifest = record.manifest
     commit, edited = (manifest.find("code", name) for name in ("git_sha", "dirty_tree"))
     versions = {"CUDA": "cuda_version", "ROCm": "hip_version"}
@@ -250,14 +245,10 @@ def binned(rows: Sequence[TrainRow], width: float) -> Curve:
 
 @derived
 def run_utilisation(record: RunRecord) -> tuple[dict[str, float], str]:
-    """Return the known figures of ``UTILISATION_COLUMNS`` by name, over all GPUs of the run.
-
-    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged file
-    counts as empty, because a killed sampler must not prevent the table. The second value is the
-    first problem of such a file, or "".
-    """
+    """Return the known figures over all GPUs, and the first problem of a damaged file, or ""."""
     timings, unread = _readable(lambda: record.timings)
     telemetry, damage = _readable(lambda: record.telemetry)
+    # The sampler takes its first sample before the first step.
     mfu, samples = [row.mfu for row in timings if row.mfu is not None], telemetry[1:]
     figures = {"tokens_per_second": record.timing.tokens_per_second}
     figures |= {"mfu": median(mfu)} if mfu else {}

@@ -69,10 +69,7 @@ def p_equation(p: float | None) -> str:
 
 
 def is_own_test(verdict: Verdict) -> bool:
-    """Return whether the comparison's own 95 % interval contains 0, so that no other test was made.
-
-    The rule shared then records p = 1, which no test gave.
-    """
+    """Return whether only the comparison's own test was made: its 95 % interval contains 0."""
     return bool(verdict["gated"]) and verdict["verdict"] != "EQUIVALENT"
 
 
