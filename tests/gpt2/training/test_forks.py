@@ -40,7 +40,7 @@ def test_a_finished_run_keeps_its_checkpoints_if_configured(parent, train, confi
 
 def test_weights_and_moments_are_those_of_the_checkpoint(parent, session):
     kept = read_checkpoint(parent.checkpoint(4))
-    state = forked(session, parent, 4, LEARNING_RATE="5e-3").state
+    state = forked(session, parent, 4, LEARNING_RATE="5e-3")
     for name, tensor in state.weights().items():
         assert torch.equal(tensor, kept.weights[name]), name
     saved = moments(kept.state["session"]["optimizer"])
@@ -63,7 +63,7 @@ def test_another_optimizer_starts_anew(parent, session):
 
 
 def test_new_parameters_have_no_moments(parent, session):
-    state = forked(session, parent, 4, MLP_ATTN_GATE=True).state
+    state = forked(session, parent, 4, MLP_ATTN_GATE=True)
     names = set(dict(state.model.named_parameters()))
     ours = moments(state.optimizer)
     assert names - ours.keys() and len(ours) > 5
