@@ -217,7 +217,7 @@ def find_finished(
             raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
         if len(runs) > 1:
             what = f"{named!r} matches {len(runs)} runs: {first_of([each.label for each in runs])}"
-            advice = "select one of the runs, or set SEEDS="
+            advice = f"type: {variable}='{runs[0].label}'"
             raise ConfigError(Problem(what, variable, advice, code="run.ambiguous"))
         run = RunDir(runs[0].path)
     if problem := RunRecord(run).unfinished:

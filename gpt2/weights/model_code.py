@@ -23,7 +23,8 @@ _PACKAGES = {"gpt2", "lib"}
 _INSTALLED = {"torch", "transformers", "numpy"} | sys.stdlib_module_names
 # A process may load the program and several exports, and operators are registered for all of them.
 _OPERATOR = re.compile(r'"kablate::(\w+)"')
-_OWN_OPERATOR = r'__name__.replace(".", "_") + "::\1"'
+# Hexadecimal, because a folder's name, part of the module's, may have blanks or letters such as ö.
+_OWN_OPERATOR = r'"export_" + __name__.encode().hex() + "::\1"'
 
 
 def model_files(entries: Iterable[str], built: set[type]) -> dict[str, str]:

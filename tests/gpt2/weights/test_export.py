@@ -444,3 +444,13 @@ def test_the_byte_tokenizer_and_the_card(exported: tuple[str, GPT, Path]) -> Non
     assert theirs.encode("<|endoftext|>") == [256]
     card = (folder / "README.md").read_text()
     assert all(text in card for text in ("| run | run |", "2.5000", "0" * 40, "trust_remote_code"))
+
+
+def test_an_operator_has_a_name_of_its_own_in_a_folder_of_any_name() -> None:
+    texts = model_files(["gpt2.attention.triton"], set())
+    code = next(text for text in texts.values() if "::launch_tiles" in text)
+    expression = re.search(r"custom_op\((.+::launch_tiles\")", code)
+    assert expression
+    names = {eval(expression[1], {"__name__": f"modules.{name}.x"}) for name in ("ö b", "ö_b")}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"\w+::launch_tiles", name, re.ASCII) for name in names)
