@@ -5,13 +5,11 @@ from typing import Any
 
 from lib.files import json_digest
 
-_DIGEST_DIGITS = 16
-
 
 def configuration_digest(identity: Mapping[str, Any]) -> str:
     """Return the digest of an identity without its seed: that of every run of an arm."""
     without = {name: value for name, value in identity.items() if name != "seed"}
-    return json_digest(without)[:_DIGEST_DIGITS]
+    return json_digest(without)[:16]
 
 
 def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
