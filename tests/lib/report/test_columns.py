@@ -49,7 +49,7 @@ def made() -> dict[tuple[str, int], dict[str, Any]]:
         for step, effect, spread in (
             ("base", 0, 0.004),
             ("wide", -0.1, 0.004),
-            ("gate", -0.075, 0.03),
+            ("gate", -0.15, 0.03),
         ):
             loss = 2.6 + block + effect + draw.gauss(0, spread)
             figures[step, seed] = {
