@@ -192,7 +192,9 @@ class TestModelCode:
 
         files = model_files(["gpt2tree.entry"], {Here})
         assert sorted(files) == [f"gpt2tree_{name}.py" for name in ("entry", "ops", "parts")]
-        assert files["gpt2tree_ops.py"].endswith('NAME = __name__.replace(".", "_") + "::op"\n')
+        assert files["gpt2tree_ops.py"].endswith(
+            'NAME = "export_" + __name__.encode().hex() + "::op"\n'
+        )
         assert files["gpt2tree_entry.py"] == (
             "from .gpt2tree_ops import __name__ as _\n"
             "from . import gpt2tree_ops as operators\n"
