@@ -135,7 +135,6 @@ def test_a_judged_study_reads_each_record_of_a_run_once(
     plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
     monkeypatch.setattr("lib.json_files.read_record", counted)
     monkeypatch.setattr("lib.runs.record.read_record", counted)
-    monkeypatch.setattr("lib.runs.digests.sha256_file", lambda path: counted(path, "a file"))
     judged_study(plan)
     of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
     assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}
