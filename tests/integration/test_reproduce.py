@@ -47,7 +47,7 @@ class Clone:
         return self.server.run(command, environment | given, self.scratch, self.path)
 
     def edit(self) -> None:
-        trainer = self.path / "gpt2" / "train.py"
+        trainer = self.path / "gpt2" / "training" / "loop.py"
         assert LINE in trainer.read_text()
         trainer.write_text(trainer.read_text().replace(LINE, EDIT))
 

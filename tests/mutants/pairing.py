@@ -8,9 +8,8 @@ from gpt2 import model
 from gpt2.data import loader, sampler
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
-from gpt2.training import state
+from gpt2.training import rng, state
 from gpt2.training.state import DataOrder, RankGenerators
-from lib.runs import rng
 from tests.mutants.mutant import Expected, Mutant, Plant, after_init, edited, nothing, replaced
 
 _INIT = "initial-stream"
