@@ -10,7 +10,6 @@ from functools import cache
 
 from lib.project import ROOT
 
-KINDS = ("symbol", "target", "variable", "option", "script")
 # ``off`` of a symbol whose value never changed the result of a run.
 ANY_VALUE = "any"
 _TABLE = ROOT / "docs" / "former-system.md"

@@ -35,7 +35,7 @@ _CONTENTS = (
     *("code", "sources", "hardware", "attempts", "final", "timing"),
     *("hash8", "identity", "settings", "symbols", "metrics", "documents"),
 )
-# Files without a digest: a full disk leaves their lines incomplete.
+# Files without a digest, which a run may lack: a full disk leaves their lines incomplete.
 _SAMPLED = ("telemetry", "heartbeats")
 
 
@@ -60,7 +60,11 @@ def audit(run: RunDir, build_dir: Path) -> Audit:
         findings.extend(each for each in unreadable if each not in findings)
         notes.append("recomputation: not every file can be read")
         return verdict
-    notes += [str(error.problems[0].located) for error in _unreadable(record, _SAMPLED)]
+    notes += [
+        str(error.problems[0].located)
+        for error in _unreadable(record, _SAMPLED)
+        if not isinstance(error, MissingRecord)
+    ]
     try:
         for checks in (_figures(record), _training_rows(record), _copies(record)):
             findings.extend(mismatches(checks))
@@ -106,13 +110,12 @@ def _file_findings(record: RunRecord) -> Iterator[Finding]:
 
 
 def _unreadable(record: RunRecord, names: Sequence[str]) -> Iterator[RecordError]:
-    """Yield the error of every content of the records that cannot be read; sampled files may lack."""
+    """Yield the error of every content of the records that cannot be read."""
     for name in names:
         try:
             getattr(record, name)
         except RecordError as error:
-            if names is not _SAMPLED or not isinstance(error, MissingRecord):
-                yield error
+            yield error
 
 
 # The records against each other. Floats must be equal to the last bit.
@@ -154,10 +157,8 @@ def _training_rows(record: RunRecord) -> Iterator[Check]:
     # Of an iteration.
     order = ("train", "statistics", "eval")
     keys = [(row["iteration"], order.index(row["kind"])) for row in record.metrics_fields]
-    order_of_rows, rows = (
-        "by iteration, none twice",
-        f"one for each of {final.iterations} iterations",
-    )
+    order_of_rows = "by iteration, none twice"
+    rows = f"one for each of {final.iterations} iterations"
     found = order_of_rows if keys == sorted(set(keys)) else "another"
     yield name, "order of rows", order_of_rows, found
     missing = _gap(record)

@@ -21,7 +21,6 @@ from gpt2.attention.sdpa_kernels import (
     selected_sdpa_kernel,
 )
 from gpt2.attention.triton import place_of
-from gpt2.config import Config
 from gpt2.data.loader import batch_iterable
 from gpt2.loss import fused_loss
 from gpt2.model import initial_weights_stream
@@ -247,8 +246,7 @@ def initial_manifest_entries(
     ``rng_at_start`` has the digests of the generator states before the first step.
     """
     config, train = session.config, session.config.train
-    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
-    configured = Config.from_values(config.values)
+    configured = session.configured
     settings = observed_settings(session)
     identity = f"{configured.digest}:{session.dataset.digest}"
     return {

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpt2.config import DIVISION, Config
+from gpt2.config import DIVISION
 from gpt2.records.files import read_resolved_config
 from gpt2.training.state import TrainingSession, TrainState
 from gpt2.weights.source import run_of, weights_folder
@@ -28,9 +28,7 @@ _WRONG_CONTENT = (
 
 def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
     """Return the fingerprint stored in a checkpoint: configured identity and data digest."""
-    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
-    configured = Config.from_values(session.config.values)
-    return {"config": configured.identity(), "data": session.dataset.digest}
+    return {"config": session.configured.identity(), "data": session.dataset.digest}
 
 
 def resume(session: TrainingSession, allow_stale: bool = False) -> None:

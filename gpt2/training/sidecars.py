@@ -36,12 +36,8 @@ def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
     The id is stable if a run resumes, and new if it is repeated: a hash of the run's name and of host
     and time of its first start.
     """
-    config, train, run, record = (
-        session.config,
-        session.config.train,
-        session.run,
-        RunRecord(session.run),
-    )
+    config, run = session.config, session.run
+    train, record = config.train, RunRecord(run)
     name, study = run.path.name, run.path.parent.name
     if run.tracker_facts.exists():
         tracker_id = TrackerMetadata.read(run.tracker_facts).id

@@ -293,6 +293,11 @@ class TrainingSession(TrainState):
         )
         return iter(loader)
 
+    @property
+    def configured(self) -> Config:
+        """Return the configuration of the run, whose micro-batch no out-of-memory fallback changed."""
+        return Config.from_values(self.config.values)
+
     def apply_fallback(self, record: dict[str, Any]) -> None:
         """Apply the out-of-memory fallback ``record["to"]``, which may replace ``config``."""
         to = record["to"]
