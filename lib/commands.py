@@ -31,7 +31,7 @@ JOBS                 n              count      Concurrent runs, as -jN; 0: as ma
 KEEP_GOING           y|n            switch     Whether to start more runs after a failure
 ON_STALE             rerun          stop/rerun/keep  What to do with runs made by other code
 ALLOW_DIRTY          y              flag       Train uncommitted code, and save the diff
-DRY_RUN              1              flag       Check the runs, and train none
+DRY_RUN              1              flag       Check the runs as FAST=1 does, and train none
 STRICT               1              flag       Exit code 5 if a comparison is INCONCLUSIVE
 PROBE                1              flag       Time some steps of each model on this machine
 GPU                  h100           text       The GPU to fit; of plan, to predict on; of bench, 1

@@ -26,10 +26,11 @@ from gpt2.check.distinct import find_duplicates
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_junit, to_text
 from gpt2.study.arguments import settings_layers
 from lib.config.layers import ConfigLayer
-from lib.console import is_verbose, terminal_columns
+from lib.console import is_verbose, log, terminal_columns
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_atomic, write_json
+from lib.report.text import count
 from lib.runner.local import LocalExecutor
 
 # Modules with all checks, which workers share instead of importing them again.
@@ -37,6 +38,8 @@ _PRELOADED_MODULES = ("gpt2.check.worker",)
 RECORD_FILE = "check.json"
 # Workers of the check of devices: GPT-2 124M in float64, and its compilation, take about 10 GiB each.
 _GPU_WORKERS = 4
+# Without a line of progress.
+_SILENT_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,15 @@ def run_all(
     jobs = _jobs(cases, checks, [] if all_steps else covering_steps(cases.chosen))
     reports = {case.slug: CaseReport(case.slug) for case in cases.every}
     others = {case.slug: case for case in cases.every}
-    for report in _check_in_workers(_executor(checks), jobs, others, build_dir, gpu):
+    names = ", ".join(check.name for check in checks)
+    log("CHECK", f"{count(len(cases.chosen), 'step')}: {names}")
+    started = logged = time.monotonic()
+    done = _check_in_workers(_executor(checks), jobs, others, build_dir, gpu)
+    for number, report in enumerate(done, 1):
         reports[report.slug] = report
+        if (now := time.monotonic()) - logged > _SILENT_SECONDS and number < len(jobs):
+            log("CHECK", f"{number}/{len(jobs)} steps after {now - started:.0f} s")
+            logged = now
     return [_complete(case, checks, reports) for case in cases.chosen]
 
 

@@ -37,7 +37,7 @@ def train(options: Namespace) -> int | tuple[int, str]:
     kablate all --seeds 1-3        every step with three seeds
     kablate all --seeds auto       more seeds until every comparison has a word
     kablate all --gpus 2 --continue   go on with runs that are half-trained on another number of GPUs
-    kablate all --dry-run          check the runs, as make check does
+    kablate all --dry-run          check the runs, as make check FAST=1 does
     kablate all --worker           train what nobody trains, without question and table (slurm)
 
     Events go to stderr, the table to stdout. Finished runs are skipped, stopped runs are resumed. Exit
@@ -52,7 +52,8 @@ def train(options: Namespace) -> int | tuple[int, str]:
     if options.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]
         cases = plan_cases(asked_layers(options), build_dir=options.build_dir).only(slugs)
-        return check_and_report(cases, CheckRequest(options.build_dir, json=options.json))
+        request = CheckRequest(options.build_dir, fast=True, json=options.json)
+        return check_and_report(cases, request)
     if options.worker:
         return launch.train_runs(plan, plan.runs, replace(settings, wait=False))
     confirm_power(plan, options.yes)

@@ -75,6 +75,9 @@ def test_a_dry_run_needs_no_data_and_writes_nothing(build):
     code, table, said = folder.command("all", STEPS="17")
     assert code == 0, said
     assert table.endswith("passed, 0 failed\n") and "ratio/17-ract-weights" in table
+    # The fast checks, and a line before the first result.
+    assert re.search(r"^CHECK +1 step: resolve, ", said, re.MULTILINE)
+    assert "causal" in table and "gradients" not in table
     assert not (folder.path / "results").exists()
 
 
