@@ -45,7 +45,9 @@ def main() -> int:
         parser.add_argument(f"--{name}", metavar="N", help=f"{_symbol(name)}=N")
     parser.add_argument("--seed", default="", metavar="N", help="the seed to train")
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
-    parser.add_argument("--dry-run", action="store_true", help="check the step, as make check FAST=1 does")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the step, as make check FAST=1 does"
+    )
     add_options(parser, variables_of("@run CONTINUE"))
     args = parser.parse_args()
     args.command_line = "make"

@@ -32,20 +32,26 @@ _SHIPPED = ("defconfig", "fragment")
 
 
 def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
+    """Return the document: the part of the runs, and the part of the plan.
+
+    ``settings`` are symbol, value and source of those that are not defaults, ``commands`` command and
+    purpose, ``left_out`` the combinations that are ruled out.
+    """
+    document = study_document(study)
+    flops = {run.variant.slug: run.config.model.flops_per_token() for run in plan.runs}
+    for row in document["rows"]:
+        row["flops_per_token"] = flops.get(row["slug"])
     results = finished_of(study.listed)
     settings = recorded_settings(results[0]) if results else []
-    runs = {run.variant.slug: run for run in plan.runs}
-    context = {
+    return document | {
         "title": _TITLES.get(plan.study, f"Study {plan.study}"),
         "question": _question(plan),
-        "flops": {slug: run.config.model.flops_per_token() for slug, run in runs.items()},
-        "settings": [(n, str(s["value"]), f"{s['label']}, {s['where']}") for n, s in settings],
+        "settings": [[n, str(s["value"]), f"{s['label']}, {s['where']}"] for n, s in settings],
         "commands": _commands(plan, results, settings),
-        "left_out": map(str, plan.left_out),
-        "note": plan.note,
+        "left_out": [str(problem) for problem in plan.left_out],
+        "notes": [*filter(None, [plan.note]), *document["notes"]],
+        "sections": [asdict(each) for each in sections(plan, study, document["rows"])],
     }
-    document = study_document(study, context)
-    return document | {"sections": list(map(asdict, sections(plan, study, document["rows"])))}
 
 
 def _question(plan: Plan) -> list[str]:
@@ -96,21 +102,21 @@ def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _commands(
     plan: Plan, results: Sequence[RunRecord], settings: Sequence[tuple[str, Mapping[str, Any]]]
-) -> list[tuple[str, str]]:
+) -> list[list[str]]:
     commits = dict.fromkeys(run_origin(record)["commit"] for record in results)
-    commands = [(f"git checkout {commit}", "the code") for commit in commits if commit]
+    commands = [[f"git checkout {commit}", "the code"] for commit in commits if commit]
     files = [str(s["where"]).partition(":")[0] for _, s in settings if s["label"] in _SHIPPED]
     names = "+".join(dict.fromkeys(file.rpartition("/")[2] for file in files))
     if names:
         others = {name: s["value"] for name, s in settings if s["label"] not in _SHIPPED}
         assigned = f" SET={shlex.quote(set_text(others))}" if others else ""
-        commands.append((f"make defconfig-{names}{assigned}", "the configuration"))
+        commands.append([f"make defconfig-{names}{assigned}", "the configuration"])
     seeds = ",".join(map(str, sorted({run.seed for run in plan.runs})))
-    commands.append((f"make SEEDS={seeds}", "all runs, and this report"))
+    commands.append([f"make SEEDS={seeds}", "all runs, and this report"])
     if results:
         folder = results[0].run.path.name
-        commands.append((f"make reproduce RUN={folder}", "one run, compared byte by byte"))
-    commands.append(("make report", "this report again, from the same folders"))
+        commands.append([f"make reproduce RUN={folder}", "one run, compared byte by byte"])
+    commands.append(["make report", "this report again, from the same folders"])
     return commands
 
 

@@ -3,8 +3,8 @@
 A result is comparable with the baseline if the two runs differ only in planned settings. Any other is
 listed with the reason, or is in a separate part if the user names the differing fields as labels.
 
-``study_document`` returns a dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures
-render it and compute nothing. It is written as ``verdicts.json`` and never read back; the curves, which
+The document is a dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures render it
+and compute nothing. It is written as ``verdicts.json`` and never read back; the curves, which
 are long, are in ``lib.report.series`` and only drawn. Losses and differences are in ``unit``; a value
 that is not known is null.
 
@@ -274,18 +274,14 @@ def _evaluation_set(results: Sequence[RunRecord], unit: str) -> str:
 # The document.
 
 
-def study_document(study: JudgedStudy, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of the study.
+def study_document(study: JudgedStudy) -> dict[str, Any]:
+    """Return the part of the study's document that its runs determine.
 
-    ``context`` has the parts that follow from the plan: ``title``, sentences of the ``question``,
-    training ``flops`` per token by variant, ``settings`` that are not defaults (symbol, value,
-    source), ``commands`` (command, purpose), and if there are any, ``sections`` below the rows, a remark
-    (``note``) and the combinations that are ruled out, with reasons (``left_out``).
+    ``gpt2/study/document.py`` adds the part that the plan determines.
     """
-    plan, judged, flops = study.plan, study.judged, context["flops"]
+    plan, judged = study.plan, study.judged
     verdicts, looks, look_plan = judged["verdicts"], judged["looks"], judged["look_plan"]
     effects = design_effects(study.variants if plan.judged else (), plan.interactions)
-    rows = [_row(study, arm) for arm in study.outcomes]
     results = finished_of(study.listed)
     has_entropy = results and plan.unit == NATS
     spent = float(sum_of_shares([look.share for look in looks]))
@@ -307,8 +303,6 @@ def study_document(study: JudgedStudy, context: Mapping[str, Any]) -> dict[str, 
         "same_documents": study.same_documents,
         "repeats": judged["repeats"],
         "study": study.name,
-        "title": context["title"],
-        "question": list(context["question"]),
         "unit": UNITS[plan.unit],
         # The loss of a model that predicts token frequencies only.
         "unigram_entropy": results[0].final.unigram_entropy if has_entropy else None,
@@ -317,13 +311,9 @@ def study_document(study: JudgedStudy, context: Mapping[str, Any]) -> dict[str, 
         "exploratory": plan.exploratory,
         "noise": _noise(verdicts) if plan.rule.variance == "shared" else [],
         "divergence_limit": _divergence_limit(verdicts),
-        "rows": [{**row, "flops_per_token": flops.get(row["slug"])} for row in rows],
+        "rows": [_row(study, arm) for arm in study.outcomes],
         "runs": _runs(study),
-        "sections": [asdict(section) for section in context.get("sections", ())],
-        "left_out": list(context.get("left_out", ())),
-        "notes": [*filter(None, [context.get("note")]), *notes, *_notes(study)],
-        "settings": [list(setting) for setting in context["settings"]],
-        "commands": [list(command) for command in context["commands"]],
+        "notes": [*notes, *_notes(study)],
     }
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def test_a_section_is_in_the_text_and_in_the_document() -> None:
     part = TableSection(
         "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"
     )
-    document = document_of(judge([], {}, VerdictPlan()), sections=[part])
+    document = document_of(judge([], {}, VerdictPlan()), sections=[asdict(part)])
     expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
     text = to_markdown(document)
     assert expected in text and text.endswith("By the clock.\n")

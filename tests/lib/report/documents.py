@@ -9,12 +9,15 @@ from lib.report.declarations import VerdictPlan
 from lib.report.study import JudgedStudy, study_document
 from lib.runs.run import RunVariant
 
-CONTEXT: dict[str, Any] = {
+# The part of a document that a plan determines.
+CONTEXT: Mapping[str, Any] = {
     "title": "Study demo",
     "question": ["Does it help?"],
     "flops": {"baseline": 6.0e6},
     "settings": [],
-    "commands": [("make report", "this report again")],
+    "commands": [["make report", "this report again"]],
+    "left_out": [],
+    "sections": [],
 }
 
 
@@ -29,7 +32,11 @@ def document_of(study: JudgedStudy | Mapping[str, Any], **context: Any) -> dict[
     """Return the document of a study, or of verdicts without runs; a test may change it."""
     if not isinstance(study, JudgedStudy):
         study = JudgedStudy("demo", study.get("plan", VerdictPlan()), [], {}, study)
-    return deepcopy(study_document(study, {**CONTEXT, **context}))
+    document = study_document(study) | CONTEXT | context
+    flops = document.pop("flops")
+    for row in document["rows"]:
+        row["flops_per_token"] = flops.get(row["slug"])
+    return deepcopy(document)
 
 
 def verdict_of(study: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Speed, memory and utilisation of each table row, from telemetry beside the runs."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_speed_stands_once_in_a_table(make_run):
     run = make_run("base", 3.0)
     beside(run, sample(0.0, 1.0), sample(9.0, GIB))
     speed = TableSection("Speed", ("run", "tok/s"), [("base s1", "34")], "")
-    document = document_of(read_study("demo", [run]), sections=[speed])
+    document = document_of(read_study("demo", [run]), sections=[asdict(speed)])
     before, _, machine = to_markdown(document).partition("## Machine")
     assert "tok/s" in before and "tok/s" not in machine and "RSS GB, peak" in machine
     (row,) = document["rows"]

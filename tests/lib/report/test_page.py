@@ -19,7 +19,7 @@ from lib.report.page import REPORT_FILE, report_page, write_report
 from lib.report.plots import study_figures
 from lib.report.series import study_series
 from lib.report.statistics import VerdictRule
-from lib.report.study import read_study, study_document
+from lib.report.study import read_study
 from lib.report.verdicts import VerdictWord
 from lib.runs.run import OFF, ON, RunVariant
 from lib.runs.run_dir import RunDir
@@ -99,7 +99,7 @@ def losses_of(study):
 
 
 def test_tables_have_the_texts_of_the_columns(study, parsed):
-    document = study_document(study[1], CONTEXT)
+    document = document_of(study[1], **CONTEXT)
     for title, shown, rows in (
         ("Losses", columns(document), rows_of(document)),
         ("Verdicts", VERDICTS, verdicts_of(document)),
@@ -166,7 +166,7 @@ def test_ids_are_unique_and_links_have_a_target(parsed):
 def test_the_same_results_give_the_same_bytes(study, page, tmp_path):
     runs, _ = study
     table = read_study("demo", runs)
-    path = write_report(study_document(table, CONTEXT), study_series(table), tmp_path)
+    path = write_report(document_of(table, **CONTEXT), study_series(table), tmp_path)
     assert path.name == REPORT_FILE and path.read_text() == page
     assert list(tmp_path.iterdir()) == [path]
 
@@ -190,7 +190,7 @@ def test_no_text_of_a_document_is_markup(study):
         texts[text] += 1
         return text if text in words else f"<i>{text}\x00\u202e</i>"
 
-    document = every_text(json.loads(json.dumps(study_document(table, CONTEXT))), hostile)
+    document = every_text(json.loads(json.dumps(document_of(table, **CONTEXT))), hostile)
     series = every_text(json.loads(json.dumps(study_series(table))), hostile)
     page = report_page(document, series)
     assert len(texts) > 60 and page.count("&lt;i&gt;") > 100
@@ -202,7 +202,7 @@ def test_one_seed_has_losses_first_and_one_line_on_what_is_missing(tmp_path):
     runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
     table = read_study("demo", runs)
     parsed = Parsed(page_of(table))
-    assert parsed.answer == answer(study_document(table, CONTEXT))
+    assert parsed.answer == answer(document_of(table, **CONTEXT))
     assert parsed.answer.startswith("n=1: no verdict") and "SEEDS=1-3" in parsed.answer
     assert parsed.words == [] and "Verdicts" not in parsed.tables
     assert next(iter(parsed.tables)) == "Losses"

@@ -1,5 +1,7 @@
 """The ranking of the points of a sweep."""
 
+from dataclasses import asdict
+
 from gpt2.study.document import ranking
 from lib.console import shown
 from lib.report.columns import to_json, to_markdown
@@ -41,7 +43,7 @@ def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
 
 def test_a_terminal_and_the_file_show_it(make_run):
     table = points(make_run, seeds=(1,))
-    document = document_of(table, sections=[ranking(document_of(table)["rows"])])
+    document = document_of(table, sections=[asdict(ranking(document_of(table)["rows"]))])
     text = shown(to_terminal(document, 60), colour=False)
     lines = text.splitlines()
     assert lines[lines.index("Ranking") + 1].split()[:2] == ["rank", "LEARNING_RATE"]

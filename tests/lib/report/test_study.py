@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lib.report.series import study_series
-from lib.report.study import JudgedStudy, read_study, study_document
+from lib.report.study import JudgedStudy, read_study
 from lib.runs.run import Run
-from tests.lib.report.documents import CONTEXT
+from tests.lib.report.documents import document_of
 from tests.lib.report.fabricated_study import steps, write_study
 
 SEEDS = 3
@@ -32,7 +32,7 @@ def recorded_loss(run: Run[Any]) -> float:
 
 
 def test_the_document_is_json_and_its_references_resolve(table: JudgedStudy) -> None:
-    document = study_document(table, CONTEXT)
+    document = document_of(table)
     text = json.dumps(document, allow_nan=False)
     assert json.loads(text) == document
     names = {verdict["name"] for verdict in document["verdicts"]}
@@ -46,7 +46,7 @@ def test_the_document_is_json_and_its_references_resolve(table: JudgedStudy) -> 
 def test_losses_and_differences_of_rows_are_those_of_their_runs(
     table: JudgedStudy, runs: list[Run[Any]]
 ) -> None:
-    document = study_document(table, CONTEXT)
+    document = document_of(table)
     by_name = {(run.variant.slug, run.seed): recorded_loss(run) for run in runs}
     for row in document["rows"]:
         losses = [by_name[row["slug"], seed] for seed in range(1, SEEDS + 1)]
@@ -63,7 +63,7 @@ def test_a_run_without_a_result_has_a_reason_and_no_loss(
     runs: list[Run[Any]],
 ) -> None:
     (runs[-1].path / "summary.json").write_text("{")
-    document = study_document(read_study("demo", runs), CONTEXT)
+    document = document_of(read_study("demo", runs))
     [damaged] = [run for run in document["runs"] if run["state"] != "done"]
     assert (damaged["folder"], damaged["state"]) == (runs[-1].path.name, "damaged")
     assert damaged["val_loss"] is None
@@ -72,9 +72,7 @@ def test_a_run_without_a_result_has_a_reason_and_no_loss(
 
 def test_series_have_one_entry_per_row_and_the_points_of_all_seeds(table: JudgedStudy) -> None:
     series = study_series(table)
-    assert [each["name"] for each in series] == [
-        row["name"] for row in study_document(table, CONTEXT)["rows"]
-    ]
+    assert [each["name"] for each in series] == [row["name"] for row in document_of(table)["rows"]]
     band = series[1]["training"]
     assert len(band["at"]) == len(band["mean"]) > 10
     assert all(

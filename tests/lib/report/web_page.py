@@ -6,20 +6,20 @@ from typing import Any
 
 from lib.report.page import report_page
 from lib.report.series import study_series
-from lib.report.study import JudgedStudy, study_document
+from lib.report.study import JudgedStudy
+from tests.lib.report.documents import document_of
 
 CONTEXT: Mapping[str, Any] = {
     "title": "Study demo",
     "question": ["Trained: models."],
     "flops": {"baseline": 6e6, "step-1": 7e6, "step-2": 6e6},
-    "settings": [("MAX_ITERS", "120", "defconfig")],
-    "commands": [("make report", "this report again")],
+    "settings": [["MAX_ITERS", "120", "defconfig"]],
 }
 _VOID = {"meta", "path", "rect", "br"}
 
 
 def page_of(table: JudgedStudy, context: Mapping[str, Any] = CONTEXT) -> str:
-    return report_page(study_document(table, context), study_series(table))
+    return report_page(document_of(table, **context), study_series(table))
 
 
 class Parsed(HTMLParser):
