@@ -228,7 +228,8 @@ def _check_in_workers(
         workers = min(workers, _GPU_WORKERS)
     with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
         arguments = (jobs, others, build_dir, Path(tickets), gpu, local)
-        yield from executor.call_many(_run_jobs, [arguments] * workers)
+        started = [executor.submit_call(_run_jobs, *arguments) for _ in range(workers)]
+        yield from executor.results(started)
 
 
 def _run_jobs(*arguments: Any) -> Iterator[CaseReport]:

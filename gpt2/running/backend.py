@@ -98,19 +98,15 @@ class Gpt2Backend:
             environment={**worker_environment(run.config.machine), **slot},
         )
 
-    def lost_gpus(self, slot: DeviceSlot) -> Mapping[str, str]:
-        gpus = {gpu: name for name in VISIBLE & slot.keys() for gpu in slot[name].split(",")}
-        tests = {
-            gpu: self.executor.submit_call(require_usable_gpus, environment={**slot, name: gpu})
-            for gpu, name in gpus.items()
-        }
-        lost, deadline = {}, time.monotonic() + _GPU_SECONDS
-        for gpu, test in tests.items():
-            try:
-                self.executor.result(test, max(0.0, deadline - time.monotonic()))
-            except KablateError as error:
-                lost[gpu] = str(error.problems[0])
-        return lost
+    def lost_gpu(self, slot: DeviceSlot) -> str:
+        if not VISIBLE & slot.keys():
+            return ""
+        test = self.executor.submit_call(require_usable_gpus, environment=slot)
+        try:
+            self.executor.result(test, _GPU_SECONDS)
+        except KablateError as error:
+            return str(error.problems[0])
+        return ""
 
     def write_inputs(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, the worker's input, and the environment snapshot."""

@@ -1,5 +1,6 @@
 """Train the runs of a plan in workers or in this process, again, or outside of the plans of .config."""
 
+import faulthandler
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ from lib.report.study import SCHEMA_VERSION
 from lib.report.text import verdicts_exit_code
 from lib.runner.display import RunProgress
 from lib.runner.hooks import feed_command
-from lib.runner.limits import JobLimits, watchdog
 from lib.runner.queue import (
     file_version,
     require_matching_directories,
@@ -149,8 +149,12 @@ def run_with(
 ) -> int:
     """Train ``runs`` with the time limits and the leases of the plan; return the exit code."""
     base = plan.base
-    limits = JobLimits(base.run_time_limit_seconds, base.stall_limit_seconds)
-    options = replace(options, limits=limits, lease_seconds=base.lease_seconds)
+    options = replace(
+        options,
+        time_limit=base.run_time_limit_seconds,
+        stall_limit=base.stall_limit_seconds,
+        lease_seconds=base.lease_seconds,
+    )
     return run_all(runs, plan.folder, backend, options)
 
 
@@ -210,12 +214,16 @@ def train_here(plan: Plan, options: RunnerOptions) -> int:
         check_machine([run.config], place, jobs=1)
     # A single process may be one in a debugger, which stops it.
     limit = plan.base.stall_limit_seconds if process.world_size > 1 else 0
-    with SignalCounter() as interrupts, watchdog(limit) as alive, ExitStack() as stack:
+    with SignalCounter() as interrupts, ExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)
         guard = guard_of_other_ranks(RunDir(run.path))
 
         def stopped() -> bool:
-            alive()
-            return interrupts.stopped
+            if limit:
+                # Called for each micro-batch, or a thread that needs no lock of a hanging interpreter
+                # writes all stacks and ends this process.
+                faulthandler.dump_traceback_later(limit, exit=True)
+            return interrupts.count > 0
 
         if process.is_main:
             check_weights([run.config], plan.build_dir)

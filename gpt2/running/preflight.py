@@ -375,9 +375,8 @@ def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Probl
         results = run_checks(numbered)
     else:
         executor = _kernel_executor()
-        results = executor.call_many(
-            run_checks, [(numbered[i::processes],) for i in range(processes)]
-        )
+        parts = (numbered[i::processes] for i in range(processes))
+        results = executor.results([executor.submit_call(run_checks, part) for part in parts])
     try:
         for number, problems in results:
             found[number] = problems

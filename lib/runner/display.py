@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,13 +64,13 @@ class RunProgress:
 class SessionProgress:
     """Progress of all runs of a session: active runs, finished runs and time left."""
 
-    def __init__(self, runs: Sequence[Run[Any]], now: Callable[[], float] = time.monotonic) -> None:
-        self.total = len(runs)
+    def __init__(self, total: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
         self.ended: list[RunStatus] = []
         self.active: dict[str, RunProgress] = {}
         self.now = now
         self.started = now()
-        # Work done in this session, in units of whole runs.
+        # Work done by ended runs in this session, in units of whole runs.
         self._worked = 0.0
 
     def count(self, *states: State) -> int:
@@ -81,41 +81,28 @@ class SessionProgress:
         self.active[run.label] = RunProgress(run, place)
 
     def end(self, run: Run[Any], status: RunStatus) -> None:
-        ended = self.active.pop(run.label)
-        self._worked += 1.0 - (ended.first_fraction or 0.0)
+        self._worked += 1.0 - (self.active.pop(run.label).first_fraction or 0.0)
         self.ended.append(status)
 
     def drop(self, run: Run[Any]) -> None:
         """Record that ``run`` is trained by another process."""
         del self.active[run.label]
 
-    def seconds_left(self) -> float | None:
-        """Return the seconds until all runs are done at the pace of this session.
-
-        Returns None before any progress has been made.
-        """
-        running = self.active.values()
-        etas = [eta for p in running if (eta := p.news.get("eta_seconds")) is not None]
-        # No run waits: the runs' own estimates, which are printed beside this one.
-        if 0 < len(etas) == self.total - len(self.ended):
-            return float(max(etas))
-        worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
-        if worked <= 0.0:
-            return None
-        remaining = self.total - len(self.ended) - sum(p.fraction for p in running)
-        return (self.now() - self.started) / worked * remaining
-
     def describe(self) -> str:
-        """Return a summary such as ``7/19, 1 failed, eta 01:20``: of 19 runs, 7 are done."""
-        failed = self.count(State.FAILED)
+        """Return a summary such as ``7/19, 1 failed, eta 01:20``: of 19 runs, 7 are done.
+
+        The time left is that at the pace of this session, without progress of earlier ones. If no run
+        waits, the lines of the runs have their own.
+        """
+        failed, running = self.count(State.FAILED), self.active.values()
         text = f"{self.count(State.SUCCESS)}/{self.total}"
         text += f", {failed} failed" if failed else ""
         left = self.total - len(self.ended)
-        # The line of the last run has its own estimate.
-        if left == 0 or left == len(self.active) == 1:
+        worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
+        if left == len(running) or worked <= 0.0:
             return text
-        seconds = self.seconds_left()
-        return text if seconds is None else f"{text}, eta {format_duration(seconds)}"
+        left_work = left - sum(p.fraction for p in running)
+        return f"{text}, eta {format_duration((self.now() - self.started) / worked * left_work)}"
 
 
 _PLAIN_INTERVAL_SECONDS = 30.0

@@ -17,7 +17,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from lib.env.ranks import rank_environment
 from lib.errors import Problem, RunError
@@ -26,7 +26,6 @@ from lib.runner import preload, worker
 from lib.runner.signals import describe_death, signals_blocked
 from lib.runs.run_dir import RunStatus, State
 
-P = ParamSpec("P")
 T = TypeVar("T")
 # Event of a job: ``kind`` and the fields of that kind, see ``lib.runner.worker``.
 JobEvent = Mapping[str, Any]
@@ -50,17 +49,9 @@ _SERVER_DIED = 255
 class _Worker:
     """A worker process, and the pipe with its events."""
 
+    rank: int
     process: BaseProcess
     pipe: Connection
-
-    def drain(self) -> Iterator[JobEvent]:
-        """Yield the events that have arrived; close the pipe at its end."""
-        try:
-            while not self.pipe.closed and self.pipe.poll():
-                yield self.pipe.recv()
-        # A worker that died leaves a closed pipe or a partial message.
-        except (EOFError, OSError):
-            self.pipe.close()
 
     def signal(self, number: int) -> None:
         if self.process.pid and self.process.exitcode is None:
@@ -72,9 +63,9 @@ class _Worker:
 class Job:
     """Workers, one per rank, that work and end together; one message reports the cause."""
 
-    def __init__(self) -> None:
-        self.workers: list[_Worker] = []
-        # Those that have not ended, as of the executor's last look.
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        # Workers that have not ended, as of the executor's last look.
         self.running: list[_Worker] = []
         # Events that have not been read yet.
         self.events: deque[JobEvent] = deque()
@@ -114,19 +105,25 @@ class Job:
             self.cancel(immediately=True)
 
     def receive(self, worker: _Worker) -> None:
-        """Read the worker's events; errors are kept for ``failure_cause``."""
-        for event in worker.drain():
-            if event["kind"] == "failure":
-                rank = self.workers.index(worker)
-                self._failures.append((event["at"], rank, event["message"]))
-            else:
-                self.events.append(event)
+        """Read the events that have arrived from ``worker``, and record its end."""
+        # First, since all events precede the end.
+        exit_code = worker.process.exitcode
+        try:
+            while not worker.pipe.closed and worker.pipe.poll():
+                event = worker.pipe.recv()
+                if event["kind"] == "failure":
+                    self._failures.append((event["at"], worker.rank, event["message"]))
+                else:
+                    self.events.append(event)
+        # A worker that died leaves a closed pipe or a partial message.
+        except (EOFError, OSError):
+            worker.pipe.close()
+        if exit_code is not None:
+            self._record_exit(worker, exit_code)
 
-    def record_exit(self, worker: _Worker) -> None:
-        """Record the end of ``worker``, and set the deadline of the others."""
-        rank, exit_code = self.workers.index(worker), worker.process.exitcode
+    def _record_exit(self, worker: _Worker, exit_code: int) -> None:
         if exit_code and not self._killed and not self.death:
-            self.death = describe_death(exit_code, self._rank_name(rank))
+            self.death = describe_death(exit_code, self._rank_name(worker.rank))
         worker.process.join()
         if exit_code == _SERVER_DIED:
             # The server reports the exits; without it, the worker may still be running.
@@ -134,8 +131,9 @@ class Job:
                 os.kill(worker.process.pid or 0, signal.SIGKILL)
         worker.pipe.close()
         self.running.remove(worker)
-        failed = exit_code or self._has_failed(rank)
-        grace = EXIT_TIMEOUT_SECONDS if failed or rank == 0 else MAIN_RANK_EXIT_TIMEOUT_SECONDS
+        failed = exit_code or self._has_failed(worker.rank)
+        soon = failed or worker.rank == 0
+        grace = EXIT_TIMEOUT_SECONDS if soon else MAIN_RANK_EXIT_TIMEOUT_SECONDS
         self.deadline = min(self.deadline, time.monotonic() + grace)
         if not self.running:
             self.folder.cleanup()
@@ -158,7 +156,7 @@ class Job:
         return any(rank == failed_rank for _, failed_rank, _ in self._failures)
 
     def _rank_name(self, rank: int) -> str:
-        return f"rank {rank} of {len(self.workers)}" if len(self.workers) > 1 else "worker"
+        return f"rank {rank} of {self._world_size}" if self._world_size > 1 else "worker"
 
 
 class LocalExecutor:
@@ -197,7 +195,7 @@ class LocalExecutor:
         function: Callable[..., None],
         *arguments: Any,
         world_size: int = 1,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] = {},
     ) -> Job:
         """Start ``function(*arguments, parent)`` in ``world_size`` workers.
 
@@ -205,77 +203,74 @@ class LocalExecutor:
         ``environment`` has variables for the workers, in addition to rank and world size.
         """
         self.warm_up()
-        job = Job()
+        job = Job(world_size)
         self._jobs.append(job)
         for rank in range(world_size):
-            variables = rank_environment(rank, world_size, Path(job.folder.name, "rendezvous"))
-            started = self._fork(function, arguments, {**(environment or {}), **variables})
-            job.workers.append(started)
-            job.running.append(started)
+            ranks = rank_environment(rank, world_size, Path(job.folder.name, "rendezvous"))
+            ours, theirs = self._context.Pipe(duplex=True)
+            # Not daemonic: a run may start data loader processes.
+            process = self._context.Process(
+                target=worker.run_worker,
+                args=(function, arguments, {**environment, **ranks}, theirs),
+            )
+            # A Ctrl-C in between would leave the server with a partial message and print an error.
+            try:
+                with signals_blocked():
+                    process.start()
+                    theirs.close()
+            except (EOFError, ConnectionError) as error:
+                what = "the process that starts workers died (out of memory?)"
+                problem = Problem(what, next="type: make JOBS=1", code="worker.server-died")
+                raise RunError(problem) from error
+            job.running.append(_Worker(rank, process, ours))
         return job
 
     def submit_call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Job:
-        """Start ``function(*arguments)`` as a job for ``result``; ``options`` are those of ``submit``."""
-        return self.submit(
-            worker.send_values, worker.one_value, (function, arguments, {}), **options
-        )
+        """Start ``function(*arguments)`` as a job for ``results``; ``options`` are those of ``submit``."""
+        return self.submit(worker.send_results, function, arguments, **options)
 
-    def result(self, job: Job, seconds: float | None = None) -> Any:
-        """Return what the function of a job returns on rank 0, and end the job.
+    def results(self, jobs: Sequence[Job], seconds: float | None = None) -> Iterator[Any]:
+        """Yield what the functions of ``jobs`` return, or their generators yield, on rank 0, as it comes.
 
-        Raises the KablateError that it raised on any rank, or RunError if a worker died, or if there
-        is no result after ``seconds``.
+        Raises the KablateError of any rank, or RunError if a worker died, or if the jobs have not ended
+        after ``seconds``.
         """
-        deadline = float("inf") if seconds is None else time.monotonic() + seconds
-        try:
-            while job.running and (left := deadline - time.monotonic()) > 0:
-                self.collect(None if seconds is None else left)
-            for event in job.events:
-                if event["kind"] == "error":
-                    raise event["class"](*event["problems"])
-            if job.running:
-                what = f"no answer within {seconds:g} s"
-                raise RunError(Problem(what, code="worker.no-answer"))
-            values = [event["value"] for event in job.events if event["kind"] == "result"]
-            if job.death or not values:
-                raise RunError(Problem(job.death or describe_death(0), code="worker.died"))
-            return values[0]
-        finally:
-            job.cancel(immediately=True)
-            self._jobs.remove(job)
-
-    def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call a top-level function in a worker and return its result. Raises like ``result``."""
-        job = self.submit(worker.send_values, worker.one_value, (function, arguments, named))
-        value: T = self.result(job)
-        return value
-
-    def call_many(
-        self, function: Callable[..., Iterator[T]], calls: Sequence[Sequence[Any]]
-    ) -> Iterator[T]:
-        """Yield the values of the generator ``function`` as they come, one worker per entry of ``calls``.
-
-        Raises like ``call``.
-        """
-        running = [self.submit(worker.send_values, function, tuple(call)) for call in calls]
+        deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
+        running = list(jobs)
         try:
             while running:
-                self.collect(None)
+                self.collect(None if seconds is None else max(0.0, deadline - time.monotonic()))
                 for job in tuple(running):
                     while job.events:
                         event = job.events.popleft()
                         if event["kind"] == "error":
                             raise event["class"](*event["problems"])
-                        yield event["value"]
+                        if event["kind"] == "result":
+                            yield event["value"]
                     if not job.running:
                         running.remove(job)
                         self._jobs.remove(job)
                         if job.death:
                             raise RunError(Problem(job.death, code="worker.died"))
+                if running and time.monotonic() >= deadline:
+                    what = f"no answer within {seconds:g} s"
+                    raise RunError(Problem(what, code="worker.no-answer"))
         finally:
             for job in running:
-                job.cancel()
+                # One with a limit may hang.
+                job.cancel(immediately=seconds is not None)
                 self._jobs.remove(job)
+
+    def result(self, job: Job, seconds: float | None = None) -> Any:
+        """Return the only result of a job. Raises like ``results``."""
+        if values := list(self.results([job], seconds)):
+            return values[0]
+        raise RunError(Problem(describe_death(0), code="worker.died"))
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a top-level function in a worker and return its result. Raises like ``results``."""
+        value: T = self.result(self.submit_call(function, *arguments))
+        return value
 
     def events(self, timeout: float) -> Iterator[tuple[Job, JobEvent | None]]:
         """Yield (job, event) pairs after waiting at most ``timeout`` seconds for the first.
@@ -307,29 +302,3 @@ class LocalExecutor:
         ready = connection.wait(list(sources), timeout)
         for job, reporting in dict.fromkeys(sources[source] for source in ready):
             job.receive(reporting)
-            if reporting.process.exitcode is not None:
-                # Events sent between the two lines above.
-                job.receive(reporting)
-                job.record_exit(reporting)
-
-    def _fork(
-        self,
-        function: Callable[..., None],
-        arguments: Sequence[Any],
-        environment: Mapping[str, str],
-    ) -> _Worker:
-        ours, theirs = self._context.Pipe(duplex=True)
-        # Not daemonic: a run may start data loader processes.
-        process = self._context.Process(
-            target=worker.run_worker, args=(function, arguments, environment, theirs)
-        )
-        # A Ctrl-C in between would leave the server with a partial message and print an error.
-        try:
-            with signals_blocked():
-                process.start()
-                theirs.close()
-        except (EOFError, ConnectionError) as error:
-            what = "the process that starts workers died (out of memory?)"
-            problem = Problem(what, next="type: make JOBS=1", code="worker.server-died")
-            raise RunError(problem) from error
-        return _Worker(process, ours)

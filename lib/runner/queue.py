@@ -150,12 +150,10 @@ class RunQueue:
         self._observer = LeaseObserver()
         self._stops = {d.run.path: file_version(RunDir(d.run.path).stop_request) for d in todo}
         self._search_at = 0.0
-        # Whether the last search found a free run, so that there may be another.
+        # Whether the last search found a run, so that there may be another.
         self._found = True
         # Runs in the queue that were not free at the last search, and their leases.
         self._held: list[tuple[LeaseRecord | None, Observed]] = []
-        # Runs that ended here without training, and those that another process ended.
-        self._ended: list[tuple[Run[Any], RunStatus]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -169,83 +167,64 @@ class RunQueue:
         unknown = any(known == "unknown" for _, known in self._held)
         return bool(self._waiting) and (self._found or unknown)
 
-    def take(self) -> tuple[RunDecision, Lease] | None:
-        """Take the next run that is free, under its lease; None if there is none at this moment."""
+    def take(self) -> tuple[RunDecision, Lease | RunStatus] | None:
+        """Take the next run that is free, under its lease, or that has ended without this process.
+
+        None if there is neither at this moment.
+        """
         if time.monotonic() < self._search_at:
             return None
-        started, self._held, self._found = time.monotonic(), [], True
-        for decision in tuple(self._waiting.values()):
+        started, self._held = time.monotonic(), []
+        for path, decision in tuple(self._waiting.items()):
             try:
                 taken = self._take(decision)
             # A disk that has filled up since preflight fails this run, not the other active runs.
             except OSError as error:
-                what = f"cannot write: {error.strerror}: {error.filename}"
-                self._leave(decision, RunStatus(State.FAILED, EXIT_FAILED, what))
-                continue
+                taken = decision, cannot_write(error)
             if taken is not None:
+                del self._waiting[path]
+                self._found = True
                 return taken
         self._found = False
         self._search_at = time.monotonic() + max(_SEARCH_SECONDS, 10 * (time.monotonic() - started))
         return None
 
     def put_back(self, decision: RunDecision) -> None:
-        """Return a run whose lease was lost to the queue."""
         self._waiting[decision.run.path] = decision
 
-    def ended(self) -> list[tuple[Run[Any], RunStatus]]:
-        """Return the runs that left the queue without being taken, each once."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _take(self, decision: RunDecision) -> tuple[RunDecision, Lease] | None:
+    def _take(self, decision: RunDecision) -> tuple[RunDecision, Lease | RunStatus] | None:
         run = RunDir(decision.run.path)
-        if end := self._end(decision):
-            self._leave(decision, end)
-            return None
         lease, known = self._observer.look(run)
-        if known != "free":
-            self._held.append((lease, known))
-            return None
-        run.path.mkdir(exist_ok=True)
-        taken = Lease.take(run, self._lease_seconds, lease)
-        if taken is None:
-            return None
-        # Another process may have trained the run until now.
-        end = self._end(decision)
-        if not end and read_status(run) != decision.status:
-            decision = self._decide(decision.run)
-            if decision.action is RunAction.STALE:
-                text = stale_text({decision.run.label: decision.changes})
-                end = RunStatus(State.FAILED, EXIT_FAILED, text)
-        if end:
-            self._leave(decision, end)
-            taken.release()
-            return None
-        if decision.action is RunAction.RESTART:
-            set_aside(run)
-            log("RERUN", stale_text({decision.run.label: decision.changes}))
-            run.path.mkdir()
-            taken = Lease.take(run, self._lease_seconds, None)
-            if taken is None:
-                return None
-        del self._waiting[decision.run.path]
-        return decision, taken
-
-    def _end(self, decision: RunDecision) -> RunStatus | None:
-        """Return how a run has ended that must not be tried any more."""
-        run = RunDir(decision.run.path)
+        # Read after the lease: whoever trains the run after this look has a higher one.
         status = read_status(run)
         if status is not None and status != decision.status:
             tried = status.state in (State.FAILED, State.INVALID, State.DAMAGED, State.SUCCESS)
             if tried or status.exit_code == EXIT_TIME_LIMIT:
-                return status
+                return decision, status
         if file_version(run.stop_request) not in (None, self._stops[run.path]):
-            return RunStatus(State.INTERRUPTED, EXIT_INTERRUPTED, "stop requested")
-        return None
+            return decision, RunStatus(State.INTERRUPTED, EXIT_INTERRUPTED, "stop requested")
+        if known != "free":
+            self._held.append((lease, known))
+            return None
+        if status != decision.status:
+            decision = self._decide(decision.run)
+            if decision.action is RunAction.STALE:
+                text = stale_text({decision.run.label: decision.changes})
+                return decision, RunStatus(State.FAILED, EXIT_FAILED, text)
+        run.path.mkdir(exist_ok=True)
+        taken = Lease.take(run, self._lease_seconds, lease)
+        if taken and decision.action is RunAction.RESTART:
+            set_aside(run)
+            log("RERUN", stale_text({decision.run.label: decision.changes}))
+            run.path.mkdir()
+            taken = Lease.take(run, self._lease_seconds, None)
+        return (decision, taken) if taken else None
 
-    def _leave(self, decision: RunDecision, status: RunStatus) -> None:
-        del self._waiting[decision.run.path]
-        self._ended.append((decision.run, status))
+
+def cannot_write(error: OSError) -> RunStatus:
+    """Return the status of a run whose directory cannot be written."""
+    what = f"cannot write: {error.strerror}: {error.filename}"
+    return RunStatus(State.FAILED, EXIT_FAILED, what)
 
 
 def file_version(path: Path) -> tuple[int, int] | None:

@@ -27,13 +27,14 @@ from lib.files import no_follow, remove_leftovers
 from lib.runner import slurm
 from lib.runner.display import SessionProgress, displayed, print_outcome
 from lib.runner.hooks import start_command
-from lib.runner.limits import ExceededLimit, JobLimits, JobTimer
+from lib.runner.limits import JobTimer
 from lib.runner.local import DeviceSlot, Job, JobEvent, LocalExecutor
 from lib.runner.queue import (
     STALE_ADVICE,
     RunAction,
     RunDecision,
     RunQueue,
+    cannot_write,
     decide,
     file_version,
     require_matching_directories,
@@ -66,8 +67,9 @@ class RunnerOptions:
     keep_going: bool = True
     # Train with uncommitted code.
     dirty: bool = False
-    limits: JobLimits = field(default_factory=JobLimits)
-    # LEASE_SECONDS: time after which the run of a process that is not heard of may be taken over.
+    # RUN_TIME_LIMIT_SECONDS, STALL_LIMIT_SECONDS and LEASE_SECONDS.
+    time_limit: int = 0
+    stall_limit: int = 0
     lease_seconds: int = DEFAULT_SECONDS
     # Wait for the runs that other processes train; else end once nothing is left to take.
     wait: bool = True
@@ -94,8 +96,8 @@ class TrainingBackend(Protocol):
     def drift(self, record: RunRecord) -> Sequence[str]:
         """Return what changed since a run was made: code, library versions, device."""
 
-    def lost_gpus(self, slot: DeviceSlot) -> Mapping[str, str]:
-        """Return why each lost GPU of ``slot`` is unusable, after a run has failed on it."""
+    def lost_gpu(self, slot: DeviceSlot) -> str:
+        """Return why a GPU of ``slot`` is unusable, after a run has failed on it; else ""."""
 
     def submit(self, run: Run[Any], slot: DeviceSlot, token: int) -> Job:
         """Write the inputs of a run to its existing directory, and start the run on ``slot``.
@@ -164,8 +166,6 @@ class _ActiveRun:
     lease: Lease
     slot: DeviceSlot
     timer: JobTimer
-    # The limit for which it was ended.
-    exceeded: ExceededLimit | None = None
 
     @property
     def run(self) -> Run[Any]:
@@ -188,46 +188,46 @@ class RunScheduler:
         self._backend = backend
         self._options = options
         self._free = list(slots)
-        # GPUs whose slots have lost another one.
-        self._spare: list[str] = []
         self._active: dict[Job, _ActiveRun] = {}
         # Runs that have stalled once.
         self._stalled: set[Path] = set()
         # Facts about machine and configuration, which most runs have in common.
         self._reported: set[str] = set()
-        self._progress = SessionProgress([decision.run for decision in todo])
+        self._progress = SessionProgress(len(todo))
         # Whether the wait for other processes has been logged.
         self._waiting_logged = False
+        self._interrupts = SignalCounter()
 
     def run(self, stop_requested: Callable[[], bool]) -> int:
         """Run until nothing is left or the user stops the runner; return the exit code."""
+        handled = 0
         try:
-            with SignalCounter() as interrupts, displayed(self._progress) as news:
-                while self._active or (self._may_start(interrupts) and self._waits()):
-                    while self._free and self._may_start(interrupts) and self._start_next():
+            with self._interrupts as interrupts, displayed(self._progress) as news:
+                while self._active or (self._may_start() and self._waits()):
+                    while self._free and self._may_start() and self._start_next():
                         pass
                     for job, event in self._backend.executor.events(_TICK_SECONDS):
                         if event is None:
-                            self._end(self._active.pop(job), job, interrupts)
+                            self._end(self._active.pop(job), job)
                         else:
                             self._handle(self._active[job], event, news)
                     self._end_overdue()
-                    if not interrupts.stopped and stop_requested():
+                    if not interrupts.count and stop_requested():
                         interrupts.request()
                     # The first interrupt saves and stops, the second kills.
-                    for count in interrupts.news():
-                        if count == 1 and self._active:
+                    if interrupts.count > handled:
+                        if not handled and self._active:
                             log("STOP", "saving checkpoints; interrupt again to stop immediately")
-                        self._cancel(immediately=count > 1)
+                        handled = interrupts.count
+                        self._cancel(immediately=handled > 1)
         finally:
             # No job is left unless an error ended this loop.
             self._cancel()
-        return self._conclude(interrupts)
+        return self._conclude()
 
-    def _may_start(self, interrupts: SignalCounter) -> bool:
-        failed = self._progress.count(State.FAILED) > 0
-        usable = self._free or self._active
-        return bool(usable) and not interrupts.stopped and (self._options.keep_going or not failed)
+    def _may_start(self) -> bool:
+        failed = self._progress.count(State.FAILED) and not self._options.keep_going
+        return not self._interrupts.count and not failed and bool(self._free or self._active)
 
     def _waits(self) -> bool:
         """Return whether a run of the queue may still become free for this runner."""
@@ -238,45 +238,43 @@ class RunScheduler:
             job.cancel(immediately=immediately)
 
     def _start_next(self) -> bool:
-        """Start the next free run of the queue; return whether there was one."""
+        """Start the next free run of the queue; return whether one was started or had ended."""
         taken = self._queue.take()
-        for run, status in self._queue.ended():
-            self._progress.begin(run)
-            self._record_end(run, status, elsewhere=True)
         if taken is None:
             if self._queue.holders and not self._active and not self._waiting_logged:
                 self._waiting_logged = True
                 log("WAIT", f"{len(self._queue)} runs of {', '.join(self._queue.holders)}")
             return False
-        self._progress.begin(taken[0].run, _place(self._free[0]))
-        self._submit(*taken)
+        decision, outcome = taken
+        self._progress.begin(decision.run, _place(self._free[0]))
+        if isinstance(outcome, RunStatus):
+            self._record_end(decision.run, outcome, elsewhere=True)
+        else:
+            self._submit(decision, outcome)
         return True
 
     def _submit(self, decision: RunDecision, lease: Lease) -> None:
         """Start a run, whose lease is held, on a free slot."""
-        slot = self._free.pop(0)
         try:
-            job = self._backend.submit(decision.run, slot, lease.token)
+            job = self._backend.submit(decision.run, self._free[0], lease.token)
         # A disk that has filled up since preflight fails this run, not the other active runs.
         except OSError as error:
-            self._free.insert(0, slot)
             lease.release()
-            message = f"cannot write: {error.strerror}: {error.filename}"
-            self._record_end(decision.run, RunStatus(State.FAILED, EXIT_FAILED, message))
+            self._record_end(decision.run, cannot_write(error))
             return
-        self._active[job] = _ActiveRun(decision, lease, slot, JobTimer(self._options.limits))
+        timer = JobTimer(self._options.time_limit, self._options.stall_limit)
+        self._active[job] = _ActiveRun(decision, lease, self._free.pop(0), timer)
 
     def _end_overdue(self) -> None:
         """End the jobs that have exceeded a limit, with the reason and all stacks in their logs."""
         for job, active in self._active.items():
-            if active.exceeded or not (limit := active.timer.exceeded()):
-                continue
-            active.exceeded = limit
-            # A disk that is full is no reason to let a job go on.
-            with contextlib.suppress(LeaseLost, OSError):
-                active.lease.require()
-                append(RunDir(active.run.path).logs, f"{limit.cause}; stacks from rank 0 on:\n")
-            job.end_overdue()
+            if active.timer.poll():
+                # A disk that is full is no reason to let a job go on.
+                with contextlib.suppress(LeaseLost, OSError):
+                    active.lease.require()
+                    text = f"{active.timer.exceeded}; stacks from rank 0 on:\n"
+                    append(RunDir(active.run.path).logs, text)
+                job.end_overdue()
 
     def _handle(
         self, active: _ActiveRun, event: JobEvent, news: Callable[[Run[Any]], None]
@@ -303,8 +301,8 @@ class RunScheduler:
             case "traceback" if is_verbose():
                 log("TRACE", event["text"])
 
-    def _end(self, active: _ActiveRun, job: Job, interrupts: SignalCounter) -> None:
-        run, exceeded = active.run, active.exceeded
+    def _end(self, active: _ActiveRun, job: Job) -> None:
+        run, timer, interrupts = active.run, active.timer, self._interrupts
         self._free.append(active.slot)
         try:
             active.lease.require()
@@ -313,29 +311,29 @@ class RunScheduler:
             log("STOP", f"{run.label}   {error.problems[0].what}")
             return
         status = read_status(RunDir(run.path)) or RunStatus(State.RUNNING)
-        if status.state is State.SUCCESS:
-            exceeded = None
-        first = run.path not in self._stalled and not interrupts.stopped
-        if exceeded and exceeded.stalled and first:
+        cause = timer.exceeded if status.state is not State.SUCCESS else ""
+        first = run.path not in self._stalled and not interrupts.count
+        if cause and timer.stalled and first:
             # Continued from its last checkpoint, under the same lease.
             self._stalled.add(run.path)
-            _write_end(run, status, State.INTERRUPTED, exceeded.cause)
-            log("RETRY", f"{run.label}   {exceeded.cause}; continued from its last checkpoint")
+            _write_end(run, status, State.INTERRUPTED, cause)
+            log("RETRY", f"{run.label}   {cause}; continued from its last checkpoint")
             self._submit(active.decision, active.lease)
             return
-        cause = exceeded.cause if exceeded else job.failure_cause(status)
-        if cause and interrupts.stopped:
+        cause = cause or job.failure_cause(status)
+        if cause and interrupts.count:
             # The last checkpoint is valid; status.json still contains RUNNING.
             code, what = interrupts.exit_code, "stopped immediately"
             status = replace(status, state=State.INTERRUPTED, exit_code=code, message=what)
         elif cause:
             status = _write_end(run, status, State.FAILED, cause)
-        if status.state is State.FAILED and (lost := self._backend.lost_gpus(active.slot)):
+        if status.state is State.FAILED and (lost := self._backend.lost_gpu(active.slot)):
             # The run goes on on other GPUs. If it were FAILED, other processes would give it up.
-            _write_end(run, status, State.INTERRUPTED, next(iter(lost.values())))
+            _write_end(run, status, State.INTERRUPTED, lost)
             active.lease.release()
             self._put_back(active)
-            self._regroup(active.slot, lost)
+            self._free = [free for free in self._free if free != active.slot]
+            log("GPU", f"{_place(active.slot)} is not used any more: {lost}")
             return
         active.lease.release()
         self._record_end(run, status)
@@ -343,19 +341,6 @@ class RunScheduler:
     def _put_back(self, active: _ActiveRun) -> None:
         self._progress.drop(active.run)
         self._queue.put_back(active.decision)
-
-    def _regroup(self, slot: DeviceSlot, lost: Mapping[str, str]) -> None:
-        """Take a slot with ``lost`` GPUs out of use, and form another of GPUs left by such slots."""
-        for gpu, reason in lost.items():
-            log("GPU", f"GPU {gpu} is not used any more: {reason}")
-        self._free = [free for free in self._free if free != slot]
-        (variable,) = VISIBLE & slot.keys()
-        names = slot[variable].split(",")
-        spare = dict.fromkeys([*self._spare, *names])
-        self._spare = [gpu for gpu in spare if gpu not in lost]
-        if len(self._spare) >= len(names):
-            self._free.append({**slot, variable: ",".join(self._spare[: len(names)])})
-            del self._spare[: len(names)]
 
     def _record_end(self, run: Run[Any], status: RunStatus, *, elsewhere: bool = False) -> None:
         """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
@@ -370,15 +355,15 @@ class RunScheduler:
         if not elsewhere and (command := self._options.commands.get(ended)):
             start_command(command, run, status)
 
-    def _conclude(self, interrupts: SignalCounter) -> int:
-        progress = self._progress
+    def _conclude(self) -> int:
+        progress, interrupts = self._progress, self._interrupts
         done, failed = progress.count(State.SUCCESS), progress.count(State.FAILED, State.INVALID)
         unfinished = len(self._queue) + progress.count(State.INTERRUPTED)
         if unfinished or failed:
             purpose = "to resume" if unfinished else "to retry"
             summary = f"{done} done, {failed} failed, {unfinished} left; {purpose}, type: "
             log("STOP" if unfinished else "FAIL", summary + self._options.command_line)
-        if interrupts.stopped:
+        if interrupts.count:
             return interrupts.exit_code
         # Without a slot, every GPU is lost.
         if failed or not self._free:

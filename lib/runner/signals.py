@@ -37,7 +37,6 @@ class SignalCounter:
         self.count = 0
         # 130 after Ctrl-C, 143 after SIGTERM.
         self.exit_code = 0
-        self._reported = 0
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._count_signal) for number in SIGNALS}
@@ -47,24 +46,12 @@ class SignalCounter:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    @property
-    def stopped(self) -> bool:
-        """Return whether any signal has arrived."""
-        return self.count > 0
-
-    def news(self) -> Iterator[int]:
-        """Yield the ordinal number (from 1) of each signal since the last call."""
-        while self._reported < self.count:
-            self._reported += 1
-            yield self._reported
-
     def request(self) -> None:
         """Count a request to stop that did not come as a signal, as a Ctrl-C."""
         self._count_signal(signal.SIGINT, None)
 
     def _count_signal(self, number: int, frame: FrameType | None) -> None:
         # A batch system signals the processes of a job, and the script that started them does too.
-        if self.stopped and number != signal.SIGINT:
-            return
-        self.count += 1
-        self.exit_code = self.exit_code or SIGNAL_EXIT + number
+        if not self.count or number == signal.SIGINT:
+            self.count += 1
+            self.exit_code = self.exit_code or SIGNAL_EXIT + number

@@ -17,12 +17,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError, environment_error
@@ -95,15 +95,16 @@ def run_worker(
     function(*arguments, parent)
 
 
-def send_values(
-    function: Callable[..., Iterable[Any]], arguments: Sequence[Any], parent: ParentConnection
+def send_results(
+    function: Callable[..., Any], arguments: Sequence[Any], parent: ParentConnection
 ) -> None:
-    """Send every value of a generator on rank 0, or the problems of the error that it raised.
+    """Send on rank 0 what a function returns, or every value of a generator; or the problems of its error.
 
     A traceback would go to the terminal.
     """
     try:
-        for value in function(*arguments):
+        returned = function(*arguments)
+        for value in returned if isinstance(returned, Iterator) else [returned]:
             if current_process().is_main:
                 parent.send({"kind": "result", "value": value})
             if parent.stop_requested():
@@ -111,13 +112,6 @@ def send_values(
     except (KablateError, ImportError, MemoryError) as raised:
         error = raised if isinstance(raised, KablateError) else environment_error(raised)
         parent.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
-
-
-def one_value(
-    function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
-) -> Iterator[Any]:
-    """Yield the result of a call, for ``send_values``."""
-    yield function(*arguments, **named)
 
 
 def train_worker(
@@ -182,7 +176,12 @@ def _train(
 
     with contextlib.ExitStack() as stack:
         stack.push(fail)
-        _redirect_output(run.logs)
+        log = no_follow(run.logs, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        # Also the output of libraries and child processes.
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log, stream.fileno())
+        os.close(log)
         has_log = True
         # kill -USR1 writes the stack of each thread to the log; the run continues.
         faulthandler.register(signal.SIGUSR1)
@@ -193,19 +192,12 @@ def _train(
 def warnings_in(path: Path) -> Iterator[None]:
     """Append the warnings of libraries to a log, for a run in the process of a command."""
 
-    def record(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        append(path, warnings.formatwarning(message, category, filename, lineno, line))
+    def record(message: Any, kind: Any, name: str, line: int, *unused: object) -> None:
+        append(path, warnings.formatwarning(message, kind, name, line))
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        warnings.showwarning = record
+        warnings.showwarning = record  # type: ignore[assignment]
         yield
 
 
@@ -214,13 +206,3 @@ def append(path: Path, text: str) -> None:
     descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with open(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
-
-
-def _redirect_output(path: Path) -> None:
-    """Redirect stdout and stderr, including those of libraries and child processes, to the log."""
-    descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)

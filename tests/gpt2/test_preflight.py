@@ -31,10 +31,12 @@ from lib.config.tree import KconfigTree
 from lib.env import snapshot
 from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter
+from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError, Problem
 from lib.project import ROOT
 from lib.runner.runner import RunnerOptions
 from lib.runs.run import Run, RunVariant
+from lib.runs.run_dir import RunStatus, State
 
 SMALL: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
@@ -226,6 +228,27 @@ def test_every_way_to_train_is_checked(
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
         launch.train_here(plan, RunnerOptions(dirty=True))
     assert not place.results.exists()
+
+
+@pytest.mark.parametrize(("ranks", "limits"), [(2, [900]), (1, [])])
+def test_a_process_of_torchrun_ends_with_its_stacks_if_it_hangs(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch, ranks: int, limits: list[int]
+) -> None:
+    """A single process may be one in a debugger."""
+    called: list[float] = []
+    ended = RunStatus(State.SUCCESS)
+    monkeypatch.setattr(
+        "faulthandler.dump_traceback_later", lambda seconds, exit: called.append(seconds)
+    )
+    monkeypatch.setattr(
+        "gpt2.training.loop.train_run", lambda *given, **rest: ended if not given[3]() else None
+    )
+    monkeypatch.setattr(launch, "current_process", lambda: ProcessRank(1, ranks))
+    config = configured(GPUS=ranks, GLOBAL_BATCH=ranks)
+    run = Run("single", RunVariant("run"), 1, config, place.results / "run")
+    plan = Plan("single", place.results, place.build_dir, config, [run])
+    assert launch.train_here(plan, RunnerOptions()) == 0
+    assert called == limits
 
 
 def test_what_is_told_has_facts_and_conditions(

@@ -67,15 +67,6 @@ def test_a_lost_gpu_gets_no_other_run_and_its_run_goes_on_elsewhere(machine: Cal
     assert "GPU 1 is not used any more: CUDA error: GPU is lost" in said and "FAIL" not in said
 
 
-def test_the_healthy_gpus_of_two_groups_become_one(machine: Callable) -> None:
-    two = "GPUS=2 BATCH_SIZE=1 GRAD_ACCUMULATION=2"
-    code, said, states, lines = machine("0-2", two, lost=["0", "2"], seconds=0.5)
-    assert code == 0 and states == [State.SUCCESS] * 3, said
-    used = ["".join(sorted(line["gpus"])) for line in lines]
-    assert {*used} == {"01", "23", "13"} and used.count("13") == 6
-    assert said.count("is not used any more: CUDA error: GPU is lost") == 2
-
-
 def test_without_a_gpu_left_the_runs_wait_for_the_next_make(machine: Callable) -> None:
     code, said, states, lines = machine("0-3", count=2, lost=["0", "1"], seconds=0.5)
     assert code == 1 and states == [State.INTERRUPTED] * 2, said

@@ -42,7 +42,8 @@ def test_few_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     workers: list[int] = []
     monkeypatch.setattr(command, "usable_cores", lambda: 16)
     executor: Any = SimpleNamespace(
-        call_many=lambda function, calls: workers.append(len(calls)) or []
+        submit_call=lambda *given: given,
+        results=lambda started: workers.append(len(started)) or [],
     )
     jobs: Any = [SimpleNamespace(checks=[CHECKS["device"]])] * 19
     for gpu in (None, GPUS["h100"]):

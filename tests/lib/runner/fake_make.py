@@ -10,7 +10,6 @@ import fake_train
 
 from lib import console
 from lib.runner import local
-from lib.runner.limits import JobLimits
 from lib.runner.local import DeviceSlot, Job, LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.worker import train_worker
@@ -53,8 +52,8 @@ class FakeBackend:
     def drift(self, record: RunRecord) -> list[str]:
         return list(self._options.get("changed", []))
 
-    def lost_gpus(self, slot: DeviceSlot) -> dict[str, str]:
-        return {}
+    def lost_gpu(self, slot: DeviceSlot) -> str:
+        return ""
 
     def submit(self, run: Run[FakeConfig], slot: DeviceSlot, token: int) -> Job:
         behaviour = {
@@ -92,7 +91,7 @@ def main() -> int:
         options.get("stale", "stop"),
         options.get("keep_going", True),
         commands={State(name): words for name, words in options.get("commands", {}).items()},
-        limits=JobLimits(silent_seconds=options.get("silent", 0)),
+        stall_limit=options.get("silent", 0),
         lease_seconds=options.get("lease", 60),
         wait=options.get("wait", True),
     )

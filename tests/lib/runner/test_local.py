@@ -39,7 +39,8 @@ def sleep_until_stopped(parent: ParentConnection) -> None:
 
 def test_a_call_returns_the_value_or_raises_the_error(executor: LocalExecutor) -> None:
     assert executor.call(abs, -2) == 2
-    assert sorted(executor.call_many(count_to, [(3,), (2,)])) == [0, 0, 1, 1, 2]
+    jobs = [executor.submit_call(count_to, number) for number in (3, 2)]
+    assert sorted(executor.results(jobs)) == [0, 0, 1, 1, 2]
     with pytest.raises(ConfigError) as caught:
         executor.call(refuse, "demo.code")
     assert caught.value.codes == ["demo.code"]
@@ -52,9 +53,8 @@ def test_a_call_returns_the_value_or_raises_the_error(executor: LocalExecutor) -
     assert late.value.codes == ["worker.no-answer"]
 
 
-def fail_to_load(error: type[ImportError] | type[MemoryError]) -> Iterator[int]:
+def fail_to_load(error: type[ImportError] | type[MemoryError]) -> None:
     raise error("libtorch.so: cannot map")
-    yield 0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_worker_without_memory_or_package_is_one_problem(
     executor: LocalExecutor, error: type[ImportError] | type[MemoryError], code: str
 ) -> None:
     with pytest.raises(PreflightError) as caught:
-        list(executor.call_many(fail_to_load, [(error,)]))
+        executor.call(fail_to_load, error)
     (problem,) = caught.value.problems
     assert problem.code == code and "libtorch.so" in problem.what
 
@@ -150,7 +150,7 @@ def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server() -> None:
 def test_a_worker_that_has_just_died_is_no_error() -> None:
     """The server knows that the worker has exited, but the parent does not yet."""
     process: Callable = SimpleNamespace(pid=2**22 + 1, exitcode=None)
-    _Worker(process, None).signal(signal.SIGKILL)
+    _Worker(0, process, None).signal(signal.SIGKILL)
 
 
 PRELOADED = """

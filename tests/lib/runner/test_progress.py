@@ -22,7 +22,7 @@ class Session:
             Run("demo", RunVariant(f"r{i}", number=i), 1, config, Path(f"r{i}"))
             for i in range(count)
         ]
-        self.progress = SessionProgress(self.runs, lambda: self.now)
+        self.progress = SessionProgress(count, lambda: self.now)
         for run in self.runs[:begun]:
             self.progress.begin(run)
 
@@ -37,30 +37,23 @@ class Session:
 
 def test_time_left_follows_from_the_pace_of_this_session():
     session = Session(4, begun=2)
-    assert session.progress.seconds_left() is None
-    session.at(10.0, 0, 0)
-    session.at(30.0, 50, 25)
-    # Three quarters of a run took 30 seconds; 3.25 runs are left.
-    assert session.progress.seconds_left() == pytest.approx(30 / 0.75 * 3.25)
+    assert session.progress.describe() == "0/4"
+    # What an earlier session did is no pace.
+    session.at(10.0, 40, 0)
+    session.at(30.0, 80, 60)
+    # A whole run took 30 seconds; 2.6 runs are left.
+    assert session.progress.describe() == "0/4, eta 01:18"
     session.progress.end(session.runs[0], RunStatus(State.SUCCESS))
-    assert session.progress.describe().startswith("1/4, eta ")
-
-
-def test_what_an_earlier_session_did_is_no_pace():
-    session = Session(1)
-    session.at(0.0, 80, eta=None)
-    session.at(10.0, 90, eta=None)
-    assert session.progress.seconds_left() == pytest.approx(10.0)
+    assert session.progress.describe() == "1/4, eta 01:00"
 
 
 def test_one_estimate_is_printed_if_no_run_waits():
     """After a resume, the pace of this session has its start-up, and a run's own estimate has not."""
     session = Session(2)
-    session.at(10.0, 80, 90, eta=20)
-    session.at(10.0, 80, eta=61)
-    assert session.progress.describe() == "0/2, eta 01:01"
-    session.progress.end(session.runs[0], RunStatus(State.SUCCESS))
-    assert session.progress.describe() == "1/2" and session.progress.seconds_left() == 20
+    session.at(10.0, 80, 90)
+    session.at(20.0, 85, 95)
+    assert session.progress.describe() == "0/2"
+    assert session.progress.active[session.runs[0].label].describe().endswith("eta 01:01")
 
 
 def test_between_two_steps_the_work_is_named():

@@ -9,13 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from lib.runs.lease import current_holder
 from lib.runs.run_dir import RunDir, State
 from tests.lib.terminal import Terminal
 
-SLOW = {"steps": 200, "step_seconds": 0.02}
+SLOW = {"steps": 80, "step_seconds": 0.02}
 
 
 def states(study, names: str) -> list[State | None]:
@@ -102,15 +100,6 @@ def test_a_log_that_cannot_be_written_is_the_cause_of_the_failure(study):
     assert states(study, "c") == [State.SUCCESS]
 
 
-def test_a_stopped_worker_writes_its_stacks_and_its_run_goes_on(study):
-    runs = {"b": {"fail_at": 1, "fails_by": "stopping"}}
-    code, stderr = study.make(runs=runs, names=["a", "b"], silent=1)
-    assert code == 0 and "no sign" in line_of(stderr, "RETRY", "01-b")
-    # Written by faulthandler once the process goes on.
-    assert (study.path("b") / "logs.txt").read_text().count(" in misbehave") == 1
-    assert states(study, "b") == [State.SUCCESS] and study.steps("b") == [0, 1, 2]
-
-
 def test_a_run_that_stalls_twice_fails_and_is_resumed(study):
     """A worker that waits in a system call does not react to SIGTERM, and is killed."""
     runs = {"b": {"fail_at": 1, "fails_by": "waiting for data"}}
@@ -133,21 +122,20 @@ def test_a_worker_without_its_server_is_ended(study):
     assert states(study, "bc") == [State.FAILED, State.SUCCESS]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_all_saves_says_how_to_go_on_and_is_continued(study, number, code):
+def test_a_signal_to_all_saves_says_how_to_go_on_and_is_continued(study):
     make = study.start(all=SLOW, slots=2)
     study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
     # A terminal and a batch system signal the whole group: parent, server and workers.
-    os.killpg(make.pid, number)
-    actual, stderr = study.finish(make)
-    assert actual == code
+    os.killpg(make.pid, signal.SIGTERM)
+    code, stderr = study.finish(make)
+    assert code == 143
     # The parent waited for the workers, whose server survived the signal.
     assert "fake/00-a s1   interrupted; saved at iteration" in stderr
     assert re.search(r"^STOP .*\b3 left; .*type: make$", stderr, re.M)
-    assert stderr.splitlines()[-1] == f"EXIT    code {code}"
+    assert stderr.splitlines()[-1] == "EXIT    code 143"
     assert states(study, "abc") == [State.INTERRUPTED, State.INTERRUPTED, None]
     assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
-    assert study.steps("a") == list(range(200))
+    assert study.steps("a") == list(range(80))
 
 
 def test_ctrl_c_twice_stops_at_once(study):
@@ -163,31 +151,32 @@ def test_ctrl_c_twice_stops_at_once(study):
     assert "saved at" not in line_of(stderr, "STOP", "00-a") and study.steps("a") == []
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_workers_of_a_killed_parent_save_and_stop(study, silent):
-    make = study.start(all={**SLOW, "silent": silent})
+def test_workers_of_a_killed_parent_save_and_stop(study):
+    """Without a report, which would show that the pipe is closed."""
+    make = study.start(all={**SLOW, "silent": True})
     study.wait_until(lambda: len(study.steps("a")) > 3)
     os.kill(make.pid, signal.SIGKILL)
     study.wait_until(lambda: study.status("a").state is State.INTERRUPTED)
     done = len(study.steps("a"))
-    assert done < 200
+    assert done < 80
     assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
-    assert study.steps("a") == list(range(200))
+    assert study.steps("a") == list(range(80))
     assert study.journal()[1] == f"a-s1-a {done}"
 
 
 def test_waits_for_a_worker_that_outlives_its_parent(study):
-    make = study.start(all={"steps": 6, "step_seconds": 0.4})
+    slow = {"all": {"steps": 4, "step_seconds": 0.4}, "names": ["a"]}
+    make = study.start(**slow)
     study.wait_until(lambda: len(study.steps("a")) == 1)
     os.kill(make.pid, signal.SIGKILL)
     # The old worker finishes its step before it stops; no other worker trains the run meanwhile.
-    assert study.make(all={"steps": 6, "step_seconds": 0.4}, slots=3)[0] == 0
-    assert study.steps("a") == list(range(6))
+    assert study.make(**slow)[0] == 0
+    assert study.steps("a") == list(range(4))
 
 
 def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
     everyone = {
-        "all": {"steps": 5, "step_seconds": 0.1},
+        "all": {"steps": 3, "step_seconds": 0.1},
         "names": list("abcdef"),
         "runs": {"a": {"fail_at": 1, "fails_by": "raising"}},
     }
@@ -202,18 +191,19 @@ def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
 
 
 def test_the_run_of_a_killed_make_is_continued_by_its_helper(study):
-    first = study.start(all=SLOW, names=["a"])
+    slow = {**SLOW, "steps": 150}
+    first = study.start(all=slow, names=["a"])
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    second = study.start(all=SLOW, names=["a"])
+    second = study.start(all=slow, names=["a"])
     study.wait_until(lambda: "WAIT" in second.stderr)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     assert study.finish(second)[0] == 0
-    assert study.steps("a") == list(range(200))
+    assert study.steps("a") == list(range(150))
 
 
 def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
-    slow = {"steps": 60, "step_seconds": 0.05}
+    slow = {"steps": 30, "step_seconds": 0.05}
     first = study.start(all=slow, names=["a"], lease=1)
     study.wait_until(lambda: len(study.steps("a")) > 3)
     # Parent, server and worker, as a machine that does not answer.
@@ -226,11 +216,11 @@ def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
     assert code == 0 and "by another process" in stderr
     assert f"process {second.pid}" in line_of(stderr, "STOP", "00-a")
     assert study.finish(second)[0] == 0
-    assert study.steps("a") == list(range(60))
+    assert study.steps("a") == list(range(30))
 
 
 def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
-    first = study.start(all=SLOW, names=["a"], lease=2)
+    first = study.start(all={**SLOW, "steps": 400}, names=["a"], lease=2)
     study.wait_until(lambda: len(study.steps("a")) > 3)
     code, stderr = study.make(runs={"a": SLOW}, lease=2, wait=False)
     assert code == 0, stderr
@@ -240,7 +230,7 @@ def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
 
 
 def test_a_run_that_was_asked_to_stop_is_not_taken_by_another_make(study):
-    first, second = (study.start(all=SLOW, names=["a"]) for _ in range(2))
+    first, second = (study.start(all={**SLOW, "steps": 400}, names=["a"]) for _ in range(2))
     study.wait_until(lambda: "WAIT" in first.stderr + second.stderr)
     if "WAIT" in first.stderr:
         first, second = second, first
@@ -262,7 +252,7 @@ def test_a_stop_of_the_study_reaches_every_make_and_no_later_one(study):
 
 
 def test_runs_as_many_at_a_time_as_jobs_says(study):
-    everyone = {"all": {"steps": 4, "step_seconds": 0.2}}
+    everyone = {"all": {"steps": 3, "step_seconds": 0.1}}
     assert study.make(**everyone, jobs=2, names=list("abcd"))[0] == 0
     began = [(study.path(n) / "behaviour.json").stat().st_mtime for n in "abcd"]
     ended = [(study.path(n) / "status.json").stat().st_mtime for n in "abcd"]
@@ -297,7 +287,7 @@ def test_preflight_lists_everything_and_creates_nothing(study):
 
 def test_a_terminal_gets_a_live_table_and_ends_clean(study):
     script = Path(__file__).with_name("fake_make.py")
-    options = json.dumps({"all": {"step_seconds": 0.3}})
+    options = json.dumps({"all": {"step_seconds": 0.3}, "names": ["a"]})
     terminal = Terminal([str(script), str(study.folder), options], COLUMNS="100")
     text = terminal.rest()
     assert terminal.finish() == 0

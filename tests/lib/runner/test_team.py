@@ -68,7 +68,7 @@ def test_the_first_error_is_told_and_not_what_follows_from_it(study):
 
 def test_rank_0_may_take_its_time_once_the_others_have_ended_well(study):
     """Rank 0 waits for its sidecar processes, which other ranks do not have."""
-    slow = {"steps": 4, "step_seconds": 0.5}
+    slow = {"steps": 2, "step_seconds": 0.5}
     code, stderr = study.make(processes=2, grace=0.3, names=["a"], all=slow)
     assert code == 0, stderr
     assert study.status("a").state is State.SUCCESS
