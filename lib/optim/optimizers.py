@@ -1,4 +1,4 @@
-"""Interface of optimizers, parameter groups, and the optimizers on torch's own kernels."""
+"""Parameter groups, and the optimizers on torch's own kernels."""
 
 from collections.abc import Callable
 from typing import TypedDict
@@ -48,7 +48,11 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class _Plain(torch.optim.Optimizer):
-    """An optimizer of torch whose step takes the norm before clipping, and ignores it."""
+    """torch's interface with two additions, as of every optimizer here.
+
+    ``gradient_norm`` is the global norm before clipping; without it, an optimizer that needs the norm
+    computes it. ``statistics`` returns metrics of a log line, and may wait for the device.
+    """
 
     def step(  # type: ignore[override]  # torch declares overloads by the type of closure
         self,
@@ -100,9 +104,5 @@ class Sgd(_Plain, torch.optim.SGD):
         )
 
 
-# Every optimizer of the registry: torch's interface with two additions. ``step`` takes
-# ``gradient_norm``, the global norm before clipping (the return value of clip_grad_norm_; without
-# it, an optimizer that needs the norm computes it from ``.grad``), and may modify ``.grad``.
-# ``statistics`` returns metrics for a log line, and may wait for the device. The trainer sets
-# ``param_groups[...]["lr"]`` before each step. Adam stands for its subclasses too.
+# Adam stands for its subclasses too.
 Optimizer = Adam | Sgd

@@ -1,6 +1,7 @@
 """Optimizers that a configuration can select, and their options; imports no torch."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -8,6 +9,9 @@ from lib.config.field import component_field, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import always, at_most
 from lib.errors import ConfigError, Problem
+
+# Whether a rule holds, its problem, and the problem's code.
+Rule = tuple[bool, str, str]
 
 
 @dataclass(frozen=True)
@@ -19,9 +23,9 @@ class DecayOptions:
     weight_decay: float = kconfig_field("WEIGHT_DECAY", low=0.0, high=100.0)
 
     def __post_init__(self) -> None:
-        problems = self._problems()
-        if problems:
-            raise ConfigError(*problems)
+        broken = [Problem(what, code=code) for holds, what, code in self._rules() if not holds]
+        if broken:
+            raise ConfigError(*broken)
 
     @property
     def summary(self) -> str:
@@ -33,12 +37,8 @@ class DecayOptions:
         """Return the options of the optimizer that updates the weights, by which it is built."""
         return self
 
-    def _problems(self) -> list[Problem]:
-        """Return all violated rules; a subclass with more rules extends the list."""
-        return []
-
-
-# Adam and the optimizers derived from Adam.
+    def _rules(self) -> Iterator[Rule]:
+        yield from ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AdamFamilyOptions(DecayOptions):
     """Options common to Adam and its variants."""
 
     # Decoupled weight decay (arXiv 1711.05101) instead of L2 regularization of the gradient.
-    decoupled: ClassVar[bool]
+    decoupled: ClassVar[bool] = True
 
     # A field of some variants and a constant of others. A property at run time would hide the field.
     if TYPE_CHECKING:
@@ -63,13 +63,9 @@ class AdamFamilyOptions(DecayOptions):
         betas = f"betas {self.beta1:g} {self.beta2:g}"
         return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
 
-    def _problems(self) -> list[Problem]:
-        betas = {"ADAM_BETA1": self.beta1, "ADAM_BETA2": self.beta2}
-        return super()._problems() + [
-            Problem(f"{name}: must be < 1, got {beta:g}", code="config.out-of-range")
-            for name, beta in betas.items()
-            if beta >= 1.0
-        ]
+    def _rules(self) -> Iterator[Rule]:
+        for name, beta in (("ADAM_BETA1", self.beta1), ("ADAM_BETA2", self.beta2)):
+            yield beta < 1.0, f"{name}: must be < 1, got {beta:g}", "config.out-of-range"
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ class AdamwOptions(AdamFamilyOptions):
     """Options of AdamW (decoupled weight decay regularization, arXiv 1711.05101)."""
 
     name: ClassVar[str] = "adamw"
-    decoupled: ClassVar[bool] = True
     amsgrad: ClassVar[bool] = False
 
 
@@ -96,7 +91,6 @@ class AdamwadvOptions(AdamFamilyOptions):
     """Options of AdamW with a non-decreasing second moment (Reddi et al., arXiv 1904.09237)."""
 
     name: ClassVar[str] = "adamwadv"
-    decoupled: ClassVar[bool] = True
     amsgrad: ClassVar[bool] = True
 
 
@@ -112,7 +106,6 @@ class AdamwspamOptions(AdamFamilyOptions):
     """
 
     name: ClassVar[str] = "adamwspam"
-    decoupled: ClassVar[bool] = True
 
     theta: float = kconfig_field("SPAM_THETA", low=1.0, high=1e12)
     # First step since the start or a reset with gradient clipping.
@@ -142,29 +135,25 @@ class AdamwspamOptions(AdamFamilyOptions):
     def warmup_factor(self, step: int) -> float:
         """Return the learning-rate factor of step ``step`` (from 1): (1 − cos(π age / W)) / 2.
 
-        The factor is 1 before the first reset, where the schedule's warm-up applies, and from age W
-        on.
+        It is 1 before the first reset, where the schedule's warm-up applies, and from age W on.
         """
         age = self.age(step)
         if self.resets(step) == 0 or age >= self.reset_warmup_steps:
             return 1.0
         return (1.0 - math.cos(math.pi * age / self.reset_warmup_steps)) / 2.0
 
-    def _problems(self) -> list[Problem]:
-        problems = super()._problems()
-        if self.reset_warmup_steps >= self.interval:
-            what = (
-                f"SPAM_WARMUP_STEPS: must be < SPAM_INTERVAL={self.interval} so that the "
-                f"warm-up ends, got {self.reset_warmup_steps}"
-            )
-            problems.append(Problem(what, code="config.conflict"))
-        if self.clip_delay > self.interval:
-            what = (
-                f"SPAM_CLIP_DELAY: must be <= SPAM_INTERVAL={self.interval} so that "
-                f"gradients are clipped, got {self.clip_delay}"
-            )
-            problems.append(Problem(what, code="config.conflict"))
-        return problems
+    def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
+        what = (
+            f"SPAM_WARMUP_STEPS: must be < SPAM_INTERVAL={self.interval} so that the "
+            f"warm-up ends, got {self.reset_warmup_steps}"
+        )
+        yield self.reset_warmup_steps < self.interval, what, "config.conflict"
+        what = (
+            f"SPAM_CLIP_DELAY: must be <= SPAM_INTERVAL={self.interval} so that "
+            f"gradients are clipped, got {self.clip_delay}"
+        )
+        yield self.clip_delay <= self.interval, what, "config.conflict"
 
 
 # Base optimizers of AdamWPrune: their state contains exp_avg and exp_avg_sq.
@@ -219,18 +208,15 @@ class SgdOptions(DecayOptions):
         kind = "Nesterov momentum" if self.nesterov else "momentum"
         return f"{self.name}, {kind} {self.momentum:g}, weight decay {self.weight_decay:g}"
 
-    def _problems(self) -> list[Problem]:
-        problems = super()._problems()
-        if self.momentum >= 1.0:
-            what = f"SGD_MOMENTUM: must be < 1, got {self.momentum:g}"
-            problems.append(Problem(what, code="config.out-of-range"))
-        if self.nesterov and (self.momentum == 0.0 or self.dampening > 0.0):
-            what = (
-                "SGD_NESTEROV: requires SGD_MOMENTUM > 0 and SGD_DAMPENING=0, got "
-                f"{self.momentum:g} and {self.dampening:g}"
-            )
-            problems.append(Problem(what, code="config.conflict"))
-        return problems
+    def _rules(self) -> Iterator[Rule]:
+        what = f"SGD_MOMENTUM: must be < 1, got {self.momentum:g}"
+        yield self.momentum < 1.0, what, "config.out-of-range"
+        what = (
+            "SGD_NESTEROV: requires SGD_MOMENTUM > 0 and SGD_DAMPENING=0, got "
+            f"{self.momentum:g} and {self.dampening:g}"
+        )
+        possible = self.momentum > 0.0 and self.dampening == 0.0
+        yield possible or not self.nesterov, what, "config.conflict"
 
 
 OptimizerOptions = DecayOptions | AdamwpruneOptions

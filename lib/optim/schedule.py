@@ -27,8 +27,7 @@ _SMALL_SGD_RATE = 0.1
 
 def _small_learning_rate(form: SmallForm, name: str) -> str:
     rate = str(form.values[name])
-    is_sgd = form.values["OPTIMIZER"] == "sgd"
-    return str(max(_SMALL_SGD_RATE, float(rate))) if is_sgd else rate
+    return str(max(_SMALL_SGD_RATE, float(rate))) if form.values["OPTIMIZER"] == "sgd" else rate
 
 
 @dataclass(frozen=True)
@@ -44,25 +43,14 @@ class ScheduleOptions:
     wsd_decay_fraction: float = kconfig_field("WSD_DECAY_FRACTION", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.kind != "constant" and self.min_learning_rate > self.learning_rate:
-            problems.append(
-                Problem(
-                    f"MIN_LEARNING_RATE: must be <= LEARNING_RATE={self.learning_rate:g}, "
-                    f"got {self.min_learning_rate:g}",
-                    code="config.conflict",
-                )
-            )
+        peak, low = self.learning_rate, self.min_learning_rate
+        if self.kind != "constant" and low > peak:
+            what = f"MIN_LEARNING_RATE: must be <= LEARNING_RATE={peak:g}, got {low:g}"
+            raise ConfigError(Problem(what, code="config.conflict"))
         if self.wsd_decay_fraction == 0.0:
-            problems.append(
-                Problem(
-                    "WSD_DECAY_FRACTION: must be > 0, got 0",
-                    next="for a schedule without decay, set LR_SCHEDULE_CONSTANT=y",
-                    code="config.out-of-range",
-                )
-            )
-        if problems:
-            raise ConfigError(*problems)
+            what = "WSD_DECAY_FRACTION: must be > 0, got 0"
+            advice = "for a schedule without decay, set LR_SCHEDULE_CONSTANT=y"
+            raise ConfigError(Problem(what, next=advice, code="config.out-of-range"))
 
     @property
     def summary(self) -> str:
@@ -85,19 +73,12 @@ def learning_rate_at(
     remaining = 1.0 - warmup_progress
     # A warm-up as long as the budget leaves no room for the decay.
     decayed = (progress - warmup_progress) / remaining if remaining > 0.0 else 1.0
-    share = _decayed_share(options, min(1.0, max(0.0, decayed)))
+    x = min(1.0, max(0.0, decayed))
+    # The completed share of the way from the peak to the minimum.
+    share = {
+        "constant": 0.0,
+        "linear": x,
+        "cosine": (1.0 - math.cos(math.pi * x)) / 2.0,
+        "wsd": max(0.0, 1.0 - (1.0 - x) / options.wsd_decay_fraction),
+    }[options.kind]
     return options.learning_rate + share * (options.min_learning_rate - options.learning_rate)
-
-
-def _decayed_share(options: ScheduleOptions, x: float) -> float:
-    """Return the completed fraction of the way from peak (0) to minimum (1) at ``x``."""
-    match options.kind:
-        case "constant":
-            return 0.0
-        case "linear":
-            return x
-        case "cosine":
-            return (1.0 - math.cos(math.pi * x)) / 2.0
-        case "wsd":
-            return max(0.0, 1.0 - (1.0 - x) / options.wsd_decay_fraction)
-    raise ValueError(f"unknown schedule {options.kind!r}; known: constant, cosine, linear, wsd")

@@ -49,11 +49,6 @@ class Adamwspam(Adam):
         self._clipped = plain.new_zeros(())
         self._elements = sum(p.numel() for group in self.param_groups for p in group["params"])
 
-    @property
-    def effective_learning_rate(self) -> float:
-        """Return the first group's learning rate times the warm-up factor of the last step."""
-        return float(self.param_groups[0]["lr"]) * self._options.warmup_factor(max(1, self._steps))
-
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch declares overloads by the type of closure
         self,
@@ -64,13 +59,15 @@ class Adamwspam(Adam):
         """Update the parameters; clips ``.grad`` in place. See ``lib.optim.optimizers``."""
         assert closure is None, "SPAM reads the gradients before AdamW would call a closure"
         self._steps += 1
-        parameters = self._parameters_with_gradient()
+        groups = [group["params"] for group in self.param_groups]
+        parameters = [p for group in groups for p in group if p.grad is not None]
         if self._options.age(self._steps) == 1:
-            self._reset()
+            # Moments, AMSGrad's maximum and the steps of the bias correction.
+            for state in self.state.values():
+                for tensor in state.values():
+                    tensor.zero_()
         if gradient_norm is None:
-            gradient_norm = torch.nn.utils.get_total_norm(
-                [p.grad for p in parameters if p.grad is not None]
-            )
+            gradient_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         spike = self._record(gradient_norm)
         self._clipped.zero_()
         if self._options.age(self._steps) >= self._options.clip_delay:
@@ -81,12 +78,13 @@ class Adamwspam(Adam):
 
     def statistics(self) -> dict[str, float]:
         """Return spikes and resets so far, and the last step's clipped fraction and rate."""
-        clipped = sum_over_shards(self._clipped, self._first)
+        clipped, step = sum_over_shards(self._clipped, self._first), max(1, self._steps)
+        rate = float(self.param_groups[0]["lr"]) * self._options.warmup_factor(step)
         return {
             "spam_spikes": int(self._spikes),
-            "spam_resets": self._options.resets(max(1, self._steps)),
+            "spam_resets": self._options.resets(step),
             "spam_clipped_fraction": float(clipped) / self._elements,
-            "spam_learning_rate": self.effective_learning_rate,
+            "spam_learning_rate": rate,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,15 +99,6 @@ class Adamwspam(Adam):
         self._steps = spam["steps"]
         self._norms.copy_(spam["norms"])
         self._spikes.copy_(spam["spikes"])
-
-    def _parameters_with_gradient(self) -> list[torch.nn.Parameter]:
-        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-
-    def _reset(self) -> None:
-        """Zero AdamW's state: moments, AMSGrad's maximum, bias-correction steps."""
-        for state in self.state.values():
-            for tensor in state.values():
-                tensor.zero_()
 
     def _record(self, norm: torch.Tensor) -> torch.Tensor | None:
         """Record ``norm``; return whether it is a spike (0 or 1), None until the window is full."""
@@ -128,7 +117,8 @@ class Adamwspam(Adam):
         and boolean masks are slow on CPUs.
         """
         for parameter in parameters:
-            if parameter.grad is not None and parameter in self.state:
+            if parameter in self.state:
+                assert parameter.grad is not None
                 squares = local(self.state[parameter]["exp_avg_sq"])
                 variance = squares.view(-1).split(self.chunk_elements)
                 gradient = local(parameter.grad).view(-1).split(self.chunk_elements)
@@ -140,16 +130,11 @@ class Adamwspam(Adam):
 
     def _damp(self, parameters: list[torch.nn.Parameter], spike: torch.Tensor) -> None:
         """Multiply the moments by the damping factors at a spike, by exactly 1 otherwise."""
-        states = [self.state[p] for p in parameters if p in self.state]
-        factors = {
-            "exp_avg": self._options.moment_damping,
-            "exp_avg_sq": self._options.variance_damping,
-        }
-        for key, damping in factors.items():
+        o, states = self._options, [self.state[p] for p in parameters if p in self.state]
+        for key, damping in (("exp_avg", o.moment_damping), ("exp_avg_sq", o.variance_damping)):
             torch._foreach_mul_([state[key] for state in states], 1.0 - spike * (1.0 - damping))
 
     def _update(self) -> None:
-        """Run AdamW's step at the warmed-up learning rate."""
         rates = [group["lr"] for group in self.param_groups]
         factor = self._options.warmup_factor(self._steps)
         for group in self.param_groups:

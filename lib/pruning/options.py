@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from lib.config.field import kconfig_field
 from lib.config.registry import Registry
@@ -70,39 +70,26 @@ class PruningOptions(NoneOptions):
         if progress >= self.ramp_end:
             return self.target
         x = max(0.0, (progress - self.warmup) / (self.ramp_end - self.warmup))
-        match self.ramp:
-            case "cubic":
-                return self.target * (1.0 - (1.0 - x) ** 3)
-            case "linear":
-                return self.target * x
-        raise ValueError(f"unknown ramp {self.ramp!r}; known: cubic, linear")
+        return self.target * (x if self.ramp == "linear" else (1.0 - (1.0 - x) ** 3))
 
     def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
-        """Return the sparsity of each matrix for scope layer, if the whole model has ``reached``.
-
-        ``sizes`` are the weights of each matrix. By default, all matrices have the same sparsity.
-        """
+        """Return the sparsity of each matrix, of so many weights, if the whole model has ``reached``."""
         return [reached] * len(sizes)
 
 
 @dataclass(frozen=True)
-class RampOptions(PruningOptions):
-    """Options of a pruner with configurable scope and ramp; other pruners define both."""
+class MagnitudeOptions(PruningOptions):
+    """Options of magnitude pruning (score |w|), with a configurable scope and ramp."""
+
+    name: ClassVar[str] = "magnitude"
 
     scope: str = kconfig_field("PRUNING_SCOPE")
     ramp: str = kconfig_field("PRUNING_RAMP")
 
 
 @dataclass(frozen=True)
-class MagnitudeOptions(RampOptions):
-    """Options of magnitude pruning (score |w|): the common options only."""
-
-    name: ClassVar[str] = "magnitude"
-
-
-@dataclass(frozen=True)
-class MovementOptions(RampOptions):
-    """Options of movement pruning (score −Σ g w): the common options only."""
+class MovementOptions(MagnitudeOptions):
+    """Options of movement pruning (score −Σ g w): those of magnitude pruning."""
 
     name: ClassVar[str] = "movement"
 
@@ -111,8 +98,7 @@ class MovementOptions(RampOptions):
 MAX_LAYER_SPARSITY = 0.98
 
 
-@dataclass(frozen=True)
-class PruningVariant:
+class PruningVariant(NamedTuple):
     """Ramp, scope and budget of a variant; ``stretch`` multiplies the budget."""
 
     ramp: str = "cubic"
@@ -141,7 +127,6 @@ class StateOptions(PruningOptions):
     name: ClassVar[str] = "state"
 
     variant: str = kconfig_field("ADAMWPRUNE_VARIANT")
-    # The first variant that trains for longer shows its effect.
     stretched: bool = kconfig_field("ADAMWPRUNE_STRETCH")
 
     @property

@@ -1,6 +1,8 @@
-"""Interface of every pruner, as used by the trainer."""
+"""Pruners of the trainer: masks along a ramp, and the scores that rank the weights.
 
-from abc import ABC, abstractmethod
+w is a weight, m and v are the optimizer's ``exp_avg`` and ``exp_avg_sq``.
+"""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
@@ -8,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lib.env.sharded import local, placed_like, sum_over_shards, whole
 from lib.optim.optimizers import embedding_parameters, matrix_parameters
@@ -32,13 +35,13 @@ class Pruner:
     def mask_gradients(self) -> None:
         """Zero the gradients of pruned weights, so that they affect no norm and no moment."""
 
-    def observe(self, gradient_norm: torch.Tensor) -> None:
+    def observe(self, gradient_norm: Tensor) -> None:
         """Collect score statistics from unclipped gradients and the weights before the update.
 
         ``gradient_norm`` is non-finite if the step is about to be skipped (fp16 overflow).
         """
 
-    def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, step: int, progress: float, optimizer: Optimizer) -> None:
         """Prune if due, and set pruned weights to zero.
 
         ``step`` counts completed optimizer steps (1 after the first), ``progress`` is the fraction
@@ -50,7 +53,6 @@ class Pruner:
         return 0.0
 
     def sparsity_by_layer(self) -> dict[str, float]:
-        """Return the measured sparsity of each prunable parameter by name."""
         return {}
 
     def prunable_weights(self) -> dict[str, int]:
@@ -58,14 +60,14 @@ class Pruner:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors and plain numbers needed for an exact resume."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         assert not state_dict, "pruner state loaded into a run without pruning"
 
 
-# Exact bottom-k selection over very many scores, without sorting or concatenating them.
+# Exact bottom-k selection over very many scores, without sorting or concatenating them: torch.kthvalue
+# is not deterministic on a GPU, and a sort needs four times the memory.
 #
 # The bits of float32 numbers, read as integers with the negative ones flipped, have the same order as
 # the numbers. Two 16-bit histograms, the second inside the bin selected by the first, therefore give
@@ -79,8 +81,8 @@ CHUNK_ELEMENTS = 1 << 20
 
 
 def bottom_k(
-    scores: Mapping[str, torch.Tensor], count: int, chunk_elements: int = CHUNK_ELEMENTS
-) -> Iterator[tuple[str, torch.Tensor]]:
+    scores: Mapping[str, Tensor], count: int, chunk_elements: int = CHUNK_ELEMENTS
+) -> Iterator[tuple[str, Tensor]]:
     """Yield, for each name, a boolean mask of the scores among the ``count`` lowest of all scores.
 
     Scores are float32. Ties at the threshold are selected in the order of the mapping and, within a
@@ -88,7 +90,15 @@ def bottom_k(
     deterministic.
     """
     chunks = {name: tensor.view(-1).split(chunk_elements) for name, tensor in scores.items()}
-    threshold, ties = _threshold(list(chain(*chunks.values())), count)
+    joined = list(chain(*chunks.values()))
+    digit, _, _ = _rank((_keys(c) >> _BITS for c in joined), -_BINS // 2, count)
+    first = digit * _BINS
+    # Keys outside the bin are clamped to the values just below and just above the bin.
+    clamped = (_keys(c).clamp(first - 1, first + _BINS) for c in joined)
+    threshold, below, equal = _rank(clamped, first - 1, count)
+    ties = count - below
+    if ties == equal:
+        threshold, ties = threshold + 1, 0
     for name, tensor in scores.items():
         selected = torch.empty_like(tensor, dtype=torch.bool)
         for chunk, mask in zip(chunks[name], selected.view(-1).split(chunk_elements), strict=True):
@@ -101,18 +111,7 @@ def bottom_k(
         yield name, selected
 
 
-def _threshold(chunks: Sequence[torch.Tensor], count: int) -> tuple[int, int]:
-    """Return the key above the ``count`` lowest, and the number of ties at the key to include."""
-    digit, _, _ = _rank((_keys(c) >> _BITS for c in chunks), -_BINS // 2, count)
-    first = digit * _BINS
-    # Keys outside the bin are clamped to the values just below and just above the bin.
-    clamped = (_keys(c).clamp(first - 1, first + _BINS) for c in chunks)
-    key, below, equal = _rank(clamped, first - 1, count)
-    ties = count - below
-    return (key + 1, 0) if ties == equal else (key, ties)
-
-
-def _rank(values: Iterator[torch.Tensor], least: int, count: int) -> tuple[int, int, int]:
+def _rank(values: Iterator[Tensor], least: int, count: int) -> tuple[int, int, int]:
     """Return the value of rank ``count`` (from 1), and how many values are below and equal to it.
 
     ``values`` are integers from ``least`` to ``least + _BINS + 1``.
@@ -125,14 +124,11 @@ def _rank(values: Iterator[torch.Tensor], least: int, count: int) -> tuple[int, 
     return least + index, int(cumulative[index]) - equal, equal
 
 
-def _keys(scores: torch.Tensor) -> torch.Tensor:
+def _keys(scores: Tensor) -> Tensor:
     """Return int32 keys in the order of the float32 ``scores``."""
     assert scores.dtype == torch.float32, "keys are defined for float32 only"
     bits = scores.view(torch.int32)
     return bits ^ (bits >> 31 & 0x7FFFFFFF)
-
-
-# Gradual mask pruning: everything but the score function of a pruner.
 
 
 def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
@@ -151,11 +147,11 @@ def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str,
     return {name: p for name, p in model.named_parameters() if name in prunable}
 
 
-class MaskPruner(Pruner, ABC):
+class MaskPruner(Pruner):
     """Pruner that zeroes the lowest-scoring weights, more of them along the ramp, permanently.
 
     ``masks`` are boolean, True for remaining weights. A pruned weight scores −∞, so it stays pruned
-    in every later update.
+    in every later update. The score is |w| (Han et al. 2015, arXiv 1506.02626); the others override it.
     """
 
     # Elements that are ranked at once; the result does not depend on it.
@@ -172,9 +168,9 @@ class MaskPruner(Pruner, ABC):
         # Target sparsity of the last update; 0 before the first.
         self._reached = 0.0
 
-    @abstractmethod
-    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    def score(self, name: str, optimizer: Optimizer) -> Tensor:
         """Return new float32 scores in the shape of one parameter; the lowest are pruned."""
+        return self._parameters[name].detach().float().abs()
 
     @torch.no_grad()
     def mask_gradients(self) -> None:
@@ -185,9 +181,15 @@ class MaskPruner(Pruner, ABC):
                 parameter.grad.mul_(self.masks[name])
 
     @torch.no_grad()
-    def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_due(step, progress):
-            self._reached = self._options.sparsity_at(progress)
+    def after_step(self, step: int, progress: float, optimizer: Optimizer) -> None:
+        options = self._options
+        # Every ``frequency`` steps in the ramp, and once at its end.
+        if progress >= options.ramp_end:
+            is_due = self._reached < options.target
+        else:
+            is_due = progress > options.warmup and step % options.frequency == 0
+        if is_due:
+            self._reached = options.sparsity_at(progress)
             self._update_masks(optimizer)
             self._mask_state(optimizer)
         if self._reached > 0.0:
@@ -195,8 +197,7 @@ class MaskPruner(Pruner, ABC):
                 parameter.mul_(self.masks[name])
 
     def sparsity(self) -> float:
-        sizes = self.prunable_weights()
-        return sum(self._zeros().values()) / max(1, sum(sizes.values()))
+        return sum(self._zeros().values()) / max(1, sum(self.prunable_weights().values()))
 
     def sparsity_by_layer(self) -> dict[str, float]:
         sizes = self.prunable_weights()
@@ -214,49 +215,49 @@ class MaskPruner(Pruner, ABC):
         for name, mask in state_dict["masks"].items():
             self.masks[name].copy_(placed_like(mask, self.masks[name]))
 
-    def _is_due(self, step: int, progress: float) -> bool:
-        """Return whether to prune: every ``frequency`` steps in the ramp, and once at its end."""
-        options = self._options
-        if progress >= options.ramp_end:
-            return self._reached < options.target
-        return progress > options.warmup and step % options.frequency == 0
-
-    def _update_masks(self, optimizer: torch.optim.Optimizer) -> None:
+    def _update_masks(self, optimizer: Optimizer) -> None:
         """Prune the lowest scores of each scope.
 
         All scores of a scope are in memory while they are ranked: one float32 copy, when no
         activation is alive.
         """
         sizes = self.prunable_weights()
-        for names, sparsity in self._scopes():
+        for names, sparsity in self._scopes(sizes):
             count = round(sparsity * sum(sizes[name] for name in names))
-            if count:
-                scores = {
-                    name: self._used(name, whole(self._alive_score(name, optimizer)))
-                    for name in names
-                }
-                for name, pruned in bottom_k(scores, count, self.chunk_elements):
-                    mask = whole(self.masks[name])
-                    torch.logical_not(pruned, out=self._used(name, mask))
-                    self.masks[name].copy_(placed_like(mask, self.masks[name]))
+            if not count:
+                continue
+            scores = {
+                name: self._used(name, whole(self._alive_score(name, optimizer))) for name in names
+            }
+            for name, pruned in bottom_k(scores, count, self.chunk_elements):
+                mask = whole(self.masks[name])
+                torch.logical_not(pruned, out=self._used(name, mask))
+                self.masks[name].copy_(placed_like(mask, self.masks[name]))
 
-    def _alive_score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    def _scopes(self, sizes: Mapping[str, int]) -> Sequence[tuple[Sequence[str], float]]:
+        """Return groups of parameters with a common threshold, and each group's current sparsity."""
+        if self._options.scope == "global":
+            return [(list(sizes), self._reached)]
+        shares = self._options.layer_sparsities(self._reached, list(sizes.values()))
+        return [([name], share) for name, share in zip(sizes, shares, strict=True)]
+
+    def _alive_score(self, name: str, optimizer: Optimizer) -> Tensor:
         return self.score(name, optimizer).masked_fill_(~self.masks[name], -torch.inf)
 
-    def _used(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _used(self, name: str, tensor: Tensor) -> Tensor:
         """Return ``tensor``, in the shape of a parameter, without padding rows."""
         return tensor[: self._used_rows.get(id(self._parameters[name]), len(tensor))]
 
-    def _padding(self, parameter: torch.Tensor) -> int:
+    def _padding(self, parameter: Tensor) -> int:
         """Return the number of elements in padding rows."""
         rows = len(parameter)
         return (rows - self._used_rows.get(id(parameter), rows)) * (parameter.numel() // rows)
 
     def _zeros(self) -> dict[str, int]:
         """Return the number of zeros of each parameter, without its padding, which is all zero."""
-        counts = [(local(p.detach()) == 0).sum() for p in self._parameters.values()]
-        if not counts:
+        if not self._parameters:
             return {}
+        counts = [(local(p.detach()) == 0).sum() for p in self._parameters.values()]
         like = next(iter(self._parameters.values()))
         totals = sum_over_shards(torch.stack(counts), like).tolist()
         return {
@@ -264,47 +265,23 @@ class MaskPruner(Pruner, ABC):
             for (name, p), total in zip(self._parameters.items(), totals, strict=True)
         }
 
-    def _scopes(self) -> Iterator[tuple[list[str], float]]:
-        """Yield groups of parameters with a common threshold, and each group's current sparsity."""
-        names = list(self._parameters)
-        if self._options.scope == "global":
-            yield names, self._reached
-            return
-        sizes = list(self.prunable_weights().values())
-        for name, sparsity in zip(
-            names, self._options.layer_sparsities(self._reached, sizes), strict=True
-        ):
-            yield [name], sparsity
-
-    def _mask_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def _mask_state(self, optimizer: Optimizer) -> None:
         """Zero the optimizer state of pruned weights, such as moments.
 
         Their gradients are zero from now on, so the state stays zero between updates.
         """
         for name, parameter in self._parameters.items():
             for value in optimizer.state.get(parameter, {}).values():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
                     value.mul_(self.masks[name])
 
 
-# Magnitude pruning (Han et al. 2015, arXiv 1506.02626), gradual as in arXiv 1710.01878.
-
-
-class MagnitudePruner(MaskPruner):
-    """Pruner that retains the weights of largest |w|."""
-
-    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        return self._parameters[name].detach().float().abs()
-
-
-# Movement pruning (Sanh et al. 2020, arXiv 2005.07683): S ← S − g w at every optimizer step.
-#
-# g is the unclipped gradient of the loss, ∂L/∂w as in the paper, and w is the weight before the
-# update. A weight has a high score if the loss decreases as the weight grows away from zero.
-
-
 class MovementPruner(MaskPruner):
-    """Pruner that retains weights that moved away from zero; one extra float32 per weight."""
+    """Pruner of the weights that training moves towards zero (Sanh et al. 2020, arXiv 2005.07683).
+
+    S ← S − g w at every optimizer step: g is the unclipped gradient of the loss, w the weight before
+    the update. A score is high if the loss decreases as the weight grows away from zero.
+    """
 
     def __init__(self, model: nn.Module, options: MovementOptions) -> None:
         super().__init__(model, options)
@@ -313,7 +290,7 @@ class MovementPruner(MaskPruner):
         }
 
     @torch.no_grad()
-    def observe(self, gradient_norm: torch.Tensor) -> None:
+    def observe(self, gradient_norm: Tensor) -> None:
         """Add this step's −g w to the scores; a step that will be skipped adds nothing."""
         skipped = ~torch.isfinite(gradient_norm)
         for name, parameter in self._parameters.items():
@@ -321,7 +298,7 @@ class MovementPruner(MaskPruner):
                 product = parameter.grad.float() * parameter
                 self._scores[name].sub_(product.masked_fill_(skipped, 0.0))
 
-    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    def score(self, name: str, optimizer: Optimizer) -> Tensor:
         return self._scores[name].clone()
 
     def state_dict(self) -> dict[str, Any]:
@@ -334,16 +311,7 @@ class MovementPruner(MaskPruner):
             self._scores[name].copy_(placed_like(scores, self._scores[name]))
 
 
-# State pruning: scores from the weights and the moments of an Adam-like optimizer.
-#
-# w is the weight, m and v are the optimizer's ``exp_avg`` and ``exp_avg_sq``, ε is 1e-8. The
-# published variants shift possibly negative scores until all are at least 0. A common offset changes
-# no ranking, and pruned weights are marked by −∞, so scores are not shifted here.
-
-
 _EPS = 1e-8
-
-Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _growing(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
@@ -352,11 +320,12 @@ def _growing(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
 
 
 def _mobile(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
-    """Return |w| √(|m| + ε)."""
     return w.abs() * (m.abs() + _EPS).sqrt()
 
 
-SCORES: dict[str, Score] = {
+# The published variants shift possibly negative scores until all are at least 0. A common offset changes
+# no ranking, and pruned weights are marked by −∞, so scores are not shifted here.
+SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "bitter0": lambda w, m, v: (w * m).abs() * (w.abs() / (v.sqrt() + _EPS)),
     "bitter1": lambda w, m, v: w.abs(),
     "bitter2": lambda w, m, v: w.abs(),
@@ -371,11 +340,11 @@ SCORES: dict[str, Score] = {
 
 
 class StatePruner(MaskPruner):
-    """Pruner that retains the weights with the highest scores of the configured variant."""
+    """Pruner by a score of the configured variant, from the weights and Adam's moments."""
 
     _options: StateOptions
 
-    def score(self, name: str, optimizer: torch.optim.Optimizer) -> Tensor:
+    def score(self, name: str, optimizer: Optimizer) -> Tensor:
         """Return the variant's score as float32; moments are 0 if there was no gradient yet."""
         parameter = self._parameters[name]
         w = parameter.detach().float()
@@ -389,7 +358,7 @@ class StatePruner(MaskPruner):
         return SCORES[self._options.variant](w, m, v)
 
 
-def _beta1(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
+def _beta1(optimizer: Optimizer, parameter: Tensor) -> float:
     """Return β1 of the parameter group that contains ``parameter``."""
     groups = optimizer.param_groups
     group = next(g for g in groups if any(p is parameter for p in g["params"]))
@@ -398,12 +367,11 @@ def _beta1(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
 
 MODULES: dict[type[Any], Callable[[nn.Module, Any], Pruner]] = {
     NoneOptions: lambda model, options: Pruner(),
-    MagnitudeOptions: MagnitudePruner,
+    MagnitudeOptions: MaskPruner,
     MovementOptions: MovementPruner,
     StateOptions: StatePruner,
 }
 
 
 def build_pruner(options: NoneOptions, model: nn.Module) -> Pruner:
-    """Return the pruner of ``model``."""
     return MODULES[type(options)](model, options)

@@ -12,7 +12,7 @@ from lib.pruning.options import MagnitudeOptions, MovementOptions, PruningOption
 Scores = NDArray[np.float64]
 
 # The table of docs/optimizers.md: ramp, scope and budget of each variant.
-_VARIANTS = {
+VARIANTS = {
     "bitter0": ("linear", "global", 1.0),
     "bitter1": ("linear", "global", 1.0),
     "bitter2": ("linear", "global", 1.21),
@@ -42,8 +42,7 @@ class PruningSnapshot:
 
 
 def documented_stretch(variant: str) -> float:
-    """Return the documented budget of a variant, as a multiple of the configured one."""
-    return _VARIANTS[variant][2]
+    return VARIANTS[variant][2]
 
 
 def ramp_sparsity(options: PruningOptions, progress: float) -> float:
@@ -51,7 +50,7 @@ def ramp_sparsity(options: PruningOptions, progress: float) -> float:
     if progress <= options.warmup:
         return 0.0
     x = min(1.0, (progress - options.warmup) / (options.ramp_end - options.warmup))
-    ramp = _VARIANTS[options.variant][0] if isinstance(options, StateOptions) else options.ramp
+    ramp = VARIANTS[options.variant][0] if isinstance(options, StateOptions) else options.ramp
     return options.target * (x if ramp == "linear" else 1.0 - (1.0 - x) ** 3)
 
 
@@ -59,14 +58,12 @@ def scope_sparsities(
     options: PruningOptions, reached: float, sizes: Sequence[int]
 ) -> list[tuple[list[int], float]]:
     """Return the matrices with a common ranking, by index, and their documented sparsity."""
-    matrices = range(len(sizes))
-    if isinstance(options, StateOptions):
-        if _VARIANTS[options.variant][1] == "layer":
-            profile = _layer_profile(reached, sizes)
-            return [([i], sparsity) for i, sparsity in zip(matrices, profile, strict=True)]
-    elif options.scope == "layer":
-        return [([i], reached) for i in matrices]
-    return [(list(matrices), reached)]
+    is_state = isinstance(options, StateOptions)
+    scope = VARIANTS[options.variant][1] if isinstance(options, StateOptions) else options.scope
+    if scope == "global":
+        return [(list(range(len(sizes))), reached)]
+    shares = _layer_profile(reached, sizes) if is_state else [reached] * len(sizes)
+    return [([i], share) for i, share in enumerate(shares)]
 
 
 def _layer_profile(reached: float, sizes: Sequence[int]) -> list[float]:
@@ -102,25 +99,21 @@ def _movement_scores(options: MovementOptions, seen: PruningSnapshot) -> Scores:
 def _state_scores(options: StateOptions, seen: PruningSnapshot) -> Scores:
     """Return the published scores without their shift, which changes no ranking."""
     w, m, v = _array(seen.weights), _array(seen.m), _array(seen.v)
-    match options.variant:
-        case "bitter0":
-            return np.abs(w * m) * (np.abs(w) / (np.sqrt(v) + _EPS))
-        case "bitter1" | "bitter2":
-            return np.abs(w)
-        case "bitter3" | "bitter4":
-            return np.abs(w) * np.sqrt(np.abs(m) + _EPS)
-        case "bitter5":
-            return 0.1 * np.abs(w) - np.sign(w) * m / (np.sqrt(v) + _EPS)
-        case "bitter6":
-            return np.abs(w) * np.sqrt(np.abs(m) + _EPS) * np.abs(m) / np.sqrt(v + _EPS)
-        case "bitter7":
-            return np.abs(w) * (v + _EPS) ** 0.25
-        case "bitter8":
-            return np.abs(w) * np.sqrt(np.abs(m / seen.bias_correction) + _EPS)
-        case "bitter9":
-            towards_zero = np.sign(w) * m / (np.sqrt(v) + _EPS)
-            return np.abs(w) * np.sqrt(np.abs(m) + _EPS) - 0.1 * towards_zero
-    raise ValueError(f"unknown variant {options.variant!r}")
+    size, root = np.abs(w), np.sqrt(v) + _EPS
+    mobile = size * np.sqrt(np.abs(m) + _EPS)
+    towards_zero = np.sign(w) * m / root
+    return {
+        "bitter0": np.abs(w * m) * (size / root),
+        "bitter1": size,
+        "bitter2": size,
+        "bitter3": mobile,
+        "bitter4": mobile,
+        "bitter5": 0.1 * size - towards_zero,
+        "bitter6": mobile * np.abs(m) / np.sqrt(v + _EPS),
+        "bitter7": size * (v + _EPS) ** 0.25,
+        "bitter8": size * np.sqrt(np.abs(m / seen.bias_correction) + _EPS),
+        "bitter9": mobile - 0.1 * towards_zero,
+    }[options.variant]
 
 
 def _array(values: ArrayLike) -> Scores:

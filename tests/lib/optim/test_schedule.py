@@ -25,33 +25,26 @@ def _rate(kind, step):
     return learning_rate_at(options, step, step / TOTAL, OPTIONS.warmup_steps / TOTAL)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_warm_up_is_linear_from_the_first_step(kind):
-    assert _rate(kind, 0) == pytest.approx(6e-6)
-    assert _rate(kind, 49) == pytest.approx(3e-4)
-    assert _rate(kind, 99) == pytest.approx(6e-4)
-    assert _rate(kind, 100) == pytest.approx(6e-4)
-
-
 @pytest.mark.parametrize(
-    "kind, middle, three_quarters, end",
+    "kind, middle, three_quarters, nine_tenths, end",
     [
-        ("cosine", 3.3e-4, 6e-5 + 2.7e-4 * (1 - math.sqrt(0.5)), 6e-5),
-        ("linear", 3.3e-4, 1.95e-4, 6e-5),
-        ("constant", 6e-4, 6e-4, 6e-4),
-        ("wsd", 6e-4, 6e-4, 6e-5),
+        (
+            "cosine",
+            3.3e-4,
+            6e-5 + 2.7e-4 * (1 - math.sqrt(0.5)),
+            6e-5 + 2.7e-4 * (1 - math.cos(math.pi / 10)),
+            6e-5,
+        ),
+        ("linear", 3.3e-4, 1.95e-4, 1.14e-4, 6e-5),
+        ("constant", 6e-4, 6e-4, 6e-4, 6e-4),
+        # 0.2 of the 900 steps after the warm-up: from 820 on.
+        ("wsd", 6e-4, 6e-4, 3.3e-4, 6e-5),
     ],
 )
-def test_closed_form_of_the_decay(kind, middle, three_quarters, end):
-    assert _rate(kind, 550) == pytest.approx(middle)
-    assert _rate(kind, 775) == pytest.approx(three_quarters)
-    assert _rate(kind, 1000) == pytest.approx(end)
-
-
-def test_wsd_decays_over_its_fraction():
-    # 0.2 of the 900 steps after the warm-up: from 820 on.
-    assert _rate("wsd", 820) == pytest.approx(6e-4)
-    assert _rate("wsd", 910) == pytest.approx(3.3e-4)
+def test_closed_form_of_warm_up_and_decay(kind, middle, three_quarters, nine_tenths, end):
+    steps = (0, 49, 99, 100, 550, 775, 910, 1000)
+    expected = [6e-6, 3e-4, 6e-4, 6e-4, middle, three_quarters, nine_tenths, end]
+    assert [_rate(kind, step) for step in steps] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

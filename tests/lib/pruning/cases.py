@@ -10,7 +10,7 @@ from lib.optim.build import build_optimizer
 from lib.optim.optimizers import parameter_groups
 from lib.optim.options import OPTIMIZERS
 from lib.pruning.layers import PaddedEmbedding
-from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, RampOptions
+from lib.pruning.options import PRUNERS, PRUNING_VARIANTS
 from lib.pruning.pruners import build_pruner, prunable_parameters
 
 STEPS = 40
@@ -25,8 +25,7 @@ SETTINGS: dict[str, dict[str, SymbolValue]] = {
         f"PRUNING_RAMP_{ramp.upper()}": True,
         "OPTIMIZER_ADAMWADV": True,
     }
-    for pruner in PRUNERS
-    if issubclass(PRUNERS.options(pruner), RampOptions)
+    for pruner in ("magnitude", "movement")
     for scope in ("global", "layer")
     for ramp in ("cubic", "linear")
 }
