@@ -1,15 +1,13 @@
 """Declarations of a study: rule, family, planned looks, and each look that was taken, but no word.
 
-The error rate rests on them: a family must not shrink after results are seen, and a look costs its
-share of alpha whatever it showed. They are the lines of one file beside the runs, appended before a
-run starts or a look is judged. A folder may have several studies: a line concerns those with which it
-has a run in common, by name and configuration without the seed.
+The error rate rests on them. They are the lines of one file beside the runs, appended before a run
+starts or a look is judged; a line concerns the studies with which it has a run in common.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -128,10 +126,7 @@ def plans_of(lines: Iterable[Line]) -> list[DeclaredPlan]:
 
 
 def looks_of(lines: Iterable[Line]) -> list[Look]:
-    """Return each look once, numbered from 1: several processes may have declared it.
-
-    A look without alpha left for it cannot give a word and is left out.
-    """
+    """Return each look once, numbered from 1; one without alpha left cannot give a word."""
     looks: dict[Any, Look] = {}
     for line in lines:
         if isinstance(line, Look):
@@ -146,15 +141,13 @@ def looks_of(lines: Iterable[Line]) -> list[Look]:
 
 
 def concerning(lines: Iterable[Line], arms: Mapping[str, str]) -> list[Line]:
-    return [
-        line
-        for line in lines
-        if any(
-            name in arms and _same_digest(digest, arms[name])
-            for each in line.family.values()
-            for name, digest in each.items()
-        )
-    ]
+    """Return the lines with a run of ``arms``, by name and configuration without the seed."""
+
+    def has_run(family: Family) -> bool:
+        runs = (run for each in family.values() for run in each.items())
+        return any(arm in arms and _same_digest(digest, arms[arm]) for arm, digest in runs)
+
+    return [line for line in lines if has_run(line.family)]
 
 
 def _same_digest(one: str, other: str) -> bool:
@@ -164,11 +157,9 @@ def _same_digest(one: str, other: str) -> bool:
 def is_declared(name: str, arms: Mapping[str, str], family: Family) -> bool:
     """Return whether ``family`` has the comparison ``name`` of these arms and configurations."""
     known = family.get(name)
-    return (
-        known is not None
-        and known.keys() == arms.keys()
-        and all(_same_digest(digest, arms[arm]) for arm, digest in known.items())
-    )
+    if known is None or known.keys() != arms.keys():
+        return False
+    return all(_same_digest(digest, arms[arm]) for arm, digest in known.items())
 
 
 def family_size(families: Iterable[Family]) -> int:
@@ -233,11 +224,9 @@ def read_declarations(folder: Path) -> tuple[Line, ...]:
     damaged: it may be a look, which must not be forgotten.
     """
     path, former = folder / DECLARATIONS_FILE, folder / _FORMER_FILE
-    with _refusing(path, "a file of declarations"):
-        try:
-            content = read_record(path, "one JSON object per line", _MAX_BYTES)
-        except MissingRecord:
-            content = b""
+    content = b""
+    with _refusing(path, "a file of declarations"), suppress(MissingRecord):
+        content = read_record(path, "one JSON object per line", _MAX_BYTES)
     if not content:
         with _refusing(former, "a record of verdicts"):
             return tuple(_former(former))
@@ -265,9 +254,8 @@ def append_declarations(
 ) -> tuple[Line, ...]:
     """Append the declarations that ``missing`` returns for the present ones; return all of them.
 
-    Other processes wait meanwhile. A part of a line that a crash left is removed: nothing was judged
-    before the whole line was on the disk. Raises ConfigError if the file is damaged, RunError if it
-    is a link.
+    Other processes wait meanwhile. A part of a line that a crash left is removed. Raises ConfigError
+    if the file is damaged, RunError if it is a link.
     """
     known = read_declarations(folder)
     if not missing(known):
@@ -341,38 +329,34 @@ def _all(kind: type[T], values: Iterable[Any]) -> list[T]:
     return listed
 
 
-def _former(path: Path) -> list[Line]:
-    """Return plan and looks of each study of an earlier version's record of words; the looks come
-    after the first rule.
-    """
+def _former(path: Path) -> Iterator[Line]:
+    """Yield the rule and the looks of an earlier version's record of words."""
     try:
         record = read_json_object(path)
     except MissingRecord:
-        return []
+        return
     if record.get("schema_version") != _FORMER_SCHEMA:
-        return []
+        return
     common = {"at": _date(path.stat().st_mtime), "imported": True}
-    documents, rules = record.get("evaluation_set") or "", []
-    for each in (*record["former"], record):
-        # Every factorial design has no simple effects.
-        rules.append({n: v for n, v in each["rule"].items() if n != "simple_effects"})
+    common["evaluation_set"] = record.get("evaluation_set") or ""
     judged = {
         Contrast.pair(v["step"], v["reference"]).name: dict.fromkeys(v["weights"], "")
         for v in record["verdicts"]
     }
-    lines: list[dict[str, Any]] = []
+    # Every factorial design has no simple effects.
+    rule = {name: value for name, value in record["rule"].items() if name != "simple_effects"}
     for each in (record, *record["other_looks"]):
-        looks, family = [], {**(judged if each is record else {})}
-        for look in each["looks"]:
-            arms = {name: dict.fromkeys(arms, "") for name, arms in look["family"].items()}
+        looks, family = each["looks"], {**(judged if each is record else {})}
+        families = [{n: dict.fromkeys(a, "") for n, a in look["family"].items()} for look in looks]
+        for arms in families:
+            family |= arms
+        plan = {"kind": "plan", "rule": rule, "look_plan": each["look_plan"], "family": family}
+        if family and each["look_plan"]:
+            seeds = looks[-1]["seeds"] if looks else []
+            yield _line({**common, **plan, "seeds": seeds})
+        for look, arms in zip(looks, families, strict=True):
             new = {"number": look["look"], "judged": [*look["verdicts"]], "family": arms or judged}
-            looks.append({**look, **common, "kind": "look", "evaluation_set": documents, **new})
-            family |= new["family"]
-        seeds = looks[-1]["seeds"] if looks else []
-        plan = {**common, "kind": "plan", "look_plan": each["look_plan"], "seeds": seeds}
-        plans = [{**plan, "family": family, "rule": rule} for rule in rules]
-        lines += [plans[0], *looks, *plans[1:]] if each["look_plan"] and family else []
-    return [_line(line) for line in lines]
+            yield _line({**look, **common, **new, "kind": "look"})
 
 
 def studies_on(evaluation_set: str, folder: Path, arms: Mapping[str, str]) -> list[str]:

@@ -51,9 +51,8 @@ def declare(
     evaluation_set: str = "",
     at: float | None = None,
 ) -> VerdictPlan:
-    """Return ``plan`` after it and the look that is due are declared, at the time ``at`` or now.
-
-    Both are appended to the file in its folder. An exploratory plan is returned as it is.
+    """Return ``plan`` after it and the look that is due are declared, at the time ``at`` or now: they
+    are appended to the file in its folder. An exploratory plan is returned as it is.
     """
     if plan.exploratory:
         return plan
@@ -66,13 +65,12 @@ def declare(
         study = of(known)
         return [*study.new_plan(now), *study.new_looks(now, evaluation_set)]
 
-    before = len(of(plan.declarations).looks)
     if plan.folder is None:
         lines = (*plan.declarations, *missing(plan.declarations))
     else:
         lines = append_declarations(plan.folder, missing)
-    taken = next(iter(of(lines).looks[before:]), None)
-    return replace(plan, declarations=lines, taken=taken)
+    taken = of(lines).looks[len(of(plan.declarations).looks) :]
+    return replace(plan, declarations=lines, taken=taken[0] if taken else None)
 
 
 def judge(contrasts: Sequence[Contrast], outcomes: Outcomes, plan: VerdictPlan) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def judge(contrasts: Sequence[Contrast], outcomes: Outcomes, plan: VerdictPlan) 
         "planned": study.planned,
         "look_plan": study.look_plan,
         "looks": study.looks,
-        "closed": study.closed,
+        "closed": study.closed[1:],
         "waiting": study.waiting(),
         "baseline_diverged": study.baseline_diverged,
         "is_declared_first": study.is_declared_first(),
@@ -120,9 +118,8 @@ class _Study:
         self.looks = looks_of(self.known)
         # The looks of the plan before the first look stay in force.
         first = next((i for i, each in enumerate(self.known) if isinstance(each, Look)), 0)
-        self.look_plan = [plan.looks, *(each.look_plan for each in plans_of(self.known[:first]))][
-            -1
-        ]
+        declared = [each.look_plan for each in plans_of(self.known[:first])]
+        self.look_plan = declared[-1] if declared else plan.looks
         configured = plan.contrasts if plan.exploratory else self.family
         families = [*(line.family for line in self.known), self._declared(configured)]
         self.planned = max(len(compared), family_size(families))
@@ -173,22 +170,18 @@ class _Study:
         It is due as soon as the runs of an undecided comparison have ended. A seed of an earlier look
         may not be omitted, whatever its outcome.
         """
-        seeds, plan = self.seeds, self.look_plan
-        if len(seeds) < self.plan.rule.min_seeds:
+        seeds, looks = self.seeds, self.looks
+        is_short = len(seeds) < self.plan.rule.min_seeds
+        if is_short or any(not set(look.seeds) <= set(seeds) for look in looks):
             return None
-        if any(not set(look.seeds) <= set(seeds) for look in self.looks):
-            return None
-        if judged_seeds(self.looks) < len(seeds):
-            closed = self._closed_at(len(self.looks))
-            waiting = [c for name, c in self.family.items() if name not in closed]
-            look = due_look(plan, self.looks, len(seeds))
+        if judged_seeds(looks) < len(seeds):
+            waiting = self.family.keys() - self.closed[-1]
+            look = due_look(self.look_plan, looks, len(seeds))
         else:
-            waiting = [
-                c for name, c in self.family.items() if not self._is_looked_at(name, self.looks)
-            ]
-            share, number = reserve_share(plan, self.looks), len(self.looks) + 1
-            look = Look(number, len(seeds), share, False, added=True) if share else None
-        if look is None or not any(self._has_ended(c, seeds) for c in waiting):
+            waiting = {name for name in self.family if not self._is_looked_at(name, looks)}
+            share = reserve_share(self.look_plan, looks)
+            look = Look(len(looks) + 1, len(seeds), share, False, added=True) if share else None
+        if look is None or not any(self._has_ended(self.family[name], seeds) for name in waiting):
             return None
         return replace(look, seeds=seeds)
 
@@ -217,14 +210,12 @@ class _Study:
 
     def verdicts(self, marks: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each comparison, with the ``marks`` of the study as remarks."""
-        given, decided, _ = self._replayed
         verdicts = []
         for part in self._parts:
             contrasts = [self.compared[name] for name in part]
             rule = self._rule_of(contrasts)
             for now in estimates(contrasts, self.outcomes, rule, self.planned):
-                name = now["name"]
-                verdict = self._shown(now, given.get(name), name in decided)
+                verdict = self._shown(now)
                 verdicts.append({**verdict, "remarks": [*verdict["remarks"], *marks]})
         return verdicts
 
@@ -238,27 +229,25 @@ class _Study:
 
     def _rule_of(self, contrasts: Sequence[Contrast]) -> VerdictRule:
         """Return the rule; comparisons of a design without its effects have the rule shared."""
-        rule, has_effects = self.plan.rule, any(c.role == EFFECT for c in contrasts)
-        return (
-            rule
-            if has_effects or rule.variance != "factorial"
-            else replace(rule, variance="shared")
-        )
+        rule = self.plan.rule
+        if rule.variance != "factorial" or any(c.role == EFFECT for c in contrasts):
+            return rule
+        return replace(rule, variance="shared")
 
     @cached_property
     def _replayed(
         self,
     ) -> tuple[dict[str, Verdict], dict[str, Verdict], list[frozenset[str]]]:
-        """Return the verdicts of the last look at each comparison, the decisions, and what each look
-        closed.
+        """Return the verdicts of the last look at each comparison, the decisions, and what needs no
+        further seeds before and after each look.
         """
         given: dict[str, Verdict] = {}
         decided: dict[str, Verdict] = {}
-        closed: list[frozenset[str]] = []
+        closed: list[frozenset[str]] = [frozenset()]
         for look in self.looks:
             tested = [name for name in self._judged_at(look) if name not in decided]
             # A comparison that is closed without a decision, such as DIVERGED, needs no further runs.
-            done = {*tested, *(closed[-1] if closed else ())}
+            done = {*tested, *closed[-1]}
             open_count = sum(name not in done for name in self._concerned(look))
             level = self._level(look, decided, not open_count)
             planned, outcomes = self._planned_at(look), self._outcomes_at(look)
@@ -286,7 +275,7 @@ class _Study:
                 if v["verdict"] not in undecided or v["rounding_only"]
             )
             closed.append(frozenset(ended))
-        if closed and self.baseline_diverged:
+        if self.looks and self.baseline_diverged:
             closed[-1] = frozenset(self.family)
         return given, decided, closed
 
@@ -302,11 +291,10 @@ class _Study:
 
     def _level(self, look: Look, decided: Mapping[str, Verdict], is_complete: bool) -> ErrorLevel:
         plan, taken = self.look_plan, self.looks[: look.number]
-        if look.added:
-            # The comparisons of earlier looks are not in the family of this one.
-            decided = {}
-        equivalent = sum(v["verdict"] is VerdictWord.EQUIVALENT for v in decided.values())
-        differing = len(decided) - equivalent
+        # The comparisons of earlier looks are not in the family of one at added comparisons.
+        words = [v["verdict"] for v in decided.values() if not look.added]
+        equivalent = words.count(VerdictWord.EQUIVALENT)
+        differing = len(words) - equivalent
         return ErrorLevel(
             look.share, is_complete, differing, equivalent, lambda n: share_at(plan, taken, n)
         )
@@ -346,9 +334,11 @@ class _Study:
         share = {"share": look.share, "alpha_of_look": verdict["alpha"] * look.share}
         return {**verdict, "look": look.number, **share, "remarks": remarks}
 
-    def _shown(self, now: Verdict, given: Verdict | None, is_decided: bool) -> Verdict:
+    def _shown(self, now: Verdict) -> Verdict:
         """Return the verdict of the last look, or what all runs show without one."""
-        if given is not None and is_decided:
+        known, decided, _ = self._replayed
+        given = known.get(now["name"])
+        if given is not None and now["name"] in decided:
             remarks = list(given["remarks"])
             if now["verdict"] is VerdictWord.DIVERGED:
                 remarks.append(f"diverged since: {now['reason']}")
@@ -401,17 +391,12 @@ class _Study:
     def waiting(self) -> frozenset[str]:
         if not self.looks:
             return frozenset()
-        look, earlier = self.looks[-1], self._closed_at(len(self.looks) - 1)
-        return frozenset(self._concerned(look)) - {*self._judged_at(look), *earlier}
-
-    def _closed_at(self, looks: int) -> frozenset[str]:
-        return self.closed[looks - 1] if looks else frozenset()
+        look = self.looks[-1]
+        return frozenset(self._concerned(look)) - {*self._judged_at(look), *self.closed[-2]}
 
     def aa_steps(self) -> tuple[list[Verdict], bool]:
-        """Return the verdict on each A/A step against its parent, and whether one differs at any look.
-
-        Such a step is the baseline with other initial weights: it has no effect by construction. It is
-        outside the family and its mean variance: a paired t-test of its own variance tests it alone.
+        """Return the verdict on each A/A step against its parent, tested alone with its own variance,
+        and whether one differs at any look.
         """
         verdicts, failed = [], False
         alone = replace(self.plan.rule, variance="own")
@@ -476,10 +461,11 @@ class _Study:
     def is_declared_first(self) -> bool:
         """Return whether the rule was declared before the first run, and stayed as it was."""
         rules = [plan.rule for plan in plans_of(self.known)]
-        is_same = all(rule == self.plan.rule_record for rule in rules)
-        return bool(rules) and is_same and not self._early_runs()
+        return bool(rules) and rules.count(self.plan.rule_record) == len(rules) and not self.early
 
-    def _early_runs(self) -> int:
+    @cached_property
+    def early(self) -> int:
+        """Return the number of runs that started before the first declaration."""
         first = self.known[0].at if self.known else math.inf
         return sum(
             run.started_at is not None and run.started_at < first - 1 and not run.reused
@@ -491,10 +477,10 @@ class _Study:
         """Return what the dates of the runs show that the declarations do not: they were shortened."""
         if self.plan.folder is None:
             return []
-        notes, early = [], self._early_runs()
-        if early and not (self.known and self.known[0].imported):
+        notes = []
+        if self.early and not (self.known and self.known[0].imported):
             notes.append(
-                f"{early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
+                f"{self.early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
                 "before it are unknown, and the error rate with them"
             )
         # Each declared list of seeds whose runs ended without its look.

@@ -104,13 +104,10 @@ def contrast_tests(
     level: ErrorLevel,
     decided: Sequence[ContrastSample],
 ) -> list[dict[str, Any]]:
-    """Return the tests of all contrasts under one rule, corrected for ``m`` comparisons.
+    """Return the tests of all contrasts under one rule, each a part of a verdict.
 
-    Each is a part of a verdict: ``p`` values before and after the correction, ``sd_of_rule`` and its
-    degrees of freedom, the 95 % interval, which is the contrast's own except under ``factorial``,
-    and whether that interval, which contains 0, sets p to 1 under ``shared`` (``gated``).
-    The correction includes the share of the look, so a corrected p is compared with alpha. The
-    contrasts that earlier looks ``decided`` are not tested; their variances count.
+    The correction for ``m`` comparisons includes the share of the look, so a corrected p is compared
+    with alpha. The contrasts that earlier looks ``decided`` are not tested; their variances count.
     """
     mean_sd, live = mean_run_sd([*samples, *decided])
     tests = [
@@ -138,9 +135,8 @@ def contrast_tests(
 def _test(
     sample: ContrastSample, variance: str, band: float, live: int, mean_sd: float | None
 ) -> dict[str, Any]:
-    """Return the test of one contrast, not corrected.
-
-    ``mean_sd`` is the root of the mean variance of ``live`` contrasts, None if this one is not live.
+    """Return the test of one contrast, not corrected; ``mean_sd`` is the root of the mean variance of
+    ``live`` contrasts, None if this one is not live.
     """
     own_degrees = sample.n - 1
     sd, degrees = sample.sd, float(own_degrees)
@@ -150,10 +146,9 @@ def _test(
     # One contrast alone has its own variance: the rule is the paired t-test.
     gated = variance == "shared" and live > 1
     distance, margin = abs(sample.mean), band - abs(sample.mean)
-    p = 2 * sample.tail(distance, sd, degrees)
+    # An own interval that contains 0, or ends outside of the band, sets p to 1.
     is_gated = gated and 2 * sample.tail(distance, sample.sd, own_degrees) > INTERVAL_ERROR
-    if is_gated:
-        p = 1.0
+    p = 1.0 if is_gated else 2 * sample.tail(distance, sd, degrees)
     equivalent = sample.tail(margin, sd, degrees)
     if gated and sample.tail(margin, sample.sd, own_degrees) > INTERVAL_ERROR:
         equivalent = 1.0
@@ -170,33 +165,15 @@ def _test(
 def interval_of(
     sample: ContrastSample, variance: str, sd: float, degrees: float, error: float
 ) -> list[float]:
-    """Return the interval at the level 1 - ``error``: the contrast's own except under ``factorial``.
-
-    With 0.05 times the share of a look, it is valid at all looks together.
-    """
+    """Return the interval at the level 1 - ``error``: the contrast's own except under ``factorial``."""
     if variance != "factorial":
         sd, degrees = sample.sd, sample.n - 1
     half = t_isf(error / 2, degrees) * sd / math.sqrt(sample.n)
     return [sample.mean - half, sample.mean + half]
 
 
-def interval_of_noise(
-    losses: Sequence[float], seeds: int, difference: float
-) -> tuple[float, float]:
-    """Return the 95 % interval of a mean difference over ``seeds`` from the ``losses`` of a pilot.
-
-    Two runs of a seed are taken as independent, each with the variance of the pilot.
-    """
-    deviation = math.sqrt(2) * deviation_of(losses)
-    half = t_isf(INTERVAL_ERROR / 2, len(losses) - 1) * deviation / math.sqrt(seeds)
-    return difference - half, difference + half
-
-
 def mean_degrees(variance: str, n: int, live: int) -> float:
-    """Return the degrees of freedom of the mean variance of ``live`` contrasts over ``n`` seeds.
-
-    Planned contrasts without a variance do not count: they are in the correction only.
-    """
+    """Return the degrees of freedom of the mean variance of ``live`` contrasts over ``n`` seeds."""
     return (n - 1) * live / 2 if variance == "factorial" else (n - 1) * 3 * live / (live + 2)
 
 
@@ -211,11 +188,8 @@ def mean_run_sd(samples: Sequence[ContrastSample]) -> tuple[float, list[bool]]:
 
 
 def noisy_runs(contrasts: Sequence[Mapping[str, Sequence[float]]]) -> list[str]:
-    """Return the arms whose losses vary much more over seeds than those of the other arms.
-
-    ``contrasts`` are the losses of arms by contrast. The variance of an arm is that of its losses
-    after the mean of their seed is subtracted; the limit applies to its ratio to the mean of the
-    others. Arms that do not have all the seeds are not compared.
+    """Return the arms whose losses, by contrast, vary much more than those of the other arms after
+    the mean of each seed is subtracted; an arm without all seeds is not compared.
     """
     losses = {arm: values for contrast in contrasts for arm, values in contrast.items()}
     seeds = max(map(len, losses.values()), default=0)
@@ -229,9 +203,8 @@ def noisy_runs(contrasts: Sequence[Mapping[str, Sequence[float]]]) -> list[str]:
 
 
 def noisier_than_others(deviations: Mapping[str, float]) -> dict[str, float]:
-    """Return the names whose variance is not common to the others, which are 3 or more.
-
-    With each, the ratio of its deviation to the root of the mean variance of the others.
+    """Return the names whose variance is not common to the others, which are 3 or more, with the
+    ratio of their deviation to the root of the mean variance of the others.
     """
     noisy = {}
     for name, deviation in deviations.items() if len(deviations) >= _MIN_COMPARED else ():
@@ -274,10 +247,7 @@ def has_outlier(losses: Sequence[float]) -> bool:
 
 
 def outlier_limit(seeds: int) -> float:
-    """Return the robust standard deviations beyond which one of ``seeds`` runs is an outlier.
-
-    Too few seeds have none: 1 % of normal samples exceed every limit.
-    """
+    # Too few seeds have none: 1 % of normal samples exceed every limit.
     return min((limit for n, limit in _OUTLIERS.items() if n <= seeds), default=math.inf)
 
 
@@ -300,25 +270,21 @@ def deviation_of(values: Sequence[float]) -> float:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """Return the two-sided p of the sign-flip test (Fisher 1935), which assumes no distribution.
-
-    It is the share of the 2^n sign patterns whose sum is at least as far from zero. None for fewer
-    than two or more than 20 differences.
+    """Return the two-sided p of the sign-flip test (Fisher 1935), which assumes no distribution: the
+    share of the 2^n sign patterns whose sum is at least as far from zero. None unless 1 < n <= 20.
     """
     n = len(differences)
     if not 1 < n <= _MAX_PAIRS:
         return None
     # Every pattern is a sum of one signed sum from each half of the differences.
-    left = sorted(_signed_sums(differences[: n // 2]))
-    right = _signed_sums(differences[n // 2 :])
+    left, right = (
+        sorted(math.fsum(map(mul, signs, half)) for signs in product((1, -1), repeat=len(half)))
+        for half in (differences[: n // 2], differences[n // 2 :])
+    )
     limit = abs(math.fsum(differences)) * (1 - _TOLERANCE)
     # A pattern and its negation have the same distance from zero: count one side.
     extreme = sum(len(left) - bisect_left(left, limit - value) for value in right)
     return min(1.0, 2 * extreme / 2**n)
-
-
-def _signed_sums(values: Sequence[float]) -> list[float]:
-    return [math.fsum(map(mul, signs, values)) for signs in product((1, -1), repeat=len(values))]
 
 
 def smallest_p(n: int) -> float:
@@ -373,6 +339,7 @@ def t_isf(p: float, degrees: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
+    """Return the continued fraction of the incomplete beta function."""
     numerator = 1.0
     denominator = 1 / _nonzero(1 - (a + b) * x / (a + 1))
     value = denominator

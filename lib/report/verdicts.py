@@ -1,15 +1,7 @@
-"""Verdicts: what the losses of several steps over several seeds allow one to claim.
+"""Verdicts: what the losses of several steps over several seeds allow one to claim (docs/verdicts.md).
 
-A contrast is a weighted sum of the losses of runs with the same seed, such as step minus baseline;
-each seed (a block) gives one number, in nats, and negative is better. The contrasts of a study form
-one family: their number is planned before the first run, and failures do not reduce it. Two errors
-are each limited to ``alpha`` per study: a false BETTER or WORSE, and a false EQUIVALENT.
-
-The rules differ in the variance of a contrast. ``own`` uses the contrast's own variance and Holm's
-correction (Holm 1979). ``shared`` uses the larger of the own and the mean variance of k contrasts
-with (n−1)·3k/(k+2) degrees of freedom and Bonferroni's correction; a word also requires that the
-contrast's own 95 % interval excludes 0 (or lies in the band). ``factorial`` uses the mean variance
-of the effects of a factorial design, and gives no word if one run is much noisier than the others.
+A contrast gives one number per seed (a block), and negative is better. The contrasts of a study are
+one family, whose number is planned before the first run; failures do not reduce it.
 """
 
 import math
@@ -21,7 +13,6 @@ from enum import StrEnum
 from typing import Any
 
 from lib.report.contrasts import Contrast, scale_of
-from lib.report.options import MIN_SEEDS
 from lib.report.statistics import (
     INTERVAL_ERROR,
     SPREAD_VARIANCES,
@@ -33,7 +24,6 @@ from lib.report.statistics import (
     deviation_of,
     has_outlier,
     interval_of,
-    interval_of_noise,
     mean_of,
     mean_run_sd,
     more_seeds,
@@ -43,7 +33,7 @@ from lib.report.statistics import (
 )
 from lib.runs.record import RunRecord
 from lib.runs.run import Run
-from lib.units import format_difference, format_interval
+from lib.units import format_difference
 
 # Differences below this many nats are rounding; no step is better because of them.
 _ROUNDING_NATS = 1e-5
@@ -110,13 +100,11 @@ def estimates(
     contrasts: Sequence[Contrast], outcomes: Outcomes, rule: VerdictRule, planned: int
 ) -> list[dict[str, Any]]:
     """Return what the runs show of each contrast between looks: differences, and no words of a test."""
-    verdicts = []
-    for contrast in contrasts:
-        verdict = _untested(contrast, outcomes, rule, max(len(contrasts), planned))
+    verdicts = [_untested(c, outcomes, rule, max(len(contrasts), planned)) for c in contrasts]
+    for verdict in verdicts:
         if verdict["verdict"] not in (None, VerdictWord.UNFAIR, VerdictWord.DIVERGED):
             verdict |= {"verdict": None, "share": 0.0, "alpha_of_look": 0.0}
         verdict["remarks"] += _instability(verdict, outcomes)
-        verdicts.append(verdict)
     return verdicts
 
 
@@ -128,11 +116,8 @@ def verdicts_at(
     level: ErrorLevel = WHOLE_ALPHA,
     decided: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Return the verdict on each contrast at the level of a look, as in the document of the study.
-
-    ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
-    the family, at least that of the ``contrasts``. The variances of the verdicts that earlier looks
-    ``decided`` count.
+    """Return the verdict on each contrast, of a family of ``planned`` comparisons, at the level of a
+    look; the variances of the verdicts that earlier looks ``decided`` count.
     """
     m = max(len(contrasts), planned)
     verdicts = [_untested(contrast, outcomes, rule, m) for contrast in contrasts]
@@ -176,9 +161,7 @@ def _test(
 
 
 def _instability(verdict: Mapping[str, Any], outcomes: Outcomes) -> list[str]:
-    """Return remarks on the runs with unstable steps: by arm, or the number for an effect of a design,
-    which has all arms.
-    """
+    """Return remarks on the runs with unstable steps: by arm, or their number for an effect."""
     judged, arms = verdict["seeds"], dict[str, list[int]]()
     for arm in verdict["weights"]:
         unstable = {run.seed for run in outcomes.get(arm, ()) if run.unstable}
@@ -257,12 +240,10 @@ def _untested(contrast: Contrast, outcomes: Outcomes, rule: VerdictRule, m: int)
         math.fsum(weight * values[arm][block] for arm, weight in contrast.weights.items())
         for block in range(len(complete))
     ]
-    verdict["excluded"] = [
-        f"{arm} s{s}: {_absence(runs.get(s))}"
-        for arm, runs in by_seed.items()
-        for s in seeds
-        if s not in losses[arm]
-    ]
+    for arm, runs in by_seed.items():
+        for s in (s for s in seeds if s not in losses[arm]):
+            absence = (runs[s].reason or "diverged") if s in runs else "not planned"
+            verdict["excluded"].append(f"{arm} s{s}: {absence}")
     if reason := _divergence(contrast, by_seed):
         if differences:
             rest = f"over the other {len(differences)}: {format_difference(mean_of(differences))}"
@@ -274,19 +255,14 @@ def _untested(contrast: Contrast, outcomes: Outcomes, rule: VerdictRule, m: int)
     verdict |= {"seeds": complete, "n": n, "values": values, "differences": differences}
     if not complete:
         return verdict | {"reason": "no result"}
-    mean = mean_of(differences)
     verdict |= {
-        "difference": mean,
+        "difference": mean_of(differences),
         "sd": deviation_of(differences) if n > 1 else None,
         "document_error": _document_error(contrast, by_seed, complete),
         "p_smallest_sign_flip": smallest_p(n),
     }
     if n < rule.min_seeds:
         reason = f"{n} seed{'s' * (n > 1)}; no verdict below {rule.min_seeds}"
-        pilot = list(losses.get(contrast.reference, {}).values())
-        if len(pilot) >= MIN_SEEDS and len(losses) == 2:
-            shown = format_interval(interval_of_noise(pilot, n, mean))
-            reason += f"; {shown} by {len(pilot)} seeds of {contrast.reference}"
         return verdict | {"reason": reason, "more_seeds": rule.min_seeds - n}
     if max(map(abs, differences)) < _ROUNDING_NATS:
         verdict |= {"rounding_only": True, "remarks": [_ROUNDING]}
@@ -370,12 +346,6 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
-def _absence(run: SeedOutcome | None) -> str:
-    if run is None:
-        return "not planned"
-    return run.reason or ("diverged" if run.diverged else "no result")
-
-
 # Words.
 
 
@@ -386,11 +356,9 @@ def _decide(
     level: ErrorLevel,
     is_noisy: bool,
 ) -> None:
-    """Set the word of a tested verdict, its remarks and the number of further seeds.
-
-    Under the rule factorial, noisy runs stop every word: their variance is part of each effect.
-    """
+    """Set the word of a tested verdict, its remarks and the number of further seeds."""
     word, more = _word(sample, verdict, rule.alpha), None
+    # Under the rule factorial, their variance is part of each effect.
     if is_noisy:
         word = VerdictWord.INCONCLUSIVE
         verdict["reason"] = "the variance is not common to all runs"

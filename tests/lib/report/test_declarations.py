@@ -295,7 +295,6 @@ def former_record(**fields):
     return {
         "schema_version": 3,
         "rule": rule,
-        "former": [{"rule": {**rule, "band": 0.5}, "verdicts": {}}],
         "family": ["gate vs base", "wide vs base", "gone vs base"],
         "look_plan": {"seeds": [3], "shares": [0.9]},
         "looks": [look],
@@ -318,10 +317,8 @@ def test_looks_of_an_earlier_version_are_imported_once_and_words_are_not(tmp_pat
     ]
     # The word is that of the runs, and the runs are older than the file.
     assert study["verdicts"][0]["verdict"] is BETTER and not study["notes"]
-    assert "rule changed after results: now as before" not in study["verdicts"][0]["remarks"]
-    assert study["verdicts"][0]["remarks"][-1] == "rule changed after results: band"
     imported = [line for line in lines(tmp_path) if line.get("imported")]
-    assert [line["kind"] for line in imported] == ["plan", "look", "plan"]
+    assert [line["kind"] for line in imported] == ["plan", "look"]
     assert {line["at"] for line in imported} == {"1970-01-01T01:23:20.000+00:00"}
     assert '"WORSE"' not in (tmp_path / DECLARATIONS_FILE).read_text()
     # Once: the record is an output.
@@ -331,7 +328,7 @@ def test_looks_of_an_earlier_version_are_imported_once_and_words_are_not(tmp_pat
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", *({"looks": [{}]}, {"look_plan": 3}, {"former": None}, {"verdicts": [1]})],
+    ["{", "[]", *({"looks": [{}]}, {"look_plan": 3}, {"rule": None}, {"verdicts": [1]})],
 )
 def test_a_damaged_record_of_an_earlier_version_is_named(tmp_path, content):
     text = content if isinstance(content, str) else json.dumps(former_record(**content))

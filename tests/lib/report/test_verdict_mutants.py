@@ -115,7 +115,7 @@ MUTANTS = {
         *(contrasts, "_contrasts", "if parent != baseline and", "if False and"),
         test_verdicts.test_the_family_of_a_study,
     ),
-    "one-sided p": (engine, "_test", "p = 2 * sample", "p = sample", FOUR),
+    "one-sided p": (engine, "_test", "else 2 * sample", "else sample", FOUR),
     "sign of the band": (engine, "_test", "band - abs", "-band - abs", EQUAL),
     "difference's p as the p of equivalence": (
         *(engine, "_test", "equivalent = sample.tail(margin, sd, degrees)"),
@@ -177,7 +177,7 @@ MUTANTS = {
         folder(test_looks.test_comparisons_added_after_a_look_have_a_look_of_their_own),
     ),
     "a look at another configuration counts": (
-        *(declarations, "concerning", "name in arms and _same_digest(digest, arms[name])", "True"),
+        *(declarations, "concerning", "arm in arms and _same_digest(digest, arms[arm])", "True"),
         folder(test_looks.test_a_study_without_common_runs_has_looks_and_a_family_of_its_own),
     ),
     "m of the tested contrasts": (
@@ -185,13 +185,13 @@ MUTANTS = {
         ARRIVES,
     ),
     "every look spends all of alpha": (OF_STUDY, "_level", "look.share,", "1.0,", ARRIVES),
-    "words judged again": (OF_STUDY, "_shown", "and is_decided", "and False", STAYS),
+    "words judged again": (OF_STUDY, "_shown", 'now["name"] in decided', "False", STAYS),
     "variances of decided contrasts dropped": (
         *(verdicts, "verdicts_at", "in decided if", "in () if"),
         folder(test_looks.test_a_decided_step_keeps_its_variance_in_the_mean),
     ),
     "decided contrasts corrected for": (
-        *(OF_STUDY, "_level", "differing = len(decided) - equivalent", "differing = 0", OWN),
+        *(OF_STUDY, "_level", "differing = len(words) - equivalent", "differing = 0", OWN),
     ),
     "nobody is better": (
         *(verdicts, "_word", 'test["p_adjusted"] <= alpha', "False"),

@@ -190,21 +190,6 @@ def test_one_or_two_seeds_give_the_difference_and_no_word():
     assert verdict["verdict"] is None and verdict["p"] is None
 
 
-def test_two_seeds_have_the_interval_of_the_noise_of_the_reference():
-    base = (3.0, 3.01, 2.99, 3.02, 2.98)
-    outcomes = {"base": runs(base), "step": runs((2.9, 2.95))}
-    contrast = Contrast("step", "base", "baseline", {"step": 1.0, "base": -1.0})
-    (verdict,) = verdicts_at([contrast], outcomes, VerdictRule())
-    # t(0.975, 4) = 2.776445, and sqrt(2) / sqrt(2 seeds) = 1.
-    half = 2.776445 * deviation_of(base)
-    low, high = engine.interval_of_noise(base, 2, -0.08)
-    assert (low, high) == pytest.approx((-0.08 - half, -0.08 + half), rel=1e-6)
-    assert verdict["verdict"] is None and verdict["p"] is None and verdict["p_own"] is None
-    assert f"[{low:.4f}, {high:+.4f}] by 5 seeds of base" in verdict["reason"]
-    few = {"base": runs(base[:2]), "step": runs((2.9, 2.95))}
-    assert "[" not in verdicts_at([contrast], few, VerdictRule())[0]["reason"]
-
-
 def test_losses_that_cannot_be_separate_trainings_are_unfair():
     good = study((-0.01, -0.012, -0.009))
     twice = {**good, "s1": [*good["s1"], good["s1"][1]]}
