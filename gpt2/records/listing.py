@@ -46,11 +46,7 @@ _MAX_CAUSES_SHOWN = 10
 # Beginning of the hidden name of a directory that is being removed.
 _REMOVED = ".removed-"
 
-# A run directory as plain values: ``run`` (<study>/<directory>), ``study``, ``step``, ``seed``,
-# ``state`` (one of STATES), ``problem`` (cause of a failure or damage, else ""), ``iteration``, the
-# figures of a finished run, ``ended_at`` in seconds since the epoch, ``finished``, the same as local
-# time, ``commit`` ("-dirty" is appended for uncommitted code), ``hash8``, ``run_id``, and ``symbols``,
-# the value of every symbol. A figure is None if it was not recorded.
+# A run directory as plain values (``_row``). A figure is None if it was not recorded.
 Row = Mapping[str, Any]
 # ``folder``, ``runs``, ``replaced`` (the number of runs that were trained again, which are not listed)
 # and ``differing``: {symbol: its values} of the symbols that can change a result, where they differ.
@@ -67,7 +63,6 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     # Eight characters of the hash, and whether there were uncommitted changes.
     "commit": lambda commit: f"{commit[:8]}{commit[40:]}",
 }
-_ALWAYS_SHOWN = ("run", "state", "val_loss")
 
 
 def _shown(value: Any) -> str:
@@ -88,9 +83,14 @@ def listed_runs(folder: Path, where: str = "") -> RunList:
     every = list_runs(folder)
     current = [run for run in every if run["state"] != _REPLACED]
     runs = select(current, where)
+    values: dict[str, list[str]] = {}
+    for name in sorted(_comparable() & {name for run in runs for name in run["symbols"]}):
+        # One that another symbol hides has no value.
+        each = (run["symbols"].get(name) for run in runs)
+        values[name] = [*dict.fromkeys(_shown(v) for v in each if v not in (None, ""))]
     return {
         "folder": str(folder),
-        "differing": _differing(runs),
+        "differing": {name: shown for name, shown in values.items() if len(shown) > 1},
         "replaced": len(every) - len(current),
         "runs": runs,
     }
@@ -102,17 +102,7 @@ def list_runs(folder: Path) -> list[Row]:
     return read_runs(path for study in studies for path in study.iterdir() if _is_run(path))
 
 
-def _differing(runs: Sequence[Row]) -> dict[str, list[str]]:
-    """Return {symbol: values that differ}; one that another symbol hides has no value."""
-    values: dict[str, list[str]] = {}
-    for name in sorted(_comparable() & {name for run in runs for name in run["symbols"]}):
-        each = (run["symbols"].get(name) for run in runs)
-        values[name] = [*dict.fromkeys(_shown(v) for v in each if v not in (None, ""))]
-    return {name: shown for name, shown in values.items() if len(shown) > 1}
-
-
 def read_runs(paths: Iterable[Path]) -> list[Row]:
-    """Return the rows of run directories, sorted by study, step and seed."""
     tree = TreeDigests()
     runs = [_row(RunRecord(RunDir(path)), tree) for path in paths]
     return sorted(runs, key=lambda run: (run["study"], run["step"], run["seed"] or 0, run["run"]))
@@ -128,10 +118,10 @@ def other_configurations(plan: Plan) -> TableSection | None:
     if not paths or not plan.runs:
         return None
     values = {run.variant.slug: run.config.values for run in reversed(plan.runs)}
-    first = plan.runs[0].config.values
     rows = []
     for run in read_runs(paths):
-        symbols, expected = run["symbols"], values.get(run["step"], first)
+        symbols = run["symbols"]
+        expected = values.get(run["step"], plan.runs[0].config.values)
         names = sorted(symbols.keys() & expected.keys() & _comparable())
         changes = [f"{n}={_shown(symbols[n])}" for n in names if symbols[n] != expected[n]]
         loss = "-" if run["val_loss"] is None else f"{run['val_loss']:.4f}"
@@ -140,6 +130,11 @@ def other_configurations(plan: Plan) -> TableSection | None:
     header = ("run", "configuration", "state", "val loss", "settings that differ")
     note = "Runs of this folder with another configuration: listed, and not compared.\n"
     return TableSection("Other configurations", header, rows, note)
+
+
+def _comparable() -> frozenset[str]:
+    """Return the symbols that can change a result, without SEED, which is a field."""
+    return identity_symbols() - {"SEED"}
 
 
 def _is_run(path: Path) -> bool:
@@ -157,16 +152,20 @@ def _row(record: RunRecord, tree: TreeDigests) -> Row:
         "run": f"{path.parent.name}/{path.name}",
         "study": path.parent.name,
         "step": name["step"] if name else path.name,
+        # One of STATES.
         "state": record.state,
+        # Cause of a failure or damage.
         "problem": failure.split("\n")[0],
         "seed": int(name["seed"]) if name else None,
         "iteration": status.iteration if status else 0,
         **dict.fromkeys(("val_loss", "parameters", "tokens", "train_seconds")),
-        "ended_at": None,
-        "finished": None,
+        # Seconds since the epoch, and the same as local time.
+        **dict.fromkeys(("ended_at", "finished")),
+        # "-dirty" is appended for uncommitted code.
         "commit": "",
         "hash8": name["hash"] if name else "",
         "run_id": "",
+        # The value of every symbol.
         "symbols": {},
     }
     if status is None or record.state in ("damaged", _REPLACED):
@@ -200,15 +199,9 @@ def _recorded(record: RunRecord, status: RunStatus, tree: TreeDigests) -> dict[s
         on_cpu = record.symbols.get("DEVICE", "cpu") == "cpu"
         if run_drift(record, cpu_model() if on_cpu else None, tree):
             fields["state"] = "stale"
-        final = record.final
-        fields |= {n: vars(final)[n] for n in ("val_loss", "parameters", "tokens")}
+        fields |= {n: vars(record.final)[n] for n in ("val_loss", "parameters", "tokens")}
         fields["train_seconds"] = record.timing.train_seconds
     return fields
-
-
-def _comparable() -> frozenset[str]:
-    """Return the symbols that can change a result, without SEED, which is a field."""
-    return identity_symbols() - {"SEED"}
 
 
 # Conditions.
@@ -283,8 +276,7 @@ def _number(value: Any) -> float | None:
 
 def to_json(listed: RunList) -> str:
     """Return the runs as one JSON document; ``settings`` are the symbols in which the runs differ."""
-    names = [*listed["differing"]]
-    runs = []
+    names, runs = [*listed["differing"]], []
     for run in listed["runs"]:
         symbols = run["symbols"]
         settings = {name: symbols.get(name) for name in names if symbols}
@@ -299,24 +291,32 @@ def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> 
     runs, differing = listed["runs"], listed["differing"]
     asked = re.findall(r"\w+", where)
     names = sorted(differing, key=lambda name: (name not in asked, -len(differing[name])))
-    fields = list(FIELDS) if every_column else [*_ALWAYS_SHOWN]
+    fields = [*FIELDS, *names] if every_column else ["run", "state", "val_loss", *names, "finished"]
     columns: dict[str, Sequence[str]] = {}
-    for name in [*fields, *names, *([] if every_column else ["finished"])]:
+    for name in fields:
         values, form = [_value(run, name) for run in runs], _FORMS.get(name, _shown)
         cells = ["-" if value in (None, "") else form(value) for value in values]
         columns[_HEADINGS.get(name, name)] = cells
     if not every_column:
-        columns["run"] = [*map(_short_name, columns["run"])]
+        end = _MAX_NAME_CHARS - 18
+        columns["run"] = [
+            f"{name[:end]}…{name[-17:]}" if len(name) > _MAX_NAME_CHARS else name
+            for name in columns["run"]
+        ]
     rows = fitting_rows(columns, [*columns], None if every_column else width)
-    shown = rows[0]
     numeric = {_HEADINGS.get(name, name) for name in _NUMBERS}
-    right = [i for i, heading in enumerate(shown) if heading in numeric]
+    right = [i for i, heading in enumerate(rows[0]) if heading in numeric]
     lines = text_lines(rows, right=right) if runs else []
     texts = _problems(runs, every_column)
-    if hidden := [name for name in names if name not in shown]:
+    if hidden := [name for name in names if name not in rows[0]]:
         ranges = "; ".join(f"{name} {_some(differing[name])}" for name in hidden)
         texts.append(f"also differ in (V=1 shows all): {ranges}")
-    for text in [*texts, _summary(listed)]:
+    states = Counter(run["state"] for run in runs).most_common()
+    parts = [f"{count(len(runs), 'run')} in {listed['folder']}"]
+    parts += [f"{n} {state}" for state, n in states]
+    parts += [f"{listed['replaced']} replaced (not listed)"] if listed["replaced"] else []
+    texts.append(", ".join(parts) if runs else f"no runs in {listed['folder']}")
+    for text in texts:
         lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
     return "".join(f"{visible(line)}\n" for line in lines)
 
@@ -328,55 +328,17 @@ def _problems(runs: Sequence[Row], full: bool) -> list[str]:
         if run["problem"]:
             causes.setdefault(f"{run['state']}: {run['problem']}", []).append(run["run"])
     shown = len(causes) if full else _MAX_CAUSES_SHOWN
-    lines = []
-    for cause, names in [*causes.items()][:shown]:
-        lines.append(f"{first_of(names, len(names) if full else 3)}: {cause}")
+    lines = [
+        f"{first_of(names, len(names) if full else 3)}: {cause}"
+        for cause, names in [*causes.items()][:shown]
+    ]
     hidden = len(causes) - shown
     return lines + ([f"and {hidden} more causes (V=1 shows all)"] if hidden > 0 else [])
-
-
-def _short_name(name: str) -> str:
-    end = _MAX_NAME_CHARS - 18
-    return f"{name[:end]}…{name[-17:]}" if len(name) > _MAX_NAME_CHARS else name
-
-
-def _summary(listed: RunList) -> str:
-    runs, folder = listed["runs"], listed["folder"]
-    if not runs:
-        return f"no runs in {folder}"
-    states = Counter(run["state"] for run in runs).most_common()
-    parts = [f"{count(len(runs), 'run')} in {folder}", *(f"{n} {state}" for state, n in states)]
-    parts += [f"{listed['replaced']} replaced (not listed)"] if listed["replaced"] else []
-    return ", ".join(parts)
 
 
 def _some(values: Sequence[str]) -> str:
     shown = ", ".join(value or "-" for value in values[:_MAX_VALUES_SHOWN])
     return f"{shown}, …" if values[_MAX_VALUES_SHOWN:] else shown
-
-
-# Removal.
-
-
-def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
-    """Remove run directories, each hidden first; return a reason for each one that stays."""
-    for leftover in folder.glob(f"*/{_REMOVED}*"):
-        shutil.rmtree(leftover)
-    reasons = []
-    for run in runs:
-        path = folder / run["run"]
-        if path.is_symlink():
-            reasons.append(f"{run['run']}: a symbolic link; remove it by hand")
-            continue
-        hidden = path.with_name(f"{_REMOVED}{path.name}")
-        try:
-            with take_lease(RunDir(path), DEFAULT_SECONDS):
-                path.rename(hidden)
-        except ConfigError as error:
-            reasons.append(f"{run['run']}: {error.problems[0].what}")
-            continue
-        shutil.rmtree(hidden)
-    return reasons
 
 
 # The commands.
@@ -423,6 +385,27 @@ def clean_runs(options: Namespace) -> tuple[int, str]:
     for reason in reasons:
         log("WARN", f"left out: {reason}")
     return EXIT_FAILED if reasons else EXIT_DONE, text
+
+
+def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
+    """Remove run directories, each hidden first; return a reason for each one that stays."""
+    for leftover in folder.glob(f"*/{_REMOVED}*"):
+        shutil.rmtree(leftover)
+    reasons = []
+    for run in runs:
+        path = folder / run["run"]
+        if path.is_symlink():
+            reasons.append(f"{run['run']}: a symbolic link; remove it by hand")
+            continue
+        hidden = path.with_name(f"{_REMOVED}{path.name}")
+        try:
+            with take_lease(RunDir(path), DEFAULT_SECONDS):
+                path.rename(hidden)
+        except ConfigError as error:
+            reasons.append(f"{run['run']}: {error.problems[0].what}")
+            continue
+        shutil.rmtree(hidden)
+    return reasons
 
 
 def _results(build_dir: Path) -> Path:

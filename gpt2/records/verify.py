@@ -13,9 +13,9 @@ from gpt2.records.compare import chosen_runs, declared_axes, names_of, whole_stu
 from gpt2.running import results
 from gpt2.study.arguments import asked_plan, selects_runs
 from gpt2.study.document import study_document_of
-from gpt2.study.plan import Plan, table_plan
+from gpt2.study.plan import table_plan
 from lib import console
-from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
 from lib.files import sha256_file
 from lib.json_files import RecordError
 from lib.report.checklist import (
@@ -45,7 +45,6 @@ from lib.runs.digests import digest_findings
 from lib.runs.identity import configuration_digest
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir
-from lib.tracking.queries import SOURCES
 from lib.tracking.sources import RunRef, RunSource, WandbServerSource, sent_config
 from lib.tracking.trackers import TrackerMetadata
 from lib.units import first_of
@@ -74,8 +73,8 @@ def verify(
     tracked = [ask(record.run) for record in records]
     unreachable = any(isinstance(config, str) for config in tracked)
     advice = "another SOURCE=, or wandb sync" if unreachable else ""
-    count = len(records[0].symbols)
-    same = f"the digest of the manifest, the settings and all {count} symbols are the same"
+    symbols = len(records[0].symbols)
+    same = f"the digest of the manifest, the settings and all {symbols} symbols are the same"
     damages = [_fails(r, f"{_name(r)}: {found}") for r in records for found in digest_findings(r)]
     rows = [
         check_row("records", "all file digests match", damages, "type: make audit RUNS=NAME"),
@@ -127,19 +126,6 @@ def query_run_directory(run: RunDir) -> TrackerConfig:
     if not run.tracker_facts.exists():
         return f"{run.tracker_facts} does not exist"
     return sent_config(run)
-
-
-def tracker(plan: Plan, source: str, entity: str) -> TrackerQuery:
-    """Return a function that queries ``source``. Raises ConfigError or PreflightError."""
-    if source not in SOURCES:
-        expected = ", ".join(sorted(SOURCES))
-        what = f"unknown source {source!r} (expected {expected})"
-        advice = "type: make verify-results SOURCE=wandb"
-        raise ConfigError(Problem(what, "SOURCE", advice, code="usage.invalid-value"))
-    if source == "local":
-        return query_run_directory
-    entity = entity or str(plan.base.values["TRACKER_WANDB_ENTITY"])
-    return tracker_query(WandbServerSource(entity))
 
 
 def tracker_query(source: RunSource) -> TrackerQuery:
@@ -485,7 +471,10 @@ def verify_results(options: Namespace) -> int:
     read, 4 a row is FAIL or UNKNOWN.
     """
     plan = asked_plan(options)
-    ask = tracker(plan, options.source, options.entity)
+    ask: TrackerQuery = query_run_directory
+    if options.source == "wandb":
+        entity = options.entity or str(plan.base.values["TRACKER_WANDB_ENTITY"])
+        ask = tracker_query(WandbServerSource(entity))
     study = whole_study(plan)
     table = table_plan(plan)
     records = chosen_runs(plan if selects_runs(options) else table, study, options.runs)
