@@ -12,9 +12,8 @@ from lib.errors import ConfigError, Problem
 from lib.files import pretty_json, write_atomic
 from lib.report import claims
 from lib.report.figures import FIGURES_FOLDER, write_figures
-from lib.report.plots import study_figures
+from lib.report.plots import study_figures, study_series
 from lib.report.render import json_document
-from lib.report.series import study_series
 
 _CLAIM_FILES = {"claims.tex": claims.claims_to_latex, "claims.md": claims.claims_to_markdown}
 

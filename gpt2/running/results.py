@@ -13,11 +13,17 @@ from gpt2.study.document import study_document_of
 from gpt2.study.plan import Plan, declared_verdicts
 from lib.console import is_verbose, log, terminal_columns
 from lib.errors import ConfigError, Problem
-from lib.report.columns import to_json, to_markdown, write_tables
+from lib.report.columns import (
+    to_json,
+    to_markdown,
+    to_terminal,
+    training_text,
+    verdicts_to_terminal,
+    write_tables,
+)
 from lib.report.page import write_report
-from lib.report.series import study_series
+from lib.report.plots import study_series
 from lib.report.study import JudgedStudy, read_study
-from lib.report.terminal import to_terminal, training_text, verdicts_to_terminal
 from lib.report.text import Document, verdicts_exit_code
 from lib.runs.run_dir import RunDir
 

@@ -16,9 +16,8 @@ from gpt2.study.plan import Plan, make_plan, table_plan
 from lib.config.layers import ConfigLayer
 from lib.errors import KablateError
 from lib.files import write_atomic
-from lib.report.answer import answer, best_verdict
 from lib.report.page import REPORT_FILE, render_page
-from lib.report.text import Document, verdict_colour, verdict_word
+from lib.report.text import Document, answer, best_verdict, verdict_colour, verdict_word
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 

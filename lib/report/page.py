@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from lib.config.layers import to_kconfig_text
 from lib.files import write_atomic
-from lib.report.answer import answer, notices, ranges, summary
 from lib.report.columns import (
     VERDICTS,
     Column,
@@ -28,7 +27,17 @@ from lib.report.columns import (
 )
 from lib.report.figures import PALETTE, svg_element, without_control_characters
 from lib.report.plots import short_name, study_figures
-from lib.report.text import legend, remark_notes, rule_sentence, verdict_colour, verdict_word
+from lib.report.text import (
+    answer,
+    legend,
+    notices,
+    ranges,
+    remark_notes,
+    rule_sentence,
+    summary,
+    verdict_colour,
+    verdict_word,
+)
 from lib.units import signed
 
 REPORT_FILE = "report.html"

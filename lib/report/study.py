@@ -5,7 +5,7 @@ listed with the reason, or is in a separate part if the user names the differing
 
 The document is a dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures render it
 and compute nothing. It is written as ``verdicts.json`` and never read back; the curves, which
-are long, are in ``lib.report.series`` and only drawn. Losses and differences are in ``unit``; a value
+are long, are in ``lib.report.plots`` and only drawn. Losses and differences are in ``unit``; a value
 that is not known is null.
 
 ``rows``: one per variant, with losses, differences, costs and the runs behind them; ``against`` names

@@ -1,17 +1,17 @@
-"""The words of a study's document: cells of a verdict, and one function for each note.
+"""The words of a study's document: cells of a verdict, notes, and the answer in sentences.
 
-Every rendering takes its words from here; the figures are those of the document
-(``lib.report.study``).
+Every rendering takes its words from here; the sentences count and name values of the document.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.contrasts import AA_ROLE
 from lib.report.judge import AA_FAILED
 from lib.report.options import short_unit
-from lib.units import first_of, format_difference, format_interval
+from lib.units import first_of, format_difference, format_interval, signed
 
 # A document of a study, and one of its verdicts.
 Document = Mapping[str, Any]
@@ -24,7 +24,6 @@ _DECIDED = ("BETTER", "WORSE")
 
 
 def count(number: int, noun: str) -> str:
-    """Return the number with its noun: ``1 seed``, ``3 seeds``."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -63,11 +62,6 @@ def format_p(p: float | None) -> str:
     return f"<{_SMALLEST_SHOWN_P:g}" if p < _SMALLEST_SHOWN_P else f"{p:.2g}"
 
 
-def p_equation(p: float | None) -> str:
-    """Return p with its sign of comparison: ``p=0.012`` or ``p<1e-12``."""
-    return f"p={format_p(p)}".replace("=<", "<")
-
-
 def is_own_test(verdict: Verdict) -> bool:
     """Return whether only the comparison's own test was made: its 95 % interval contains 0."""
     return bool(verdict["gated"]) and verdict["verdict"] != "EQUIVALENT"
@@ -75,9 +69,8 @@ def is_own_test(verdict: Verdict) -> bool:
 
 def p_cell(verdict: Verdict) -> str:
     """Return p of the test that was made: corrected for the family, or ``own`` and uncorrected."""
-    if is_own_test(verdict):
-        return f"own {format_p(verdict['p_own'])}"
-    return format_p(verdict["p_of_word"])
+    own = is_own_test(verdict)
+    return f"own {format_p(verdict['p_own'])}" if own else format_p(verdict["p_of_word"])
 
 
 def difference_cell(verdict: Verdict) -> str:
@@ -152,9 +145,6 @@ def warnings(document: Document) -> list[str]:
 
 
 def _study_notes(document: Document) -> Iterator[str]:
-    """Yield a note for each comparison that hides the others, each configuration that was trained
-    twice, each effect that is not estimable, and each inflated variance.
-    """
     unit = short_unit(document["unit"])
     for noise in document["noise"]:
         yield (
@@ -255,3 +245,134 @@ def remark_notes(verdicts: Sequence[Verdict]) -> list[str]:
         f"{remark} ({'all' if len(names) == total > 1 else ', '.join(names)})"
         for remark, names in concerned.items()
     ]
+
+
+# The answer.
+
+_RELATIONS = {
+    "BETTER": "better than",
+    "WORSE": "worse than",
+    "EQUIVALENT": "equivalent to",
+    "INCONCLUSIVE": "not shown to differ from",
+}
+# Of one, and of several.
+_PHRASES = {
+    "BETTER": ("is better", "are better"),
+    "WORSE": ("is worse", "are worse"),
+    "EQUIVALENT": ("is equivalent", "are equivalent"),
+    "INCONCLUSIVE": ("is undecided", "are undecided"),
+    "UNFAIR": ("is not comparable", "are not comparable"),
+    "DIVERGED": ("diverged", "diverged"),
+    None: ("has no word", "have no word"),
+}
+
+
+def summary(document: Document) -> str:
+    rows, runs = document["rows"], document["runs"]
+    seeds = len({run["seed"] for run in runs})
+    done = sum(run["state"] == "done" for run in runs)
+    return (
+        f"{count(len(rows), 'variant')}, {count(seeds, 'seed')}, {done} of {len(runs)} runs "
+        "finished and comparable"
+    )
+
+
+def answer(document: Document) -> str:
+    every = document["verdicts"]
+    given = [verdict for verdict in every if verdict["verdict"]]
+    if not any(run["state"] == "done" for run in document["runs"]):
+        return "No run has a result yet."
+    if not every:
+        done = [row for row in document["rows"] if row["val_loss"] is not None]
+        if len(done) != 1:
+            return f"{count(len(done), 'variant')} with a loss; nothing is compared."
+        loss = f"{done[0]['val_loss']:.4f} {document['unit']}"
+        return f"The validation loss is {loss}; nothing is compared."
+    if not given:
+        return " ".join(seeds_notes(document)) or "No comparison has a word."
+    verdicts = _answering(document)
+    noun, other = _compared(document, verdicts[0]["role"])
+    words = [verdict["verdict"] for verdict in verdicts]
+    if len(verdicts) == 1 and words[0] in _RELATIONS:
+        return _of_one(verdicts[0], document["unit"])
+    counts = {word: words.count(word) for word in _PHRASES}
+    phrases = [
+        f"{counts[word]} {(one if counts[word] == 1 else many)}"
+        for word, (one, many) in _PHRASES.items()
+        if counts[word]
+    ]
+    if counts["BETTER"] or counts["WORSE"]:
+        phrases[0] += f" than {other}"
+    else:
+        phrases.insert(0, f"none is shown to be better or worse than {other}")
+    listed = " and ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
+    text = f"Of {count(len(verdicts), noun)}, {listed}"
+    decided = [v for v in verdicts if v["verdict"] in ("BETTER", "WORSE")]
+    if decided:
+        largest = max(decided, key=lambda verdict: abs(verdict["difference"]))
+        text += f"; the largest difference is that of {largest['step']}: {_difference(largest, document['unit'])}"
+    return f"{text}."
+
+
+def best_verdict(document: Document) -> Document | None:
+    """Return the verdict with the best word, and the lowest loss among equal words, if any."""
+    words = ("BETTER", "EQUIVALENT", "INCONCLUSIVE", "WORSE")
+    given = [v for v in _answering(document) if v["difference"] is not None]
+    ranked = [
+        (words.index(v["verdict"]), v["difference"], v) for v in given if v["verdict"] in words
+    ]
+    return min(ranked, key=lambda each: each[:2])[2] if ranked else None
+
+
+def _answering(document: Document) -> list[Document]:
+    """Return the comparisons that answer the study: with the baseline, if there are any."""
+    every = document["verdicts"]
+    roles = [verdict["role"] for verdict in every]
+    role = "baseline" if "baseline" in roles else roles[0] if roles else ""
+    return [verdict for verdict in every if verdict["role"] == role]
+
+
+def _compared(document: Document, role: str) -> tuple[str, str]:
+    if document["not_estimable"] is not None:
+        return "effect", "0"
+    if not any(row["parent"] for row in document["rows"]):
+        return "combination", "the first one"
+    return "step", "the baseline" if role == "baseline" else "its parent"
+
+
+def _difference(verdict: Document, unit: str) -> str:
+    text = f"{signed(verdict['difference'])} {unit}"
+    if verdict["interval_95"]:
+        low, high = map(signed, verdict["interval_95"])
+        text += f" (95 % interval {low} to {high})"
+    return text + ", which is rounding" * verdict["rounding_only"]
+
+
+def _of_one(verdict: Document, unit: str) -> str:
+    relation = _RELATIONS[verdict["verdict"]]
+    subject = f"{verdict['step']} is {relation} {verdict['reference'] or '0'}"
+    # A p of 1 that no test gave says nothing: the interval does.
+    is_tested = verdict["p_of_word"] is not None and not is_own_test(verdict)
+    p = f", p={format_p(verdict['p_of_word'])}".replace("=<", "<") * is_tested
+    return f"{subject}: {_difference(verdict, unit)}, n={verdict['n']}{p}."
+
+
+def notices(document: Document) -> list[str]:
+    """Return what a reader must see before any word: unstable runs, missing words, failed controls."""
+    texts = []
+    for state in ("diverged", "unstable"):
+        seeds: dict[str, list[int]] = {}
+        for run in document["runs"]:
+            if run[state]:
+                seeds.setdefault(run["variant"], []).append(run["seed"])
+        names = [f"{name} (seed{'s' * (len(s) > 1)} {ranges(s)})" for name, s in seeds.items()]
+        if names:
+            texts.append(f"{state.capitalize()} training: {', '.join(names)}.")
+    has_words = any(verdict["verdict"] for verdict in document["verdicts"])
+    return texts + (seeds_notes(document) if has_words else []) + warnings(document)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    groups = groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    parts = [[number for _, number in group] for _, group in groups]
+    return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.columns import to_markdown, write_tables
+from lib.report.columns import to_markdown, verdicts_to_terminal, write_tables
 from lib.report.declarations import VerdictPlan
 from lib.report.judge import AA_FAILED
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import VERDICTS_FILE, read_study
-from lib.report.terminal import verdicts_to_terminal
 from lib.report.text import verdicts_exit_code
 from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

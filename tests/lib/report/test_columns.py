@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from lib.console import shown
-from lib.report.columns import to_csv, to_latex, to_markdown
+from lib.report.columns import to_csv, to_latex, to_markdown, to_terminal
 from lib.report.declarations import VerdictPlan
 from lib.report.options import BITS_PER_BYTE, LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import read_study
-from lib.report.terminal import to_terminal
 from lib.runs.run import Run, RunVariant, run_name
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal, write_run

@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lib.report.columns import to_markdown
+from lib.report.columns import to_markdown, verdicts_to_terminal
 from lib.report.contrasts import EFFECT, design_effects, scale_of
 from lib.report.declarations import VerdictPlan, read_declarations
 from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import read_study
-from lib.report.terminal import verdicts_to_terminal
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run import RunVariant
 from tests.lib.report.documents import document_of

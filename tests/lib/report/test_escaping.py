@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from lib.console import shown
-from lib.report.columns import to_csv, to_latex, to_markdown
+from lib.report.columns import to_csv, to_latex, to_markdown, to_terminal, verdicts_to_terminal
 from lib.report.render import TableSection, csv_table, latex_text, markdown_table, markdown_text
 from lib.report.study import read_study
-from lib.report.terminal import to_terminal, verdicts_to_terminal
 from tests.lib.report.documents import document_of
 
 # Red text, a bell, a title of the window, C1, reversed order, a line separator, and a new line.

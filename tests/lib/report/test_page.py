@@ -11,15 +11,14 @@ from collections import Counter
 
 import pytest
 
-from lib.report.answer import answer, best_verdict, notices
 from lib.report.columns import VERDICTS, columns, grid, rows_of, verdicts_of
 from lib.report.declarations import VerdictPlan
 from lib.report.figures import MARKS
 from lib.report.page import REPORT_FILE, report_page, write_report
-from lib.report.plots import study_figures
-from lib.report.series import study_series
+from lib.report.plots import study_figures, study_series
 from lib.report.statistics import VerdictRule
 from lib.report.study import read_study
+from lib.report.text import answer, best_verdict, notices
 from lib.report.verdicts import VerdictWord
 from lib.runs.run import OFF, ON, RunVariant
 from lib.runs.run_dir import RunDir

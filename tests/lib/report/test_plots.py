@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from lib.report.figures import PALETTE, Scale, svg_element, write_figures
-from lib.report.plots import study_figures
-from lib.report.series import study_series
+from lib.report.plots import study_figures, study_series
 from lib.report.study import read_study
 from lib.runs.run import RunVariant
 from lib.runs.run_dir import RunDir

@@ -4,9 +4,8 @@ from dataclasses import asdict
 
 from gpt2.study.document import ranking
 from lib.console import shown
-from lib.report.columns import to_json, to_markdown
+from lib.report.columns import to_json, to_markdown, to_terminal
 from lib.report.study import read_study
-from lib.report.terminal import to_terminal
 from tests.lib.report.documents import document_of
 
 LOSSES = {"1e-3": 3.0, "2e-3": 2.5, "3e-3": None, "4e-3": 2.75}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from lib.report.plots import study_series
 from lib.report.run_results import read_curves
-from lib.report.series import study_series
 from lib.report.study import finished_of, read_study
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal

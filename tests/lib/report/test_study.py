@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.report.series import study_series
+from lib.report.plots import study_series
 from lib.report.study import JudgedStudy, read_study
 from lib.runs.run import Run
 from tests.lib.report.documents import document_of

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.columns import to_markdown, write_tables
+from lib.report.columns import to_markdown, verdicts_to_terminal, write_tables
 from lib.report.contrasts import Contrast, contrasts_of
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, plans_of, read_declarations
 from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import VERDICTS_FILE, read_study
-from lib.report.terminal import verdicts_to_terminal
 from lib.report.text import format_p, legend, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

@@ -11,12 +11,11 @@ import pytest
 
 from lib.console import shown
 from lib.errors import ConfigError
-from lib.report.columns import to_csv, to_markdown, write_tables
+from lib.report.columns import to_csv, to_markdown, to_terminal, write_tables
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan
 from lib.report.options import BITS_PER_BYTE, LookPlan
-from lib.report.series import study_series
+from lib.report.plots import study_series
 from lib.report.study import NOT_JUDGED, read_study
-from lib.report.terminal import to_terminal
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
 from tests.lib.report.documents import document_of

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from lib.console import shown
+from lib.report.columns import to_terminal, training_text
 from lib.report.render import fitting_rows
 from lib.report.study import JudgedStudy, read_study
-from lib.report.terminal import to_terminal, training_text
 from tests.lib.report.documents import document_of
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from lib.report.columns import to_markdown
+from lib.report.columns import to_markdown, to_terminal, verdicts_to_terminal
 from lib.report.declarations import VerdictPlan
 from lib.report.statistics import VerdictRule
 from lib.report.study import read_study
-from lib.report.terminal import to_terminal, verdicts_to_terminal
 from lib.report.text import p_cell
 from tests.lib.report.documents import document_of
 from tests.lib.report.test_columns import t_tail

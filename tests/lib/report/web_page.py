@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from lib.report.page import report_page
-from lib.report.series import study_series
+from lib.report.plots import study_series
 from lib.report.study import JudgedStudy
 from tests.lib.report.documents import document_of
 
