@@ -150,13 +150,19 @@ class Gate(nn.Module):
     scales_scores: bool
 
     @abstractmethod
-    def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+    def statistic(
+        self,
+        weights_BNrc: Tensor,
+        scores_BNrc: Tensor,
+        chunk: RowChunk,
+        kept: dict["Gate", Tensor],
+    ) -> Tensor:
         """Return the statistic of every row, BNr, differentiated by autograd with respect to
         ``weights``.
 
         ``scores``, of which ``weights`` is the softmax, are a constant near MASKED_SCORE in masked
         pairs. The derivative may lack a constant per row, which cancels in the gradient of the
-        softmax.
+        softmax. Backward computes the chunk again and finds in ``kept`` what forward put there.
         """
 
     @abstractmethod

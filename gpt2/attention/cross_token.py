@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.components import Gate, RowChunk
-from gpt2.attention.exposed import largest_sum
+from gpt2.attention.exposed import largest_sum, sum_and_edge
 from gpt2.attention.options import RaCrossTokenOptions
 from gpt2.attention.triton import TileSpec
 from gpt2.shape import ModelShape
@@ -43,9 +43,17 @@ class RaCrossToken(Gate):
         self.scale = nn.Parameter(torch.full((shape.n_head,), options.scale))
         self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
 
-    def statistic(self, weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+    def statistic(
+        self,
+        weights_BNrc: Tensor,
+        scores_BNrc: Tensor,
+        chunk: RowChunk,
+        kept: dict[Gate, Tensor],
+    ) -> Tensor:
         if self.mode == "topk":
-            return largest_sum(weights_BNrc, self.topk)
+            if self not in kept:
+                kept[self] = sum_and_edge(weights_BNrc.detach(), self.topk)
+            return largest_sum(weights_BNrc, self.topk, kept[self])
         if self.mode == "max":
             return weights_BNrc.amax(-1)
         if self.mode == "rms":

@@ -51,27 +51,32 @@ class _LargestSum(Function):
     """Sum of the k largest elements; ties with the k-th share its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, k: int) -> Tensor:
-        largest = topk_values(weights, k)
-        ctx.save_for_backward(weights, largest.amin(-1, keepdim=True))
+    def forward(ctx: Any, weights: Tensor, k: int, total: Tensor, edge: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, edge[..., None])
         ctx.k = k
-        return largest.sum(-1)
+        return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dsum: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dsum: Tensor) -> tuple[Tensor, None, None, None]:
         weights, edge = ctx.saved_tensors
         # Float comparison results are several times faster on a CPU than bool results.
         above = torch.gt(weights, edge, out=torch.empty_like(weights))
         level = torch.eq(weights, edge, out=torch.empty_like(weights))
         places = min(ctx.k, weights.shape[-1]) - above.sum(-1, keepdim=True)
         share = places / level.sum(-1, keepdim=True).clamp_min(1)
-        return above.addcmul_(level, share).mul_(dsum[..., None]), None
+        return above.addcmul_(level, share).mul_(dsum[..., None]), None, None, None
 
 
-def largest_sum(weights: Tensor, k: int) -> Tensor:
-    """Return the sum of the k largest elements ≥ 0 of the last dimension, differentiable."""
-    total: Tensor = _LargestSum.apply(weights, k)
+def sum_and_edge(weights: Tensor, k: int) -> Tensor:
+    """Return the sum of the k largest elements ≥ 0 of the last dimension, and the k-th: [2, …]."""
+    largest = topk_values(weights, k)
+    return torch.stack((largest.sum(-1), largest.amin(-1)))
+
+
+def largest_sum(weights: Tensor, k: int, known: Tensor) -> Tensor:
+    """Return the sum that is in ``known``, the result of ``sum_and_edge``, differentiable."""
+    total: Tensor = _LargestSum.apply(weights, k, *known)
     return total
 
 

@@ -136,13 +136,18 @@ class ChunkSoftmaxes:
 
 
 def chunk_softmaxes(
-    plan: AttentionPlan, q_BNTH: Tensor, k_BNTH: Tensor, chunk: RowChunk, graph: bool = False
+    plan: AttentionPlan,
+    q_BNTH: Tensor,
+    k_BNTH: Tensor,
+    chunk: RowChunk,
+    graph: bool = False,
+    kept: dict[Gate, Tensor] | None = None,
 ) -> tuple[ChunkSoftmaxes, list[TermGraph]]:
     """Compute the scores of a chunk, the softmaxes derived from them, and the graphs of terms."""
     wide = torch.promote_types(q_BNTH.dtype, torch.float32)
     scores_BNrc = (q_BNTH[:, :, chunk.rows] @ k_BNTH[:, :, chunk.columns].mT).to(wide)
     terms = add_terms_(plan, scores_BNrc, q_BNTH, k_BNTH, chunk, graph)
-    return softmaxes_from_scores(plan, scores_BNrc, chunk, graph), terms
+    return softmaxes_from_scores(plan, scores_BNrc, chunk, graph, kept), terms
 
 
 def add_terms_(
@@ -175,9 +180,17 @@ def add_terms_(
 
 
 def softmaxes_from_scores(
-    plan: AttentionPlan, scores_BNrc: Tensor, chunk: RowChunk, graph: bool = False
+    plan: AttentionPlan,
+    scores_BNrc: Tensor,
+    chunk: RowChunk,
+    graph: bool = False,
+    kept: dict[Gate, Tensor] | None = None,
 ) -> ChunkSoftmaxes:
-    """Compute first softmax, statistics, factor and last softmax; scores are masked in place."""
+    """Compute first softmax, statistics, factor and last softmax; scores are masked in place.
+
+    ``kept`` holds what gates compute in forward and would compute again in backward.
+    """
+    kept = {} if kept is None else kept
     plan.pattern.hide_(scores_BNrc, chunk)
     first_BNrc = scores_BNrc.softmax(-1)
     gates = [gate for gate in plan.gates if gate.scales_scores]
@@ -187,7 +200,9 @@ def softmaxes_from_scores(
         inputs = {gate: _leaves(inputs[gate]) for gate in gates}
     factor_BNr: Tensor | None = None
     with torch.set_grad_enabled(graph):
-        statistics_BNr = [gate.statistic(first_BNrc, scores_BNrc, chunk) for gate in plan.gates]
+        statistics_BNr = [
+            gate.statistic(first_BNrc, scores_BNrc, chunk, kept) for gate in plan.gates
+        ]
         for gate, statistic_BNr in zip(plan.gates, statistics_BNr, strict=True):
             if gate.scales_scores:
                 factor = gate.factor(statistic_BNr, inputs[gate])
@@ -228,10 +243,11 @@ class ChunkedBackward:
         dshown_BTS: Tensor | None,
         dstatistics_BNT: Sequence[Tensor | None],
         generator: Generator | None,
+        kept: Sequence[dict[Gate, Tensor]],
     ) -> list[Tensor]:
         """Process all chunks; return the gradients of q, k, v and the parameters, in their dtypes.
 
-        ``generator`` is in the state it had before forward.
+        ``generator`` is in the state it had before forward, ``kept`` forward's, by chunk.
         """
         reached = [
             (gate, d)
@@ -239,8 +255,8 @@ class ChunkedBackward:
             if gate.scales_scores or d is not None
         ]
         plan = replace(self.plan, gates=[gate for gate, _ in reached])
-        for chunk in plan.chunks(self.q):
-            soft, terms = chunk_softmaxes(plan, self.q, self.k, chunk, graph=True)
+        for chunk, known in zip(plan.chunks(self.q), kept, strict=True):
+            soft, terms = chunk_softmaxes(plan, self.q, self.k, chunk, True, known)
             # Through dropout(weights) @ v.
             dcontext = dcontext_BNTH[:, :, chunk.rows].contiguous()
             mask = self.plan.drop(soft.last_BNrc, generator)
@@ -339,7 +355,7 @@ class _RowAttention(torch.autograd.Function):
         v_BKTH: Tensor,
         *inputs: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        ctx.plan, device = plan, q_BNTH.device
+        ctx.plan, ctx.kept, device = plan, [], q_BNTH.device
         # Save the generator state, so that backward draws the same dropout masks.
         generator = default_generator(device) if plan.dropout else None
         ctx.generator = generator and generator.clone_state()
@@ -351,7 +367,8 @@ class _RowAttention(torch.autograd.Function):
         statistics: list[list[Tensor]] = [[] for _ in plan.gates]
         with torch.autocast(device.type, enabled=False):
             for chunk in plan.chunks(q_BNTH):
-                soft, _ = chunk_softmaxes(plan, q_BNTH, k, chunk)
+                ctx.kept.append({})
+                soft, _ = chunk_softmaxes(plan, q_BNTH, k, chunk, kept=ctx.kept[-1])
                 mask = plan.drop(soft.last_BNrc, generator)
                 weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
                 context[:, :, chunk.rows] = weights.to(v.dtype) @ v[:, :, chunk.columns]
@@ -379,7 +396,7 @@ class _RowAttention(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             walk = ChunkedBackward(ctx.plan, q, k, v)
             generator = ctx.generator and ctx.generator.clone_state()
-            return None, *walk.run(dcontext, dshown_BTS, dstatistics_BNT, generator)
+            return None, *walk.run(dcontext, dshown_BTS, dstatistics_BNT, generator, ctx.kept)
 
 
 def attend_cached(

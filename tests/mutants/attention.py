@@ -85,9 +85,9 @@ def _leaking(out: Any, *rest: Any) -> Any:
 
 
 def _slope_of_max(right: Any) -> Any:
-    def largest(weights: Tensor, k: int) -> Tensor:
+    def largest(weights: Tensor, k: int, known: Tensor) -> Tensor:
         highest = weights.amax(-1)
-        return right(weights.detach(), k) + (highest - highest.detach())
+        return right(weights.detach(), k, known) + (highest - highest.detach())
 
     return largest
 

@@ -151,7 +151,7 @@ def test_equal_weights_count_once_each_and_share_the_slope(build, gate):
         (gate("max"), 0.3, [1, 0, 0, 0, 0]),
     ):
         gate_of_row = RaCrossToken(shape, options)
-        statistic = gate_of_row.statistic(weights, weights.log().detach(), RowChunk(4, 5, 0))
+        statistic = gate_of_row.statistic(weights, weights.log().detach(), RowChunk(4, 5, 0), {})
         assert statistic.item() == pytest.approx(value)
         (slopes,) = torch.autograd.grad(statistic, weights, torch.ones_like(statistic))
         assert slopes.flatten().tolist() == pytest.approx(slope)
