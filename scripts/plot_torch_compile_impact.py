@@ -34,8 +34,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("."), help="output folder")
     args = parser.parse_args()
-    source = open_source(args.source, args.folder, args.entity)
-    pairs = read_compile_pairs(source, args.project, args.run_name)
+    pairs = read_compile_pairs(open_source(args), args.project, args.run_name)
     for path in plot_compile_impact(pairs, args.out):
         log("PLOT", str(path))
     console.show(compile_pairs_to_json(pairs) if args.json else compile_pairs_to_text(pairs))

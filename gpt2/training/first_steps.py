@@ -9,9 +9,13 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.training.state import TrainingSession
 from lib.runs.rows import HeartbeatRow, TrainRow
-from lib.tracking import watch
 from lib.tracking.stability import instability_text
-from lib.tracking.watch import WatchedRecords, read_watched_records, scaled_span
+from lib.tracking.watch import (
+    WatchedRecords,
+    raised_alarms,
+    read_watched_records,
+    scaled_span,
+)
 
 # Log intervals excluded for compilation and the allocator's growth.
 _STARTUP_INTERVALS = 2
@@ -84,19 +88,19 @@ def evaluate_criteria(facts: WatchedRecords, config: Config, steps: int) -> Crit
     beats = [beat for beat in facts.beats if beat.step <= steps]
     unstable = [step for step in facts.unstable if step.iteration <= steps]
     early = WatchedRecords(facts.status, facts.now, {0: beats}, rows, (), unstable)
+    alarms = raised_alarms(early, config.telemetry.stall_seconds)
     criteria = {
         "loss": _loss(rows, config),
         "stability": (not unstable, instability_text(unstable) or "no jumps"),
         "gradients": _gradients(rows),
     }
     if any(beat.gate_entropy is not None for beat in beats):
-        gate_rules = (watch.gate_entropy, watch.gate_max)
-        warnings = [warning for rule in gate_rules if (warning := rule(early))]
+        warnings = [alarms[name] for name in ("gate-entropy", "gate-max") if name in alarms]
         criteria["gates"] = not warnings, ", ".join(warnings) or "gates open"
     if speed := _speed(beats, config.train.first_steps_speed):
         criteria["speed"] = speed
     if len(beats) >= _STARTUP_INTERVALS + _MIN_INTERVALS:
-        growth = watch.memory_creep(early)
+        growth = alarms.get("memory-creep", "")
         steady = f"memory steady at {beats[-1].mem_reserved_mib:,.0f} MiB"
         criteria["memory"] = not growth, growth or steady
     return criteria

@@ -17,7 +17,7 @@ from lib.errors import EXIT_FAILED, Problem, RunError
 from lib.files import file_lock, sha256_file
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS
-from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
+from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics, succeeded
 from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, become_sidecar, should_exit
 from lib.tracking.trackers import MODULES, TrackerMetadata
 
@@ -52,20 +52,17 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
                 tracker.log(metrics, iteration)
             if (position.rows, position.timed) != before:
                 position.write(position_path)
-        status = read_status(run)
-        succeeded = status is not None and status.state is State.SUCCESS
-        if succeeded:
+        if succeeded(run):
             tracker.log(best_validation_metrics(run), position.iteration)
+        status = read_status(run)
         # A run with status RUNNING at this point was killed.
         code = EXIT_FAILED if status is None or status.state is State.RUNNING else status.exit_code
         tracker.finish(code, {"manifest_sha256": sha256_file(run.manifest)})
         if (durable := tracker.stored(position.iteration)) < position.iteration:
-            what = (
-                f"{name} has stored only iterations up to {durable} of {position.iteration}; "
-                "is its disk full?"
-            )
+            what = f"{name} has stored only iterations up to {durable} of {position.iteration}"
+            what += "; is its disk full?"
             raise RunError(Problem(what, code="tracker.data-lost"))
-        position.complete, position.open = succeeded, False
+        position.complete, position.open = succeeded(run), False
         position.write(position_path)
 
 

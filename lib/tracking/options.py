@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import ClassVar
 
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
@@ -99,10 +99,8 @@ class TrackingConfig:
         """Return a problem for each tracker package that is not installed."""
         problems = []
         for package in (tracker.package for tracker in self.trackers):
-            try:
-                # Looking for the module is not enough: wandb leaves a folder of that name behind.
-                version(package)
-            except PackageNotFoundError:
+            # Looking for the module is not enough: wandb leaves a folder of that name behind.
+            if not any(distributions(name=package)):
                 what = f"TRACKER_{package.upper()}=y, but the package {package} is not installed"
                 # All other packages are extras of pyproject.toml.
                 extras = "" if package == "wandb" else f" EXTRAS={package}"

@@ -11,13 +11,12 @@ from lib.console import CommandLine
 from lib.errors import PreflightError, Problem
 from lib.report.render import json_document, text_lines
 from lib.tracking.sources import (
+    History,
     RunDirSource,
     RunRef,
     RunSource,
     WandbServerSource,
     find_run,
-    metric_names,
-    metric_series,
 )
 
 SOURCES = ("wandb", "local")
@@ -27,22 +26,18 @@ SCHEMA_VERSION = 1
 def query_parser(text: str | None) -> argparse.ArgumentParser:
     """Return a parser, described by ``text``, with the arguments that select a source."""
     parser = CommandLine(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--entity", default="", help="W&B user or team (default: the account's default entity)"
-    )
-    parser.add_argument(
-        "--project", default="", help="project name in the tracker: kablate-<study>"
-    )
-    parser.add_argument(
-        "--source", choices=SOURCES, default="wandb", help="W&B server, or run directories"
-    )
-    parser.add_argument("--folder", type=Path, help="folder of local runs (default: results)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+    add = parser.add_argument
+    add("--entity", default="", help="W&B user or team (default: the account's default entity)")
+    add("--project", default="", help="project name in the tracker: kablate-<study>")
+    add("--source", choices=SOURCES, default="wandb", help="W&B server, or run directories")
+    add("--folder", type=Path, default=Path("results"), help="local runs (default: results)")
+    add("--json", action="store_true", help="print one JSON document to stdout")
     return parser
 
 
-def open_source(name: str, folder: Path | None, entity: str = "") -> RunSource:
-    return WandbServerSource(entity) if name == "wandb" else RunDirSource(folder or Path("results"))
+def open_source(args: argparse.Namespace) -> RunSource:
+    """Return the source that the arguments of ``query_parser`` select."""
+    return RunDirSource(args.folder) if args.source == "local" else WandbServerSource(args.entity)
 
 
 def query_run(description: str | None) -> tuple[RunSource, RunRef, bool]:
@@ -53,17 +48,15 @@ def query_run(description: str | None) -> tuple[RunSource, RunRef, bool]:
     parser = query_parser(description)
     parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
     args = parser.parse_args()
-    source = open_source(args.source, args.folder, args.entity)
+    source = open_source(args)
     return source, find_run(source, args.project, args.run_name), args.json
 
 
 def query_keys(description: str | None) -> str:
     """Return all metrics, settings and system counters of the run of the command line."""
     source, run, as_json = query_run(description)
-    history = source.history(run)
     metrics = {}
-    for name in metric_names(history):
-        values = [value for _, value in metric_series(history, name)]
+    for name, values in _series(source.history(run)).items():
         metrics[name] = {"count": len(values), "first": values[0], "last": values[-1]}
     config = dict(sorted(source.config(run).items()))
     # The source's own system stream.
@@ -87,9 +80,6 @@ def query_keys(description: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Percent; lower means are reported as underused GPUs.
-LOW_COMPUTE = 50.0
-LOW_MEMORY = 20.0
 _OVER_ALL = {
     "gpu/compute_util_avg": "%",
     "gpu/memory_util_avg": "%",
@@ -120,18 +110,16 @@ def query_gpu_usage(description: str | None, *, full: bool) -> str:
     Raises PreflightError if the run has no GPU metric.
     """
     source, run, as_json = query_run(description)
-    history = source.history(run)
-    values = {name: [v for _, v in metric_series(history, name)] for name in _OVER_ALL}
+    series = _series(source.history(run))
+    values = {name: series[name] for name in _OVER_ALL if name in series}
     if full:
-        names = [name for name in metric_names(history) if re.fullmatch(r"gpu/\d+/\w+", name)]
-        each = {name: [v for _, v in metric_series(history, name)] for name in names}
+        each = {name: v for name, v in series.items() if re.fullmatch(r"gpu/\d+/\w+", name)}
         values |= each or _from_system(source.system(run))
     units = {name: _UNITS.get(name.split("/")[-1], "") for name in values} | _OVER_ALL
     readings: list[dict[str, Any]] = [
         {"name": name, "unit": units[name], "n": len(v)}
         | {"mean": fmean(v), "lowest": min(v), "highest": max(v)}
         for name, v in values.items()
-        if v
     ]
     if not readings:
         what = f"{run.name} has no GPU metric"
@@ -147,6 +135,12 @@ def query_gpu_usage(description: str | None, *, full: bool) -> str:
     return "\n".join([f"run  {run.name}", "", *lines, "", *remarks]) + "\n"
 
 
+def _series(history: History) -> dict[str, list[float]]:
+    """Return metric → values in order of steps, sorted by metric."""
+    names = sorted({name for row in history for name in row} - {"step"})
+    return {name: [row[name] for row in history if name in row] for name in names}
+
+
 def _from_system(rows: Sequence[dict[str, float]]) -> dict[str, list[float]]:
     """Return the values of each GPU from W&B's system stream, for runs of other programs."""
     by_counter: dict[str, list[float]] = {}
@@ -160,14 +154,16 @@ def _from_system(rows: Sequence[dict[str, float]]) -> dict[str, list[float]]:
 
 def _remarks(means: dict[str, float]) -> list[str]:
     remarks = []
-    if (compute := means.get("gpu/compute_util_avg", LOW_COMPUTE)) < LOW_COMPUTE:
-        remarks.append(
-            f"LOW     compute {compute:.0f} % of the time (below {LOW_COMPUTE:.0f} %): "
-            "the GPU is idle; try COMPILE=y, a larger BATCH_SIZE, more LOADER_WORKERS"
-        )
-    if (memory := means.get("gpu/memory_util_avg", LOW_MEMORY)) < LOW_MEMORY:
-        remarks.append(
-            f"LOW     memory {memory:.0f} % (below {LOW_MEMORY:.0f} %): "
-            "a larger BATCH_SIZE (with less GRAD_ACCUMULATION) fits"
-        )
+    for counter, name, limit, advice in (
+        (
+            "compute_util",
+            "compute",
+            50.0,
+            "try COMPILE=y, a larger BATCH_SIZE, more LOADER_WORKERS",
+        ),
+        ("memory_util", "memory", 20.0, "a larger BATCH_SIZE (with less GRAD_ACCUMULATION) fits"),
+    ):
+        mean = means.get(f"gpu/{counter}_avg", limit)
+        if mean < limit:
+            remarks.append(f"LOW     {name} {mean:.0f} % (below {limit:.0f} %): {advice}")
     return remarks or ["OK      utilisation is not low"]

@@ -16,15 +16,11 @@ from typing import Self
 from lib.files import write_json
 from lib.runs.record import JsonRecord, RunRecord
 from lib.runs.rows import EvalRow, MetricsRow, RowTail, StatisticsRow, TelemetrySample, TimingRow
-from lib.runs.run_dir import RunDir
+from lib.runs.run_dir import RunDir, State, read_status
 
 _MIB_PER_GB = 1024
 _GPU_COUNTERS = (
-    "compute_util",
-    "memory_util",
-    "memory_used_mib",
-    "power_watts",
-    "temperature_celsius",
+    *("compute_util", "memory_util", "memory_used_mib", "power_watts", "temperature_celsius"),
 )
 # By the end of the name.
 _EXTREMES: Mapping[str, Callable[[Sequence[float]], float]] = {"_min": min, "_max": max}
@@ -42,10 +38,7 @@ def reduce_over_layers(values: Mapping[str, Sequence[float | None]]) -> dict[str
 
 
 def mean_metrics(samples: Sequence[TelemetrySample]) -> dict[str, float]:
-    """Return means over ``samples``, the telemetry.jsonl records of one log interval.
-
-    The result is empty without samples. A counter that a GPU lacks is left out.
-    """
+    """Return means over the samples of one log interval; a counter that a GPU lacks is left out."""
     if not samples:
         return {}
     metrics = {"process/rss_gb": fmean(s.rss_mib for s in samples) / _MIB_PER_GB}
@@ -53,6 +46,9 @@ def mean_metrics(samples: Sequence[TelemetrySample]) -> dict[str, float]:
     if seconds > 0:
         used = samples[-1].cpu_seconds - samples[0].cpu_seconds
         metrics["process/cpu_cores"] = used / seconds
+    capacity = sum(gpu["memory_total_mib"] or 0 for gpu in samples[-1].gpus)
+    if capacity:
+        metrics["gpu/memory_total_gb"] = capacity / _MIB_PER_GB
     values: dict[str, list[float]] = {}
     for sample in samples:
         for gpu in sample.gpus:
@@ -65,14 +61,9 @@ def mean_metrics(samples: Sequence[TelemetrySample]) -> dict[str, float]:
             for name, value in named.items():
                 if value is not None:
                     values.setdefault(name, []).append(value)
-        known = [
-            gpu["memory_used_mib"] for gpu in sample.gpus if gpu["memory_used_mib"] is not None
-        ]
+        known = [used for gpu in sample.gpus if (used := gpu["memory_used_mib"]) is not None]
         if known:
             values.setdefault("gpu/memory_used_total_gb", []).append(sum(known) / _MIB_PER_GB)
-    capacity = sum(gpu["memory_total_mib"] or 0 for gpu in samples[-1].gpus)
-    if capacity:
-        metrics["gpu/memory_total_gb"] = capacity / _MIB_PER_GB
     return metrics | {name: fmean(each) for name, each in values.items()}
 
 
@@ -98,9 +89,7 @@ class ReadCursor:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Return the saved position, or the start if there is no file."""
-        if not path.exists():
-            return cls()
-        return JsonRecord.read(path).section(cls)
+        return JsonRecord.read(path).section(cls) if path.exists() else cls()
 
     def back_to(self, iteration: int, run: RunDir) -> None:
         """Rewind to ``iteration``; later rows of the run's records count as not sent."""
@@ -165,6 +154,12 @@ class RecordReader:
             yield iteration, metrics[iteration]
         position.rows += len(rows)
         position.iteration, position.timed = newest, timed
+
+
+def succeeded(run: RunDir) -> bool:
+    """Return whether the run has the entries of a successful end."""
+    status = read_status(run)
+    return status is not None and status.state is State.SUCCESS
 
 
 def best_validation_metrics(run: RunDir) -> dict[str, float]:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +31,16 @@ _PATIENCE_SECONDS = FINISH_TIMEOUT_SECONDS + 5
 _MAX_MESSAGE_CHARACTERS = 200
 # Training has priority.
 NICENESS = 10
+
+
+@dataclass(frozen=True)
+class _Sidecar:
+    name: str
+    process: subprocess.Popen[bytes]
+    # File of its output.
+    log: Path
+    # What its loss means, with the command that helps.
+    consequence: str
 
 
 class Sidecars:
@@ -59,16 +71,27 @@ class Sidecars:
 
     def _start(self, name: str, arguments: Sequence[str], log: Path, consequence: str) -> None:
         try:
-            self._running.append(_Sidecar(name, arguments, log, consequence))
+            # A batch system signals every process of a job; a sidecar ends after the run.
+            with signals_blocked(), open(log, "ab", opener=no_follow) as stream:
+                process = subprocess.Popen(
+                    python_module_command(*arguments),
+                    stdin=subprocess.PIPE,
+                    stdout=stream,
+                    stderr=stream,
+                    # Ctrl-C at the terminal must reach only the trainer.
+                    start_new_session=True,
+                )
         except OSError as error:
             self._warn(f"{name} cannot be started: {error}; {consequence}")
+        else:
+            self._running.append(_Sidecar(name, process, log, consequence))
 
     def check(self) -> None:
         """Report the sidecars that have died since the last check."""
         for sidecar in list(self._running):
             if sidecar.process.poll() is not None:
                 self._running.remove(sidecar)
-                self._warn(sidecar.epitaph())
+                self._report(sidecar)
 
     def __enter__(self) -> Self:
         return self
@@ -82,12 +105,40 @@ class Sidecars:
         """Signal the end of the run to all sidecars and wait for them, with a time limit."""
         self.check()
         for sidecar in self._running:
-            sidecar.end()
+            assert sidecar.process.stdin
+            # One that has just died is reported below.
+            with suppress(BrokenPipeError):
+                # A newline is needed because a data loader process may keep the pipe open longer.
+                sidecar.process.stdin.write(b"\n")
+                sidecar.process.stdin.close()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for sidecar in self._running:
-            if not sidecar.finishes(deadline):
-                self._warn(sidecar.epitaph())
+            try:
+                if sidecar.process.wait(max(0.0, deadline - time.monotonic())):
+                    self._report(sidecar)
+            except subprocess.TimeoutExpired:
+                sidecar.process.kill()
+                sidecar.process.wait()
+                self._report(sidecar, overdue=True)
         self._running.clear()
+
+    def _report(self, sidecar: _Sidecar, *, overdue: bool = False) -> None:
+        """Report the cause of a loss, its consequence and the command that helps."""
+        code = sidecar.process.returncode
+        if overdue or code == -signal.SIGALRM:
+            cause = f"still running {FINISH_TIMEOUT_SECONDS} s after the end of the run"
+        else:
+            cause = (code > 0 and _last_error(sidecar.log)) or describe_death(code, "its process")
+        self._warn(f"{sidecar.name} is lost: {cause}; {sidecar.consequence}")
+
+
+def _last_error(log: Path) -> str:
+    """Return the first line of the message after the last traceback of ``log``; "" without one."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    _, traceback, rest = text.rpartition("Traceback (most recent call last):\n")
+    lines = rest.splitlines() if traceback else []
+    message = next((line for line in lines if line.strip() and not line.startswith(" ")), "")
+    return message[:_MAX_MESSAGE_CHARACTERS]
 
 
 def become_sidecar() -> None:
@@ -101,61 +152,3 @@ def become_sidecar() -> None:
 def should_exit(seconds: float) -> bool:
     """Return whether this sidecar process receives the end of the run within ``seconds``."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
-
-
-class _Sidecar:
-    """One running process, the file of its output, and the consequence of losing it."""
-
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, consequence: str) -> None:
-        """Start a module of this tree. Raises OSError if it cannot be started."""
-        self._name, self._log, self._consequence = name, log, consequence
-        self._overdue = False
-        # A batch system signals every process of a job; a sidecar ends after the run.
-        with signals_blocked(), open(log, "ab", opener=no_follow) as stream:
-            self.process = subprocess.Popen(
-                python_module_command(*arguments),
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=stream,
-                # Ctrl-C at the terminal must reach only the trainer.
-                start_new_session=True,
-            )
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        try:
-            # A newline is needed because a data loader process may keep the pipe open longer.
-            self.process.stdin.write(b"\n")
-            self.process.stdin.close()
-        except BrokenPipeError:
-            # The process has just died; its exit code is reported later.
-            return
-
-    def finishes(self, deadline: float) -> bool:
-        """Wait for a successful exit; kill the process at ``deadline``."""
-        try:
-            return self.process.wait(max(0.0, deadline - time.monotonic())) == 0
-        except subprocess.TimeoutExpired:
-            self._overdue = True
-            self.process.kill()
-            self.process.wait()
-            return False
-
-    def epitaph(self) -> str:
-        """Return the cause of the loss, its consequence and the command that helps."""
-        code = self.process.returncode
-        if self._overdue or code == -signal.SIGALRM:
-            cause = f"still running {FINISH_TIMEOUT_SECONDS} s after the end of the run"
-        else:
-            cause = (code > 0 and self._last_error()) or describe_death(code, "its process")
-        return f"{self._name} is lost: {cause}; {self._consequence}"
-
-    def _last_error(self) -> str:
-        """Return the first line of the message after the last traceback of the log; "" without one."""
-        if not self._log.exists():
-            return ""
-        log = self._log.read_text(encoding="utf-8", errors="replace")
-        _, traceback, rest = log.rpartition("Traceback (most recent call last):\n")
-        lines = rest.splitlines() if traceback else []
-        message = next((line for line in lines if line.strip() and not line.startswith(" ")), "")
-        return message[:_MAX_MESSAGE_CHARACTERS]

@@ -10,8 +10,8 @@ from typing import Any
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.json_files import RecordError
-from lib.runs.run_dir import RunDir, State, read_status
-from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
+from lib.runs.run_dir import RunDir
+from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics, succeeded
 from lib.tracking.trackers import TrackerMetadata
 
 # One row per step, in order: metric → value, including "step".
@@ -41,13 +41,10 @@ class RunDirSource:
 
     def names(self, project: str) -> Sequence[RunRef]:
         """Return the runs of ``project``, or all runs if it is empty."""
-        paths = map(RunDir, sorted(self._folder.glob("*/*-s*-*")))
-        runs = [(run, _facts(run)) for run in paths if run.tracker_facts.exists()]
-        return [
-            RunRef(facts.project, facts.name, facts.id, run)
-            for run, facts in runs
-            if project in ("", facts.project)
-        ]
+        runs = map(RunDir, sorted(self._folder.glob("*/*-s*-*")))
+        facts = [(run, _facts(run)) for run in runs if run.tracker_facts.exists()]
+        found = [RunRef(each.project, each.name, each.id, run) for run, each in facts]
+        return [run for run in found if project in ("", run.project)]
 
     def config(self, run: RunRef) -> dict[str, Any]:
         return sent_config(run.key)
@@ -57,9 +54,9 @@ class RunDirSource:
         position = ReadCursor()
         with _readable(run.key):
             rows = list(RecordReader(run.key, position).new())
-            if _has_ended(run.key):
+            if succeeded(run.key):
                 rows.append((position.iteration, best_validation_metrics(run.key)))
-            return merge_rows(rows)
+            return _merged(rows)
 
     def system(self, run: RunRef) -> list[dict[str, float]]:
         """Return an empty list: the history contains the machine metrics."""
@@ -103,7 +100,7 @@ class WandbServerSource:
 
     def history(self, run: RunRef) -> History:
         """Return every row, scanned without downsampling."""
-        return merge_rows((row["_step"], row) for row in run.key.scan_history())
+        return _merged((row["_step"], row) for row in run.key.scan_history())
 
     def system(self, run: RunRef) -> list[dict[str, float]]:
         """Return the samples of W&B's own system monitor."""
@@ -143,27 +140,32 @@ def find_run(source: RunSource, project: str, name: str) -> RunRef:
     """
     runs = list_runs(source, project)
     matches = [run for run in runs if name in (run.name, run.id)]
-    if len(matches) == 1:
-        return matches[0]
     scope = f"project {project}" if project else "all projects"
     if not matches:
         names = ", ".join(dict.fromkeys(run.name for run in runs))
         what = f"no run named {name} in {scope} (available: {names})"
         advice = "choose one of them: --run-name NAME"
         raise ConfigError(Problem(what, next=advice, code="run.not-found"))
-    candidates = ", ".join(f"{run.id} ({run.project})" for run in matches)
-    what = f"{len(matches)} runs are named {name} in {scope}: {candidates}"
-    advice = "select one by its id: --run-name ID"
-    raise ConfigError(Problem(what, next=advice, code="run.ambiguous"))
+    if len(matches) > 1:
+        candidates = ", ".join(f"{run.id} ({run.project})" for run in matches)
+        what = f"{len(matches)} runs are named {name} in {scope}: {candidates}"
+        advice = "select one by its id: --run-name ID"
+        raise ConfigError(Problem(what, next=advice, code="run.ambiguous"))
+    return matches[0]
 
 
 def sent_config(run: RunDir) -> dict[str, Any]:
     """Return the configuration that trackers receive, with the entry of the end if it was sent."""
     config = _facts(run).config
-    return config | ({"manifest_sha256": sha256_file(run.manifest)} if _has_ended(run) else {})
+    return config | ({"manifest_sha256": sha256_file(run.manifest)} if succeeded(run) else {})
 
 
-def merge_rows(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> History:
+def metric_series(history: History, metric: str) -> list[tuple[int, float]]:
+    """Return the (step, value) pairs of the metric, for rows that contain the metric."""
+    return [(int(row["step"]), row[metric]) for row in history if metric in row]
+
+
+def _merged(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> History:
     """Join the rows of each step, sorted by step; skip non-numeric and tracker-internal values."""
     by_step: dict[int, dict[str, float]] = {}
     for step, metrics in rows:
@@ -176,24 +178,8 @@ def merge_rows(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> History:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def metric_series(history: History, metric: str) -> list[tuple[int, float]]:
-    """Return the (step, value) pairs of the metric, for rows that contain the metric."""
-    return [(int(row["step"]), row[metric]) for row in history if metric in row]
-
-
-def metric_names(history: History) -> list[str]:
-    return sorted({name for row in history for name in row} - {"step"})
-
-
 def _without_internal_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row or a configuration without the fields added by the tracker."""
     return {name: value for name, value in values.items() if not name.startswith("_")}
-
-
-def _has_ended(run: RunDir) -> bool:
-    """Return whether the entries of the end were sent."""
-    status = read_status(run)
-    return status is not None and status.state is State.SUCCESS
 
 
 def _facts(run: RunDir) -> TrackerMetadata:

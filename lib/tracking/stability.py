@@ -42,8 +42,8 @@ class StabilityMonitor:
     def check(self, iteration: int, loss: float, grad_norm: float | None) -> UnstableStep | None:
         """Return the next step if it is unstable; ``grad_norm`` is None after an fp16 overflow."""
         reasons = []
-        # No jump is below this, because no median is below the smallest value: the medians of most
-        # steps need not be computed. A report reads all steps. Half, to be above any rounding.
+        # No median is below the smallest value: the medians of most steps need not be computed.
+        # Half of a jump, to be above any rounding.
         lowest = min(self._losses, default=math.inf)
         if loss > min(self._uniform, lowest + _LOSS_JUMP_NATS / 2):
             reasons += self._loss_reasons(iteration, loss)
@@ -90,9 +90,9 @@ def _log(norm: float) -> float:
 def _exceeds_noise(deviation: float, values: Sequence[float], steps: int) -> bool:
     """Return whether the noise of ``values`` does not explain a deviation in that many ``steps``.
 
-    The standard deviation is robust and without the trend: the median deviation of the differences of
-    neighbours from their median. The largest of n normal deviations is about √(2 ln n) of them; the
-    factor before it is for heavier tails, and for the uncertain deviation of few values.
+    The standard deviation is that of the differences of neighbours, from medians. The largest of n
+    normal deviations is about √(2 ln n) of them; the factor before it is for heavier tails, and for
+    the uncertain deviation of few values.
     """
     differences = [after - before for before, after in pairwise(values)]
     trend = _median(differences)
@@ -114,10 +114,8 @@ def unstable_steps(record: RunRecord) -> list[UnstableStep]:
 
 def unstable_points(record: RunRecord) -> list[tuple[int, float]]:
     """Return the training tokens and the loss of each unstable step of a run."""
-    if not (steps := unstable_steps(record)):
-        return []
-    tokens = {row.iteration: row.tokens for row in record.train_rows}
-    return [(tokens[step.iteration], step.loss) for step in steps]
+    unstable = {step.iteration for step in unstable_steps(record)}
+    return [(row.tokens, row.loss) for row in record.train_rows if row.iteration in unstable]
 
 
 def describe_unstable(steps: Sequence[UnstableStep]) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,7 @@ from lib.units import MIB
 GpuReading = Mapping[str, Any]
 
 _ROCM_SMI = [
-    "rocm-smi",
-    "--showuse",
-    "--showmeminfo",
-    "vram",
-    "--showpower",
-    "--showtemp",
-    "--json",
+    *("rocm-smi", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--json"),
 ]
 # Key names differ between driver versions; the first key present is used.
 _POWER = ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)")
@@ -54,97 +49,64 @@ def read_gpus(gpus: int, *, rocm: bool) -> list[GpuReading]:
     return _read_rocm(names) if rocm else _read_nvidia(names)
 
 
-def _reading(
-    index: int,
-    compute_util: float | None,
-    used_bytes: float | None,
-    total_bytes: float | None,
-    watts: float | None,
-    celsius: float | None,
-) -> GpuReading:
-    return {
-        "index": index,
-        # Percent of the last sampling period during which a kernel was running.
-        "compute_util": compute_util,
-        "memory_used_mib": None if used_bytes is None else used_bytes / MIB,
-        "memory_total_mib": None if total_bytes is None else total_bytes / MIB,
-        "power_watts": watts,
-        "temperature_celsius": celsius,
-    }
-
-
 def _read_nvidia(names: Sequence[str]) -> list[GpuReading]:
     """Read GPUs, by index or driver name, with the driver's management library (NVML)."""
-    readings = []
     try:
         pynvml.nvmlInit()
-        for name in names:
-            by_index = pynvml.nvmlDeviceGetHandleByIndex
-            gpu = (
-                by_index(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
-            )
-            memory = _supported(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-            rates = _supported(pynvml.nvmlDeviceGetUtilizationRates, gpu)
-            milliwatts = _supported(pynvml.nvmlDeviceGetPowerUsage, gpu)
-            sensor = pynvml.NVML_TEMPERATURE_GPU
-            celsius = _supported(pynvml.nvmlDeviceGetTemperature, gpu, sensor)
-            reading = _reading(
-                pynvml.nvmlDeviceGetIndex(gpu),
-                None if rates is None else float(rates.gpu),
-                None if memory is None else memory.used,
-                None if memory is None else memory.total,
-                None if milliwatts is None else milliwatts / 1000,
-                None if celsius is None else float(celsius),
-            )
-            readings.append(reading)
+        return [_nvidia_reading(name) for name in names]
     except pynvml.NVMLError as error:
         raise OSError(f"NVML: {error}") from error
-    return readings
 
 
-def _supported(counter: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the counter's value; None if this GPU lacks the counter, as many consumer cards do."""
-    try:
-        return counter(*arguments)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-        return None
+def _nvidia_reading(name: str) -> GpuReading:
+    by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+    gpu = by_index(int(name)) if name.isdecimal() else by_name(name)
+
+    def value(counter: Callable[..., Any], *more: Any) -> Any:
+        # Many consumer cards lack some.
+        with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+            return counter(gpu, *more)
+
+    memory, rates = value(pynvml.nvmlDeviceGetMemoryInfo), value(
+        pynvml.nvmlDeviceGetUtilizationRates
+    )
+    milliwatts = value(pynvml.nvmlDeviceGetPowerUsage)
+    return {
+        "index": pynvml.nvmlDeviceGetIndex(gpu),
+        # Percent of the last sampling period during which a kernel was running.
+        "compute_util": rates and float(rates.gpu),
+        "memory_used_mib": memory and memory.used / MIB,
+        "memory_total_mib": memory and memory.total / MIB,
+        "power_watts": None if milliwatts is None else milliwatts / 1000,
+        "temperature_celsius": value(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+    }
 
 
 def _read_rocm(names: Sequence[str]) -> list[GpuReading]:
     """Read AMD GPUs with rocm-smi; a counter that a card lacks is missing in its JSON, or N/A."""
     try:
-        output = subprocess.run(
-            _ROCM_SMI,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-            timeout=_TIMEOUT_SECONDS,
-        ).stdout
-        cards = json.loads(output)
-        return [
-            _reading(
-                int(name),
-                _number(cards[f"card{name}"], "GPU use (%)"),
-                _number(cards[f"card{name}"], "VRAM Total Used Memory (B)"),
-                _number(cards[f"card{name}"], "VRAM Total Memory (B)"),
-                _number(cards[f"card{name}"], *_POWER),
-                _number(cards[f"card{name}"], *_TEMPERATURE),
-            )
-            for name in names
-        ]
+        done = subprocess.run(_ROCM_SMI, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS)
+        cards = json.loads(done.stdout)
+        return [_rocm_reading(int(name), cards[f"card{name}"]) for name in names]
     except (subprocess.SubprocessError, ValueError, KeyError) as error:
         raise OSError(f"rocm-smi: {error}") from error
 
 
-def _number(card: Mapping[str, str], *names: str) -> float | None:
-    """Return the first of ``names`` with a numeric value."""
-    for name in names:
-        try:
-            return float(card[name])
-        except (KeyError, ValueError):
-            continue
-    return None
+def _rocm_reading(index: int, card: Mapping[str, str]) -> GpuReading:
+    def value(*keys: str, unit: int = 1) -> float | None:
+        for key in keys:
+            with suppress(KeyError, ValueError):
+                return float(card[key]) / unit
+        return None
+
+    return {
+        "index": index,
+        "compute_util": value("GPU use (%)"),
+        "memory_used_mib": value("VRAM Total Used Memory (B)", unit=MIB),
+        "memory_total_mib": value("VRAM Total Memory (B)", unit=MIB),
+        "power_watts": value(*_POWER),
+        "temperature_celsius": value(*_TEMPERATURE),
+    }
 
 
 def memory_and_cpu_seconds(pids: Sequence[int]) -> tuple[float, float]:
@@ -175,13 +137,8 @@ def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
         while True:
             memory, cpu_seconds = memory_and_cpu_seconds(pids)
             readings = [] if hardware.gpu_name is None else read_gpus(gpus, rocm=rocm)
-            row = {
-                "ts": time.time(),
-                "rss_mib": memory,
-                "cpu_seconds": cpu_seconds,
-                "gpus": readings,
-            }
-            stream.write(canonical_json(row) + "\n")
+            row = {"ts": time.time(), "rss_mib": memory, "cpu_seconds": cpu_seconds}
+            stream.write(canonical_json(row | {"gpus": readings}) + "\n")
             if ended(seconds):
                 return
 

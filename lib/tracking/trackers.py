@@ -21,7 +21,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -53,7 +53,6 @@ class TrackerMetadata:
     id: str
     project: str
     name: str
-    # The study and its step that this run trains.
     study: str
     step: str
     # Entries of the displayed configuration, under the names that query scripts use.
@@ -71,7 +70,6 @@ class TrackerMetadata:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the facts that ``write`` wrote. Raises RecordError."""
         return JsonRecord(path, read_json_object(path)).section(cls)
 
 
@@ -91,12 +89,9 @@ class TrackerWandb:
     def start(self, facts: TrackerMetadata, *, resumed: bool) -> None:
         """Open the run or resume it by its id, on the server or in "wandb sync"."""
         online = self._options.mode == "online"
-        settings = self._wandb.Settings(
-            console="off",
-            # The configuration records the commit; a remote's URL may contain a password.
-            disable_git=True,
-            init_timeout=_INIT_TIMEOUT_SECONDS,
-        )
+        # The configuration records the commit; a remote's URL may contain a password.
+        privacy = {"console": "off", "disable_git": True}
+        settings = self._wandb.Settings(init_timeout=_INIT_TIMEOUT_SECONDS, **privacy)
         try:
             self._run = self._wandb.init(
                 mode="online" if online else "offline",
@@ -180,13 +175,10 @@ class TrackerTrackio:
 
     def stored(self, sent: int) -> int:
         """Return the last iteration before a gap in the database; trackio ignores failed writes."""
-        query = "SELECT DISTINCT step FROM metrics WHERE run_id = ?"
-        try:
-            with closing(sqlite3.connect(self._store)) as store:
-                steps = {step for (step,) in store.execute(query, (self._run.id,))}
-        except sqlite3.OperationalError:
-            # The table does not exist if nothing was written.
-            steps = set()
+        query, steps = "SELECT DISTINCT step FROM metrics WHERE run_id = ?", set[int]()
+        # The table does not exist if nothing was written.
+        with closing(sqlite3.connect(self._store)) as store, suppress(sqlite3.OperationalError):
+            steps = {step for (step,) in store.execute(query, (self._run.id,))}
         return next(i for i in itertools.count() if i + 1 not in steps)
 
 

@@ -1,16 +1,13 @@
-"""Monitoring of running trainings: alarm rules over recorded values, and a live screen.
+"""Running trainings: alarm rules over their records, and a live screen with one line per run.
 
-An alarm rule without data returns "". The screen has one line per run, with its loss curve and
-alarms. Does not import torch.
+An alarm rule without data returns "". Imports no torch.
 """
 
 import math
 import os
-import re
-import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
@@ -40,7 +37,6 @@ class WatchedRecords:
     # Rows of metrics.jsonl, in order.
     train: Sequence[TrainRow]
     evals: Sequence[EvalRow]
-    # In order.
     unstable: Sequence[UnstableStep] = ()
 
     @property
@@ -79,100 +75,61 @@ _SPEED_PERCENT = _MEMORY_PERCENT = 10
 # Nats, and the share of one branch.
 _GATE_ENTROPY, _GATE_MAX = 0.5, 0.9
 
-AlarmRule = Callable[[WatchedRecords], str]
-
 
 def raised_alarms(facts: WatchedRecords, stall_seconds: int) -> dict[str, str]:
     """Return rule name → alarm text; empty for a healthy run."""
-    texts = {name: rule(facts) for name, rule in ALARM_RULES.items()}
-    texts = {"stall": stall(facts, stall_seconds)} | texts
-    return {name: text for name, text in texts.items() if text}
+    return dict([*_machine_alarms(facts, stall_seconds), *_training_alarms(facts)])
 
 
-def stall(facts: WatchedRecords, seconds: int) -> str:
-    """Report ranks of a running run without a heartbeat in the last ``seconds``."""
+def _machine_alarms(facts: WatchedRecords, stall_seconds: int) -> Iterator[tuple[str, str]]:
+    """Yield the alarms of heartbeats, speed and memory."""
     silent = {rank: facts.now - beats[-1].ts for rank, beats in facts.heartbeats.items() if beats}
-    stalled = {rank: s for rank, s in silent.items() if s > seconds}
-    if not stalled or not facts.is_running:
-        return ""
-    ranks = ", ".join(map(str, stalled))
-    return f"no heartbeat of rank {ranks} for {format_duration(max(stalled.values()))}"
-
-
-def zero_throughput(facts: WatchedRecords) -> str:
+    stalled = {rank: s for rank, s in silent.items() if s > stall_seconds}
+    if stalled and facts.is_running:
+        ranks = ", ".join(map(str, stalled))
+        yield "stall", f"no heartbeat of rank {ranks} for {format_duration(max(stalled.values()))}"
     speeds = _values(facts.beats, "toks_per_s")
-    return "0 tokens per second" if speeds and speeds[-1] <= 0 else ""
-
-
-def plateau(facts: WatchedRecords) -> str:
-    """Report if the mean training loss has stopped falling."""
-    count = scaled_span(_PLATEAU, facts.status.iterations if facts.status else 0)
-    losses = [row.loss for row in facts.train[-2 * count :]]
-    if len(losses) < 2 * count:
-        return ""
-    before, after = fmean(losses[:count]), fmean(losses[count:])
-    text = f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
-    return "" if after < before else text
-
-
-def unstable(facts: WatchedRecords) -> str:
-    return describe_unstable(facts.unstable)
-
-
-def throughput(facts: WatchedRecords) -> str:
-    """Report if the newest log interval of a running run was slower or faster than the median."""
-    speeds = _values(facts.beats, "toks_per_s")[_WARMUP_BEATS:]
-    if not facts.is_running or len(speeds) < _MIN_BEATS or speeds[-1] <= 0:
-        return ""
-    usual = median(speeds)
-    percent = 100 * (speeds[-1] / usual - 1)
-    text = f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {usual:,.0f}"
-    return "" if abs(percent) <= _SPEED_PERCENT else text
-
-
-def memory_creep(facts: WatchedRecords) -> str:
-    """Report if memory keeps growing after the start."""
+    if speeds and speeds[-1] <= 0:
+        yield "zero-throughput", "0 tokens per second"
+    elif facts.is_running and len(speeds) >= _WARMUP_BEATS + _MIN_BEATS:
+        usual = median(speeds[_WARMUP_BEATS:])
+        percent = 100 * (speeds[-1] / usual - 1)
+        if abs(percent) > _SPEED_PERCENT:
+            text = f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {usual:,.0f}"
+            yield "throughput", text
     for rank, beats in facts.heartbeats.items():
         reserved = _values(beats, "mem_reserved_mib")
         quarter = len(reserved) // 4
-        if quarter < _WARMUP_BEATS:
-            continue
-        before, after = median(reserved[quarter : 2 * quarter]), median(reserved[-quarter:])
-        if after > before * (1 + _MEMORY_PERCENT / 100):
-            return f"rank {rank} reserves {after:,.0f} MiB, {before:,.0f} near the start"
-    return ""
+        if quarter >= _WARMUP_BEATS:
+            before, after = median(reserved[quarter : 2 * quarter]), median(reserved[-quarter:])
+            if after > before * (1 + _MEMORY_PERCENT / 100):
+                text = f"rank {rank} reserves {after:,.0f} MiB, {before:,.0f} near the start"
+                yield "memory-creep", text
+    # Fallbacks after running out of memory.
+    counts = _values(facts.beats, "fallbacks")
+    if counts and counts[-1] > counts[0]:
+        yield "fallbacks", f"{counts[-1]:.0f} fallbacks, {counts[0]:.0f} at the start"
 
 
-def zero_gradient(facts: WatchedRecords) -> str:
-    return "the gradient is 0" if facts.train and facts.train[-1].grad_norm == 0.0 else ""
-
-
-def fallbacks(facts: WatchedRecords) -> str:
-    """Report if a fallback after running out of memory was applied since the start."""
-    counts = _values(facts.beats, "fallbacks") or [0]
-    text = f"{counts[-1]:.0f} fallbacks, {counts[0]:.0f} at the start"
-    return text if counts[-1] > counts[0] else ""
-
-
-def gate_entropy(facts: WatchedRecords) -> str:
-    """Report if gates over branches have collapsed."""
-    newest = (_values(facts.beats, "gate_entropy") or [math.inf])[-1]
-    text = f"mean gate entropy {newest:.3f} nats (below {_GATE_ENTROPY:g})"
-    return text if newest < _GATE_ENTROPY else ""
-
-
-def gate_max(facts: WatchedRecords) -> str:
-    """Report if one branch dominates the gates."""
-    newest = (_values(facts.beats, "gate_max") or [0.0])[-1]
-    text = f"mean of the largest gate {newest:.3f} (above {_GATE_MAX:g})"
-    return text if newest > _GATE_MAX else ""
-
-
-_RULES: Sequence[AlarmRule] = (
-    *(zero_throughput, plateau, unstable, throughput, memory_creep),
-    *(zero_gradient, fallbacks, gate_entropy, gate_max),
-)
-ALARM_RULES = {rule.__name__.replace("_", "-"): rule for rule in _RULES}
+def _training_alarms(facts: WatchedRecords) -> Iterator[tuple[str, str]]:
+    """Yield the alarms of losses, gradients and gates."""
+    count = scaled_span(_PLATEAU, facts.status.iterations if facts.status else 0)
+    losses = [row.loss for row in facts.train[-2 * count :]]
+    if len(losses) == 2 * count:
+        before, after = fmean(losses[:count]), fmean(losses[count:])
+        if not after < before:
+            text = f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
+            yield "plateau", text
+    if facts.unstable:
+        yield "unstable", describe_unstable(facts.unstable)
+    if facts.train and facts.train[-1].grad_norm == 0.0:
+        yield "zero-gradient", "the gradient is 0"
+    entropies, largest = (_values(facts.beats, name) for name in ("gate_entropy", "gate_max"))
+    if entropies and entropies[-1] < _GATE_ENTROPY:
+        text = f"mean gate entropy {entropies[-1]:.3f} nats (below {_GATE_ENTROPY:g})"
+        yield "gate-entropy", text
+    if largest and largest[-1] > _GATE_MAX:
+        yield "gate-max", f"mean of the largest gate {largest[-1]:.3f} (above {_GATE_MAX:g})"
 
 
 def scaled_span(span: int, iterations: int) -> int:
@@ -229,26 +186,46 @@ class WatchedRuns:
         self._ended: dict[Path, tuple[RunStatus, RunLine]] = {}
 
     def lines(self, now: float) -> list[RunLine]:
-        started = ((run, status) for run in self._runs if (status := read_status(RunDir(run.path))))
-        return [
-            replace(self._line(RunDir(run.path), status, now), run=run.label)
-            for run, status in started
-        ]
+        lines = []
+        for planned in self._runs:
+            run = RunDir(planned.path)
+            if (status := read_status(run)) is None:
+                continue
+            ended, line = self._ended.get(run.path, (None, None))
+            if line is None or status != ended:
+                line = _line(planned.label, run, status, now, self._stall_seconds)
+            if status.state is not State.RUNNING:
+                self._ended[run.path] = status, line
+            lines.append(line)
+        return lines
 
-    def _line(self, run: RunDir, status: RunStatus, now: float) -> RunLine:
-        if status.state is State.DAMAGED:
-            return _damaged_line(status.message)
-        ended, line = self._ended.get(run.path, (None, None))
-        if line is not None and status == ended:
-            return line
-        try:
-            line = _line(read_watched_records(run, now), status, self._stall_seconds)
-        except RecordError as error:
-            what = f"{error.problems[0].where}: {error.problems[0].what}"
-            return _damaged_line(what.removeprefix(f"{run.path}{os.sep}"))
-        if status.state is not State.RUNNING:
-            self._ended[run.path] = status, line
-        return line
+
+def _line(name: str, run: RunDir, status: RunStatus, now: float, stall_seconds: int) -> RunLine:
+    """Return the line of a run; of a damaged one without figures, which may depend on the damage."""
+    damage = status.message if status.state is State.DAMAGED else ""
+    try:
+        facts = None if damage else read_watched_records(run, now)
+    except RecordError as error:
+        damage = f"{error.problems[0].where}: {error.problems[0].what}"
+        damage = damage.removeprefix(f"{run.path}{os.sep}")
+    if damage or facts is None:
+        return RunLine(name, State.DAMAGED.word, 0, 0, *(None,) * 5, [], {"damaged": damage})
+    # A heartbeat may lack some fields: take the newest value of each.
+    newest = {k: v for beat in facts.beats for k, v in vars(beat).items() if v is not None}
+    reserved = [beats[-1].mem_reserved_mib for beats in facts.heartbeats.values() if beats]
+    return RunLine(
+        run=name,
+        state=status.state.word,
+        iteration=max(status.iteration, newest.get("step", 0)),
+        iterations=status.iterations,
+        loss=facts.train[-1].loss if facts.train else None,
+        val_loss=facts.evals[-1].val_loss if facts.evals else None,
+        tokens_per_second=newest.get("toks_per_s"),
+        eta_seconds=newest.get("eta_s") if facts.is_running else None,
+        memory_mib=sum(reserved) if reserved else None,
+        curve=_downsampled([row.loss for row in facts.train]),
+        alarms=raised_alarms(facts, stall_seconds),
+    )
 
 
 def watch(read: Callable[[], list[RunLine]]) -> None:
@@ -258,21 +235,20 @@ def watch(read: Callable[[], list[RunLine]]) -> None:
 
     console = Console(highlight=False, safe_box=is_ascii_only())
     # rich's stderr proxy would hide the encoding of the terminal from is_ascii_only().
-    first = lines_to_table(read(), *console.size)
-    with Live(first, console=console, auto_refresh=False, redirect_stderr=False) as live:
+    with Live(console=console, auto_refresh=False, redirect_stderr=False) as live:
         while True:
-            lines = read()
-            live.update(lines_to_table(lines, *console.size), refresh=True)
+            # A low terminal shows the first lines.
+            lines = sorted(read(), key=lambda line: line.state != "running")
+            live.update(lines_to_table(lines, console.width), refresh=True)
             if not any(line.state == "running" for line in lines):
                 return
             time.sleep(_REFRESH_SECONDS)
 
 
-def lines_to_table(lines: Sequence[RunLine], width: int, height: int) -> Any:
+def lines_to_table(lines: Sequence[RunLine], width: int) -> Any:
     """Return the lines as a rich table, with as many columns as fit into ``width`` characters.
 
-    Only running runs have their alarms in full. The first of the other runs are omitted if the
-    table has more than ``height`` lines.
+    Only running runs have their alarms in full.
     """
     from rich.table import Table
     from rich.text import Text
@@ -285,37 +261,21 @@ def lines_to_table(lines: Sequence[RunLine], width: int, height: int) -> Any:
     # Health texts may wrap, and a curve may have fewer characters.
     widths["health"] = min(widths["health"], _HEALTH_WIDTH)
     widths[""] = min(widths[""], _MIN_CURVE_WIDTH)
-    names = list(_COLUMNS)
+    names, free = list(_COLUMNS), width + 2 - sum(2 + each for each in widths.values())
     for name in _DROP_ORDER:
-        if sum(widths[column] + 2 for column in names) - 2 > width:
+        if free < 0:
             names.remove(name)
-    widths[""] += min(
-        _CURVE_WIDTH - _MIN_CURVE_WIDTH, max(0, width + 2 - sum(widths[n] + 2 for n in names))
-    )
-    for line, row in zip(lines, rows, strict=True):
-        row[""] = _curve(line.curve, widths[""])
-    health_width = max(width - sum(widths[name] + 2 for name in names[:-1]), _HEALTH_WIDTH)
-    for row in rows:
-        row["health"] = _wrapped(row["health"], health_width)
-    # The heading, and the caption on omitted runs.
-    excess = sum(row["health"].count("\n") + 1 for row in rows) - (height - 2)
-    omitted = [row for row in rows if row["state"] != "running"][: max(0, excess)]
-    caption = f"{len(omitted)} more runs: make status" if omitted else None
-    grid = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+            free += widths[name] + 2
+    widths[""] = min(_CURVE_WIDTH, widths[""] + max(0, free))
+    grid = Table(box=None, pad_edge=False)
     for name in names:
         justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
-        grid.add_column(name, justify=justify, min_width=widths[name], no_wrap=True)
-    for row in rows:
-        if row not in omitted:
-            # Not strings, whose brackets are markup.
-            grid.add_row(*(Text(row[name]) for name in names))
+        grid.add_column(name, justify=justify, min_width=widths[name], no_wrap=name != "health")
+    for line, row in zip(lines, rows, strict=True):
+        row[""] = _curve(line.curve, widths[""])
+        # Not strings, whose brackets are markup.
+        grid.add_row(*(Text(row[name]) for name in names))
     return grid
-
-
-def _wrapped(text: str, width: int) -> str:
-    """Return the text in lines of at most ``width`` characters; a number stays beside its unit."""
-    units = re.compile(r"(?<=\d) (?=%|MiB|nats|tok/s)")
-    return "\n".join(textwrap.wrap(units.sub("\xa0", text), width)).replace("\xa0", " ")
 
 
 def _cells(line: RunLine) -> dict[str, str]:
@@ -356,33 +316,6 @@ def sparkline(values: Sequence[float], blocks: str) -> str:
     low, high = ascending[0], ascending[-1 - len(values) // _CLIP_EVERY]
     span, top = high - low, len(blocks) - 1
     return "".join(blocks[round(top * (min(v, high) - low) / span) if span else 0] for v in values)
-
-
-def _damaged_line(what: str) -> RunLine:
-    """Return the line of a run with a damaged file: no figure, since it may depend on that file."""
-    return RunLine("", State.DAMAGED.word, 0, 0, *(None,) * 5, [], {"damaged": what})
-
-
-def _line(facts: WatchedRecords, status: RunStatus, stall_seconds: int) -> RunLine:
-    """Return the line of a run, without its name."""
-    # A heartbeat may lack some fields: take the newest value of each.
-    newest = {k: v for beat in facts.beats for k, v in vars(beat).items() if v is not None}
-    done = max(status.iteration, newest.get("step", 0))
-    running = facts.is_running
-    reserved = [beats[-1].mem_reserved_mib for beats in facts.heartbeats.values() if beats]
-    return RunLine(
-        run="",
-        state=status.state.word,
-        iteration=done,
-        iterations=status.iterations,
-        loss=facts.train[-1].loss if facts.train else None,
-        val_loss=facts.evals[-1].val_loss if facts.evals else None,
-        tokens_per_second=newest.get("toks_per_s"),
-        eta_seconds=newest.get("eta_s") if running else None,
-        memory_mib=sum(reserved) if reserved else None,
-        curve=_downsampled([row.loss for row in facts.train]),
-        alarms=raised_alarms(facts, stall_seconds),
-    )
 
 
 def _curve(values: Sequence[float], width: int) -> str:

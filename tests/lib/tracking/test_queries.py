@@ -1,7 +1,6 @@
 """Queries return the same answer from the run directory and from a server."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from lib.errors import ConfigError, KablateError, PreflightError
-from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from lib.tracking.queries import query_gpu_usage, query_keys
 from lib.tracking.sources import RunDirSource, find_run
@@ -68,19 +66,15 @@ def test_the_numbers_are_those_of_the_record(tracked: RunDir, query: Query) -> N
     first = readings["gpu/0/compute_util"]
     assert (first["n"], first["lowest"], first["highest"]) == (3, 5.0, 45.0)
     assert "gpu/1/temperature_celsius" not in readings
-    assert [remark.split()[:2] for remark in use["remarks"]] == [
-        ["LOW", "compute"],
-        ["LOW", "memory"],
-    ]
+    remarks = [remark.split()[:2] for remark in use["remarks"]]
+    assert remarks == [["LOW", "compute"], ["LOW", "memory"]]
 
 
-def test_the_scripts_print_tables(tracked: RunDir) -> None:
+def test_tables_are_printed(tracked: RunDir, monkeypatch: pytest.MonkeyPatch, query: Query) -> None:
     shown = {}
-    for name in QUERIES:
-        command = [sys.executable, str(ROOT / f"scripts/{name}.py"), *map(str, local(tracked))]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        shown[name] = [line.split() for line in done.stdout.splitlines()]
+    for name, make in QUERIES.items():
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, local(tracked))])
+        shown[name] = [line.split() for line in make("A query.").splitlines()]
     assert ["train_loss", "6", "4", "0.666667"] in shown["inspect_wandb_keys"]
     assert ["git_commit", "c0ffee"] in shown["inspect_wandb_keys"]
     average = ["gpu/compute_util_avg", "25.50", "5.50", "45.50", "%"]
@@ -111,14 +105,13 @@ def refused(query: Query, kind: type[KablateError], *arguments: object) -> Kabla
     return caught.value
 
 
-def test_a_name_that_is_no_run_lists_those_that_are(tracked: RunDir, query: Query) -> None:
+def test_a_name_that_is_no_run_lists_those_that_are(
+    tracked: RunDir, query: Query, tmp_path: Path
+) -> None:
     error = refused(query, ConfigError, *local(tracked)[:4], "--run-name", "none")
     assert error.codes == ["run.not-found"] and tracked.path.name in str(error)
-
-
-def test_a_folder_without_runs_is_named(query: Query, tmp_path: Path) -> None:
-    words = ["--source", "local", "--folder", tmp_path, "--run-name", "none"]
-    error = refused(query, ConfigError, *words)
+    empty = ["--source", "local", "--folder", tmp_path, "--run-name", "none"]
+    error = refused(query, ConfigError, *empty)
     assert error.codes == ["run.not-found"] and f"{tmp_path}: " in str(error)
 
 
@@ -132,8 +125,10 @@ def test_a_server_that_refuses_is_an_error(server: WandbServer, query: Query, co
     assert error.codes == ["tracker.unreachable"]
 
 
-def test_a_record_that_is_damaged_is_named(query: Query, tmp_path: Path) -> None:
+def test_a_run_without_gpus_or_with_damage_is_an_error(query: Query, tmp_path: Path) -> None:
     run = record_run(tmp_path / "single/run-s1-0000cccc")
+    run.telemetry.unlink()
+    assert refused(query, PreflightError, *local(run)).codes == ["run.missing-metric"]
     lines = run.metrics.read_text().splitlines(keepends=True)
     run.metrics.write_text("".join([*lines[:2], '{"kind": "tr\n', *lines[3:]]))
     error = refused(query, PreflightError, *local(run))
@@ -143,12 +138,6 @@ def test_a_record_that_is_damaged_is_named(query: Query, tmp_path: Path) -> None
     run.tracker_facts.write_text("{}")
     error = refused(query, PreflightError, *local(run))
     assert error.codes == ["run.damaged"] and f"{run.tracker_facts}: " in str(error)
-
-
-def test_a_run_without_gpus_is_an_error(query: Query, tmp_path: Path) -> None:
-    run = record_run(tmp_path / "single/run-s1-0000cccc")
-    run.telemetry.unlink()
-    assert refused(query, PreflightError, *local(run)).codes == ["run.missing-metric"]
 
 
 def test_a_name_that_two_runs_have_lists_their_ids(tmp_path: Path) -> None:

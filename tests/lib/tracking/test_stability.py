@@ -38,10 +38,6 @@ def with_value(values: Sequence[float], iteration: int, value: float) -> list[fl
     return [*values[: iteration - 1], value, *values[iteration:]]
 
 
-def test_a_falling_loss_is_stable() -> None:
-    assert steps() == []
-
-
 def test_the_former_rate_of_the_quick_start_is_unstable() -> None:
     assert [step.iteration for step in steps(SPIKED_LOSSES, SPIKED_NORMS)] == [12, 17]
 
@@ -81,13 +77,18 @@ def test_noise_about_a_constant_is_stable(mean: float, deviation: float, count: 
     assert [step.iteration for step in steps(losses, norms)] == [41]
 
 
-def test_a_loss_that_falls_to_guessing_after_a_short_warm_up_is_stable() -> None:
-    assert steps([7.0 - 0.05 * i for i in range(24)]) == []
-
-
-def test_an_overflow_in_half_precision_is_no_jump() -> None:
-    norms: list[float | None] = [*STEADY[:10], None, *STEADY[11:]]
-    assert steps(norms=norms) == []
+@pytest.mark.parametrize(
+    ("losses", "norms"),
+    [
+        (FALLING, STEADY),
+        # To guessing after a short warm-up.
+        ([7.0 - 0.05 * i for i in range(24)], STEADY),
+        # An overflow in half precision.
+        (FALLING, [*STEADY[:10], None, *STEADY[11:]]),
+    ],
+)
+def test_a_falling_loss_is_stable(losses: list[float], norms: list[float | None]) -> None:
+    assert steps(losses, norms) == []
 
 
 def test_the_records_of_a_run_give_the_same_steps(tmp_path: Path) -> None:

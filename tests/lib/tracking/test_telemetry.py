@@ -57,43 +57,30 @@ class NotSupported(NVMLError):
     """A counter that this GPU lacks."""
 
 
-class FakeNvml:
-    """Fake of two GPUs; the second has no power counter, like many consumer cards."""
+def fake_nvml() -> Any:
+    """Return a fake of two GPUs; the second has no power counter, like many consumer cards."""
 
-    NVMLError = NVMLError
-    NVMLError_NotSupported = NotSupported
-    NVMLError_NoPermission = type("NoPermission", (NVMLError,), {})
-    NVML_TEMPERATURE_GPU = 0
-
-    def __init__(self, lost: bool = False) -> None:
-        self.lost = lost
-
-    def nvmlInit(self) -> None:
-        if self.lost:
-            raise NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:
-        return {"GPU-b": 1}[name]
-
-    def nvmlDeviceGetIndex(self, handle: int) -> int:
-        return handle
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=(handle + 1) * 6 * GIB, total=24 * GIB)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=(90, 40)[handle], memory=5)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+    def power(handle: int) -> int:
         if handle == 1:
             raise NotSupported("Not Supported")
         return 251500
 
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return (61, 55)[handle]
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVMLError_NotSupported=NotSupported,
+        NVMLError_NoPermission=type("NoPermission", (NVMLError,), {}),
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID={"GPU-b": 1}.__getitem__,
+        nvmlDeviceGetIndex=lambda handle: handle,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+            used=(handle + 1) * 6 * GIB, total=24 * GIB
+        ),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=(90, 40)[handle]),
+        nvmlDeviceGetPowerUsage=power,
+        nvmlDeviceGetTemperature=lambda handle, sensor: (61, 55)[handle],
+    )
 
 
 COUNTERS = (
@@ -121,15 +108,17 @@ def readings(gpus: int, *, rocm: bool) -> list[tuple[Any, ...]]:
 def test_nvidia(
     monkeypatch: pytest.MonkeyPatch, shown: str, gpus: int, expected: list[Any]
 ) -> None:
-    monkeypatch.setattr(telemetry, "pynvml", FakeNvml())
+    nvml = fake_nvml()
+    monkeypatch.setattr(telemetry, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert readings(gpus, rocm=False) == expected
 
+    def lost() -> None:
+        raise NVMLError("Driver Not Loaded")
 
-def test_nvidia_without_a_driver_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "pynvml", FakeNvml(lost=True))
+    nvml.nvmlInit = lost
     with pytest.raises(OSError, match="NVML: Driver Not Loaded"):
-        read_gpus(1, rocm=False)
+        read_gpus(gpus, rocm=False)
 
 
 # rocm-smi JSON of two cards; the second has power N/A and no edge sensor.
@@ -191,7 +180,9 @@ def manifest(run: RunDir, **hardware: Any) -> None:
     )
 
 
-def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
+def test_a_run_on_a_cpu_is_sampled_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunDir(tmp_path)
     manifest(run)
     moments = iter([False, False, True])
@@ -199,12 +190,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
     rows = list(read_rows(run.telemetry))
     assert len(rows) == 3 and all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
-
-
-def test_a_missing_driver_ends_the_sampler_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunDir(tmp_path)
+    # A missing driver ends the sampler with an error.
     manifest(run, gpu_name="a card", hip_version="6.4")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="rocm-smi"):
@@ -223,17 +209,17 @@ def test_memory_and_time_of_processes_are_the_kernels() -> None:
 
 
 def gpu(index: int, **counters: float | None) -> dict[str, Any]:
-    none = dict.fromkeys(("compute_util", "power_watts", "temperature_celsius"))
-    return {"index": index, "memory_used_mib": None, "memory_total_mib": None, **none, **counters}
+    none = dict.fromkeys(COUNTERS)
+    return none | {"index": index} | counters
 
 
 def test_averages_over_samples_and_gpus() -> None:
     def sample(ts: float, used: float, first: float, second: float) -> TelemetrySample:
+        memory = {"memory_total_mib": 8192}
         gpus = [
-            gpu(0, compute_util=first, memory_used_mib=1024, memory_total_mib=8192),
-            gpu(1, compute_util=second, memory_used_mib=3072, memory_total_mib=8192),
+            gpu(0, compute_util=first, memory_used_mib=1024, power_watts=100 + ts, **memory),
+            gpu(1, compute_util=second, memory_used_mib=3072, **memory),
         ]
-        gpus[0]["power_watts"] = 100 + ts
         return TelemetrySample(ts, 2048.0, used, gpus)
 
     assert mean_metrics([sample(10, 3, 100, 50), sample(20, 18, 80, 10)]) == {
@@ -252,9 +238,6 @@ def test_averages_over_samples_and_gpus() -> None:
         "gpu/1/memory_util": 37.5,
         "gpu/1/memory_used_mib": 3072.0,
     }
-
-
-def test_a_counter_that_is_missing_is_no_zero() -> None:
+    # A counter that is missing is no zero.
     only = TelemetrySample(1.0, 1024.0, 1.0, [gpu(0)])
-    assert mean_metrics([only]) == {"process/rss_gb": 1.0}
-    assert mean_metrics([]) == {}
+    assert mean_metrics([only]) == {"process/rss_gb": 1.0} and mean_metrics([]) == {}
