@@ -157,12 +157,12 @@ def plot_compile_impact(pairs: Sequence[CompilePair], folder: Path) -> list[Path
         advice = "train for longer, or with a shorter LOG_INTERVAL"
         raise ConfigError(Problem(what, next=advice, code="run.missing-metric"))
     width = max(4.5, len(pairs))
-    figures = {
-        "comparison": _figure("mean of all pairs", counters, partial(_bars, pairs, merged=True)),
-        "grouped": _figure("each pair", counters, partial(_bars, pairs, merged=False), width),
-        "before_after": _figure("before and after", counters, partial(_slopes, pairs)),
+    all_pairs, each = partial(_bars, pairs, merged=True), partial(_bars, pairs, merged=False)
+    files = {
+        "torch_compile_comparison.png": _figure("mean of all pairs", counters, all_pairs),
+        "torch_compile_grouped.png": _figure("each pair", counters, each, width),
+        "torch_compile_before_after.png": _figure("each pair", counters, partial(_slopes, pairs)),
     }
-    files = {f"torch_compile_{name}.png": figure for name, figure in figures.items()}
     for pair in pairs:
         title = "compiled against eager"
         files[f"{pair.name}_vs_baseline.png"] = _figure(title, counters, partial(_curves, pair))
