@@ -18,7 +18,7 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 import _start
 
 from gpt2.check.cases import plan_cases
-from gpt2.check.command import CheckRequest, check_and_report
+from gpt2.check.command import check_and_report
 from gpt2.running import launch
 from gpt2.running.continued import continue_half_trained
 from gpt2.study.arguments import run_options
@@ -60,7 +60,7 @@ def main() -> int:
     if args.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]
         code, text = check_and_report(
-            plan_cases(layers, build_dir=build).only(slugs), CheckRequest(build, fast=True)
+            plan_cases(layers, build_dir=build).only(slugs), build, fast=True
         )
         console.show(text)
         return code

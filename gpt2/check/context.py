@@ -23,10 +23,8 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 import torch.distributed as dist
 
-from gpt2.check import take_ticket
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
-from gpt2.data.tokenizer import ByteTokenizer
 from lib.env import machine
 from lib.env.gpu import GPUS, Gpu
 from lib.env.speed import has_bf16_instructions
@@ -35,8 +33,8 @@ from lib.errors import KablateError
 T = TypeVar("T")
 # Target if no GPU is named or present.
 DEFAULT_GPU = "a100-80"
-# An excerpt of Shakespeare's plays, the default corpus.
-_EXCERPT = Path(__file__).with_name("excerpt.txt")
+# Of Shakespeare's plays, the default corpus.
+_EXCERPT = Path(__file__).with_name("excerpt.txt").read_text(encoding="utf-8")
 # Length of the first training document, near the half. The hash of its text would hold it out under any
 # VAL_FRACTION, so a preparation that ignores the side of a file trains on fewer documents.
 _TRAIN_LENGTH = 1451
@@ -53,7 +51,12 @@ _NOT_THE_CONFIGURATION = (
 
 
 class ErrorCapture:
-    """Context that catches an exception and stores its code and message for a finding."""
+    """Context that catches an exception and describes it in one line, for a finding.
+
+    An exception raised in a file of this package is a defect of the check, and not a property of the
+    step. A ``KablateError`` concerns the small form, which the check made from a valid
+    configuration: its command, meant for the user of a configuration, is omitted.
+    """
 
     text = ""
     # As in CheckFinding.property.
@@ -68,33 +71,35 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.code, self.text = describe_error(error)
-        return True
+        match error:
+            case TimeoutError() | BrokenProcessPool():
+                self.code = "check.peer"
+                self.text = f"no result from the second process: {type(error).__name__}"
+            case KablateError():
+                text = "; ".join(" ".join(p.located.split()) for p in error.problems)
+                self.code, self.text = error.codes[0], f"{_NOT_THE_CONFIGURATION}: {text}"
+            case Exception():
+                frames = traceback.extract_tb(trace)
+                # An error of a product belongs to the line that computes it.
+                (last,) = [f for f in frames if f.filename != machine.__file__][-1:]
+                in_check = Path(last.filename).is_relative_to(Path(__file__).parent)
+                self.code = "check.defect" if in_check else "check.exception"
+                source = "defect of the check" if in_check else "exception in the checked code"
+                what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                self.text = f"{source}: {what} ({last.filename}:{last.lineno})"
+        return bool(self.code)
 
 
-def describe_error(error: Exception) -> tuple[str, str]:
-    """Return the code and a one-line description of an error.
+def take_ticket(ticket: Path) -> bool:
+    """Return whether this process is the first to take the ticket.
 
-    An exception raised in a file of this package is a defect of the check, and not a property of the
-    step. A ``KablateError`` concerns the small form, which the
-    check made from a valid configuration: its command, meant for the user of a configuration, is
-    omitted.
+    After an interrupt the folder of tickets is gone.
     """
-    if isinstance(error, (TimeoutError, BrokenProcessPool)):
-        return "check.peer", f"no result from the second process: {type(error).__name__}"
-    if isinstance(error, KablateError):
-        text = "; ".join(" ".join(problem.located.split()) for problem in error.problems)
-        return error.codes[0], f"{_NOT_THE_CONFIGURATION}: {text}"
-    what = " ".join(str(error).split())
-    frames = traceback.extract_tb(error.__traceback__)
-    # An error of a product belongs to the line that computes it.
-    (last,) = [frame for frame in frames if frame.filename != machine.__file__][-1:]
-    in_check = Path(last.filename).is_relative_to(Path(__file__).parent)
-    code = "check.defect" if in_check else "check.exception"
-    source = "defect of the check" if in_check else "exception in the checked code"
-    return code, f"{source}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
+    try:
+        os.close(os.open(ticket, os.O_CREAT | os.O_EXCL))
+    except (FileExistsError, FileNotFoundError):
+        return False
+    return True
 
 
 class CheckContext:
@@ -113,9 +118,7 @@ class CheckContext:
         tickets: Path | None = None,
     ) -> None:
         self.build_dir = build_dir
-        self._tickets = tickets
-        self._gpu = gpu
-        self._local = local
+        self._tickets, self._gpu, self._local = tickets, gpu, local
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
         self._values: dict[Hashable, Any] = {}
@@ -128,12 +131,7 @@ class CheckContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end_peer()
         if self._products:
             self._products.restore()
@@ -153,11 +151,7 @@ class CheckContext:
             (self.folder / "rendezvous").unlink(missing_ok=True)
 
     def target(self, device: str) -> Gpu | Literal["cpu"]:
-        """Return the target of a run on ``device``.
-
-        The target is the GPU named by the user, a GPU of this machine, or the usual GPU of the
-        study.
-        """
+        """Return the named GPU; for a run on ``device``, the CPU, this machine's GPU, or the default."""
         if self._gpu is not None:
             return self._gpu
         return "cpu" if device == "cpu" else self._local or GPUS[DEFAULT_GPU]
@@ -186,8 +180,7 @@ class CheckContext:
     @cached_property
     def documents(self) -> list[str]:
         """Return the training documents, the excerpt in two parts."""
-        text = _EXCERPT.read_text(encoding="utf-8")
-        return [text[:_TRAIN_LENGTH], text[_TRAIN_LENGTH:]]
+        return [_EXCERPT[:_TRAIN_LENGTH], _EXCERPT[_TRAIN_LENGTH:]]
 
     @cached_property
     def train_tokens(self) -> np.ndarray:
@@ -198,15 +191,14 @@ class CheckContext:
     @cached_property
     def held_out(self) -> list[str]:
         """Return the held-out documents, consecutive parts of the excerpt."""
-        text = _EXCERPT.read_text(encoding="utf-8")
         # Skip the first character, so that no document begins like a training document.
         ends = itertools.accumulate(_HELD_OUT_LENGTHS, initial=1)
-        return [text[a:b] for a, b in itertools.pairwise(ends)]
+        return [_EXCERPT[a:b] for a, b in itertools.pairwise(ends)]
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Return the excerpt's byte tokens (uint16)."""
-        return ByteTokenizer().encode(_EXCERPT.read_text(encoding="utf-8")).astype("<u2")
+        """Return the excerpt's byte tokens (int64)."""
+        return np.frombuffer(_EXCERPT.encode(), dtype=np.uint8).astype("int64")
 
     @cached_property
     def peer(self) -> ProcessPoolExecutor:

@@ -104,7 +104,7 @@ def on_device(subject: StepUnderTest, device: torch.device) -> list[CheckFinding
     config = with_changes(subject.config, DROPOUT="0.0")
     by_rows = with_changes(config, COMPILE=False, **_backends(config, _BY_ROWS))
     length = min(config.model.shape.block_size, len(subject.context.tokens))
-    tokens = torch.from_numpy(subject.context.tokens[:length].astype("int64"))
+    tokens = torch.from_numpy(subject.context.tokens[:length])
     ids_BT = tokens[None].to(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         exact = _values_of(by_rows, torch.float64, ids_BT, device)

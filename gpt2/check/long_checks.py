@@ -31,7 +31,7 @@ def check_long(subject: StepUnderTest) -> list[CheckFinding]:
     length = shape.block_size
     chunks = ScoreChunks(cpu_elements=height * shape.n_head * length, min_rows=height)
     model.set_execution(Execution(score_chunks=chunks))
-    ids = torch.from_numpy(subject.context.tokens.astype("int64"))
+    ids = torch.from_numpy(subject.context.tokens)
     idx_BT = ids.repeat(-(-length // len(ids)))[None, :length]
     embedded_BTC, input_BTC, out_BTC, weights_BTS = _forward(model, idx_BT)
     embedding_BTC = model.wte.weight.detach()[idx_BT]

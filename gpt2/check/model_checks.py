@@ -17,7 +17,6 @@ from gpt2 import reference
 from gpt2.attention import reference as attention_reference
 from gpt2.attention.options import PartOptions
 from gpt2.attention.projections import ZeroInitLinear
-from gpt2.check.distinct import find_duplicates
 from gpt2.check.finding import CheckFinding, expect, within
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
@@ -97,14 +96,6 @@ def _by_other_inputs(subject: StepUnderTest) -> list[CheckFinding]:
     findings = expect(same, "independent-rows", f"{expected} of the batch", "other logits")
     expected, error = "the same logits in another call and place", relative_error(moved, after)
     return findings + within("stateless-call", expected, error, _CAUSAL_TOLERANCE)
-
-
-def check_distinct(subject: StepUnderTest) -> list[CheckFinding]:
-    """Compare the step with every other step that resolves."""
-    cases = {slug: case for slug, case in subject.study_cases.items() if case.config}
-    fingerprints = {slug: subject.for_case(case).fingerprint for slug, case in cases.items()}
-    fingerprints[subject.case.slug] = subject.fingerprint
-    return find_duplicates(subject.case.slug, fingerprints)
 
 
 # Every parameter learns: its gradient is finite and nonzero, and the optimizer updates it.

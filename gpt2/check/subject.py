@@ -238,7 +238,7 @@ class StepUnderTest:
         T is at most the small context.
         """
         length = min(length, self.small_exact.model.shape.block_size)
-        ids = torch.from_numpy(self.context.tokens.astype("int64"))[skip:]
+        ids = torch.from_numpy(self.context.tokens)[skip:]
         return ids[: batch * length].view(batch, length).clone()
 
     @contextlib.contextmanager

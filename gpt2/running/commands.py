@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 
 from gpt2.check.cases import plan_cases
-from gpt2.check.command import CheckRequest, check_and_report
+from gpt2.check.command import check_and_report
 from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.prepare import prepare_dataset
 from gpt2.memory.micro_batch import with_one_sequence
@@ -52,8 +52,7 @@ def train(options: Namespace) -> int | tuple[int, str]:
     if options.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]
         cases = plan_cases(asked_layers(options), build_dir=options.build_dir).only(slugs)
-        request = CheckRequest(options.build_dir, fast=True, json=options.json)
-        return check_and_report(cases, request)
+        return check_and_report(cases, options.build_dir, fast=True, json_document=options.json)
     if options.worker:
         return launch.train_runs(plan, plan.runs, replace(settings, wait=False))
     confirm_power(plan, options.yes)

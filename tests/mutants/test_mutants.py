@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2.check import CHECKS, report
+from gpt2.check import CHECKS
 from gpt2.check.cases import CheckPlan, plan_cases
-from gpt2.check.report import CaseReport
-from gpt2.check.worker import run_in_process
+from gpt2.check.report import CheckReport
 from gpt2.data.prepare import prepare_dataset
 from gpt2.study.resolve import resolve_config
 from lib import console
@@ -22,6 +21,7 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
+from tests.check_cases import run_in_process
 from tests.mutants.data import TEXT
 from tests.mutants.mutant import Expected, Mutant, planted_faults
 
@@ -56,11 +56,10 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
     near = (case.parent, *mutant.beside)
     others = {other.slug: other for other in cases.every if other.slug in near}
     checks = [CHECKS[name] for name in mutant.caught_by]
-    found = [CaseReport(case.slug, run_in_process(case, checks, others, build_dir))]
-    shown = CheckPlan(cases.study, cases.every, [case])
-    arguments = shown, checks, found, "make check", 0.0
-    (step,) = report.to_json(*arguments)["steps"]
-    return step, console.shown(report.to_text(*arguments), colour=False)
+    found = [run_in_process(case, checks, others, build_dir)]
+    report = CheckReport(CheckPlan(cases.study, cases.every, [case]), checks, found)
+    (step,) = report.to_json()["steps"]
+    return step, console.shown(report.to_text(), colour=False)
 
 
 def _check_interpreted(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:

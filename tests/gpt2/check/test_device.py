@@ -1,9 +1,8 @@
 """The check of devices: its branch of a GPU, run on a CPU with the small form as the configured one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from gpt2.check.finding import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.mechanism_statistics import collect_statistics
 from gpt2.nsa import branches
-from lib.env.gpu import GPUS
+from lib.env.gpu import GPUS, NO_GPUS
 
 
 @pytest.fixture
@@ -39,17 +38,29 @@ def test_forms_of_a_step_agree(compared: Callable[[str, str], list[CheckFinding]
 
 
 def test_few_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers: list[int] = []
+    workers, environments = list[int](), list[dict[str, str]]()
+
+    class Executor:
+        def __init__(self, modules: Any, environment: dict[str, str]) -> None:
+            environments.append(environment)
+
+        def submit_call(self, *given: Any) -> Any:
+            return given
+
+        def results(self, started: Sequence[Any]) -> list[Any]:
+            workers.append(len(started))
+            return []
+
+    cases = plan_cases(config_layers_to_check(Path(), "gpt2-ratio-ablation"), "all")
     monkeypatch.setattr(command, "usable_cores", lambda: 16)
-    executor: Any = SimpleNamespace(
-        submit_call=lambda *given: given,
-        results=lambda started: workers.append(len(started)) or [],
-    )
-    jobs: Any = [SimpleNamespace(checks=[CHECKS["device"]])] * 19
+    monkeypatch.setattr(command, "LocalExecutor", Executor)
     for gpu in (None, GPUS["h100"]):
         monkeypatch.setattr(command, "local_gpu", lambda gpu=gpu: gpu)
-        list(command._check_in_workers(executor, jobs, {}, Path()))
+        command.run_all(cases, [CHECKS["device"]], Path())
     assert workers == [16, 4]
+    interpreted, on_gpu = environments
+    assert interpreted["TRITON_INTERPRET"] == "1" and on_gpu == {"OMP_NUM_THREADS": "1"}
+    assert interpreted.keys() >= NO_GPUS.keys()
 
 
 def test_values_gradients_and_statistics_are_compared(

@@ -2,52 +2,43 @@
 
 import pytest
 
-from gpt2.check import CHECKS, select, select_for
+from gpt2.check import CHECKS, select
 from gpt2.check.cases import plan_cases
-from gpt2.check.command import _jobs
+from gpt2.check.command import plan_jobs
 from gpt2.check.cover import covering_steps
 from gpt2.check.worker import CHECK_FUNCTIONS
-from gpt2.config import Config
-from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
 
-
-def resolved(**settings: bool) -> Config:
-    """Return the configuration of ``settings`` on top of the defaults."""
-    return resolve_config(KconfigTree(), [ConfigLayer.of("defconfig", "test", settings)])
-
-
-@pytest.fixture(scope="module")
-def dense() -> Config:
-    return resolved()
+COSTLY = ["causal", "reference", "decode"]
 
 
 def test_every_check_has_a_function():
-    assert CHECKS.keys() - CHECK_FUNCTIONS.keys() == {"resolve"}
-    assert CHECK_FUNCTIONS.keys() <= CHECKS.keys()
+    assert set(CHECKS) - set(CHECK_FUNCTIONS) == {"resolve", "distinct"}
+    assert set(CHECK_FUNCTIONS) <= set(CHECKS)
 
 
-def test_the_check_of_devices_runs_by_name_only(dense):
-    assert [check.name for check in select_for([dense], "device")] == ["device"]
-    for fast in (False, True):
-        assert "device" not in {check.name for check in select_for([dense], "", fast=fast)}
+@pytest.mark.parametrize(
+    ("names", "options", "selected"),
+    [
+        ("data causal,resolve", {}, ["resolve", "causal", "data"]),
+        ("device", {}, ["device"]),
+        ("", {}, [name for name in CHECKS if name != "device"]),
+        ("", {"prunes": False}, [name for name in CHECKS if name not in ("device", "pruned")]),
+        ("", {"fast": True}, ["resolve", "distinct", "declared", *COSTLY, "data"]),
+        ("pruned", {"fast": True}, ["pruned"]),
+    ],
+)
+def test_checks_are_selected_in_the_standard_order(names, options, selected):
+    assert [check.name for check in select(names, **options)] == selected
 
 
-def test_only_steps_that_prune_have_the_check_of_pruning(dense):
-    pruning = resolved(PRUNING_MAGNITUDE=True)
-    assert {check.name for check in select_for([dense], "")} == CHECKS.keys() - {"pruned", "device"}
-    assert [check.name for check in select_for([dense, pruning], "pruned")] == ["pruned"]
+def test_a_named_check_that_applies_to_no_step_is_an_error():
     with pytest.raises(ConfigError) as caught:
-        select_for([dense], "pruned")
+        select("pruned", prunes=False)
     assert caught.value.codes == ["usage.not-applicable"]
-
-
-def test_names_are_selected_in_the_standard_order():
-    assert [check.name for check in select("data causal,resolve")] == ["resolve", "causal", "data"]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +70,6 @@ def test_steps_that_differ_in_a_number_alone_need_one():
 def test_named_checks_run_on_every_step_and_costly_ones_on_the_cover():
     cases = plan_cases(defconfig_layers(ROOT, "nsa-quickstart"))
     cover, checks = covering_steps(cases.chosen), [CHECKS["declared"], CHECKS["causal"]]
-    for jobs, costly in ((_jobs(cases, checks, []), 10), (_jobs(cases, checks, cover), 6)):
-        names = [check.name for job in jobs for check in job.checks]
+    for jobs, costly in ((plan_jobs(cases, checks, []), 10), (plan_jobs(cases, checks, cover), 6)):
+        names = [name for _, its in jobs for name in its]
         assert (names.count("declared"), names.count("causal")) == (10, costly)
