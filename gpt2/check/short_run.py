@@ -5,11 +5,8 @@ B micro-batch, T tokens.
 
 import copy
 import hashlib
-import itertools
 import math
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,36 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.check.context import CheckContext
-from gpt2.check.shrink import with_changes, with_scaled_floats
 from gpt2.config import Config
 from gpt2.evaluate import Evaluator
-from gpt2.model import GPT
 from gpt2.training import loop
-from gpt2.training.budget import TrainingClock, run_budget
 from gpt2.training.loop import open_session, train_step
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.records import RecordWriter
 from gpt2.training.state import (
-    DataOrder,
     MicroBatch,
-    RankGenerators,
     StepMetrics,
     TrainingSession,
     TrainState,
-    build_state,
 )
-from lib.optim.options import AdamwspamOptions
 from lib.optim.spam import Adamwspam
-from lib.pruning.layers import NeverPruned, PaddedEmbedding
-from lib.pruning.pruners import MaskPruner, Pruner
+from lib.pruning.pruners import MaskPruner
 from lib.runs.run_dir import RunDir
 
 # Elements per chunk of optimizer and pruner, so that a matrix has several, as at full size.
 _RUN_CHUNK = 1 << 14
-_DRIVEN_CHUNK = 7
 
 
-def _divide(state: TrainState, elements: int) -> None:
+def compute_in_chunks(state: TrainState, elements: int) -> None:
     """Let optimizer and pruner of a small form compute in chunks of so many elements."""
     for part in (state.optimizer, state.pruner):
         if isinstance(part, (Adamwspam, MaskPruner)):
@@ -74,7 +62,7 @@ class ShortRun:
     def __init__(self, config: Config, build_dir: Path, folder: Path) -> None:
         self._records = RecordWriter(RunDir(folder), lambda event: None)
         self.session = open_session(config, build_dir, self._records)
-        _divide(self.session, _RUN_CHUNK)
+        compute_in_chunks(self.session, _RUN_CHUNK)
         self._log = LossRecorder(self.session)
         self._batches: Iterator[list[MicroBatch]] | None = None
 
@@ -246,175 +234,3 @@ def in_batches_of(rows: int, evaluate: Evaluator) -> Evaluator:
     other = copy.copy(evaluate)
     other.batch_size = rows
     return other
-
-
-# A run of the trainer with given gradients, on a model of a few parameters.
-
-
-class _Gate(NeverPruned):
-    """A matrix that decays, and is never pruned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(1, 4))
-
-
-class DrivenModel(nn.Module):
-    """A few parameters of every kind, in float64; the loss is linear, with given gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # The constructors draw values that are replaced.
-        with torch.random.fork_rng(devices=[]):
-            self.wte = PaddedEmbedding(4, 3, used_rows=3)
-            self.first = nn.Linear(4, 5)
-            self.second = nn.Linear(3, 4, bias=False)
-            self.gate = _Gate()
-            self.ln = nn.LayerNorm(3)
-        self.double()
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(
-                    torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                )
-            self.wte.weight[self.wte.used_rows :] = 0.0
-        self.gradients = {n: torch.zeros_like(p) for n, p in self.named_parameters()}
-        # Input tokens of all forward passes.
-        self.tokens = 0
-
-    def forward(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        """Return the inner product of parameters and their gradients."""
-        self.tokens += x_BT.numel()
-        products = [(p * self.gradients[n]).sum() for n, p in self.named_parameters()]
-        return torch.stack(products).sum()
-
-
-class DrivenRun:
-    """The trainer on a DrivenModel: optimizer, pruner, schedule and budget of ``config``."""
-
-    def __init__(
-        self,
-        template: TrainingSession,
-        config: Config,
-        *,
-        prunes: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.model = DrivenModel()
-        cpu = torch.device("cpu")
-        state = build_state(config, cast(GPT, self.model), template.group, cpu)
-        if not prunes:
-            state.pruner = Pruner()
-        _divide(state, _DRIVEN_CHUNK)
-        shared = ("run", "dataset", "tokenizer", "evaluate", "heartbeat", "origin", "init_digests")
-        self.session = TrainingSession(
-            **vars(state),
-            **{name: vars(template)[name] for name in shared},
-            records=RecordWriter(template.run, opened=False),
-            budget=run_budget(config),
-            clock=TrainingClock(clock),
-            order=DataOrder(template.group),
-            generators=RankGenerators(template.group, cpu),
-        )
-        self._log = LossRecorder(self.session)
-        self._batch = (torch.zeros(1, 1, dtype=torch.long),) * 2
-
-    def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """Run the trainer's step of two micro-batches, with ``gradients`` of the mean loss."""
-        self.model.gradients = dict(gradients)
-        self.session.order.offered(torch.zeros(1, dtype=torch.long))
-        train_step(self.session, [self._batch, self._batch], self._log)
-
-    def resume_from(self, other: "DrivenRun") -> None:
-        """Continue from another run's state, as a checkpoint restores it."""
-        state = copy.deepcopy(other.session.state_dict())
-        self.session.load_weights(other.session.weights())
-        self.session.load_state_dict({**state, "oom_fallbacks": []})
-
-    def weights(self) -> dict[str, list[float]]:
-        """Return the flat values of every parameter."""
-        return {n: w.flatten().tolist() for n, w in self.session.weights().items()}
-
-
-# Intervals of the rules, at most: a driven run has several resets with a warm-up of several steps.
-_STEPS = 26
-_INTERVALS = {
-    "SPAM_INTERVAL": 8,
-    "SPAM_WARMUP_STEPS": 6,
-    "SPAM_CLIP_DELAY": 3,
-    "SPAM_SPIKE_WINDOW": 4,
-    "PRUNING_FREQUENCY": 7,
-}
-# Floats of every optimizer and schedule, and the factor of their other values.
-_SCALED = {"LEARNING_RATE", "MIN_LEARNING_RATE", "GRAD_CLIP", "WEIGHT_DECAY", "SGD_MOMENTUM"} | {
-    "ADAM_BETA1",
-    "ADAM_BETA2",
-    "ADAM_EPS",
-}
-_SCALE = 0.97
-# Steps whose gradients are all larger: a spike at the first full window, and one that is a spike
-# only if the window does not reach back to it.
-_NORM_SPIKES = {5: 1.0, 10: 0.6}
-# Step with a norm a little above the last ones, by more than a few standard deviations.
-_SMALL_SPIKE = 24
-# Steps with a norm at a share of the way from the mean of the last ones to the limit of a spike: just
-# above, where a standard deviation of a sample would have a higher limit, and below.
-_AT_LIMIT = {22: 1.07, 26: 0.5}
-# Steps with one large element: before and from SPAM_CLIP_DELAY on, at the start and after resets.
-_ELEMENT_SPIKES = {2: 0, 3: 5, 11: 2, 18: 7}
-# Steps whose gradient norm is above GRAD_CLIP.
-CLIPPED_STEPS = (14, 19)
-_ABOVE_CLIP = 3.0
-_TINY = 1e-5
-
-
-def driven_config(small: Config, configured: Config) -> Config:
-    """Return the small form for a driven run: the configured rules, with shortened intervals."""
-    limits = {
-        name: min(value, most)
-        for name, most in _INTERVALS.items()
-        if isinstance(value := configured.values.get(name), int) and value
-    }
-    driven = with_changes(small, MAX_ITERS=_STEPS, **limits)
-    # Other values than in any configuration, so that a constant in the code cannot pass for one.
-    return with_scaled_floats(driven, _SCALED & driven.values.keys(), _SCALE)
-
-
-def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[dict[str, Tensor]]:
-    """Yield gradients that activate every part of the configured rule.
-
-    Large elements exceed what ``SPAM_THETA`` allows while the norm is below ``GRAD_CLIP``, and
-    large norms exceed ``SPAM_SPIKE_THRESHOLD``.
-    """
-    theta, threshold, window = 50.0, 2.0, 4
-    if isinstance(rule, AdamwspamOptions):
-        theta, threshold, window = rule.theta, rule.spike_threshold, rule.spike_window
-    element = 4.0 * math.sqrt(theta)
-    norm = 4.0 * (1.0 + threshold) * (1.0 + element / 5.0)
-    unit = (clip or 1.0) / (10.0 * element)
-    generator = torch.Generator().manual_seed(1)
-    norms: list[float] = []
-    for step in itertools.count(1):
-        gradients = {}
-        for name, parameter in model.named_parameters():
-            random = torch.rand((2, *parameter.shape), generator=generator, dtype=torch.float64)
-            gradients[name] = (0.5 + random[0]) * (random[1] - 0.5).sign() * unit
-            gradients[name] *= norm * _NORM_SPIKES[step] if step in _NORM_SPIKES else 1.0
-            gradients[name] *= 1.3 + threshold / 4.0 if step == _SMALL_SPIKE else 1.0
-        matrix = gradients["first.weight"].view(-1)
-        matrix[-1] *= _TINY
-        # An element without a gradient has no second moment yet, and is not clipped.
-        matrix[-2] *= 0.0 if step < 4 else 1.0
-        if step in _ELEMENT_SPIKES:
-            matrix[_ELEMENT_SPIKES[step]] *= element
-        # Padding rows have no gradient.
-        gradients["wte.weight"][model.wte.used_rows :] = 0.0
-        total = target = torch.nn.utils.get_total_norm(gradients.values()).item()
-        if step in CLIPPED_STEPS and clip:
-            target = _ABOVE_CLIP * clip
-        margin = threshold * statistics.pstdev(norms[-window:] or [0.0])
-        if step in _AT_LIMIT and margin:
-            target = statistics.fmean(norms[-window:]) + margin * _AT_LIMIT[step]
-        norms.append(target)
-        yield {n: g * (target / total) for n, g in gradients.items()}

@@ -1,39 +1,34 @@
-"""Optimizer and pruner follow the documented formulas, in the traced run and on given gradients.
+"""Optimizer, pruner, schedule and budget follow the documented formulas.
 
-A driven run (``DrivenRun``) puts chosen gradients through the trainer, on a few parameters in
-float64, so that every part of the rules acts within 26 steps. It is compared with
-``lib/optim/reference.py`` and ``lib/pruning/reference.py``; the traced run shows to which parameters of the step
-the rules apply.
+A driven run (``gpt2/check/driven.py``) is compared with ``lib/optim/reference.py`` and
+``lib/pruning/reference.py``; the traced run shows to which parameters of the step the rules apply, and the
+configured budget is computed from the symbols' values.
 """
 
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from gpt2.check import driven
+from gpt2.check.driven import DrivenRun, Weights, driven_config
 from gpt2.check.finding import CheckFinding, compare, expect
-from gpt2.check.short_run import (
-    CLIPPED_STEPS,
-    DrivenRun,
-    driven_config,
-    driving_gradients,
-)
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.mlp.gate import MlpAttnGate
 from gpt2.nsa.module import BranchGates
-from gpt2.training.state import TrainingSession
+from gpt2.training.budget import run_budget
 from lib.optim.reference import AdamwspamReference, optimizer_reference
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning.layers import NeverPruned
-from lib.pruning.options import PruningOptions
-from lib.pruning.pruners import MaskPruner
+from lib.pruning.options import PruningOptions, StateOptions
 from lib.pruning.reference import (
     REFERENCES,
     PruningSnapshot,
+    documented_stretch,
     lowest,
     ramp_sparsity,
     scope_sparsities,
@@ -42,15 +37,297 @@ from lib.units import first_of
 
 # Fields of an optimizer's options with the same name in torch's parameter groups.
 _GROUP_OPTIONS = ("eps", "momentum", "dampening", "nesterov")
+# Relative; losses are added in fp32.
+_TOLERANCE, _LOSS_TOLERANCE = 1e-9, 1e-5
+# torch divides GRAD_CLIP by the norm plus this number.
+_CLIP_EPS = 1e-6
+_ROUNDING = 1e-13
+_DECAYING = ("first.weight", "second.weight", "gate.weight")
+_PRUNABLE = ("first.weight", "second.weight")
+_EMBEDDING = "wte.weight"
+_SPARSITY_TOLERANCE = 0.005
+# Share of a tensor that may reach zero without pruning.
+_MAX_ZERO_SHARE = 0.01
+# Scores closer than this share of the largest are ties in fp32.
+_TIE_TOLERANCE = 1e-5
+# Modules that zeros would pull towards a bias.
+_GATES = (NeverPruned, MlpAttnGate, BranchGates)
 
-Weights = dict[str, list[float]]
 
+def check_optimized(subject: StepUnderTest) -> Iterator[CheckFinding]:
+    """Check the optimizer's settings in the traced run, and its updates in the driven run.
 
-def reference_learning_rate(options: ScheduleOptions, step: float, steps: int) -> float:
-    """Return the learning rate of optimizer step ``step``, counted from 0.
-
-    ``steps`` is the budget in iterations.
+    Parameter groups match the options, and only matrices decay. A gate's matrices decay like all
+    others, although they are never pruned.
     """
+    options = vars(subject.small.optimizer.rule)
+    expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
+    if "beta1" in options:
+        expected["betas"] = (options["beta1"], options["beta2"])
+    state = subject.traced_run.run.session
+    tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
+    for group in state.optimizer.param_groups:
+        for name, value in expected.items():
+            what = f"an optimizer with {name}"
+            yield from compare("optimizer-setting", what, group[name], value)
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            decay = options["weight_decay"] * (parameter.ndim >= 2 and id(parameter) not in tables)
+            what = f"for {name} a weight decay of"
+            yield from compare("weight-decay", what, group["weight_decay"], decay)
+    yield from (f for f in _driven(subject)[0] if f.property == "driven-update")
+
+
+def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check sparsity, scope, ramp and scores in the traced run and the driven run."""
+    return [*_sparsity(subject), *_pruned_steps(subject), *_driven(subject)[0]]
+
+
+def check_budgeted(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the configured budget, and the records of the driven run, of the same kind."""
+    return [*_configured(subject.config), *_driven(subject)[1]]
+
+
+def _driven(subject: StepUnderTest) -> tuple[list[CheckFinding], list[CheckFinding]]:
+    """Return findings of the weights and of the records, which steps with equal settings share."""
+    config = driven_config(subject.small_exact, subject.config)
+
+    def compared() -> tuple[list[CheckFinding], list[CheckFinding]]:
+        run = DrivenRun(subject.traced_run.run.session, config)
+        progress = _expected_progress(config)
+        steps = _Simulation(run, progress).steps
+        return _weights(run, steps), _records(run, steps, progress)
+
+    length = config.model.shape.block_size
+    key = (config.train, config.schedule, config.optimizer, config.pruning, length)
+    return subject.context.once(key, compared)
+
+
+@dataclass
+class _Step:
+    """A simulated step: the weights before and after it, and the gradient norm before clipping."""
+
+    before: Weights
+    after: Weights
+    norm: float
+    # What the rule does in this step.
+    events: str
+    # Scores at the end of a pruning, by matrix.
+    scores: Weights
+
+
+class _Simulation:
+    """The steps of a driven run by the formulas; every tensor as a flat list, by position."""
+
+    def __init__(self, run: DrivenRun, progress: Sequence[float]) -> None:
+        self.config, self.names = run.config, list(run.start)
+        self.rule: Any = self.config.optimizer.rule
+        self.used = run.model.wte.used_rows * run.model.wte.embedding_dim
+        decays = [self.rule.weight_decay if n in _DECAYING else 0.0 for n in self.names]
+        self.reference: Any = optimizer_reference(
+            self.rule, [run.start[n] for n in self.names], decays
+        )
+        self.alive = [np.full(len(run.start[name]), True) for name in self.names]
+        # Unclipped gradients and weights of each step.
+        self.history: list[tuple[list[Any], list[Any]]] = []
+        self.reached = 0.0
+        rates = _rates(self.config, progress)
+        self.steps = [
+            self._step([tensors[n].flatten().numpy() for n in self.names], i, *given)
+            for i, (tensors, *given) in enumerate(
+                zip(run.gradients, rates, progress, strict=False), 1
+            )
+        ]
+
+    def _step(self, gradients: list[Any], step: int, lr: float, progress: float) -> _Step:
+        """Mask, measure, clip, update and prune, as documented."""
+        masked = [np.where(*pair, 0.0) for pair in zip(self.alive, gradients, strict=True)]
+        norm = math.sqrt(sum(float(g @ g) for g in masked))
+        before = self._weights()
+        self.history.append((masked, list(before.values())))
+        clip, share = self.config.train.grad_clip, 1.0
+        if clip and norm > clip:
+            share = clip / (norm + _CLIP_EPS)
+        self.reference.step([g * share for g in masked], lr, norm)
+        options, scores = self.config.pruning, Weights()
+        if isinstance(options, PruningOptions):
+            if progress >= options.ramp_end:
+                due = self.reached < options.target
+            else:
+                due = progress > options.warmup and step % options.frequency == 0
+            if due:
+                self.reached = ramp_sparsity(options, progress)
+                scores = self._prune(options)
+        return _Step(before, self._weights(), norm, self._events(step), scores)
+
+    def _weights(self) -> Weights:
+        pairs = zip(self.names, self.reference.parameters, strict=True)
+        return {name: values.tolist() for name, values in pairs}
+
+    def _prune(self, options: PruningOptions) -> Weights:
+        """Prune, and return the scores afterwards."""
+        embeddings = (_EMBEDDING,) if options.include_embeddings else ()
+        prunable = [n for n in self.names if n in (*embeddings, *_PRUNABLE)]
+        tensors = {self.names.index(name): self._scores(options, name) for name in prunable}
+        keys, sizes = list(tensors), [len(scores) for scores in tensors.values()]
+        for members, sparsity in scope_sparsities(options, self.reached, sizes):
+            scope = {keys[i]: tensors[keys[i]] for i in members}
+            for k, i in lowest(scope, sparsity):
+                self.alive[k][i] = False
+                self.reference.parameters[k][i] = 0.0
+                self.reference.forget(k, i)
+        return {name: self._scores(options, name) for name in prunable}
+
+    def _scores(self, options: PruningOptions, name: str) -> list[float]:
+        """Return the scores of the used rows of a matrix, minus infinity for pruned weights."""
+        k, reference = self.names.index(name), self.reference
+        history = [(gradients[k], weights[k]) for gradients, weights in self.history]
+        moments: dict[str, Any] = {}
+        if "beta1" in vars(self.rule):
+            correction = 1.0 - self.rule.beta1**reference.t
+            moments = {"m": reference.m[k], "v": reference.v[k], "bias_correction": correction}
+        seen = PruningSnapshot(reference.parameters[k], history, **moments)
+        scores = REFERENCES[type(options)](options, seen)
+        used = self.used if name == _EMBEDDING else None
+        return np.where(self.alive[k], scores, -math.inf)[:used].tolist()
+
+    def _events(self, step: int) -> str:
+        events = []
+        if isinstance(self.reference, AdamwspamReference):
+            if step > self.reference.options.interval:
+                events.append(f"step {self.reference.t} after a reset")
+            events += ["spike"] if step in self.reference.spikes else []
+            clipped = sum(n == step for n, _, _ in self.reference.clipped)
+            events += [f"{clipped} elements clipped"] if clipped else []
+        if step in driven.CLIPPED_STEPS:
+            events.append("norm above GRAD_CLIP")
+        if step == driven.RESUMED_AFTER + 1:
+            events.append("resumed")
+        return f" ({', '.join(events)})" if events else ""
+
+
+def _weights(run: DrivenRun, steps: Sequence[_Step]) -> list[CheckFinding]:
+    """Return the findings of the first step after which a weight or score is another."""
+    rule = run.config.optimizer.rule.name
+    recorded = zip(steps, run.weights, run.scores, strict=False)
+    for i, (step, actual, scores) in enumerate(recorded, 1):
+        findings = []
+        if run.config.pruning.name != "none":
+            at = f"at step {i} of {len(steps)}"
+            findings = _zeros(run.config.pruning.name, actual, step.after, at)
+            findings = findings or _wrong_scores(run.config, scores, step.scores)
+        for name, values in step.after.items() if not findings else ():
+            change = max(abs(e - s) for e, s in zip(values, run.start[name], strict=True))
+            bound = _TOLERANCE * change + _ROUNDING * max(map(abs, values))
+            error = max(abs(e - a) for e, a in zip(values, actual[name], strict=True))
+            if not error <= bound:
+                kind = "a matrix" if name in _DECAYING else "an embedding" if "wte" in name else ""
+                text = f"the update of {rule} at step {i}{step.events} of {kind or 'a vector'}"
+                text += " with given gradients"
+                return [CheckFinding("driven-update", text, f"weights that differ by {error:.1e}")]
+        if findings:
+            return findings
+    return []
+
+
+def _wrong_scores(config: Config, actual: Weights, expected: Weights) -> list[CheckFinding]:
+    """Compare the scores of remaining weights after a pruning, in fp32."""
+    what = f"a score by the formula of {config.pruning.summary}:"
+    for name, values in expected.items():
+        largest = max((abs(s) for s in values if s > -math.inf), default=0.0)
+        for score, value in zip(values, actual[name], strict=False):
+            if score > -math.inf and abs(score - value) > _TIE_TOLERANCE * largest:
+                return compare("pruning-score", what, value, score)
+    return []
+
+
+def _zeros(pruner: str, actual: Weights, expected: Weights, at: str) -> list[CheckFinding]:
+    """Compare which weights are zero."""
+    zeros, expected_zeros = (
+        {(n, i) for n, flat in weights.items() for i, w in enumerate(flat) if w == 0.0}
+        for weights in (actual, expected)
+    )
+    others = {n for n, _ in zeros - expected_zeros} - {*_PRUNABLE, _EMBEDDING}
+    ramp = f"{len(expected_zeros)} zeros {at}, by ramp, frequency and scope of {pruner}"
+    order = f"the lowest scores of {pruner} are pruned {at}"
+    return (
+        expect(not others, "unpruned-parameter", "pruning of matrices alone", f"of {others}")
+        or expect(len(zeros) == len(expected_zeros), "sparsity-ramp", ramp, f"{len(zeros)} zeros")
+        or expect(zeros == expected_zeros, "pruning-order", order, "other weights are zero")
+    )
+
+
+def _records(run: DrivenRun, steps: Sequence[_Step], progress: list[float]) -> list[CheckFinding]:
+    """Compare the records of the trainer's loop, with evaluations and a resume."""
+    count, rows, evaluations = len(progress), run.rows["train"], run.rows["eval"]
+    tokens = run.config.train.global_batch * run.config.model.shape.block_size
+    places = [(i, i * tokens) for i in range(driven.EVAL_INTERVAL, count, driven.EVAL_INTERVAL)]
+    found = [(row["iteration"], row["tokens"]) for row in evaluations]
+    scores = [(row["val_loss"], row["token_accuracy"]) for row in evaluations]
+    score = (driven.EVALUATED_LOSS, 1 / driven.EVALUATED)
+    loss = math.fsum(
+        w * g
+        for name, weights in run.start.items()
+        for w, g in zip(weights, run.gradients[0][name].flatten().tolist(), strict=True)
+    )
+    norms, measured = [step.norm for step in steps], [row["grad_norm"] for row in rows]
+    rates = _rates(run.config, progress)
+    used = run.consumed, *run.tokens
+    columns: tuple[tuple[str, str, Any, Any, float], ...] = (
+        ("budget-steps", "a last step", rows[-1]["iteration"], count, 0.0),
+        ("budget-steps", "step", [row["iteration"] for row in rows], [*range(1, count + 1)], 0.0),
+        ("budget-tokens", "tokens", used, (count * tokens,) * 3, 0.0),
+        ("budget-progress", "progress", [row["progress"] for row in rows], progress, _TOLERANCE),
+        ("budget-learning-rate", "rate", [row["lr"] for row in rows], rates, _TOLERANCE),
+        ("evaluation-position", "(iteration, tokens) of evaluations", found, places, 0.0),
+        ("evaluation-record", "loss and accuracy", scores, [score] * len(places), 0.0),
+        ("step-record", "loss of step 1", rows[0]["loss"], loss, _LOSS_TOLERANCE),
+        ("step-record", "norm of step", measured, norms, _LOSS_TOLERANCE),
+    )
+    what = f"with a budget of {run.config.train.budget}, evaluations and a resume, "
+    for name, column, actual, expected, tolerance in columns:
+        if findings := compare(name, what + column, actual, expected, tolerance):
+            return findings
+    return []
+
+
+# The share of the budget that is used, and the learning rate that follows it.
+
+
+def _stretch(config: Config) -> float:
+    """Return the documented budget of the pruner as a multiple of the configured one."""
+    options = config.pruning
+    if isinstance(options, StateOptions) and config.values["ADAMWPRUNE_STRETCH"]:
+        return documented_stretch(str(config.values["ADAMWPRUNE_VARIANT"]))
+    return 1.0
+
+
+def _expected_progress(config: Config) -> list[float]:
+    """Return the share of a driven run's budget that is used after each step."""
+    length = driven.STEPS * _stretch(config)
+    if config.train.budget != "time":
+        return [(i + 1) / round(length) for i in range(round(length))]
+    per_step = driven.PASS_SECONDS * config.train.grad_accumulation
+    return [min(1.0, (i + 1) * per_step / length) for i in range(math.ceil(length / per_step))]
+
+
+def _rates(config: Config, progress: Sequence[float]) -> list[float]:
+    """Return the learning rates, which follow the used budget after the warm-up."""
+    schedule, before = config.schedule, [0.0, *progress]
+    warmup = schedule.warmup_steps
+    # The step of the decay as a share of a budget of 1.
+    span, start = replace(schedule, warmup_steps=0), before[warmup]
+    return [
+        (
+            _learning_rate(span, (before[i] - start) / (1.0 - start), 1)
+            if i >= warmup
+            else _learning_rate(schedule, i, len(progress))
+        )
+        for i in range(len(progress))
+    ]
+
+
+def _learning_rate(options: ScheduleOptions, step: float, steps: int) -> float:
+    """Return the rate of optimizer step ``step``, counted from 0, in a budget of ``steps``."""
     peak, low, warmup = options.learning_rate, options.min_learning_rate, options.warmup_steps
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -67,243 +344,37 @@ def reference_learning_rate(options: ScheduleOptions, step: float, steps: int) -
     raise ValueError(f"unknown schedule {options.kind!r}")
 
 
-def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the optimizer's settings in the traced run, and its updates in the driven run.
-
-    Parameter groups match the options, and only matrices decay. A gate's matrices decay like all
-    others, although they are never pruned.
-    """
-    findings, subject.facts["optimized"] = _driven(subject, prunes=False)
-    options = vars(subject.small.optimizer.rule)
-    expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
-    if "beta1" in options:
-        expected["betas"] = (options["beta1"], options["beta2"])
-    state, settings = subject.traced_run.run.session, list[CheckFinding]()
-    tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
-    for group in state.optimizer.param_groups:
-        for name, value in expected.items():
-            settings += compare(
-                "optimizer-setting", f"an optimizer with {name}", group[name], value
-            )
-        for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            decay = options["weight_decay"] * (parameter.ndim >= 2 and id(parameter) not in tables)
-            what = f"for {name} a weight decay of"
-            settings += compare("weight-decay", what, group["weight_decay"], decay)
-    return settings + findings
-
-
-def _driven(
-    subject: StepUnderTest, *, prunes: bool
-) -> tuple[list[CheckFinding], Mapping[str, Any]]:
-    """Return findings of the driven run, and how often each part of its rule acted.
-
-    Steps with equal settings share them.
-    """
-    config = driven_config(subject.small_exact, subject.config)
-
-    def drive() -> tuple[list[CheckFinding], Mapping[str, Any]]:
-        run = _Drive(subject.traced_run.run.session, config, prunes=prunes)
-        return run.compare(), run.exercised()
-
-    pruning = config.pruning if prunes else config.pruning.stretch
-    key = ("driven", prunes, config.train, config.schedule, config.optimizer, pruning)
-    return subject.context.once(key, drive)
-
-
-# The driven run: prescribed gradients, and an independent simulation of the trainer's step.
-
-
-# The run is resumed after this step: in a warm-up after a reset, and between two prunings.
-_RESUMED_AFTER = 12
-# torch divides GRAD_CLIP by the norm plus this number.
-_CLIP_EPS = 1e-6
-_DRIVEN_TOLERANCE = 1e-9
-_DRIVEN_ROUNDING = 1e-13
-_DECAYING = ("first.weight", "second.weight", "gate.weight")
-_PRUNABLE = ("first.weight", "second.weight")
-_EMBEDDING = "wte.weight"
-
-
-class _Drive:
-    """A driven run and its simulation: every tensor of a step as flat lists, by position."""
-
-    def __init__(self, template: TrainingSession, config: Config, *, prunes: bool) -> None:
-        self.config, self._template, self._prunes = config, template, prunes
-        self.run = DrivenRun(template, config, prunes=prunes)
-        self.names = [name for name, _ in self.run.model.named_parameters()]
-        self.rule: Any = self.config.optimizer.rule
-        weights = self.run.weights()
-        self.start = {name: list(values) for name, values in weights.items()}
-        self.decays = [self.rule.weight_decay if n in _DECAYING else 0.0 for n in self.names]
-        self.reference: Any = optimizer_reference(
-            self.rule, [weights[n] for n in self.names], self.decays
-        )
-        self.alive = [[True] * len(weights[name]) for name in self.names]
-        self.history: list[tuple[list[list[float]], list[list[float]]]] = []
-        self.reached = 0.0
-        self.clipped = 0
-        # Scores after the last pruning, by matrix.
-        self.scores: dict[str, list[float]] = {}
-
-    def compare(self) -> list[CheckFinding]:
-        """Return the first difference between the run and its simulation."""
-        iterations = self.run.session.budget.iterations
-        gradients = driving_gradients(self.run.model, self.rule, self.config.train.grad_clip)
-        for step, tensors in enumerate(itertools.islice(gradients, iterations), 1):
-            self.run.step(tensors)
-            self._simulate([tensors[n].flatten().tolist() for n in self.names], step, iterations)
-            findings = self._differences(step, iterations)
-            if findings:
-                return findings
-            if step == _RESUMED_AFTER:
-                resumed = DrivenRun(self._template, self.config, prunes=self._prunes)
-                resumed.resume_from(self.run)
-                self.run = resumed
-        return []
-
-    def exercised(self) -> dict[str, Any]:
-        """Return how often each part of the rule acted."""
-        facts: dict[str, Any] = {"steps above GRAD_CLIP": self.clipped}
-        if isinstance(self.reference, AdamwspamReference):
-            interval = self.reference.options.interval
-            facts |= {
-                "spikes": len(self.reference.spikes),
-                "clipped elements": len(self.reference.clipped),
-                "resets": (self.reference.n - 1) // interval,
-            }
-        return facts
-
-    def _simulate(self, gradients: list[list[float]], step: int, iterations: int) -> None:
-        """Mask, measure, clip, update and prune, as documented."""
-        masked = [
-            [g if alive else 0.0 for g, alive in zip(*pair, strict=True)]
-            for pair in zip(gradients, self.alive, strict=True)
-        ]
-        norm = math.sqrt(sum(g * g for flat in masked for g in flat))
-        self.history.append((masked, [list(flat) for flat in self.reference.parameters]))
-        clip, share = self.config.train.grad_clip, 1.0
-        if clip and norm > clip:
-            share = clip / (norm + _CLIP_EPS)
-            self.clipped += 1
-        lr = reference_learning_rate(self.config.schedule, step - 1, iterations)
-        self.reference.step([[g * share for g in flat] for flat in masked], lr, norm)
-        options, progress = self.config.pruning, step / iterations
-        if self._prunes and isinstance(options, PruningOptions):
-            if progress >= options.ramp_end:
-                due = self.reached < options.target
-            else:
-                due = progress > options.warmup and step % options.frequency == 0
-            if due:
-                self.reached = ramp_sparsity(options, progress)
-                self._prune(options)
-
-    def _prune(self, options: PruningOptions) -> None:
-        embeddings = (_EMBEDDING,) if options.include_embeddings else ()
-        prunable = [n for n in self.names if n in (*embeddings, *_PRUNABLE)]
-        tensors = {self.names.index(name): self._scores(options, name) for name in prunable}
-        keys, sizes = list(tensors), [len(scores) for scores in tensors.values()]
-        for members, sparsity in scope_sparsities(options, self.reached, sizes):
-            scope = {keys[i]: tensors[keys[i]] for i in members}
-            for k, i in lowest(scope, sparsity):
-                self.alive[k][i] = False
-                self.reference.parameters[k][i] = 0.0
-                self.reference.forget(k, i)
-        self.scores = {name: self._scores(options, name) for name in prunable}
-
-    def _scores(self, options: PruningOptions, name: str) -> list[float]:
-        """Return the scores of the used rows of a matrix, minus infinity for pruned weights."""
-        k, reference = self.names.index(name), self.reference
-        used = self.run.model.wte.used_rows * 3 if name == _EMBEDDING else None
-        history = [(gradients[k], weights[k]) for gradients, weights in self.history]
-        moments: dict[str, Any] = {}
-        if "beta1" in vars(self.rule):
-            correction = 1.0 - self.rule.beta1**reference.t
-            moments = {"m": reference.m[k], "v": reference.v[k], "bias_correction": correction}
-        seen = PruningSnapshot(reference.parameters[k], history, **moments)
-        scores = REFERENCES[type(options)](options, seen)
-        return np.where(self.alive[k], scores, -math.inf)[:used].tolist()
-
-    def _differences(self, step: int, iterations: int) -> list[CheckFinding]:
-        actual = self.run.weights()
-        expected = dict(zip(self.names, self.reference.parameters, strict=True))
-        if self._prunes:
-            findings = self._zeros(actual, expected, f"at step {step} of {iterations}")
-            if findings := findings or self._wrong_scores():
-                return findings
-        for name, values in expected.items():
-            pairs = list(zip(values, actual[name], strict=True))
-            change = max(abs(e - s) for e, s in zip(values, self.start[name], strict=True))
-            bound = _DRIVEN_TOLERANCE * change + _DRIVEN_ROUNDING * max(map(abs, values))
-            error = max(abs(e - a) for e, a in pairs)
-            if not error <= bound:
-                text = f"the update of {self.rule.name} at step {step}{self._events(step)}"
-                kind = "a matrix" if name in _DECAYING else "an embedding" if "wte" in name else ""
-                text += f" of {kind or 'a vector'} with given gradients"
-                return [CheckFinding("driven-update", text, f"weights that differ by {error:.1e}")]
-        return []
-
-    def _events(self, step: int) -> str:
-        """Describe what the rule does at a step."""
-        events = []
-        if isinstance(self.reference, AdamwspamReference):
-            if step > self.reference.options.interval:
-                events.append(f"step {self.reference.t} after a reset")
-            events += ["spike"] if step in self.reference.spikes else []
-            clipped = sum(n == step for n, _, _ in self.reference.clipped)
-            events += [f"{clipped} elements clipped"] if clipped else []
-        if step in CLIPPED_STEPS:
-            events.append("norm above GRAD_CLIP")
-        if step == _RESUMED_AFTER + 1:
-            events.append("resumed")
-        return f" ({', '.join(events)})" if events else ""
-
-    def _wrong_scores(self) -> list[CheckFinding]:
-        """Compare the scores of remaining weights after a pruning, in fp32."""
-        expected_scores, self.scores = self.scores, {}
-        state, pruner = self.run.session, self.run.session.pruner
-        what = f"a score by the formula of {self.config.pruning.summary}:"
-        for name, expected in expected_scores.items():
-            assert isinstance(pruner, MaskPruner)
-            actual = pruner.score(name, state.optimizer).flatten().tolist()
-            largest = max((abs(s) for s in expected if s > -math.inf), default=0.0)
-            for score, value in zip(expected, actual, strict=False):
-                if score > -math.inf and abs(score - value) > _TIE_TOLERANCE * largest:
-                    return compare("pruning-score", what, value, score)
-        return []
-
-    def _zeros(self, actual: Weights, expected: Weights, at: str) -> list[CheckFinding]:
-        """Compare which weights are zero."""
-        zeros, expected_zeros = (
-            {(n, i) for n, flat in weights.items() for i, w in enumerate(flat) if w == 0.0}
-            for weights in (actual, expected)
-        )
-        pruner, found = self.config.pruning.name, f"{len(zeros)} zeros"
-        others = {n for n, _ in zeros - expected_zeros} - {*_PRUNABLE, _EMBEDDING}
-        ramp = f"{len(expected_zeros)} zeros {at}, by ramp, frequency and scope of {pruner}"
-        order = f"the lowest scores of {pruner} are pruned {at}"
-        return (
-            expect(not others, "unpruned-parameter", "pruning of matrices alone", f"of {others}")
-            or expect(len(zeros) == len(expected_zeros), "sparsity-ramp", ramp, found)
-            or expect(zeros == expected_zeros, "pruning-order", order, "other weights are zero")
-        )
+def _configured(config: Config) -> list[CheckFinding]:
+    """Check length and batch of the configured run against the symbols' values."""
+    budget, stretch, values = run_budget(config), _stretch(config), config.values
+    number: dict[str, Any] = dict(values)
+    symbols = ("BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "BLOCK_SIZE")
+    tokens = math.prod(number[name] for name in symbols)
+    steps, seconds = 0.0, 0.0
+    match values["BUDGET"]:
+        case "iterations":
+            steps = number["MAX_ITERS"]
+        case "tokens":
+            # Rounded up to whole iterations.
+            steps = math.ceil(number["MAX_TOKENS"] / tokens)
+        case "flops":
+            flops = tokens * config.model.flops_per_token()
+            steps = math.ceil(float(number["MAX_FLOPS"]) / flops)
+        case _:
+            seconds = number["GPT2_MAX_TIME"] * stretch
+    source = f"by BUDGET={values['BUDGET']} and the pruner's documented stretch:"
+    rows = (
+        ("tokens-per-iteration", "tokens per step", budget.tokens_per_iteration, tokens),
+        ("budget-iterations", "optimizer steps", budget.iterations, round(steps * stretch)),
+        ("budget-seconds", "seconds of training", budget.seconds, seconds),
+    )
+    findings = []
+    for name, what, found, expected in rows:
+        findings += compare(name, f"{what} {source}", found, expected, _TOLERANCE)
+    return findings
 
 
 # Pruning in the traced run: every prunable matrix after every step.
-
-
-_SPARSITY_TOLERANCE = 0.005
-# Share of a tensor that may reach zero without pruning.
-_MAX_ZERO_SHARE = 0.01
-# Scores closer than this share of the largest are ties in fp32.
-_TIE_TOLERANCE = 1e-5
-# Modules that zeros would pull towards a bias.
-_GATES = (NeverPruned, MlpAttnGate, BranchGates)
-
-
-def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check sparsity, scope, ramp and scores in the traced run and the driven run."""
-    findings, subject.facts["pruned"] = _driven(subject, prunes=True)
-    return _sparsity(subject) + _pruned_steps(subject) + findings
 
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
@@ -353,10 +424,9 @@ def _pruned_steps(subject: StepUnderTest) -> list[CheckFinding]:
 
     Pruned weights remain zero, without gradient and optimizer state.
     """
-    alive: dict[str, Tensor] = {}
+    alive: Mapping[str, Tensor] = {}
     for i, step in enumerate(subject.traced_run.pruned_steps, 1):
-        prunable = prunable_rows(subject)
-        odd = first_of(sorted(step.masks.keys() ^ prunable.keys()))
+        odd = first_of(sorted(step.masks.keys() ^ prunable_rows(subject).keys()))
         what = f"prunable matrices without difference at step {i}"
         findings = expect(not odd, "prunable-parameter", what, odd)
         revived = [n for n in alive if bool((step.masks[n] & ~alive[n]).any())]

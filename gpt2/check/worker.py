@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpt2.check.budget_checks import check_budgeted
 from gpt2.check.cases import CheckCase
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture, take_ticket
@@ -23,7 +22,7 @@ from gpt2.check.precision_checks import check_precise
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
 from gpt2.check.report import CaseReport, CheckResult
 from gpt2.check.subject import StepUnderTest
-from gpt2.check.update_checks import check_optimized, check_pruned
+from gpt2.check.update_checks import check_budgeted, check_optimized, check_pruned
 from lib.env.gpu import Gpu
 
 # Every check but resolve, which needs no step that resolves, and distinct, which compares the

@@ -7,7 +7,6 @@ from gpt2.training import budget, loop
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainingSession
-from lib.optim import schedule
 from tests.mutants.mutant import Mutant, edited, nothing, replaced, then
 
 _TIME = {"BUDGET_TIME": True}
@@ -69,7 +68,7 @@ MUTANTS = (
     Mutant(
         "schedule ends at half the budget",
         "baseline",
-        _caught("budget-learning-rate", "rate 3 of 7"),
+        _caught("budget-learning-rate", "rate 3 of 26"),
         edited(
             loop,
             "train_step",
@@ -80,7 +79,7 @@ MUTANTS = (
     Mutant(
         "evaluations use up the time",
         "baseline",
-        _caught("budget-steps", "last step 7;"),
+        _caught("budget-steps", "last step 26;"),
         edited(
             loop,
             "train",
@@ -93,7 +92,7 @@ MUTANTS = (
     Mutant(
         "resumed run starts its time again",
         "baseline",
-        _caught("budget-steps", "last step 7; 10$"),
+        _caught("budget-steps", "last step 26; 38$"),
         nothing(TrainingClock, "resume_at"),
         settings=_TIME,
     ),
@@ -139,7 +138,7 @@ MUTANTS = (
     Mutant(
         "cosine is a parabola",
         "baseline",
-        {"budgeted": ("schedule-end", "after 5200 of 10400 steps")},
-        replaced(schedule, "_decayed_share", lambda _: lambda options, x: x * x),
+        _caught("budget-learning-rate"),
+        edited(loop, "learning_rate_at", "(1.0 - math.cos(math.pi * x)) / 2.0", "x * x"),
     ),
 )

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "the first chunk of a matrix is ranked",
         "pruned-50",
-        {"pruned": "sparsity-ramp"},
+        {"pruned": "check.exception"},
         edited(pruners, "bottom_k", "chain(*chunks.values())", "c[0] for c in chunks.values()"),
     ),
     Mutant(
