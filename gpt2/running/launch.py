@@ -2,8 +2,7 @@
 
 import faulthandler
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from gpt2.running.backend import Gpt2Backend
 from gpt2.running.preflight import TrainingPlace, check_data, check_machine, check_weights
 from gpt2.running.results import StudyResults, judged_document, write_results
 from gpt2.study.looks import AUTO_SEEDS
-from gpt2.study.plan import Plan, declared_verdicts, planned_looks, table_plan, with_runs
+from gpt2.study.plan import Plan, declared_verdicts, table_plan, with_runs
 from lib.console import confirm, log
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
@@ -38,7 +37,6 @@ from lib.runs.lease import guard_of_other_ranks, require_free, take_lease
 from lib.runs.record import RunRecord
 from lib.runs.run import Run, training_order
 from lib.runs.run_dir import RunDir, State
-from lib.units import format_duration
 
 # Exit codes of an interrupted plan: training will be resumed, so no table is written yet.
 _INTERRUPTED_CODES = range(124, 256)
@@ -123,11 +121,25 @@ def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults 
     if plan.auto.looks:
         what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
         log("LOOK", f"{what}; type: make SEEDS=auto")
-    else:
-        log("LOOK", _saving(plan, results.document))
-        ended = results.study.judged["baseline_diverged"]
-        code = max(code, EXIT_FAILED if ended else EXIT_DONE)
+    elif results.study.judged["baseline_diverged"]:
+        code = max(code, EXIT_FAILED)
     return code, results
+
+
+def _log_look(results: StudyResults) -> None:
+    """Log the look that was taken, and each new word."""
+    judged, look = results.study.judged, results.study.plan.taken
+    if look is None:
+        return
+    kind = "" if look.planned else ", unplanned"
+    waiting = len(judged["family"].keys() - judged["closed"][-1])
+    log(
+        "LOOK",
+        f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
+    )
+    for verdict in results.document["verdicts"]:
+        if verdict["look"] == look.number and verdict["verdict"] in LASTING_WORDS:
+            log("LOOK", "  ".join(column.text(verdict) for column in VERDICTS if column.text))
 
 
 def train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
@@ -156,35 +168,6 @@ def run_with(
         lease_seconds=base.lease_seconds,
     )
     return run_all(runs, plan.folder, backend, options)
-
-
-def _log_look(results: StudyResults) -> None:
-    """Log the look that was taken, and each new word."""
-    judged, look = results.study.judged, results.study.plan.taken
-    if look is None:
-        return
-    kind = "" if look.planned else ", unplanned"
-    waiting = len(judged["family"].keys() - judged["closed"][-1])
-    log(
-        "LOOK",
-        f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
-    )
-    for verdict in results.document["verdicts"]:
-        if verdict["look"] == look.number and verdict["verdict"] in LASTING_WORDS:
-            log("LOOK", "  ".join(column.text(verdict) for column in VERDICTS if column.text))
-
-
-def _saving(plan: Plan, document: Mapping[str, Any]) -> str:
-    """Return how many runs and hours the looks saved against all seeds of the last look."""
-    seeds = max(*planned_looks(plan).seeds, len({run.seed for run in plan.runs}))
-    trained = Counter(run.variant.slug for run in plan.runs)
-    spare = {v.slug: seeds - trained[v.slug] for v in plan.variants}
-    seconds = {row["slug"]: row["train_seconds"] or 0.0 for row in document["rows"]}
-    hours = format_duration(sum(n * seconds.get(slug, 0.0) for slug, n in spare.items()))
-    total = seeds * len(plan.variants)
-    return (
-        f"saved {sum(spare.values())} of {total} runs, {hours} of training, against {seeds} seeds"
-    )
 
 
 def train_here(plan: Plan, options: RunnerOptions) -> int:

@@ -20,7 +20,7 @@ from gpt2.training.budget import run_budget
 from gpt2.weights.match import weight_mismatches
 from gpt2.weights.source import download_weights
 from lib.console import log
-from lib.env.gpu import gpu_groups, has_driver, selected_gpus, usable_cores
+from lib.env.gpu import gpu_groups, selected_gpus, usable_cores
 from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter, current_interpreter
 from lib.env.preflight import (
@@ -167,7 +167,11 @@ def conditions(
     checked = {name: [p for e in environments for p in check(e)] for name, check in checks.items()}
     profiles = dict.fromkeys(c.repro.profile for c in configs)
     checked["committed"] = [p for each in profiles for p in uncommitted_problems(each, place.dirty)]
-    checked["device"] = _device_problems(configs)
+    machines = dict.fromkeys((c.machine, c.train.gpus) for c in configs)
+    checked["device"] = [p for machine, n in machines for p in machine_problems(machine, n)]
+    if not checked["device"]:
+        pinned = dict.fromkeys((c.environment.gpu_pinned, c.train.gpus) for c in configs)
+        checked["device"] = [p for is_on, n in pinned for p in pinned_gpu_problems(is_on, n)]
     # The snapshot runs programs of the environment.
     if not checked["environment"]:
         checked["snapshot"] = _snapshot_problems(configs, place.build_dir / FOLDER, here)
@@ -178,19 +182,14 @@ def conditions(
     if not checked["device"]:
         checked["kernels"] = _kernel_problems(configs)
         slots = _slots(configs, busy)
-    checked["free GPUs"] = [] if slots else [_no_free_gpu(configs, busy)]
+    size = max(config.train.gpus for config in configs)
+    what = f"no group of GPUS={size} free GPUs (in use: {', '.join(busy.values()) or 'none'})"
+    advice = "wait, or name the GPUs to use: CUDA_VISIBLE_DEVICES=0 make"
+    none = Problem(what, "GPUS", advice, code="gpu.busy")
+    checked["free GPUs"] = [] if slots else [none]
     needed = bytes_needed(configs, jobs or max(1, len(slots))) - place.written_bytes
     checked["output folder"] = output_problems(place.results, max(0, needed))
     return checked
-
-
-def _device_problems(configs: Sequence[Config]) -> list[Problem]:
-    """Return unsupported device settings, and GPUs that a run would leave unused."""
-    machines = dict.fromkeys((c.machine, c.train.gpus) for c in configs)
-    if problems := [p for machine, n in machines for p in machine_problems(machine, n)]:
-        return problems
-    pinned = dict.fromkeys((c.environment.gpu_pinned, c.train.gpus) for c in configs)
-    return [p for is_pinned, n in pinned for p in pinned_gpu_problems(is_pinned, n)]
 
 
 def _snapshot_problems(configs: Sequence[Config], folder: Path, here: Interpreter) -> list[Problem]:
@@ -214,9 +213,6 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
 
     On a login node without a GPU, the conditions of the GPU are not tested.
     """
-    if len(configs) > 1 and has_driver():
-        # Its server imports torch while this process does.
-        _kernel_executor().warm_up()
     import torch
 
     from lib.env.hardware import describe_hardware
@@ -227,7 +223,10 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     hardware = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
     checked, untested = conditions(configs, place, busy=busy), ""
     missing = [p for problems in checked.values() for p in problems if p.code == "gpu.missing"]
-    if missing and _is_login_node():
+    # On a login node, variables configure SLURM. That sbatch is installed says nothing: a workstation
+    # has it too.
+    configured = any(name.startswith(("SLURM_", "SBATCH_")) for name in os.environ)
+    if missing and configured and "SLURM_JOB_ID" not in os.environ:
         untested = _UNTESTED
         of_gpu = {name: checked.pop(name, []) for name in _OF_GPU}
         checked |= {name: [p for p in each if p not in missing] for name, each in of_gpu.items()}
@@ -262,13 +261,6 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
 # Conditions that each worker tests on its node, before its first run.
 _OF_GPU = ("device", "kernels", "free GPUs")
 _UNTESTED = "not tested: no GPU here; each worker of make slurm tests it"
-
-
-def _is_login_node() -> bool:
-    """Return whether variables configure SLURM, and this is not one of its jobs."""
-    # That sbatch is installed says nothing: a workstation has it too.
-    configured = any(name.startswith(("SLURM_", "SBATCH_")) for name in os.environ)
-    return configured and "SLURM_JOB_ID" not in os.environ
 
 
 def describe_text(report: Mapping[str, Any]) -> str:
@@ -371,10 +363,9 @@ def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Probl
     processes = min(processes, len(checks))
     found: dict[int, list[Problem]] = {}
     log("CHECK", f"kernels: {len(checks)} comparisons on the GPU, {processes} at a time")
-    if processes == 1:
-        results = run_checks(numbered)
-    else:
-        executor = _kernel_executor()
+    results = run_checks(numbered)
+    if processes > 1:
+        executor = LocalExecutor(["gpt2.running.kernel_checks"], {})
         parts = (numbered[i::processes] for i in range(processes))
         results = executor.results([executor.submit_call(run_checks, part) for part in parts])
     try:
@@ -389,10 +380,6 @@ def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Probl
         if any(problem.code == "gpu.unsupported" for problem in problems):
             found[number] = problems_of(*checks[number])
     return [problem for number in sorted(found) for problem in found[number]]
-
-
-def _kernel_executor() -> LocalExecutor:
-    return LocalExecutor(["gpt2.running.kernel_checks"], {})
 
 
 def run_checks(
@@ -439,13 +426,6 @@ def _busy_gpus(configs: Sequence[Config]) -> dict[int, str]:
         return {}
     used = {r["index"]: r["memory_used_mib"] or 0 for r in readings}
     return {n: f"GPU {n} ({mib / 1024:.1f} GiB)" for n, mib in used.items() if mib > _BUSY_MIB}
-
-
-def _no_free_gpu(configs: Sequence[Config], busy: Mapping[int, str]) -> Problem:
-    size = max(config.train.gpus for config in configs)
-    what = f"no group of GPUS={size} free GPUs (in use: {', '.join(busy.values()) or 'none'})"
-    advice = "wait, or name the GPUs to use: CUDA_VISIBLE_DEVICES=0 make"
-    return Problem(what, "GPUS", advice, code="gpu.busy")
 
 
 def _slots(configs: Sequence[Config], busy: Mapping[int, str]) -> list[dict[str, str]]:

@@ -125,25 +125,15 @@ def train_worker(
     with contextlib.suppress(LeaseLost):
         # Other ranks wait for rank 0, which has the lease.
         if not current_process().is_main:
-            guard = guard_of_other_ranks(run, token)
-            _train(function, run, parent, parent.stop_requested, guard)
+            _train(function, run, parent, guard_of_other_ranks(run, token))
             return
         with Lease.adopt(run, token) as lease:
-
-            def stop_requested() -> bool:
-                lease.poll()
-                return parent.stop_requested()
-
             remove_leftovers(run.path)
-            _train(function, run, parent, stop_requested, lease.require)
+            _train(function, run, parent, lease.require)
 
 
 def _train(
-    function: TrainFunction,
-    run: RunDir,
-    parent: ParentConnection,
-    stop_requested: Callable[[], bool],
-    guard: Callable[[], None],
+    function: TrainFunction, run: RunDir, parent: ParentConnection, guard: Callable[[], None]
 ) -> None:
     """Train a run; send any error to the parent, and on rank 0 write that the run is FAILED by it."""
     # Whether output goes to the run's log, and not to the terminal.
@@ -185,7 +175,7 @@ def _train(
         has_log = True
         # kill -USR1 writes the stack of each thread to the log; the run continues.
         faulthandler.register(signal.SIGUSR1)
-        function(run.path, parent.send, stop_requested, guard)
+        function(run.path, parent.send, parent.stop_requested, guard)
 
 
 @contextlib.contextmanager

@@ -6,13 +6,14 @@ renamed. Digests are needed because a flipped byte loads without an error.
 """
 
 import hashlib
+import io
 import os
 import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -100,7 +101,7 @@ def load_latest_checkpoint(
     """
     mismatched: dict[Path, Problem] = {}
     for path in _steps(folder):
-        loaded = _intact(path)
+        loaded = _read(path)
         if isinstance(loaded, str):
             _skip(path, loaded, warn)
         elif problem := mismatch(loaded):
@@ -116,14 +117,14 @@ def load_latest_checkpoint(
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint of a folder. Raises RunError if it is damaged."""
-    loaded = _intact(path)
+    loaded = _read(path)
     if isinstance(loaded, str):
         advice = "type: make prolong with another FROM="
         raise RunError(Problem(loaded, str(path), advice, code="checkpoint.damaged"))
     return loaded
 
 
-def _intact(path: Path) -> Checkpoint | str:
+def _read(path: Path) -> Checkpoint | str:
     """Return the checkpoint, or a description of its damage."""
     if damage := _damage(path):
         return damage
@@ -148,37 +149,32 @@ def set_checkpoint_aside(path: Path) -> Path:
     return aside
 
 
-class _DigestedFile:
-    """File for ``torch.save`` that hashes the bytes as they are written."""
+class _DigestedFile(io.BufferedWriter):
+    """File that hashes the bytes as they are written."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
         self._hash = hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self._hash.update(data)
-        return self._stream.write(data)
-
-    def flush(self) -> None:
-        self._stream.flush()
+        return super().write(data)
 
     def synced(self) -> dict[str, Any]:
         """Return length and digest of the file, which is on the disk then."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        return {"bytes": self._stream.tell(), "sha256": self._hash.hexdigest()}
+        self.flush()
+        os.fsync(self.fileno())
+        return {"bytes": self.tell(), "sha256": self._hash.hexdigest()}
 
 
 def _write(
     folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
     contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    with open(folder / _WEIGHTS, "wb") as first, open(folder / STATE, "wb") as second:
-        files = {_WEIGHTS: _DigestedFile(first), STATE: _DigestedFile(second)}
-        files[_WEIGHTS].write(safetensors.torch.save(contiguous))
-        # torch.save needs only the methods write and flush.
-        torch.save(dict(state), files[STATE])  # type: ignore[arg-type]
-        digests = {name: file.synced() for name, file in files.items()}
+    with _DigestedFile(folder / _WEIGHTS) as first, _DigestedFile(folder / STATE) as second:
+        first.write(safetensors.torch.save(contiguous))
+        torch.save(dict(state), second)
+        digests = {_WEIGHTS: first.synced(), STATE: second.synced()}
     record = {"schema_version": SCHEMA_VERSION, "step": step, "files": digests}
     write_json(folder / _DIGESTS, record)
 

@@ -26,7 +26,7 @@ from typing import Literal
 
 from lib.env.gpu import booted_machine
 from lib.errors import ConfigError, KablateError, Problem
-from lib.files import no_follow, write_atomic
+from lib.files import is_alive, no_follow, write_atomic
 from lib.json_files import RecordError, read_json_object, typed
 from lib.runs.run_dir import RunDir
 
@@ -61,20 +61,6 @@ class Holder:
     job: str = ""
     free: bool = False
 
-    @property
-    def is_local(self) -> bool:
-        return self.machine == booted_machine()
-
-    @property
-    def is_dead(self) -> bool:
-        """Return whether the holder is on this machine, and none of its processes is alive."""
-        processes = ((self.runner, self.runner_start), (self.worker, self.worker_start))
-        return self.is_local and not any(pid and _start_time(pid) == at for pid, at in processes)
-
-    def __str__(self) -> str:
-        job = f" (job {self.job})" if self.job else ""
-        return f"{self.host} process {self.runner}{job}"
-
 
 @dataclass(frozen=True)
 class LeaseRecord:
@@ -86,17 +72,32 @@ class LeaseRecord:
     renewed_at: int
 
     @property
+    def seconds(self) -> int:
+        return self.holder.seconds if self.holder else DEFAULT_SECONDS
+
+    @property
+    def is_local(self) -> bool:
+        return self.holder is not None and self.holder.machine == booted_machine()
+
+    @property
     def is_free(self) -> bool:
-        """Return whether the lease has been released, or its holder is known to be dead."""
-        return self.holder is not None and (self.holder.free or self.holder.is_dead)
+        """Return whether the lease was released, or all processes of its holder are known to be dead."""
+        if not (by := self.holder):
+            return False
+        processes = (by.runner, by.runner_start), (by.worker, by.worker_start)
+        alive = any(pid and _start_time(pid) == at for pid, at in processes)
+        return by.free or (self.is_local and not alive)
 
     def __str__(self) -> str:
-        return "another process" if self.holder is None else str(self.holder)
+        if not self.holder:
+            return "another process"
+        job = f" (job {self.holder.job})" if self.holder.job else ""
+        return f"{self.holder.host} process {self.holder.runner}{job}"
 
 
 def read_lease(run: RunDir) -> LeaseRecord | None:
     token = max(run.leases(), default=0)
-    return _read(run.lease(token), token) if token else None
+    return _read(run, token) if token else None
 
 
 def current_holder(run: RunDir) -> LeaseRecord | None:
@@ -107,10 +108,8 @@ def current_holder(run: RunDir) -> LeaseRecord | None:
     lease = read_lease(run)
     if lease is None or lease.is_free:
         return None
-    holder = lease.holder
-    seconds = holder.seconds if holder else DEFAULT_SECONDS
-    fresh = time.time() - lease.renewed_at / 1e9 < seconds
-    return lease if fresh or (holder is not None and holder.is_local) else None
+    fresh = time.time() - lease.renewed_at / 1e9 < lease.seconds
+    return lease if fresh or lease.is_local else None
 
 
 def require_free(run: RunDir) -> None:
@@ -172,8 +171,7 @@ class LeaseObserver:
         if before != lease:
             renewed, since = renewed or before.token == lease.token, now
         self._seen[run.path] = lease, since, renewed
-        seconds = lease.holder.seconds if lease.holder else DEFAULT_SECONDS
-        if now - since > seconds:
+        if now - since > lease.seconds:
             return lease, "free"
         return lease, "held" if renewed else "unknown"
 
@@ -185,8 +183,6 @@ class Lease:
         self._run = run
         self.token = token
         self._holder = holder
-        self._renewed_at = time.monotonic()
-        self._stopped = threading.Event()
 
     @classmethod
     def take(cls, run: RunDir, seconds: int, expected: LeaseRecord | None) -> "Lease | None":
@@ -201,13 +197,12 @@ class Lease:
             runner_start=_start_time(pid),
             job=_job(),
         )
-        lease = cls(run, token, holder)
         try:
             descriptor = no_follow(run.lease(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             return None
         with open(descriptor, "wb") as stream:
-            stream.write(lease._content())
+            stream.write(_content(holder))
         # A directory that changes while it is listed may seem to have no lease.
         if max(run.leases(), default=token) > token:
             run.lease(token).unlink(missing_ok=True)
@@ -217,12 +212,12 @@ class Lease:
                 # A folder in its place, in a damaged run directory.
                 with contextlib.suppress(OSError):
                     run.lease(lower).unlink()
-        return lease
+        return cls(run, token, holder)
 
     @classmethod
     def shared(cls, run: RunDir, token: int) -> "Lease":
         """Return the lease that another process took for this one. Raises LeaseLost."""
-        record = _read(run.lease(token), token)
+        record = _read(run, token)
         if record.holder is None:
             raise _lost(run)
         lease = cls(run, token, record.holder)
@@ -234,20 +229,30 @@ class Lease:
     def adopt(cls, run: RunDir, token: int) -> "Iterator[Lease]":
         """Share the lease that the runner took, and renew it in the context. Raises LeaseLost."""
         lease, pid = cls.shared(run, token), os.getpid()
-        lease._holder = replace(lease._holder, worker=pid, worker_start=_start_time(pid))
-        lease._replace()
+        lease._replace(worker=pid, worker_start=_start_time(pid))
         with lease.renewing():
             yield lease
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
         """Renew the lease in the context, from a thread: a step may take minutes."""
-        thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        stopped = threading.Event()
+
+        def renew() -> None:
+            # Signals are for the main thread, whose system calls they interrupt.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            while not stopped.wait(self._holder.seconds / _RENEWALS):
+                # A file system that fails for a moment; ``require`` decides at the next write.
+                with contextlib.suppress(OSError, LeaseLost):
+                    self.require()
+                    os.utime(self._run.lease(self.token), follow_symlinks=False)
+
+        thread = threading.Thread(target=renew, name="lease", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._stopped.set()
+            stopped.set()
             thread.join()
 
     def require(self, *, or_released: bool = False) -> None:
@@ -256,51 +261,32 @@ class Lease:
         ``or_released`` accepts a released one that nobody has taken. Opens the file, since an NFS
         client revalidates its cache only then.
         """
-        path = self._run.lease(self.token)
-        record = _read(path, self.token)
-        holder = record.holder
+        holder = _read(self._run, self.token).holder
         if holder is None or holder.id != self._holder.id or (holder.free and not or_released):
             raise _lost(self._run)
         if self._run.lease(self.token + 1).exists():
             raise _lost(self._run)
 
-    def poll(self) -> None:
-        """Raise LeaseLost as ``require`` does, if this process was stopped for a while."""
-        if time.monotonic() > self._renewed_at + 2 * self._interval:
-            self.require()
-
     def release(self) -> None:
         """Free the lease, unless another process has taken it."""
+        # On a full disk, the record of a process that has ended is left, which counts as free.
         with contextlib.suppress(LeaseLost, OSError):
             self.require()
-            self._holder = replace(self._holder, free=True)
-            # On a full disk, the record of a process that has ended is left, which counts as free.
-            self._replace()
+            self._replace(free=True)
 
-    @property
-    def _interval(self) -> float:
-        return self._holder.seconds / _RENEWALS
-
-    def _renew(self) -> None:
-        # Signals are for the main thread, whose system calls they interrupt.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while not self._stopped.wait(self._interval):
-            # A file system that fails for a moment; ``require`` decides at the next write.
-            with contextlib.suppress(OSError, LeaseLost):
-                self.require()
-                os.utime(self._run.lease(self.token), follow_symlinks=False)
-                self._renewed_at = time.monotonic()
-
-    def _replace(self) -> None:
+    def _replace(self, **fields: object) -> None:
         # A full disk leaves the record before.
-        write_atomic(self._run.lease(self.token), self._content())
-
-    def _content(self) -> bytes:
-        record = {**asdict(self._holder), "schema_version": SCHEMA_VERSION}
-        return json.dumps(record, sort_keys=True).encode() + b"\n"
+        self._holder = replace(self._holder, **fields)  # type: ignore[arg-type]
+        write_atomic(self._run.lease(self.token), _content(self._holder))
 
 
-def _read(path: Path, token: int) -> LeaseRecord:
+def _content(holder: Holder) -> bytes:
+    record = {**asdict(holder), "schema_version": SCHEMA_VERSION}
+    return json.dumps(record, sort_keys=True).encode() + b"\n"
+
+
+def _read(run: RunDir, token: int) -> LeaseRecord:
+    path = run.lease(token)
     try:
         holder = typed(Holder, read_json_object(path), path, ())
     except RecordError:
@@ -322,19 +308,11 @@ def _start_time(pid: int) -> int:
 
     Returns 0 on a system without /proc.
     """
-    if not os.path.exists("/proc/self/stat"):
-        with contextlib.suppress(PermissionError):
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                return -1
-        return 0
     try:
         # Skip the process name, which is in parentheses and may contain any character.
-        content = Path("/proc", str(pid), "stat").read_bytes()
+        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return -1
-    fields = content.rpartition(b")")[2].split()
+        return 0 if not os.path.exists("/proc/self/stat") and is_alive(pid) else -1
     return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 

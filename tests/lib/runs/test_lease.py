@@ -222,14 +222,3 @@ def test_a_lease_is_renewed_in_its_context(run: RunDir) -> None:
             require_free(run)
         assert locked.value.codes == ["run.locked"]
     assert current_holder(run) is None
-
-
-def test_after_a_pause_of_the_process_the_lease_is_verified(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    former = Lease.take(run, SECONDS, None)
-    assert former and Lease.take(run, SECONDS, read_lease(run))
-    former.poll()
-    monkeypatch.setattr(former, "_renewed_at", former._renewed_at - SECONDS)
-    with pytest.raises(LeaseLost):
-        former.poll()
