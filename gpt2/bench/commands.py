@@ -20,7 +20,6 @@ from lib.project import ROOT, python_module_command
 
 _STEP_ROUNDS, _GPU_ROUNDS, _NSA_SHORTEST = 20, 10, 512
 
-
 Symbols = Mapping[str, SymbolValue]
 # One micro-batch of 32 sequences, and the same optimizer on every side.
 _STEP: Symbols = {
@@ -56,27 +55,25 @@ def bench_step(args: argparse.Namespace) -> NoReturn:
     The sides of a case take turns; figures are medians, ratios are within one round. There is no pass
     or fail; stop other load on the machine first. To compare settings: kablate plan --probe --sweep.
     """
-    if args.gpu not in ("", "1"):
+    if args.gpu == "1":
+        request, config = {"kind": "gpu", "rounds": args.iters or _GPU_ROUNDS}, step_config(
+            "baseline", {}
+        )
+    elif args.gpu:
         what, fix = f"expected 1, got {args.gpu}", f"elsewhere: make plan GPU={args.gpu}"
         raise ConfigError(Problem(what, "GPU", fix, code="usage.out-of-range"))
-    rounds = args.iters or (_GPU_ROUNDS if args.gpu else _STEP_ROUNDS)
-    if args.gpu:
-        config = step_config("baseline", {})
-        request = {"kind": "gpu", "rounds": rounds, "json": args.json}
-        _start(request, config)
-    run, config = (plan := asked_plan(args)).runs[0], plan.runs[0].config
+    else:
+        run = asked_plan(args).runs[0]
+        config = run.config
+        request = {"kind": "step", "rounds": args.iters or _STEP_ROUNDS, "label": run.label}
     if config.numerics.detect_anomaly:
         what = "DETECT_ANOMALY: debugging distorts timings (expected n, got y)"
         raise ConfigError(Problem(what, next="type: SET=DETECT_ANOMALY=n", code="config.conflict"))
     if config.train.gpus > 1:
         what = f"expected 1, got {config.train.gpus}"
         raise ConfigError(Problem(what, "GPUS", "type: make bench GPUS=1", code="config.conflict"))
-    _start({"kind": "step", "rounds": rounds, "json": args.json, "label": run.label}, config)
-
-
-def _start(request: dict[str, object], config: Config) -> NoReturn:
-    variables = worker_environment(config.machine)
-    _replace_process({**request, "values": dict(config.values)}, variables)
+    request |= {"json": args.json, "values": dict(config.values)}
+    _replace_process(request, worker_environment(config.machine))
 
 
 def bench_nsa(args: argparse.Namespace) -> NoReturn:
@@ -84,15 +81,14 @@ def bench_nsa(args: argparse.Namespace) -> NoReturn:
 
     kablate bench-nsa --tokens 2048        the longest sequence; --rounds 5 for publication
     """
-    longest = args.tokens
-    if longest < _NSA_SHORTEST:
-        what = f"expected at least {_NSA_SHORTEST}, got {longest}"
+    if args.tokens < _NSA_SHORTEST:
+        what = f"expected at least {_NSA_SHORTEST}, got {args.tokens}"
         raise ConfigError(Problem(what, "TOKENS", code="usage.out-of-range"))
-    request = {"kind": "nsa", "rounds": args.rounds, "json": args.json, "longest": longest}
+    request = {"kind": "nsa", "rounds": args.rounds, "json": args.json, "longest": args.tokens}
     _replace_process(request, {"OMP_NUM_THREADS": "1", **MALLOC_VARIABLES})
 
 
-def _replace_process(request: dict[str, object], variables: dict[str, str]) -> NoReturn:
+def _replace_process(request: Mapping[str, object], variables: Mapping[str, str]) -> NoReturn:
     # Libraries read the variables when they are loaded.
     command = python_module_command("gpt2.bench.run", json.dumps(request))
     os.execve(command[0], command, {**os.environ, **variables})

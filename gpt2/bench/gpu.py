@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.bench.commands import Symbols, ratio_layers, step_config
-from gpt2.bench.nsa import BLOCKS_OF_64, Heads, nsa_options, prefill_cases
+from gpt2.bench.nsa import Heads, nsa_options, prefill_cases
 from gpt2.bench.step import nanogpt_step, trainer_step
 from gpt2.bench.timing import Build, Case, Step
 from gpt2.loss import fused_loss, linear_cross_entropy, masked_cross_entropy
@@ -73,21 +74,18 @@ def train_on_drawn_tokens(folder: Path, symbols: Symbols) -> float:
     """Train the baseline below ``folder``; return the mean seconds of a step after the first ones."""
     for seed, split in enumerate(("train", "val")):
         drawn = np.random.default_rng(seed).integers(256, size=1 << 20, dtype=np.uint16)
-        (folder / f"{split}.bin").write_bytes(drawn.tobytes())
+        drawn.tofile(folder / f"{split}.bin")
     changes = {
         "DATASET_CUSTOM": True,
         "CUSTOM_FORMAT_BIN": True,
         "CUSTOM_PATH": str(folder),
-        "EVAL_INTERVAL": 0,
         "EVAL_TOKENS": 1024,
-        "SAMPLE_TOKENS": 0,
-        "CHECKPOINT_INTERVAL": 0,
         "WARMUP_STEPS": 1,
         "MAX_ITERS": _ITERATIONS,
+        **dict.fromkeys(("EVAL_INTERVAL", "SAMPLE_TOKENS", "CHECKPOINT_INTERVAL"), 0),
         **symbols,
     }
-    place = ConfigWorkspace(ROOT, folder)
-    tree = KconfigTree()
+    tree, place = KconfigTree(), ConfigWorkspace(ROOT, folder)
     resolution = tree.resolve(ratio_layers(changes))
     tree.write_config(resolution, place.config)
     write_constants(resolution, place)
@@ -106,7 +104,8 @@ def loss_case(device: torch.device, tokens: int, width: int, vocab_size: int) ->
     """Return the case of the loss and its gradients; the head has padding rows."""
     padded = -(-vocab_size // 64) * 64
 
-    def side(loss: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Step:
+    def side(form: Callable[[], Callable[..., Tensor]]) -> Step:
+        loss = form()
         torch.manual_seed(0)
         hidden_XC = torch.randn(tokens, width, device=device, requires_grad=True)
         weight_VC = (torch.randn(padded, width, device=device) * 0.02).requires_grad_()
@@ -122,36 +121,37 @@ def loss_case(device: torch.device, tokens: int, width: int, vocab_size: int) ->
     def plain(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int) -> Tensor:
         return F.cross_entropy(F.linear(hidden_XC, weight_VC)[:, :vocab_size].float(), targets_X)
 
-    def liger() -> Step:
-        return side(partial(linear_cross_entropy, fused=fused_loss("triton", device)))
-
-    sides = {
-        "compiled": lambda: side(torch.compile(masked_cross_entropy)),
-        "chunks": lambda: side(linear_cross_entropy),
-        "liger-kernel": liger,
-        "F.cross_entropy, compiled": lambda: side(torch.compile(plain)),
+    forms: dict[str, Callable[[], Any]] = {
+        "compiled": lambda: torch.compile(masked_cross_entropy),
+        "chunks": lambda: linear_cross_entropy,
+        "liger-kernel": lambda: partial(linear_cross_entropy, fused=fused_loss("triton", device)),
+        "F.cross_entropy, compiled": lambda: torch.compile(plain),
     }
+    sides = {name: partial(side, form) for name, form in forms.items()}
     return Case("The loss", f"{tokens:,} tokens of {vocab_size:,}", sides)
 
 
-def sparse_cases(heads: Heads, lengths: tuple[int, ...]) -> list[Case]:
-    """Return the cases of sparse attention with blocks of 64, beside full attention."""
-    options = nsa_options(BLOCKS_OF_64)
+def sparse_cases(heads: Heads, tokens: int) -> list[Case]:
+    """Return the cases of sparse attention with blocks of 64, beside full attention.
+
+    Compressed and selected branch, as kernels of other libraries have them.
+    """
+    options = nsa_options(
+        NSA_BRANCH_WINDOW=False, NSA_PHI_MEAN=True, NSA_COMPRESS_BLOCK=64, NSA_COMPRESS_STRIDE=64
+    )
     table = f"Sparse attention, {heads.query} heads of {heads.width} over {heads.key}"
-    setting = "compressed and selected"
-    return [c for tokens in lengths for c in prefill_cases(table, setting, options, heads, tokens)]
+    return prefill_cases(table, "compressed and selected", options, heads, tokens)
 
 
 def fla_case(heads: Heads, tokens: int) -> Case:
     """Return the case of flash-linear-attention, which chooses its kernels for over a minute."""
-    _, both = sparse_cases(heads, (tokens,))
+    _, both = sparse_cases(heads, tokens)
 
     def fla() -> Step:
         if importlib.util.find_spec("fla") is None:
             fix = "type: .venv/bin/pip install fla-core"
-            raise RunError(
-                Problem("the package is missing", "fla-core", fix, code="env.missing-package")
-            )
+            what = "the package is missing"
+            raise RunError(Problem(what, "fla-core", fix, code="env.missing-package"))
         from fla.ops.nsa.parallel import parallel_nsa
 
         q, k, v = (
@@ -159,21 +159,17 @@ def fla_case(heads: Heads, tokens: int) -> Case:
             for n in (heads.query, heads.key, heads.key)
         )
         gate = torch.ones(q.shape[:3], device=q.device, dtype=q.dtype)
-        grad_output = torch.ones_like(q)
+        grad_output, sizes = torch.ones_like(q), {"block_counts": 16, "block_size": 64}
 
         def step() -> None:
             for _ in range(heads.calls):
-                out = parallel_nsa(
-                    q, k, v, gate, gate, None, block_counts=16, block_size=64, window_size=0
-                )
+                out = parallel_nsa(q, k, v, gate, gate, None, window_size=0, **sizes)
                 torch.autograd.grad(out, (q, k, v), grad_output)
 
         return step
 
-    nsa = {"NSA": both.sides["NSA"], "fla-core": fla}
-    return Case(
-        both.table, f"{tokens:,} tokens, forward + backward, beside fla-core", nsa, heads.calls
-    )
+    name = f"{tokens:,} tokens, forward + backward, beside fla-core"
+    return Case(both.table, name, {"NSA": both.sides["NSA"], "fla-core": fla}, heads.calls)
 
 
 def gpu_cases(device: torch.device) -> list[Case]:
@@ -182,7 +178,7 @@ def gpu_cases(device: torch.device) -> list[Case]:
     return [
         *step_cases(device, {}),
         loss_case(device, 32768, 768, 50257),
-        *sparse_cases(heads, _LENGTHS),
+        *(case for tokens in _LENGTHS for case in sparse_cases(heads, tokens)),
         training_case(device, {"COMPILE": True, "DROPOUT": "0.1"}),
         fla_case(heads, _LENGTHS[0]),
     ]

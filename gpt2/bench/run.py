@@ -1,12 +1,8 @@
-"""Run a benchmark and print its tables: python -m gpt2.bench.run REQUEST, as JSON.
-
-After Ctrl-C, the cases that were measured are printed.
-"""
+"""Run a benchmark and print its tables: python -m gpt2.bench.run REQUEST, as JSON."""
 
 import json
 import sys
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -15,11 +11,10 @@ import torch
 from gpt2.bench.gpu import gpu_cases
 from gpt2.bench.nsa import nsa_cases
 from gpt2.bench.step import step_case
-from gpt2.bench.timing import Case, Stopwatch, Timed, to_markdown
+from gpt2.bench.timing import Case, Figures, Stopwatch, to_markdown
 from gpt2.config import Config
 from gpt2.running.preflight import gpu_name
 from lib import console
-from lib.console import log
 from lib.env.gpu import cpu_model
 from lib.env.machine import set_up
 from lib.env.preflight import require_machine
@@ -47,36 +42,21 @@ def prepared(request: dict[str, Any]) -> tuple[list[Case], Stopwatch]:
     return [step_case(request["label"], config, device)], Stopwatch(device, rounds)
 
 
-def document(measured: Sequence[Timed], machine: str) -> str:
-    """Return the figures as a JSON document."""
-    cases = [
-        {
-            "table": timed.case.table,
-            "case": timed.case.name,
-            "seconds": timed.seconds,
-            "peak_bytes": timed.peak_bytes,
-            "problems": timed.problems,
-        }
-        for timed in measured
-    ]
-    return json_document(2, {"machine": machine, "cases": cases})
-
-
 def main() -> int:
     """Measure all cases, and print them; after Ctrl-C, those that were measured."""
     request = json.loads(sys.argv[1])
     cases, stopwatch = prepared(request)
-    measured, code = list[Timed](), EXIT_DONE
+    measured, code = list[Figures](), EXIT_DONE
     try:
-        for timed in stopwatch.measure(cases):
-            measured.append(timed)
+        for figures in stopwatch.measure(cases):
+            measured.append(figures)
     except KeyboardInterrupt:
-        log("BENCH", f"interrupted after {len(measured)} of {len(cases)} cases")
+        console.log("BENCH", f"interrupted after {len(measured)} of {len(cases)} cases")
         code = EXIT_INTERRUPTED
-    device = cpu_model() if stopwatch.device.type == "cpu" else gpu_name()
+    device = gpu_name() if stopwatch.on_gpu else cpu_model()
     machine = f"{device}, torch {version('torch')}"
     if request["json"]:
-        console.show(document(measured, machine))
+        console.show(json_document(2, {"machine": machine, "cases": measured}))
     elif measured:
         title = f"{machine}, medians of {request['rounds']} rounds"
         console.show(f"{title}\n\n{to_markdown(measured)}")

@@ -74,16 +74,13 @@ def transformers_gpt(shape: ModelShape) -> nn.Module:
     """Return the GPT-2 of transformers with random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    drop = shape.dropout
     config = GPT2Config(
         vocab_size=shape.padded_vocab_size,
         n_positions=shape.block_size,
         n_embd=shape.n_embd,
         n_layer=shape.n_layer,
         n_head=shape.n_head,
-        resid_pdrop=drop,
-        embd_pdrop=drop,
-        attn_pdrop=drop,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), shape.dropout),
         # Not in the signature, but a documented keyword.
         attn_implementation="sdpa",
         bos_token_id=0,
@@ -92,22 +89,20 @@ def transformers_gpt(shape: ModelShape) -> nn.Module:
     return GPT2LMHeadModel(config).train()
 
 
-def transformers_loss(model: Callable[..., Tensor], tokens_BT: Tensor) -> Tensor:
+def transformers_loss(model: Callable[..., tuple[Tensor, ...]], tokens_BT: Tensor) -> Tensor:
     """Return the mean loss of GPT2LMHeadModel, which shifts the labels itself."""
-    loss: Tensor = model(input_ids=tokens_BT[:, :-1], labels=tokens_BT[:, :-1], return_dict=False)[
-        0
-    ]
-    return loss
+    inputs_BT = tokens_BT[:, :-1]
+    return model(input_ids=inputs_BT, labels=inputs_BT, return_dict=False)[0]
 
 
 def plain_step(
-    config: Config, model: nn.Module, loss: Callable[..., Tensor], fused: bool, tokens_BT: Tensor
+    config: Config, model: nn.Module, loss: Callable[..., Tensor], fused: bool, device: torch.device
 ) -> Step:
     """Return a step of a plain loop; ``loss`` gets the model, possibly compiled, and tokens."""
-    model.to(tokens_BT.device)
+    model.to(device)
     forward = torch.compile(model) if config.machine.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, fused=fused)
-    count = config.train.grad_accumulation
+    tokens_BT, count = drawn_tokens(config, device), config.train.grad_accumulation
 
     def step() -> None:
         for _ in range(count):
@@ -139,22 +134,20 @@ def trainer_step(config: Config, device: torch.device) -> Step:
 
 
 def nanogpt_step(config: Config, device: torch.device) -> Step:
-    """Return the step of a loop in nanoGPT's form."""
     model = PlainGPT(config.model.shape, FUNCTIONS[type(config.model.mlp.activation)])
-    tokens_BT = drawn_tokens(config, device)
-    return plain_step(config, model, lambda model, tokens: model(tokens), True, tokens_BT)
+    return plain_step(config, model, lambda model, tokens: model(tokens), True, device)
+
+
+def transformers_step(config: Config, device: torch.device) -> Step:
+    model = transformers_gpt(config.model.shape)
+    return plain_step(config, model, transformers_loss, False, device)
 
 
 def step_case(label: str, config: Config, device: torch.device) -> Case:
     """Return the case of the configuration beside plain loops."""
-
-    def transformers_step() -> Step:
-        model = transformers_gpt(config.model.shape)
-        return plain_step(config, model, transformers_loss, False, drawn_tokens(config, device))
-
     sides: dict[str, Build] = {
         "trainer": partial(trainer_step, config, device),
-        "transformers": transformers_step,
+        "transformers": partial(transformers_step, config, device),
         "nanoGPT": partial(nanogpt_step, config, device),
     }
     return Case("A step", label, sides)

@@ -8,8 +8,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,12 +21,13 @@ from lib.units import GIB, format_duration
 # A function that is timed. It may return its seconds, if it measures itself.
 Step = Callable[[], object]
 Build = Callable[[], Step]
+# Of a case: its names, and by side seconds of each round, peak bytes, and why it was not measured.
+Figures = dict[str, Any]
 # The first calls compile, select kernels, and create the state of the optimizer.
 _WARM_UP = 3
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """Steps that do the same: side → function that builds its step. The first is the product's."""
 
     table: str
@@ -37,18 +37,8 @@ class Case:
     repeats: int = 1
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Seconds of each round, peak bytes, and reasons of sides that were not measured, by side."""
-
-    case: Case
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-
-
 class Stopwatch:
-    """Measures cases on a device until a time limit."""
+    """Measures cases on a device, until a time limit if there is one."""
 
     def __init__(
         self,
@@ -58,119 +48,106 @@ class Stopwatch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self.rounds, self.clock = device, rounds, clock
-        self.started = time.monotonic()
-        self.limit_seconds = limit_seconds
+        self.started, self.limit_seconds = time.monotonic(), limit_seconds
+        self.on_gpu = device.type == "cuda"
 
-    def measure(self, cases: Sequence[Case]) -> Iterator[Timed]:
+    def measure(self, cases: Sequence[Case]) -> Iterator[Figures]:
         """Yield the figures of each case. A side that fails, or for which no time is left, has none."""
         total, done = sum(len(case.sides) for case in cases), 0
         for case in cases:
-            timed, steps = Timed(case), dict[str, Step]()
+            peaks, problems, steps = dict[str, int](), dict[str, str](), dict[str, Step]()
             for name, build in case.sides.items():
                 try:
-                    with self._until_limit():
-                        steps[name] = self._warmed_up(timed, name, build)
+                    steps[name], peaks[name] = self._until_limit(build)
                 except KablateError as error:
-                    timed.problems[name] = " ".join(str(error).split())
+                    problems[name] = " ".join(str(error).split())
                 except kernel_errors() as error:
-                    timed.problems[name] = (str(error).splitlines() or [type(error).__name__])[0]
+                    problems[name] = (str(error).splitlines() or [type(error).__name__])[0]
                 done += 1
-                self._log(f"{case.name}, {name}", done / total)
-            self._take_turns(steps, timed)
+                passed = time.monotonic() - self.started
+                left = min(passed * (total / done - 1), max(0.0, self.limit_seconds - passed))
+                eta = format_duration(left)
+                log("BENCH", f"{case.name}, {name}   {done / total:.0%}, eta {eta}")
+            seconds = self._take_turns(steps, case.repeats)
             steps.clear()
-            self._free()
-            yield timed
+            torch._dynamo.reset()
+            gc.collect()
+            if self.on_gpu:
+                torch.cuda.empty_cache()
+            names = {"table": case.table, "case": case.name}
+            yield {**names, "seconds": seconds, "peak_bytes": peaks, "problems": problems}
 
-    def _take_turns(self, steps: Mapping[str, Step], timed: Timed) -> None:
+    def _take_turns(self, steps: Mapping[str, Step], repeats: int) -> dict[str, list[float]]:
+        rounds: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(self.rounds):
             for name, step in steps.items():
-                seconds = self._seconds(step) / timed.case.repeats
-                timed.seconds.setdefault(name, []).append(seconds)
+                started = self._now()
+                result = step()
+                seconds = self._now() - started
+                rounds[name].append((result if isinstance(result, float) else seconds) / repeats)
+        return rounds
 
-    def _warmed_up(self, timed: Timed, name: str, build: Build) -> Step:
-        on_gpu = self.device.type == "cuda"
-        # Of the other sides of the case.
-        before = torch.cuda.memory_allocated(self.device) if on_gpu else 0
-        step = build()
-        for _ in range(_WARM_UP):
-            step()
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        step()
-        timed.peak_bytes[name] = (
-            torch.cuda.max_memory_allocated(self.device) - before if on_gpu else 0
-        )
-        return step
-
-    def _seconds(self, step: Step) -> float:
-        self._wait()
-        started = self.clock()
-        result = step()
-        self._wait()
-        return result if isinstance(result, float) else self.clock() - started
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
+    def _now(self) -> float:
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
+        return self.clock()
 
-    def _free(self) -> None:
-        torch._dynamo.reset()
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    @contextmanager
-    def _until_limit(self) -> Iterator[None]:
-        """Raise RunError inside the context as soon as the time limit is reached."""
+    def _until_limit(self, build: Build) -> tuple[Step, int]:
+        """Return the step and its peak bytes. Raises RunError as soon as the time limit is reached."""
 
         def stop(*_: object) -> None:
             what = f"not measured: the limit of {self.limit_seconds:.0f} s is reached"
             raise RunError(Problem(what, code="bench.time-limit"))
 
         if self.limit_seconds == float("inf"):
-            yield
-            return
+            return self._warmed_up(build)
         left = self.started + self.limit_seconds - time.monotonic()
         if left <= 0:
             stop()
         before = signal.signal(signal.SIGALRM, stop)
         signal.setitimer(signal.ITIMER_REAL, left)
         try:
-            yield
+            return self._warmed_up(build)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
-    def _log(self, text: str, share: float) -> None:
-        passed = time.monotonic() - self.started
-        left = min(passed * (1 / share - 1), max(0.0, self.limit_seconds - passed))
-        log("BENCH", f"{text}   {share:.0%}, eta {format_duration(left)}")
+    def _warmed_up(self, build: Build) -> tuple[Step, int]:
+        # The other sides of the case have memory too.
+        before = torch.cuda.memory_allocated(self.device) if self.on_gpu else 0
+        step = build()
+        for _ in range(_WARM_UP):
+            step()
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        step()
+        return step, torch.cuda.max_memory_allocated(self.device) - before if self.on_gpu else 0
 
 
-def to_markdown(timed: Sequence[Timed]) -> str:
+def to_markdown(figures: Sequence[Figures]) -> str:
     """Return the tables, with a line for each side that was not measured."""
     lines = []
-    for table in dict.fromkeys(each.case.table for each in timed):
-        rows = [row for each in timed if each.case.table == table for row in _rows(each)]
-        heads = ["case", "side", "ms", "of the first", "range of it", "GiB"]
+    heads = ["case", "side", "ms", "of the first", "range of it", "GiB"]
+    for table in dict.fromkeys(each["table"] for each in figures):
+        cases = [each for each in figures if each["table"] == table]
+        rows = [row for each in cases for row in _rows(each)]
         lines.append(f"{table}\n\n{markdown_table(heads, rows, left=(0, 1))}")
         lines += [
-            f"{each.case.name}, {name}: {problem}\n"
-            for each in timed
-            if each.case.table == table
-            for name, problem in each.problems.items()
+            f"{each['case']}, {name}: {problem}\n"
+            for each in cases
+            for name, problem in each["problems"].items()
         ]
     return "\n".join(lines)
 
 
-def _rows(timed: Timed) -> Iterator[list[str]]:
+def _rows(figures: Figures) -> Iterator[list[str]]:
     """Yield a row for each measured side; a ratio is the time as a multiple of the first side's."""
-    first = next(iter(timed.seconds.values()), [])
-    for name, seconds in timed.seconds.items():
+    first: list[float] = next(iter(figures["seconds"].values()), [])
+    for name, seconds in figures["seconds"].items():
         ratios = [a / b for a, b in zip(seconds, first, strict=True)]
-        peak = timed.peak_bytes[name]
+        peak = figures["peak_bytes"][name]
         yield [
-            timed.case.name,
+            figures["case"],
             name,
             f"{1000 * statistics.median(seconds):,.2f}",
             f"{statistics.median(ratios):.2f}",

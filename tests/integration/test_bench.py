@@ -10,11 +10,12 @@ import torch
 
 from gpt2.bench import gpu, nsa, step
 from gpt2.bench.commands import step_config
-from gpt2.bench.timing import Case, Stopwatch, Timed, to_markdown
+from gpt2.bench.run import prepared
+from gpt2.bench.timing import Case, Stopwatch, to_markdown
 from gpt2.config import Config
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
-from lib.errors import Problem, RunError
+from lib.errors import PreflightError, Problem, RunError
 from tests.build_folder import write_build
 from tests.integration.conftest import SINGLE, SMALL
 from tests.lib.terminal import unaligned
@@ -63,22 +64,20 @@ def test_every_side_is_the_same_gpt2(configured):
 
 @pytest.mark.usefixtures("torch_as_before")
 def test_every_side_trains_all_micro_batches(configured):
-    config = configured(DROPOUT="0.0")
-    tokens_BT = torch.randint(256, (2, 17))
-    losses = []
+    config, losses = configured(DROPOUT="0.0"), []
 
     def loss(model, tokens):
         losses.append(model(tokens))
         return losses[-1]
 
     plain = step.PlainGPT(config.model.shape)
-    run = step.plain_step(config, plain, loss, fused=True, tokens_BT=tokens_BT)
+    run = step.plain_step(config, plain, loss, True, CPU)
     for _ in range(4):
         run()
     assert len(losses) == 4 * config.train.grad_accumulation and losses[-1] < losses[0]
 
 
-def timed(sides, rounds=2, **limits) -> Timed:
+def timed(sides, rounds=2, **limits):
     """Return the figures of sides, given as functions that build a step."""
     (result,) = Stopwatch(CPU, rounds, **limits).measure([Case("Table", "case", sides, 2)])
     return result
@@ -87,7 +86,7 @@ def timed(sides, rounds=2, **limits) -> Timed:
 def test_sides_take_turns_after_a_warm_up(capsys):
     order = []
     sides = {name: lambda name=name: lambda: order.append(name) for name in ("ours", "theirs")}
-    assert {len(seconds) for seconds in timed(sides).seconds.values()} == {2}
+    assert {len(seconds) for seconds in timed(sides)["seconds"].values()} == {2}
     assert order == ["ours"] * 4 + ["theirs"] * 4 + ["ours", "theirs"] * 2
     progress = capsys.readouterr().err.splitlines()
     assert "case, ours   50%, eta" in progress[0] and "theirs   100%, eta 00:00" in progress[1]
@@ -110,7 +109,7 @@ def test_a_side_that_cannot_run_is_a_line_and_the_others_are_measured():
         raise RuntimeError("no such kernel\nat line 1")
 
     result = timed({"a": absent, "b": broken, "c": lambda: lambda: None})
-    assert list(result.seconds) == ["c"]
+    assert list(result["seconds"]) == ["c"]
     text = to_markdown([result])
     assert "case, a: liger-kernel: missing" in text and "type: make setup" in text
     assert "case, b: no such kernel\n" in text
@@ -121,8 +120,8 @@ def test_the_time_limit_ends_a_side_and_the_rest():
     sides = {"quick": lambda: lambda: None, "slow": lambda: time.sleep(30), "late": lambda: 0}
     result = timed(sides, limit_seconds=0.5)
     assert time.monotonic() - before < 20
-    assert list(result.seconds) == ["quick"] and result.problems.keys() == {"slow", "late"}
-    assert "the limit of 0 s is reached [bench.time-limit]" in result.problems["late"]
+    assert list(result["seconds"]) == ["quick"] and result["problems"].keys() == {"slow", "late"}
+    assert "the limit of 0 s is reached [bench.time-limit]" in result["problems"]["late"]
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
@@ -132,16 +131,16 @@ def test_the_cases_of_a_gpu_at_tiny_sizes(monkeypatch):
     heads = nsa.Heads(16, 1, 32, CPU)
     cases = [
         *gpu.step_cases(CPU, TINY),
-        *gpu.sparse_cases(heads, (256,)),
+        *gpu.sparse_cases(heads, 256),
         gpu.training_case(CPU, {**TINY, "GLOBAL_BATCH": 4}),
         gpu.fla_case(heads, 256),
     ]
     measured = list(Stopwatch(CPU, 1).measure(cases))
-    problems = [problem for each in measured for problem in each.problems.values()]
-    sides = [name for each in measured for name in each.seconds]
+    problems = [problem for each in measured for problem in each["problems"].values()]
+    sides = [name for each in measured for name in each["seconds"]]
     assert sides.count("nanoGPT") == sides.count("baseline") == 4
     assert {"ra", "full", "SDPA", "bare step", "training"} <= set(sides)
-    assert all(seconds[0] > 0 for each in measured for seconds in each.seconds.values())
+    assert all(seconds[0] > 0 for each in measured for seconds in each["seconds"].values())
     assert all("fla-core" in problem and "pip install" in problem for problem in problems)
 
 
@@ -149,8 +148,8 @@ def test_the_loss_has_every_form(monkeypatch):
     """Its gradients too; liger-kernel requires a GPU."""
     monkeypatch.setattr(torch, "compile", lambda function: function)
     (result,) = Stopwatch(CPU, 1).measure([gpu.loss_case(CPU, 64, 32, 257)])
-    assert list(result.seconds) == ["compiled", "chunks", "F.cross_entropy, compiled"]
-    assert result.problems.keys() == {"liger-kernel"}
+    assert list(result["seconds"]) == ["compiled", "chunks", "F.cross_entropy, compiled"]
+    assert result["problems"].keys() == {"liger-kernel"}
 
 
 def test_all_tables_are_those_of_124m():
@@ -179,35 +178,32 @@ def test_the_command_line(build):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "expected"),
+    ("command", "words", "code"),
     [
-        (("--iters", "0"), "usage.out-of-range", 2),
-        (("--set", "DETECT_ANOMALY=y"), "config.conflict", 2),
-        (("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict", 2),
-        (("--gpu", "h100"), "usage.out-of-range", 2),
-        (("--gpu", "1"), "gpu.missing", 3),
+        ("bench", ("--iters", "0"), "usage.out-of-range"),
+        ("bench", ("--set", "DETECT_ANOMALY=y"), "config.conflict"),
+        ("bench", ("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict"),
+        ("bench", ("--gpu", "h100"), "usage.out-of-range"),
+        ("bench-nsa", ("--tokens", "100"), "usage.out-of-range"),
     ],
 )
-def test_what_cannot_be_timed_is_refused(build, words, code, expected):
-    folder = build(**SINGLE)
-    bench = folder.start("bench", *words, python=folder.server.interpreter())
-    assert bench.wait() == expected and f"[{code}]" in bench.stderr
+def test_what_cannot_be_timed_is_refused(build, command, words, code):
+    status, _, said = build(**SINGLE).command(command, *words)
+    assert status == 2 and f"[{code}]" in said
 
 
-def test_a_sequence_without_windows_is_refused(build):
-    code, _, said = build().command("bench-nsa", "--tokens", "100")
-    assert code == 2 and "TOKENS" in said and "[usage.out-of-range]" in said
+def test_the_tables_of_a_gpu_require_one():
+    values = dict(step_config("baseline", {}).values)
+    with pytest.raises(PreflightError) as caught:
+        prepared({"kind": "gpu", "rounds": 1, "values": values})
+    assert caught.value.codes == ["gpu.missing"]
 
 
-def test_sparse_attention_beside_full(build):
-    folder = build()
-    arguments = ("--tokens", "512", "--rounds", "1", "--json")
-    python = folder.server.interpreter()
-    bench = folder.start("bench-nsa", *arguments, python=python)
-    assert bench.wait() == 0, bench.stderr
-    cases = json.loads(bench.stdout)["cases"]
-    assert {len(case["seconds"]) for case in cases} == {2} and len(cases) == 10
-    names = [case["case"] for case in cases]
+def test_sparse_attention_beside_full():
+    cases = nsa.nsa_cases(512, CPU)
+    names = [case.name for case in cases]
+    measured = list(Stopwatch(CPU, 1).measure(cases[:3]))
+    assert {len(each["seconds"]) for each in measured} == {2} and len(cases) == 10
     # Every block and the whole window are seen, and the compressed blocks besides.
     assert "n=16, w=512, 512 tokens, 0.49 times fewer pairs, forward" in names
     assert "n=8, w=256, 2,048 tokens, decoding" in names
