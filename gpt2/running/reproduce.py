@@ -41,6 +41,7 @@ from lib.runs.record import CodeRecord, RunRecord
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir
 from lib.tracking.options import TRACKERS
+from lib.units import first_of
 
 FOLDER = "reproduced"
 TWICE = "determinism"
@@ -129,7 +130,9 @@ def _environment_differences(plan: Plan, original: RunRecord) -> list[str]:
     """Return the differences of machine and code, and reasons why the run is not repeatable."""
     drift = Gpt2Backend(plan).drift(original)
     # Torch and device with their old values; the others are files.
-    reasons = [each if " (was " in each else f"code: {each} differs" for each in drift]
+    reasons = [each for each in drift if " (was " in each]
+    if files := [each for each in drift if " (was " not in each]:
+        reasons.append(f"code: {first_of(files, 5)} {'differ' if len(files) > 1 else 'differs'}")
     if fallbacks := observed_facts(original)["oom_fallbacks"]:
         reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
     if divisions := observed_facts(original)["earlier_divisions"]:

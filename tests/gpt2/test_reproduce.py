@@ -102,7 +102,7 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
     facts = {
         "origin__torch": "1.0.0",
         "origin__device": "abacus",
-        "origin__sources": {"gpt2/model.py": "0" * 64},
+        "origin__sources": {f"gpt2/{i}.py": "0" * 64 for i in range(7)},
         "code__git_sha": "0" * 40,
         "oom_fallbacks": [{"action": "micro-batch", "iteration": 3}],
         "earlier_divisions": [{"gpus": 2, "iterations": 3}],
@@ -120,6 +120,8 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
         "commit",
     ]
     assert found["reasons"][0].startswith("torch (was 1.0.0, is ")
+    assert found["reasons"][2].startswith("code: gpt2/0.py, gpt2/1.py, ")
+    assert found["reasons"][2].endswith(" and 2 more differ")
     assert found["reasons"][-1].startswith(f"commit {'0' * 40} ")
     assert not (tmp_path / "reproduced").exists()
     code, found = again(run, force=True)
