@@ -74,11 +74,10 @@ _CHUNK = 7
 # Steps whose gradients are all larger: a spike at the first full window, and one that is a spike
 # only if the window does not reach back to it.
 _NORM_SPIKES = {5: 1.0, 10: 0.6}
-# Step with a norm a little above the last ones, by more than a few standard deviations.
-_SMALL_SPIKE = 24
 # Steps with a norm at a share of the way from the mean of the last ones to the limit of a spike: just
-# above, where a standard deviation of a sample would have a higher limit, and below.
-_AT_LIMIT = {22: 1.07, 26: 0.5}
+# above, where a standard deviation of a sample or a multiple of the mean would have a higher limit,
+# and below. The last ones are small: a large norm in the window would raise the limit.
+_AT_LIMIT = {24: 1.07, 26: 0.5}
 # Steps with one large element: before and from SPAM_CLIP_DELAY on, at the start and after resets.
 _ELEMENT_SPIKES = {2: 0, 3: 5, 11: 2, 18: 7}
 # Steps whose gradient norm is above GRAD_CLIP.
@@ -253,7 +252,6 @@ def _driving_gradients(config: Config) -> Iterator[dict[str, Tensor]]:
             random = torch.rand((2, *parameter.shape), generator=generator, dtype=torch.float64)
             gradients[name] = (0.5 + random[0]) * (random[1] - 0.5).sign() * unit
             gradients[name] *= norm * _NORM_SPIKES[step] if step in _NORM_SPIKES else 1.0
-            gradients[name] *= 1.3 + threshold / 4.0 if step == _SMALL_SPIKE else 1.0
         matrix = gradients["first.weight"].view(-1)
         matrix[-1] *= _TINY
         # An element without a gradient has no second moment yet, and is not clipped.

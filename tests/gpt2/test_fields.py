@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpt2.check.fields import fields_by_symbol
+from gpt2.check.shrink import with_scaled_floats
 from gpt2.config import Config
 from gpt2.random_config import random_settings
 from lib.config.field import kconfig_fields
@@ -52,13 +54,15 @@ def as_read(value: Any, text: Any) -> str:
 
 @pytest.fixture(scope="module")
 def configs() -> list[Config]:
-    """Return random configurations: their floats and counts are those of no constant."""
+    """Return random configurations, also with small floats: no number is that of a constant."""
     tree = KconfigTree()
     layers = (
         ConfigLayer.of("config", "test", random_settings(tree, Config.from_values, seed))
         for seed in range(1, 13)
     )
-    return [tree.checked([layer], Config.from_values)[1] for layer in layers]
+    drawn = [tree.checked([layer], Config.from_values)[1] for layer in layers]
+    symbols = fields_by_symbol().keys()
+    return drawn + [with_scaled_floats(c, symbols & c.values.keys(), 0.37) for c in drawn[:4]]
 
 
 def test_every_field_is_named_after_its_symbol(configs):

@@ -153,6 +153,12 @@ MUTANTS = (
         edited(Adamwspam, "_record", "correction=0", "correction=1"),
     ),
     Mutant(
+        "spike threshold is a multiple of the mean",
+        "baseline",
+        _caught("adamwspam at step 24 .*spike"),
+        edited(Adamwspam, "_record", "spike_threshold * sigma", "spike_threshold * mean"),
+    ),
+    Mutant(
         "every norm above the mean is a spike",
         "baseline",
         _caught("adamwspam at step"),
