@@ -5,7 +5,7 @@ Reads configurations and run directories. Imports no torch.
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,7 @@ from lib.env.gpu import count_gpus, cpu_model, find_gpu, usable_cores
 from lib.errors import visible
 from lib.json_files import RecordError
 from lib.report.render import fitting_rows, json_document, text_lines
+from lib.report.text import count
 from lib.runner.queue import STALE_ADVICE, stale_text
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import current_holder
@@ -47,24 +48,22 @@ def look(plan: Plan, gpu: str = "", probe: bool = False) -> list[Row]:
     ``probe``, steps of each model are timed on this machine. Raises ConfigError if the GPU is unknown,
     and PreflightError if a probe lacks its device.
     """
-    tree, speeds = TreeDigests(), list[float]()
+    tree = TreeDigests()
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes = {key: _sizes(model) for key, model in models.items()}
-    rows = []
-    for run in plan.runs:
-        row = {**_progress(run, tree), **sizes[id(run.config.model)]}
-        if tokens_per_second := row.pop("tokens_per_second"):
-            speeds.append(tokens_per_second * row["flops_per_token"])
-        rows.append(row)
+    rows = [{**_progress(run, tree), **sizes[id(run.config.model)]} for run in plan.runs]
+    speeds = [
+        speed * row["flops_per_token"] for row in rows if (speed := row.pop("tokens_per_second"))
+    ]
     configs = [run.config for run in plan.runs]
     if probe:
-        labels = [run.label for run in plan.runs]
-        estimates = probed(labels, configs, plan.build_dir)
+        estimates = probed([run.label for run in plan.runs], configs, plan.build_dir)
+    elif gpu:
+        estimates = estimated_on_gpu(configs, gpu)
     else:
-        by_gpu = estimated_on_gpu(configs, gpu) if gpu else None
-        estimates = by_gpu or [estimated_speed(plan.base, speeds)] * len(rows)
+        estimates = [estimated_speed(plan.base, speeds)] * len(rows)
     for row, config, estimate in zip(rows, configs, estimates, strict=True):
-        _add_estimate(row, config, estimate)
+        _add_time(row, config, estimate)
     return rows
 
 
@@ -108,16 +107,13 @@ def _progress(run: Run[Config], tree: TreeDigests) -> Row:
         # A resumed run trains again, from the time of its status, what followed its checkpoint.
         begun = max(latest.written_at, status.written_at if status else 0.0)
         left = max(0.0, latest.eta_seconds - (time.time() - begun))
-    delta = " ".join(
-        name if value is True else f"{name}={value}"
-        for name, value in (run.variant.delta or {}).items()
-    )
+    # A name alone is y.
+    changed = (n if v is True else f"{n}={v}" for n, v in (run.variant.delta or {}).items())
     return {
         "label": run.label,
         "directory": str(run.path),
         "seed": run.seed,
-        # A name alone is y.
-        "delta": f"{run.variant.parent} + {delta}" if run.variant.parent else delta,
+        "delta": f"{run.variant.parent} + " * bool(run.variant.parent) + " ".join(changed),
         # None with a time budget.
         "tokens": None if budget.is_time else budget.iterations * budget.tokens_per_iteration,
         "evaluations": None if budget.is_time else evaluations(run.config),
@@ -155,7 +151,7 @@ def _state(
     return "stale" if changes else record.state, "", changes
 
 
-def _add_estimate(row: Row, config: Config, estimate: Mapping[str, Any]) -> None:
+def _add_time(row: Row, config: Config, estimate: Row) -> None:
     """Add the expected time, and its source: measured (done), configured (a time budget), or estimated."""
     row |= {"gpu": "", "peak_bytes": None, "probe": None, "unmeasured": "", **estimate}
     speed, probe, budget = row.pop("flops_per_second", None), row["probe"], run_budget(config)
@@ -176,17 +172,15 @@ def _add_estimate(row: Row, config: Config, estimate: Mapping[str, Any]) -> None
 # Text.
 
 
-# Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
-_PRIORITY = (
-    *("run", "state", "time", "step ms", "tok/s", "memory", "params", "title"),
-    *("tokens", "FLOP/token", "ratio", "pairs", "reads", "widths", "delta"),
-)
-
-
 def plan_text(plan: Plan, rows: Sequence[Row], width: int | None = None) -> str:
     """Format the plan as columns of at most ``width`` characters, notes, and a summary line."""
-    columns = _columns(plan, rows)
-    lines = fitting_rows(columns, [name for name in _PRIORITY if name in columns], width)
+    cells = [_cells(plan, run, row) for run, row in zip(plan.runs, rows, strict=True)]
+    columns = {
+        name: [row[name] for row in cells] for name in cells[0] if any(r[name] for r in cells)
+    }
+    if len({*columns["pairs"]}) == 1:
+        del columns["pairs"], columns["reads"]
+    lines = fitting_rows(columns, list(columns), width)
     hidden = ", ".join(name for name in columns if name not in lines[0])
     notes = [
         f"not shown: {hidden} (V=1 shows all columns)" if hidden else "",
@@ -202,63 +196,45 @@ def plan_text(plan: Plan, rows: Sequence[Row], width: int | None = None) -> str:
     return _text(lines, notes, width)
 
 
-def _columns(plan: Plan, rows: Sequence[Row]) -> dict[str, list[str]]:
-    configs = [run.config for run in plan.runs]
-    iteration = [c.train.tokens_per_iteration(c.model.shape.block_size) for c in configs]
-    probes = [row["probe"] for row in rows]
-    columns = {
-        "run": [row["label"] for row in rows],
-        "params": [f"{row['parameters']:,}" for row in rows],
-        "ratio": [row["ratio"] for row in rows],
-        "widths": [row["widths"] for row in rows],
-        "FLOP/token": [format_si(row["flops_per_token"]) for row in rows],
-        "pairs": [f"{row['pairs_per_token']:.0f}" for row in rows],
-        "reads": [str(row["reads"]) for row in rows],
-        "tokens": [
-            ("-" if row["tokens"] is None else format_si(row["tokens"]))
-            + (f" (x {row['stretch']:g})" if row["stretch"] != 1.0 else "")
-            for row in rows
-        ],
-        "time": [
-            "~" * (r["seconds_from"] in ("machine", "gpu")) + _time(r["seconds"]) for r in rows
-        ],
-        "step ms": [f"{1000 * p['step_seconds']:,.1f}" if p else "-" for p in probes],
-        "tok/s": [
-            format_si(n / p["step_seconds"]) if p else "-"
-            for n, p in zip(iteration, probes, strict=True)
-        ],
-        "memory": [_memory(row) for row in rows],
-        "state": [row["state"] for row in rows],
-        "title": [run.variant.title for run in plan.runs],
-        "delta": [row["delta"] for row in rows],
+def _cells(plan: Plan, run: Run[Config], row: Row) -> dict[str, str]:
+    """Return the columns of a run, the most important first; one without a text is not shown."""
+    train, probe = run.config.train, row["probe"]
+    per_step = train.tokens_per_iteration(run.config.model.shape.block_size)
+    about = "~" * (row["seconds_from"] in ("machine", "gpu"))
+    tokens = "-" if row["tokens"] is None else format_si(row["tokens"])
+    memory = format_size(row["peak_bytes"]) if row["gpu"] else ""
+    if row["gpu"] and not find_gpu(row["gpu"]).holds(row["peak_bytes"]):
+        memory += " (too large)"
+    return {
+        "run": row["label"],
+        "state": row["state"],
+        "time": about + _time(row["seconds"]),
+        "step ms": f"{1000 * probe['step_seconds']:,.1f}" if probe else "",
+        "tok/s": format_si(per_step / probe["step_seconds"]) if probe else "",
+        "memory": memory,
+        "params": f"{row['parameters']:,}",
+        # The title of a combination repeats the name of its runs.
+        "title": run.variant.title if plan.ablation else "",
+        "tokens": tokens + (f" (x {row['stretch']:g})" if row["stretch"] != 1.0 else ""),
+        "FLOP/token": format_si(row["flops_per_token"]),
+        "ratio": row["ratio"],
+        "pairs": f"{row['pairs_per_token']:.0f}",
+        "reads": str(row["reads"]),
+        "widths": row["widths"],
+        "delta": row["delta"],
     }
-    absent = set() if any(probes) else {"step ms", "tok/s"}
-    absent |= set() if any(row["gpu"] for row in rows) else {"memory"}
-    if len({*columns["pairs"]}) == 1:
-        absent |= {"pairs", "reads"}
-    # The title of a combination repeats the name of its runs.
-    if plan.ablation is None:
-        absent.add("title")
-    return {name: cells for name, cells in columns.items() if name not in absent}
-
-
-def _memory(row: Row) -> str:
-    if not row["gpu"]:
-        return ""
-    too_large = "" if find_gpu(row["gpu"]).holds(row["peak_bytes"]) else " (too large)"
-    return format_size(row["peak_bytes"]) + too_large
 
 
 def status_text(plan: Plan, rows: Sequence[Row], width: int | None = None) -> str:
     """Format the progress of each run as columns, and a summary of at most ``width`` columns."""
     lines = [("run", "state", "iteration", "time left")]
+    running: dict[str, list[str]] = {}
     for row in rows:
         total = f"/{row['iterations']:,}" if row["iterations"] else ""
         iteration = f"{row['iteration']:,}{total}"
         lines.append((row["label"], row["state"], iteration, _time(row["seconds_left"])))
-    running: dict[str, list[str]] = {}
-    for row in (row for row in rows if row["holder"]):
-        running.setdefault(row["holder"], []).append(row["label"])
+        if row["holder"]:
+            running.setdefault(row["holder"], []).append(row["label"])
     holders = [f"{visible(holder)}: {', '.join(labels)}" for holder, labels in running.items()]
     notes = [*_state_notes(plan, rows), _look_note(plan), *(holders if len(running) > 1 else ())]
     return _text(lines, [*notes, summary_line(plan, rows)], width)
@@ -297,21 +273,12 @@ def _time_notes(plan: Plan, rows: Sequence[Row]) -> list[str]:
     sources = {row["seconds_from"] for row in rows}
     if probes := [row["probe"] for row in rows if row["probe"]]:
         models, steps = len({*map(id, probes)}), min(probe["timed_steps"] for probe in probes)
-        text = f"measured on {probes[0]['device']}: {models} models, each alone, "
-        text += f"medians of {steps} steps"
-        if any(
-            row["probe"]
-            and row["probe"]["timed_micro_batches"] < run.config.train.grad_accumulation
-            for run, row in zip(plan.runs, rows, strict=True)
-        ):
-            text += ", extrapolated from two micro-batches"
-        times = [row["seconds"] for row in rows if row["seconds_from"] == "probe"]
-        total = format_duration(sum(times))
-        notes.append(f"{text}; {total} for {len(times)} runs with their evaluations")
+        measured = f"measured on {probes[0]['device']}: {models} models, each alone"
+        notes.append(f"{measured}, medians of at least {steps} steps")
     elif "machine" in sources:
         guess = "~ estimated from this CPU's matrix product speed, within a factor of two"
         notes.append(f"{guess}; make plan PROBE=1 measures it")
-    elif gpu := rows[0]["gpu"] if rows else "":
+    elif gpu := rows[0]["gpu"]:
         share = f"at {100 * GPU_SHARE:.0f} % of the peak of {gpu}, within a factor of two"
         slower = "; - attention that reaches less" * ("unknown" in sources)
         notes.append(f"~ {share}{slower}; make plan PROBE=1 measures it on the card")
@@ -336,18 +303,16 @@ def _look_note(plan: Plan) -> str:
 
 def summary_line(plan: Plan, rows: Sequence[Row]) -> str:
     """Summarize the plan: ``ratio study (paper_repro), 19 x 3 seeds, 57 runs, 41 done, …``."""
-    variants, seeds = len({run.variant.slug for run in plan.runs}), len(plan.seeds)
+    variants = len({run.variant.slug for run in plan.runs})
     name = _STUDY_NAMES.get(plan.study, f"{plan.study} study")
     parts = [
         f"{name} ({plan.base.repro.profile})",
-        f"{variants} x {seeds} seed{'s' * (seeds > 1)}",
-        f"{len(rows)} run{'s' * (len(rows) != 1)}",
+        f"{variants} x {count(len(plan.seeds), 'seed')}",
+        count(len(rows), "run"),
     ]
-    counts = {
-        state: sum(row["state"] == state for row in rows)
-        for state in (*_DONE, "failed", "running", "damaged")
-    }
-    parts += [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
+    for state in (*_DONE, "failed", "running", "damaged"):
+        number = sum(row["state"] == state for row in rows)
+        parts += [f"{number} {state}"] if number or state == "done" else []
     left = [row["seconds_left"] for row in rows if row["state"] not in _DONE]
     if left and None not in left:
         machine, jobs = plan.base.machine, plan.base.study.jobs

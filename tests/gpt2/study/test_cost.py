@@ -128,8 +128,8 @@ def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd)
     progress = [line for line in capfd.readouterr().err.splitlines() if "PROBE" in line]
     assert len(progress) == 3 and "1/2" in progress[1] and "eta" in progress[1]
     text = planning_view.plan_text(plan, views)
-    assert "measured on a CPU: 2 models, each alone, medians of 10 steps" in text
-    assert "08:18 for 6 runs with their evaluations" in text and "~" not in text
+    assert "measured on a CPU: 2 models, each alone, medians of at least 10 steps" in text
+    assert "~" not in text
     # 64 sequences of 128 tokens.
     assert "step ms" in text.splitlines()[0] and " 500.0 " in text and " 16.4k " in text
     document = json.loads(planning_view.to_json(plan, views))["runs"][1]
@@ -162,14 +162,4 @@ def test_a_model_that_cannot_be_timed_is_named(planned: Planned, monkeypatch) ->
     assert first["seconds"] is second["seconds"] is None and third["seconds"] == 52.0
     text = planning_view.plan_text(plan, views)
     assert f"{first['label']}: not measured: out of memory" in text
-    assert (
-        f"{second['label']}: not measured: no answer within 300 s" in text and "for 1 runs" in text
-    )
-
-
-def test_an_extrapolated_step_is_marked(planned: Planned, monkeypatch) -> None:
-    parts = {**STEP, "timed_steps": 3, "timed_micro_batches": 2}
-    probed(monkeypatch, parts)
-    plan = planned(GLOBAL_BATCH=64, BATCH_SIZE=8, GRAD_ACCUMULATION=8)
-    text = planning_view.plan_text(plan, planning_view.look(plan, probe=True))
-    assert "medians of 3 steps, extrapolated from two micro-batches" in text
+    assert f"{second['label']}: not measured: no answer within 300 s" in text
