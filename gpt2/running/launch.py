@@ -12,8 +12,7 @@ from gpt2.config import Config
 from gpt2.running.backend import Gpt2Backend
 from gpt2.running.preflight import TrainingPlace, check_data, check_machine, check_weights
 from gpt2.running.results import StudyResults, judged_document, write_results
-from gpt2.study.looks import AUTO_SEEDS
-from gpt2.study.plan import Plan, declared_verdicts, table_plan, with_runs
+from gpt2.study.plan import AUTO_SEEDS, Plan, declared_verdicts, table_plan, with_runs
 from lib.console import confirm, log
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process

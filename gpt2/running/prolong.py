@@ -116,7 +116,8 @@ def with_other_forks(plan: Plan) -> Plan:
     if UNCHANGED not in variants:
         log("NEXT", "without SET=, make prolong trains the continuation without a change")
     runs = [replace(run, variant=variants[run.variant.slug]) for run in runs]
-    return replace(plan, runs=runs, variants=list(variants.values()))
+    whole = {run.variant.slug: (run.variant, run.config) for run in runs}
+    return replace(plan, runs=runs, whole=list(whole.values()))
 
 
 def _recorded(plan: Plan) -> Iterator[Run[Config]]:

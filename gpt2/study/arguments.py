@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.config import StudyConfig
-from gpt2.study.looks import AUTO_SEEDS
-from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
+from gpt2.study.plan import AUTO_SEEDS, Plan, config_layers, make_plan, table_plan
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.errors import ConfigError, Problem
 from lib.runner.hooks import command_words

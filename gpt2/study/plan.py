@@ -1,10 +1,11 @@
 """From a configuration to its runs: a study, a test matrix, a sweep or a single training."""
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpt2.config import Config, refuse_unpaired_compile
 from gpt2.memory.micro_batch import (
@@ -16,7 +17,6 @@ from gpt2.memory.micro_batch import (
 )
 from gpt2.study.designs import combinations
 from gpt2.study.judgeable import unit_of
-from gpt2.study.looks import AUTO_SEEDS, AutoSeeds, auto_seeds, verdict_plan
 from gpt2.study.resolve import resolve_config, resolve_study
 from gpt2.study.step import Study
 from gpt2.study.study_file import AA, AGAIN, study_of
@@ -26,14 +26,38 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT
-from lib.report.declarations import VerdictPlan
+from lib.report.declarations import VerdictPlan, judged_seeds, read_declarations, share_at
+from lib.report.judge import judge
 from lib.report.options import LookPlan
+from lib.report.statistics import VerdictRule
+from lib.report.study import planned_contrasts, read_study
+from lib.runs.identity import configuration_digest
 from lib.runs.run import Run, RunVariant, build_runs, parse_seeds, run_name
 
 # Default configuration of train_ra_mla.py and of checks if there is no .config.
 STUDY_DEFCONFIG = "gpt2-ratio-ablation"
+# The value of SEEDS that trains until every comparison has a word.
+AUTO_SEEDS = "auto"
 
 Block = Sequence[tuple[RunVariant, Config]]
+
+
+@dataclass(frozen=True)
+class AutoSeeds:
+    """The seeds of SEEDS=auto up to the next look, and the variants that each seed trains."""
+
+    # Seed → names of its variants.
+    variants: Mapping[int, frozenset[str]]
+    # Number of the next look, and of seeds at each look that is left; empty if no look is.
+    number: int
+    looks: tuple[int, ...]
+    # Number of seeds at the last look, and of variants that the next seeds train.
+    last: int
+    open_variants: int
+
+    @property
+    def most_later_runs(self) -> int:
+        return (self.looks[-1] - self.looks[0]) * self.open_variants if self.looks else 0
 
 
 @dataclass(frozen=True)
@@ -49,8 +73,8 @@ class Plan:
     runs: Sequence[Run[Config]]
     # Every variant that resolves, independent of STEPS, with the seed of ``base``.
     every: Block = ()
-    # The variants of the configured study, independent of STEPS.
-    variants: Sequence[RunVariant] = ()
+    # The part of ``every`` that the configured study has, with its controls.
+    whole: Block = ()
     # Steps, and combinations of a matrix or sweep, that break a rule of the configuration.
     left_out: Sequence[Problem] = ()
     # The axes of a sweep that replaces the configured runs, else "".
@@ -75,6 +99,10 @@ class Plan:
     def unit(self) -> str:
         """Return the unit of the losses."""
         return unit_of(self.ablation, self.base)
+
+    @property
+    def variants(self) -> list[RunVariant]:
+        return [variant for variant, _ in self.whole]
 
     @property
     def seeds(self) -> list[int]:
@@ -103,28 +131,38 @@ class Plan:
         return [run for run in self.runs if any(run.matches(word) for word in words)]
 
 
-def declared_verdicts(plan: Plan) -> VerdictPlan:
-    """Return rule, looks, seeds and comparisons of the plan, and what its study declared earlier.
-
-    Raises ConfigError if the declarations in its folder are damaged.
-    """
-    configs = {variant.slug: config for variant, config in plan.every}
-    configs |= {run.variant.slug: run.config for run in plan.runs}
-    block = [(v, configs.get(v.slug, plan.base)) for v in plan.variants]
-    return verdict_plan(
-        plan.base,
-        planned_looks(plan),
-        block,
-        folder=plan.folder,
-        seeds=plan.seeds,
-        judged=plan.judged,
-        unit=plan.unit,
-    )
-
-
 def planned_looks(plan: Plan) -> LookPlan:
     """Return the looks at which verdicts are planned: a list of seeds has one, at its end."""
     return plan.looks or LookPlan.fixed(len(plan.seeds))
+
+
+def declared_verdicts(plan: Plan) -> VerdictPlan:
+    """Return rule, looks, seeds and comparisons of the plan, and what its study declared earlier.
+
+    A study that is not judged declares no comparison. Raises ConfigError if the declarations in its
+    folder are damaged.
+    """
+    options, study = plan.base.verdicts, plan.base.study
+    is_factorial = study.mode == "test_matrix_mode" and study.design == "factorial"
+    declared = VerdictPlan(
+        VerdictRule(
+            options.variance,
+            options.alpha,
+            options.band,
+            options.power,
+            plan.base.repro.finalist_min_seeds,
+        ),
+        options.against,
+        options.interactions if is_factorial else None,
+        looks=planned_looks(plan),
+        seeds=tuple(sorted(set(plan.seeds))),
+        configurations={v.slug: configuration_digest(c.identity()) for v, c in plan.whole},
+        declarations=read_declarations(plan.folder),
+        folder=plan.folder,
+        judged=plan.judged,
+        unit=plan.unit,
+    )
+    return replace(declared, declared=planned_contrasts(plan.variants, declared))
 
 
 def config_layers(build_dir: Path) -> list[ConfigLayer]:
@@ -215,12 +253,9 @@ def with_runs(plan: Plan, steps: str = "", seeds: str = "") -> Plan:
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
     numbers = parse_seeds("" if automatic else seeds) or _configured_seeds(plan)
     has_controls = automatic or len(numbers) >= plan.base.repro.finalist_min_seeds
-    whole = _chosen(plan, "", has_controls)
-    auto = None
-    if automatic:
-        runs_of = partial(_runs_of, plan.folder, whole)
-        auto = auto_seeds(plan.base, plan.folder, whole, runs_of, plan.judged, plan.unit)
-        numbers = tuple(auto.variants)
+    plan = replace(plan, runs=(), whole=_chosen(plan, "", has_controls), auto=None)
+    auto = _auto_seeds(plan) if automatic else None
+    numbers = tuple(auto.variants) if auto else numbers
     tree = KconfigTree()
     for seed in {min(numbers), max(numbers)} if numbers else ():
         tree.resolve([ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
@@ -228,8 +263,7 @@ def with_runs(plan: Plan, steps: str = "", seeds: str = "") -> Plan:
     refuse_unpaired_compile([config for _, config in block])
     runs = _runs_of(plan.folder, block, numbers, auto.variants if auto else None)
     looks = plan.base.verdicts.look_plan if auto else LookPlan.fixed(len(numbers))
-    variants = [variant for variant, _ in whole]
-    return replace(plan, runs=runs, variants=variants, auto=auto, looks=looks)
+    return replace(plan, runs=runs, auto=auto, looks=looks)
 
 
 def _runs_of(
@@ -293,6 +327,70 @@ def _with_controls(block: Block) -> Block:
     title = f"{variant.slug} again: the noise of one seed"
     repeat = RunVariant(f"{variant.slug}-{AGAIN}", title, parent=variant.slug, is_repeat=True)
     return [*block, (repeat, config)]
+
+
+# SEEDS=auto.
+
+
+def _auto_seeds(plan: Plan) -> AutoSeeds:
+    """Return the seeds of the next look, after the looks that are judged on the runs in the folder.
+
+    Raises ConfigError if there is nothing to compare, or the declarations cannot be read.
+    """
+    config = plan.base
+    declared = declared_verdicts(replace(plan, looks=config.verdicts.look_plan))
+    if not declared.contrasts:
+        what = "nothing to compare (expected a study, a test matrix or a sweep)"
+        advice = "type: make defconfig-gpt2-ratio-ablation, or make SEEDS=1,2,3"
+        if not plan.judged:
+            what, advice = "the file of the study has judge = false", "type: make SEEDS=1,2,3"
+        raise ConfigError(Problem(what, "SEEDS=auto", advice, code="config.conflict"))
+    first = config.verdicts.looks[0]
+    if first < declared.rule.min_seeds:
+        what = f"VERDICT_LOOKS: first look at {first} seeds (expected FINALIST_MIN_SEEDS="
+        raise ConfigError(Problem(f"{what}{declared.rule.min_seeds})", code="config.conflict"))
+    judged: Mapping[str, Any] = judge([], {}, declared)
+    if looked := judged["looks"]:
+        runs = _runs_of(plan.folder, plan.whole, sorted({s for look in looked for s in look.seeds}))
+        # No look is taken: these are the words at the looks declared so far.
+        judged = read_study("", runs, replace(declared, exploratory=True)).judged
+    taken, look_plan = judged["looks"], judged["look_plan"]
+    last = judged_seeds(taken)
+    everything = frozenset(variant.slug for variant in plan.variants)
+    trained = [everything, *(_open(declared, closed, plan.variants) for closed in judged["closed"])]
+    # The numbers of seeds at the looks to come: planned, then configured since.
+    end = max(last, look_plan.seeds[-1])
+    extended = (n for n in config.verdicts.looks if n > end and share_at(look_plan, taken, n) > 0)
+    looks = (*(n for n in look_plan.seeds if n > last), *extended)
+    if judged["waiting"]:
+        # Its comparisons are judged before further seeds are trained.
+        trained.pop()
+        looks = (last, *looks)
+    elif not trained[-1]:
+        looks = ()
+    seeds = {
+        s: trained[min(k, len(trained) - 1)]
+        for k, look in reversed([*enumerate(taken)])
+        for s in look.seeds
+    }
+    seeds = dict(sorted(seeds.items()))
+    fresh = (seed for seed in itertools.count(config.seed) if seed not in seeds)
+    for _ in range((looks[0] if looks else last) - last):
+        seeds[next(fresh)] = trained[-1]
+    number = len(taken) + (not judged["waiting"])
+    return AutoSeeds(seeds, number, looks, last, len(trained[-1]))
+
+
+def _open(
+    declared: VerdictPlan, closed: frozenset[str], variants: Sequence[RunVariant]
+) -> frozenset[str]:
+    """Return the variants of the open comparisons, and their baselines and A/A steps."""
+    contrasts = declared.contrasts.items()
+    names = {arm for name, contrast in contrasts if name not in closed for arm in contrast.weights}
+    if names:
+        names.update([v.slug for v in variants if not v.parent][:1])
+        names.update(variant.slug for variant in variants if variant.is_control)
+    return frozenset(names)
 
 
 # The runs of a table.

@@ -7,9 +7,9 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.records.compare import declared_axes, symbol_names
-from gpt2.study.looks import _open_variants
 from gpt2.study.plan import (
     Plan,
+    _open,
     config_layers,
     declared_verdicts,
     make_plan,
@@ -105,10 +105,10 @@ def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):
     assert slugs(plan) == ["baseline", "golden", "ra", "baseline-aa"]
     variants = plan.variants
     declared = declared_verdicts(plan)
-    trained = _open_variants(declared, frozenset({"golden vs baseline"}), variants)
+    trained = _open(declared, frozenset({"golden vs baseline"}), variants)
     assert trained == {"baseline", "ra", "baseline-aa"}
     everything = frozenset({"golden vs baseline", "ra vs baseline"})
-    assert _open_variants(declared, everything, variants) == set()
+    assert _open(declared, everything, variants) == set()
 
 
 @pytest.mark.parametrize(

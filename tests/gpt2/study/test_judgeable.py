@@ -4,8 +4,7 @@ import pytest
 
 from gpt2.check.cases import plan_cases
 from gpt2.records.files import identity_symbols
-from gpt2.study.looks import verdict_plan
-from gpt2.study.plan import config_layers, make_plan, planned_looks, table_plan
+from gpt2.study.plan import config_layers, declared_verdicts, make_plan, table_plan
 from gpt2.study.power import study_power
 from lib.errors import ConfigError
 from lib.report.contrasts import contrasts_of
@@ -111,7 +110,7 @@ def test_the_unit_is_part_of_the_rule_if_it_is_not_nats(study):
     rules = []
     for keys in ("", BITS):
         plan = planned_study(study("RECIPROCAL = true", keys=keys))
-        rules.append(verdict_plan(plan.base, planned_looks(plan), unit=plan.unit).rule_record)
+        rules.append(declared_verdicts(plan).rule_record)
     assert "unit" not in rules[0] and rules[1] == {**rules[0], "unit": "bits_per_byte"}
     # The runs are the same.
     assert "VERDICT_UNIT" not in identity_symbols()
