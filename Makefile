@@ -88,9 +88,9 @@ reads = $(if $(filter-out $(2),$(KABLATE_GIVEN))$(FAST),@$(HELP) --reads $(1))
 CONFIGURED := all data plan status watch stop slurm rerun prolong preflight report verdicts figures \
 	claims verify-results export bench
 OPTIONAL := check reproduce ls clean-runs audit compare evaluate generate
-PLAIN := menuconfig list-defconfigs savedefconfig olddefconfig randconfig diffconfig \
-	why bench-nsa validate-machine
-ALONE := test style setup help completion clean mrproper
+PLAIN := menuconfig list-defconfigs savedefconfig olddefconfig randconfig why \
+	bench-nsa validate-machine
+ALONE := test style setup help completion clean
 TARGETS := $(CONFIGURED) $(OPTIONAL) $(PLAIN) $(ALONE)
 # A goal that is no target is refused, also if it is a folder or a file; the generated files, in whose
 # names may be blanks, are targets too. bash completion asks for .DEFAULT.
@@ -169,9 +169,5 @@ clean:
 	$(Q)! test -w . || rm -rf .pytest_cache \
 		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
 
-mrproper: clean
-	$(Q)for file in '' .old .origins; do rm -f $(call quote,$(DOTCONFIG))$$file; done
-	$(Q)if [ -L $(venv) ]; then rm $(venv); \
-		elif [ -e $(stamp) ]; then rm -rf $(venv); fi
 
 endif

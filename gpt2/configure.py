@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kconfiglib import escape
-
 from gpt2.config import Config, StudyConfig
 from gpt2.random_config import random_settings
 from gpt2.study.resolve import step_layers
@@ -38,9 +36,6 @@ from lib.config.layers import (
     ConfigLayer,
     ResolvedConfig,
     parse_command_line_settings,
-    parse_text,
-    read_file,
-    to_kconfig_text,
 )
 from lib.config.tree import KconfigTree
 from lib.console import confirm, folded, log, terminal_columns
@@ -148,11 +143,7 @@ def _changes(place: ConfigWorkspace, resolution: ResolvedConfig) -> str:
     if not (place.config_py.exists() and place.config.exists()):
         return ""
     before, after = read_generated(place)[0], resolution.values
-    names = before.keys() | after.keys()
-    count = sum(
-        (name in before, before.get(name)) != (name in after, after.get(name)) for name in names
-    )
-    return f", {count} changed since the last write"
+    return f", {len(after.items() - before.items())} new or changed since the last write"
 
 
 def menuconfig(options: Namespace) -> int:
@@ -183,29 +174,11 @@ def _edit(tree: KconfigTree, path: Path) -> None:
     from menuconfig import menuconfig as edit_in_menu
 
     _, adapted, dropped = _adapted(tree, path)
-    before = with_origins(tree, tree.resolve([adapted]), path)
+    tree.resolve([adapted])
     _log_dropped(dropped)
-    content = path.read_bytes() if path.exists() else b""
     # Absolute, because kconfiglib also searches the source tree for a relative path.
     os.environ["KCONFIG_CONFIG"] = str(path.absolute())
     edit_in_menu(tree.kconf)
-    if path.exists() and path.read_bytes() != content:
-        record_edits(tree, before, path)
-
-
-def record_edits(tree: KconfigTree, before: ResolvedConfig, path: Path) -> None:
-    """Update the origins of ``path``: values that differ from ``before`` come from menuconfig."""
-    after = tree.resolve([read_config(path)])
-    origins = dict(after.origins)
-    for name, origin in after.origins.items():
-        first, item = before.origins[name], tree.find(name)
-        assert item is not None, name
-        if origin and first and before.values[name] == after.values[name]:
-            origins[name] = first
-        elif origin:
-            is_default = tree.default(item) == to_kconfig_text(after.values[name])
-            origins[name] = None if is_default else dataclasses.replace(origin, label="menuconfig")
-    tree.write_config(dataclasses.replace(after, origins=origins), path)
 
 
 def why(options: Namespace) -> str:
@@ -232,41 +205,6 @@ def why(options: Namespace) -> str:
         layers += step_layers(study, selected[0])
     explanation = explain_value(tree, resolve_config(tree, place.config, *layers), options.sym)
     return _document(explanation) if options.json else format_explanation(explanation)
-
-
-def diffconfig(options: Namespace) -> str:
-    """List the differences between two configurations, in the format of the kernel's diffconfig.
-
-    kablate diffconfig                          .config.old and .config
-    kablate diffconfig gpt2-124m gpt2-124m+cpu  each a file or a NAME[+FRAGMENT...]
-    """
-    place = _place(options)
-    old = place.config.with_name(place.config.name + ".old")
-    if not options.a and not old.exists():
-        what, advice = "no previous configuration to compare with", "type: make diffconfig A=NAME"
-        raise ConfigError(Problem(what, str(old), advice, code="config.missing"))
-    a, b = _assignments(options.a or str(old)), _assignments(options.b or str(place.config))
-    removed = {name: a[name] for name in sorted(a.keys() - b.keys())}
-    changed = {n: (a[n], b[n]) for n in sorted(a.keys() & b.keys()) if a[n] != b[n]}
-    added = {name: b[name] for name in sorted(b.keys() - a.keys())}
-    if options.json:
-        return _document({"removed": removed, "changed": changed, "added": added})
-    lines = [f"-{name} {value}" for name, value in removed.items()]
-    lines += [f" {name} {old} -> {new}" for name, (old, new) in changed.items()]
-    lines += [f"+{name} {value}" for name, value in added.items()]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _assignments(source: str) -> dict[str, str]:
-    """Return values by name, strings in quotes; a file as written, a NAME[+FRAGMENT...] in full."""
-    if "/" in source or source.startswith(".") or Path(source).exists():
-        layer = read_file(Path(source), "config")
-    else:
-        text = KconfigTree().config_text(defconfig_layers(ROOT, source))
-        layer = parse_text(text, "config", source)
-    if layer.problems:
-        raise ConfigError(*layer.problems)
-    return {a.name: f'"{escape(a.value)}"' if a.quoted else a.value for a in layer.assignments}
 
 
 def list_defconfigs(options: Namespace) -> str:

@@ -49,7 +49,7 @@ DEFCONFIG            NAME           text       This configuration instead of .co
 TWICE                1              flag       Train .config (or RUN=) twice, and compare
 FORCE                1              flag       Train even if the result will not be comparable
 SYM                  NAME           text       The symbol; NAME=VALUE: whether it would take effect
-A                    RUN            text       The first of two runs, or of two configurations
+A                    RUN            text       The first of two runs
 B                    RUN            text       The second
 AXIS                 SYMBOL,..      text       Settings in which the runs differ on purpose
 LABEL_BY             FIELD,..       text       Settings that may differ too, shown as labels
@@ -94,7 +94,6 @@ defconfig        gpt2.configure:defconfig        <spec> SET DRY_RUN  Load one, w
 savedefconfig    gpt2.configure:savedefconfig  -                     Write the non-default settings to defconfig
 olddefconfig     gpt2.configure:olddefconfig  -                     Update an old .config to the current symbols
 randconfig       gpt2.configure:random           SEED            Write a random valid .config, small; SEED= repeats it
-diffconfig       gpt2.configure:diffconfig       <A> <B> JSON    List the differences of A= and B= (.config.old, .config)
 why              gpt2.configure:why              <SYM> SET STEPS JSON  Show the source of SYM='s value, and its dependencies
 
 Run
@@ -137,7 +136,6 @@ setup            -                               EXTRAS                Create th
 help             -                               V                     Show this text; V=1: all variables
 completion       -                               -                     Completion of bash, zsh: source <(make -s completion)
 clean            -                               -                     Remove generated files; keeps .config, data and results
-mrproper         -                               -                     Also remove .config, and a .venv that make created
 """
 # Variables that several commands read: those that find a run, that plan runs, that train them.
 _SETS = {

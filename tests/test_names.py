@@ -102,7 +102,7 @@ def test_docstrings_without_wrong_names_are_left_alone(prose):
 
 def test_the_tree_knows_its_own_names():
     known = known_names()
-    assert {"all", "plan", "mrproper"} <= known.targets
+    assert {"all", "plan", "clean"} <= known.targets
     assert {"gpt2-ratio-small", "quick"} <= known.configurations
     assert {"JOBS", "N_LAYER", "MODEL_SIZE_TINY", "OPTIMIZER"} <= known.names
     assert {"lib/errors.py", "lib/config", "CODEX.md", "summary.json"} <= known.paths

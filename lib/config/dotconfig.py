@@ -271,8 +271,8 @@ def _unknown(kind: str, name: str, names: dict[str, Path], others: dict[str, Pat
 class ExplicitSetting(TypedDict):
     """Value, kind of source, and location in that source.
 
-    ``label`` is defconfig, fragment, command line or menuconfig; "edited" for a line of ``.config``
-    that was edited by hand; "plan" for a value set by a step, a seed or a sweep.
+    ``label`` is defconfig, fragment or command line; "edited" for a line of ``.config`` that was
+    edited by hand or in the menu; "plan" for a value set by a step, a seed or a sweep.
     """
 
     value: SymbolValue

@@ -41,7 +41,7 @@ class ConfigLayer:
     """Assignments from one source.
 
     ``label`` is one of defconfig, fragment, config (a full ``.config``), constants (a generated
-    ``config.py``, in which a choice is set to its member's name), command line, step, menuconfig.
+    ``config.py``, in which a choice is set to its member's name), command line, step.
     ``problems`` are the unreadable lines; resolving the layer raises them. ``defaults`` are the
     symbols and choices of a full layer that were recorded as defaults; they follow the layers with
     ``moves_defaults``.

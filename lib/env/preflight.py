@@ -73,7 +73,7 @@ def package_problems() -> list[Problem]:
 def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
     if not config.forbid_foreign:
         return []
-    advice = "remove it; make mrproper removes a .venv created by make"
+    advice = "remove it"
     found = [name for name in FOREIGN_FILES if os.path.lexists(root / name)]
     return [
         Problem(f"ENV_FORBID_FOREIGN=y: found {n}", str(root / n), advice, code="env.foreign-file")

@@ -15,7 +15,6 @@ OTHERS = {
 }
 # What a command needs to get as far as the results.
 WORDS = {
-    "diffconfig": ["gpt2-quickstart", "gpt2-shakespeare"],
     "why": ["N_LAYER"],
     "rerun": ["absent"],
     "prolong": ["baseline", "--iters=2", "--seeds=4"],

@@ -34,7 +34,6 @@ NOT_RUN = {
     "clean-runs": "asks",
     "completion": "a target of make alone: tests/test_makefile.py",
     "defconfig": "planned in the short form",
-    "diffconfig": "needs an earlier configuration: tests/test_makefile.py",
     "menuconfig": "needs a terminal: tests/lib/config/test_menuconfig.py",
     "randconfig": "another configuration: tests/test_makefile.py",
     "rerun": "asks",

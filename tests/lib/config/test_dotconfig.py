@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.configure import record_edits
 from lib.config.dotconfig import (
     ConfigWorkspace,
     defconfig_layers,
@@ -145,21 +144,6 @@ def test_missing_config_error_names_the_commands(tree: KconfigTree, tmp_path) ->
     (problem,) = error_of(resolve_config, tree, tmp_path / ".config").problems
     assert (problem.code, problem.where) == ("config.missing", str(tmp_path / ".config"))
     assert "make defconfig-NAME" in problem.next and "make menuconfig" in problem.next
-
-
-def test_menuconfig_changes_are_recorded(tree: KconfigTree, root, tmp_path) -> None:
-    config = tmp_path / ".config"
-    write(tree, defconfig_layers(root, "base"), config)
-    before = resolve_config(tree, config)
-    text = tree.config_text(defconfig_layers(root, "base", "N_LAYER=4 PROJECTION_DENSE=y"))
-    config.write_text(text)
-    record_edits(tree, before, config)
-    found = resolve_config(tree, config)
-    line = text.split("\n").index("CONFIG_N_LAYER=4") + 1
-    assert origins(found)["N_LAYER"] == (f"{config}:{line}", "menuconfig")
-    # PROJECTION is back at its default.
-    assert "PROJECTION" not in origins(found)
-    assert origins(found)["LEARNING_RATE"] == ("defconfigs/base:10", "defconfig")
 
 
 @pytest.mark.parametrize(
