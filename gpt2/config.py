@@ -218,7 +218,6 @@ class TrainConfig:
     gpus: int = kconfig_field("GPUS")
     log_interval: int = kconfig_field("LOG_INTERVAL", identity=False)
     first_steps: int = kconfig_field("FIRST_STEPS", identity=False)
-    first_steps_speed: int = kconfig_field("FIRST_STEPS_SPEED", identity=False)
     eval_interval: int = kconfig_field("EVAL_INTERVAL", identity=False)
     checkpoint_interval: int = kconfig_field("CHECKPOINT_INTERVAL", identity=False)
     long_run_iterations: int = kconfig_field("LONG_RUN_ITERATIONS", identity=False)
@@ -228,9 +227,6 @@ class TrainConfig:
     sample_prompt: str = kconfig_field("SAMPLE_PROMPT", identity=False)
     grad_clip: float = kconfig_field("GRAD_CLIP", low=0.0)
     oom_fallback: bool = kconfig_field("OOM_FALLBACK")
-    oom_micro_batch: bool = kconfig_field("OOM_MICRO_BATCH")
-    oom_checkpointing: bool = kconfig_field("OOM_CHECKPOINTING")
-    oom_checkpointing_first: bool = kconfig_field("OOM_CHECKPOINTING_FIRST")
 
     def __post_init__(self) -> None:
         if not self.batch_size:
@@ -448,11 +444,5 @@ def _identity(value: Any, *, forms: bool) -> Any:
     if isinstance(value, TrainConfig) and value.budget != "flops":
         # The hashes of existing runs do not contain it.
         del identity["max_flops"]
-    if isinstance(value, TrainConfig):
-        # Neither do they contain the usual fallbacks.
-        names = ("oom_micro_batch", "oom_checkpointing", "oom_checkpointing_first")
-        fallbacks = tuple(identity[name] for name in names)
-        if not value.oom_fallback or fallbacks == (True, True, False):
-            identity = {name: part for name, part in identity.items() if name not in names}
     name = vars(type(value)).get("name")
     return {"name": name, **identity} if isinstance(name, str) else identity

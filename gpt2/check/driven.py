@@ -20,9 +20,9 @@ from gpt2.config import Config
 from gpt2.evaluate import DocumentLoss, EvaluationResult, Evaluator
 from gpt2.model import GPT
 from gpt2.training import loop
-from gpt2.training.budget import TrainingClock, run_budget
+from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.records import RecordWriter, StopCondition
-from gpt2.training.state import DataOrder, RankGenerators, TrainingSession, build_state
+from gpt2.training.state import DataOrder, TrainingSession, build_state
 from lib.config.field import SymbolValue
 from lib.optim.options import AdamwspamOptions
 from lib.pruning.layers import NeverPruned, PaddedEmbedding
@@ -192,8 +192,7 @@ class DrivenRun:
         return session
 
     def _session(self, template: TrainingSession) -> TrainingSession:
-        cpu = torch.device("cpu")
-        state = build_state(self.config, cast(GPT, DrivenModel()), template.group, cpu)
+        state = build_state(self.config, cast(GPT, DrivenModel()), template.group)
         compute_in_chunks(state, _CHUNK)
         shared = ("run", "dataset", "tokenizer", "heartbeat", "origin", "init_digests")
         return TrainingSession(
@@ -201,10 +200,9 @@ class DrivenRun:
             **{name: vars(template)[name] for name in shared},
             evaluate=cast(Evaluator, self._evaluated),
             records=_Rows(template, self.rows),
-            budget=run_budget(self.config),
+            budget=TrainingBudget(self.config),
             clock=TrainingClock(lambda: self._seconds),
             order=DataOrder(template.group),
-            generators=RankGenerators(template.group, cpu),
         )
 
     def _evaluated(self, *given: Any) -> EvaluationResult:

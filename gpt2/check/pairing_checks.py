@@ -18,6 +18,7 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.model import GPT
+from gpt2.training import rng
 from gpt2.training.loop import open_session
 from gpt2.training.records import RecordWriter
 from gpt2.training.state import TrainingSession
@@ -171,9 +172,9 @@ def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
     else:
         expected = f"dropout of rank 1 from its stream of SEED={seed}"
         findings += expect(torch.equal(start, second), "dropout-stream", expected, _OTHER_STATE)
-    state = session.generators.state_dict()
+    state = rng.gather_rng_state(session.group, session.device)
     state["torch"] = torch.stack([first, start])
-    session.generators.load_state_dict(state)
+    rng.restore_rng_state(state, session.group, session.device)
     same, expected = torch.equal(torch.get_rng_state(), start), "rank 1 resumes its own dropout"
     findings += expect(same, "dropout-resume", expected, "another state of the generator")
     half = config.train.global_batch // 2

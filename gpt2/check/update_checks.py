@@ -20,7 +20,7 @@ from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.mlp.gate import MlpAttnGate
 from gpt2.nsa.module import BranchGates
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from lib.optim.reference import AdamwspamReference, optimizer_reference
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning.layers import NeverPruned
@@ -346,7 +346,7 @@ def _learning_rate(options: ScheduleOptions, step: float, steps: int) -> float:
 
 def _configured(config: Config) -> list[CheckFinding]:
     """Check length and batch of the configured run against the symbols' values."""
-    budget, stretch, values = run_budget(config), _stretch(config), config.values
+    budget, stretch, values = TrainingBudget(config), _stretch(config), config.values
     number: dict[str, Any] = dict(values)
     symbols = ("BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "BLOCK_SIZE")
     tokens = math.prod(number[name] for name in symbols)

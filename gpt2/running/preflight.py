@@ -16,7 +16,7 @@ from gpt2.config import Config
 from gpt2.data.dataset import open_dataset
 from gpt2.data.prepare import prepare_dataset
 from gpt2.model_config import ModelConfig
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from gpt2.weights.match import weight_mismatches
 from gpt2.weights.source import download_weights
 from lib.console import log
@@ -56,7 +56,7 @@ def long_run_problems(config: Config) -> list[Problem]:
 
     A run is long from ``LONG_RUN_ITERATIONS`` on, or with a time budget of an hour.
     """
-    budget, train = run_budget(config), config.train
+    budget, train = TrainingBudget(config), config.train
     if budget.is_time and budget.seconds < LONG_SECONDS:
         return []
     if not budget.is_time and budget.iterations < train.long_run_iterations:
@@ -76,7 +76,7 @@ def long_run_problems(config: Config) -> list[Problem]:
 
 def length(config: Config) -> str:
     """Format the budget of a run: ``50,000 it``, or ``7,200 s``."""
-    budget = run_budget(config)
+    budget = TrainingBudget(config)
     return f"{budget.seconds:,.0f} s" if budget.is_time else f"{budget.iterations:,} it"
 
 

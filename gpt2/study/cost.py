@@ -11,7 +11,7 @@ from gpt2.attention.backends import Place
 from gpt2.config import Config
 from gpt2.memory.micro_batch import run_predict
 from gpt2.running import PRELOADED_MODULES
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from lib.console import log
 from lib.env import speed
 from lib.env.gpu import find_gpu, peak_tflops
@@ -36,7 +36,7 @@ Estimate = dict[str, Any]
 
 def evaluations(config: Config) -> int:
     """Return the number of evaluations of a run with a budget in iterations: the final one, too."""
-    interval, iterations = config.train.eval_interval, run_budget(config).iterations
+    interval, iterations = config.train.eval_interval, TrainingBudget(config).iterations
     return 1 + (max(0, iterations - 1) // interval if interval else 0)
 
 

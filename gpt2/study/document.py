@@ -13,7 +13,7 @@ from kconfiglib import Choice
 
 from gpt2.config import Config
 from gpt2.study.plan import Plan
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from lib.config.field import SymbolValue
 from lib.config.layers import to_kconfig_text
 from lib.config.private import PRIVATE_SYMBOLS
@@ -67,7 +67,7 @@ def _question(plan: Plan) -> list[str]:
 
 
 def _model(run: Run[Config]) -> str:
-    config, shape, budget = run.config, run.config.model.shape, run_budget(run.config)
+    config, shape, budget = run.config, run.config.model.shape, TrainingBudget(run.config)
     length = (
         f"{budget.seconds} seconds"
         if budget.is_time

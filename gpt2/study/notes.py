@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from gpt2.attention.backends import gpu_notes
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from lib.env import speed
 
 
@@ -20,7 +20,7 @@ def notes(config: Config) -> list[ConfigNote]:
             lines.append(ConfigNote(f"{text}with torch's on the GPU before training"))
     elif speed.emulates_bf16(machine):
         lines.append(ConfigNote(speed.EMULATED, warns=True))
-    warm_up, iterations = config.schedule.warmup_steps, run_budget(config).iterations
+    warm_up, iterations = config.schedule.warmup_steps, TrainingBudget(config).iterations
     if 0 < iterations <= warm_up:
         text = (
             f"WARMUP_STEPS={warm_up}: the run ends in its warm-up, after {iterations:,} iterations"

@@ -15,7 +15,7 @@ from gpt2.study.cost import GPU_SHARE, estimated_on_gpu, estimated_speed, evalua
 from gpt2.study.notes import note_lines
 from gpt2.study.plan import Plan
 from gpt2.study.power import power_text, study_power
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from lib.console import folded
 from lib.env.gpu import count_gpus, cpu_model, find_gpu, usable_cores
 from lib.errors import visible
@@ -94,7 +94,7 @@ def _sizes(model: ModelConfig) -> Row:
 
 def _progress(run: Run[Config], tree: TreeDigests) -> Row:
     """Return what the directory of a run contains, and its budget."""
-    record, budget = RunRecord(RunDir(run.path)), run_budget(run.config)
+    record, budget = RunRecord(RunDir(run.path)), TrainingBudget(run.config)
     state, problem, changes = _state(run, record, tree)
     timing = latest = None
     with contextlib.suppress(RecordError, IndexError):
@@ -154,7 +154,7 @@ def _state(
 def _add_time(row: Row, config: Config, estimate: Row) -> None:
     """Add the expected time, and its source: measured (done), configured (a time budget), or estimated."""
     row |= {"gpu": "", "peak_bytes": None, "probe": None, "unmeasured": "", **estimate}
-    speed, probe, budget = row.pop("flops_per_second", None), row["probe"], run_budget(config)
+    speed, probe, budget = row.pop("flops_per_second", None), row["probe"], TrainingBudget(config)
     if row["seconds"] is not None:
         row["seconds_from"] = "measured"
     elif budget.is_time:

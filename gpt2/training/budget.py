@@ -6,10 +6,9 @@ Imports no torch.
 import math
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
-from gpt2.config import Config, TrainConfig
+from gpt2.config import Config
 
 
 class TrainingClock:
@@ -23,53 +22,37 @@ class TrainingClock:
     @property
     def seconds(self) -> float:
         """Return the total so far, including an open block."""
-        running = 0.0 if self._started is None else self._clock() - self._started
-        return self._before + running
+        return self._before + (0.0 if self._started is None else self._clock() - self._started)
 
     def resume_at(self, seconds: float) -> None:
-        """Continue from the ``seconds`` of an earlier process."""
-        assert self._started is None
         self._before = seconds
 
     def __enter__(self) -> Self:
         self._started = self._clock()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._before, self._started = self.seconds, None
 
 
 class TrainingBudget:
-    """Training budget in iterations or seconds: ``stretch`` times the configured length.
+    """Budget of a run in iterations or seconds, stretched by the factor of its pruning options.
 
     Progress runs from 0 to 1. For time it is measured after each step and recorded, because results
     depend on it; for the other kinds it is known in advance.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        block_size: int,
-        warmup_steps: int,
-        stretch: float = 1.0,
-        flops_per_token: float = 0.0,
-    ) -> None:
+    def __init__(self, config: Config) -> None:
+        train, stretch = config.train, config.pruning.stretch
         self.stretch = stretch
-        self.tokens_per_iteration = config.tokens_per_iteration(block_size)
-        flops_per_iteration = flops_per_token * self.tokens_per_iteration
+        self.tokens_per_iteration = train.tokens_per_iteration(config.model.shape.block_size)
         # 0 for a time budget.
-        iterations = _iterations(config, self.tokens_per_iteration, flops_per_iteration)
-        self.iterations = round(iterations * stretch)
+        self.iterations = round(_iterations(config, self.tokens_per_iteration) * stretch)
         # 0 for any other budget.
-        self.seconds = config.max_time_seconds * stretch if config.budget == "time" else 0.0
-        self._warmup_steps = warmup_steps
-        # Unknown and unused during the warm-up.
-        self._measured_warmup_progress = 1.0 if warmup_steps else 0.0
+        self.seconds = train.max_time_seconds * stretch if train.budget == "time" else 0.0
+        self._warmup_steps = config.schedule.warmup_steps
+        # Progress at the end of the warm-up; unknown and unused during it.
+        self.measured_warmup = 1.0 if self._warmup_steps else 0.0
 
     @property
     def is_time(self) -> bool:
@@ -80,7 +63,7 @@ class TrainingBudget:
     def warmup_progress(self) -> float:
         """Return the progress at which the learning rate warm-up ended; 1 during the warm-up."""
         if self.is_time:
-            return self._measured_warmup_progress
+            return self.measured_warmup
         return min(1.0, self._warmup_steps / self.iterations)
 
     def progress(self, iteration: int, seconds: float) -> float:
@@ -89,38 +72,18 @@ class TrainingBudget:
             return min(1.0, iteration / self.iterations)
         progress = min(1.0, seconds / self.seconds)
         if iteration == self._warmup_steps:
-            self._measured_warmup_progress = progress
+            self.measured_warmup = progress
         return progress
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the state that a resumed run cannot recompute."""
-        return {"warmup_progress": self._measured_warmup_progress}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from ``state``."""
-        self._measured_warmup_progress = state["warmup_progress"]
-
-
-def run_budget(config: Config) -> TrainingBudget:
-    """Return the budget of a run, stretched by the factor of its pruning options."""
-    block_size, warmup_steps = config.model.shape.block_size, config.schedule.warmup_steps
-    flops = config.model.flops_per_token()
-    return TrainingBudget(config.train, block_size, warmup_steps, config.pruning.stretch, flops)
-
-
-def remaining_seconds(progress: float, seconds: float) -> float | None:
-    """Return the remaining training time at the average speed, or None before the first step."""
-    return seconds * (1.0 - progress) / progress if progress > 0.0 else None
-
-
-def _iterations(config: TrainConfig, tokens_per_iteration: int, flops_per_iteration: float) -> int:
-    match config.budget:
+def _iterations(config: Config, tokens_per_iteration: int) -> int:
+    train = config.train
+    match train.budget:
         case "iterations":
-            return config.max_iters
+            return train.max_iters
         case "tokens":
-            return -(-config.max_tokens // tokens_per_iteration)
+            return -(-train.max_tokens // tokens_per_iteration)
         case "flops":
-            return math.ceil(config.max_flops / flops_per_iteration)
-        case "time":
-            return 0
-    raise ValueError(f"unknown budget {config.budget!r}; known: iterations, tokens, flops, time")
+            flops = config.model.flops_per_token() * tokens_per_iteration
+            return math.ceil(train.max_flops / flops)
+    return 0

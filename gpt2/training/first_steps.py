@@ -8,7 +8,7 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.training.state import TrainingSession
-from lib.runs.rows import HeartbeatRow, TrainRow
+from lib.runs.rows import TrainRow
 from lib.tracking.stability import instability_text
 from lib.tracking.watch import (
     WatchedRecords,
@@ -17,9 +17,9 @@ from lib.tracking.watch import (
     scaled_span,
 )
 
-# Log intervals excluded for compilation and the allocator's growth.
-_STARTUP_INTERVALS = 2
-_MIN_INTERVALS = 5
+# Log intervals excluded for compilation and the allocator's growth, and those that must remain.
+_STARTUP_INTERVALS, _MIN_INTERVALS = 2, 5
+_SPEED_PERCENT = 25
 # A note, no failure of the run: other programs slow it down too.
 _NOTE = "speed"
 # Criterion → whether it passed, and a description; criteria without data are absent.
@@ -34,27 +34,11 @@ def log_health_check(session: TrainingSession) -> None:
     now, interval = session.iteration, session.config.train.log_interval
     # Also in a run that was interrupted since the line before.
     before = (now - 1) // interval * interval
-    steps = first_steps(session)
-    if session.group.is_main and before < steps <= now:
-        criteria = _criteria(session, steps)
+    if session.group.is_main and before < first_steps(session) <= now:
+        steps, criteria = first_steps(session), check_first_steps(session)
         failed = failed_criteria(criteria)
         write = session.records.line if set(failed) - {"stability"} else session.records.log
         write("WARN" if failed else "FIRST", criteria_text(steps, criteria))
-
-
-def check_first_steps(session: TrainingSession) -> dict[str, Any] | None:
-    """Return the result for the summary; None before the end of the first steps, or without any."""
-    steps = first_steps(session)
-    if not 0 < steps <= session.iteration:
-        return None
-    criteria = _criteria(session, steps)
-    return {
-        "steps": steps,
-        "passed": not failed_criteria(criteria),
-        "criteria": {
-            name: {"passed": passed, "found": text} for name, (passed, text) in criteria.items()
-        },
-    }
 
 
 def first_steps(session: TrainingSession) -> int:
@@ -62,8 +46,22 @@ def first_steps(session: TrainingSession) -> int:
     return scaled_span(session.config.train.first_steps, session.budget.iterations)
 
 
+def summary_of_first_steps(session: TrainingSession) -> dict[str, Any] | None:
+    """Return the result for the summary; None before the end of the first steps, or without any."""
+    if not 0 < first_steps(session) <= session.iteration:
+        return None
+    criteria = check_first_steps(session)
+    found = {name: {"passed": passed, "found": text} for name, (passed, text) in criteria.items()}
+    passed = not failed_criteria(criteria)
+    return {"steps": first_steps(session), "passed": passed, "criteria": found}
+
+
+def check_first_steps(session: TrainingSession) -> Criteria:
+    facts = read_watched_records(session.run, time.time())
+    return evaluate_criteria(facts, session.config, first_steps(session))
+
+
 def failed_criteria(criteria: Criteria) -> list[str]:
-    """Return the criteria of the run that failed."""
     return [name for name, (passed, _) in criteria.items() if not passed and name != _NOTE]
 
 
@@ -75,10 +73,6 @@ def criteria_text(steps: int, criteria: Criteria) -> str:
     ordered = sorted(criteria.items(), key=lambda item: item[0] == _NOTE)
     texts = [text if ok else f"{text}, as if other programs ran" for _, (ok, text) in ordered]
     return f"first {steps:,} it passed: {', '.join(texts)}"
-
-
-def _criteria(session: TrainingSession, steps: int) -> Criteria:
-    return evaluate_criteria(read_watched_records(session.run, time.time()), session.config, steps)
 
 
 def evaluate_criteria(facts: WatchedRecords, config: Config, steps: int) -> Criteria:
@@ -97,8 +91,12 @@ def evaluate_criteria(facts: WatchedRecords, config: Config, steps: int) -> Crit
     if any(beat.gate_entropy is not None for beat in beats):
         warnings = [alarms[name] for name in ("gate-entropy", "gate-max") if name in alarms]
         criteria["gates"] = not warnings, ", ".join(warnings) or "gates open"
-    if speed := _speed(beats, config.train.first_steps_speed):
-        criteria["speed"] = speed
+    speeds = [beat.toks_per_s for beat in beats if beat.toks_per_s is not None]
+    if len(speeds) >= _STARTUP_INTERVALS + _MIN_INTERVALS:
+        typical = median(speeds[_STARTUP_INTERVALS:])
+        percent = 100 * max(abs(speed / typical - 1) for speed in speeds[_STARTUP_INTERVALS:])
+        text = f"speed up to {percent:.0f} % off the median of {typical:,.0f} tok/s"
+        criteria["speed"] = percent <= _SPEED_PERCENT, text
     if len(beats) >= _STARTUP_INTERVALS + _MIN_INTERVALS:
         growth = alarms.get("memory-creep", "")
         steady = f"memory steady at {beats[-1].mem_reserved_mib:,.0f} MiB"
@@ -126,14 +124,3 @@ def _gradients(rows: Sequence[TrainRow]) -> tuple[bool, str]:
         return False, "no gradient norms"
     passed = min(norms) > 0.0 and 2 * len(norms) > len(rows)
     return passed, f"gradient norms {min(norms):.3f} to {max(norms):.3f} of {len(norms):,} steps"
-
-
-def _speed(beats: Sequence[HeartbeatRow], percent: int) -> tuple[bool, str] | None:
-    """Check that the speed is steady from the third log interval on; None if there are too few."""
-    speeds = [beat.toks_per_s for beat in beats if beat.toks_per_s is not None]
-    if len(speeds) < _STARTUP_INTERVALS + _MIN_INTERVALS:
-        return None
-    typical = median(speeds[_STARTUP_INTERVALS:])
-    deviation = max(abs(speed / typical - 1) for speed in speeds[_STARTUP_INTERVALS:])
-    text = f"speed up to {100 * deviation:.0f} % off the median of {typical:,.0f} tok/s"
-    return 100 * deviation <= percent, text

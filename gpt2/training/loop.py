@@ -1,9 +1,7 @@
 """Training of one run, from set-up to results, in the order in which it happens.
 
-The same loop for every configuration. The run directory is self-describing, and a run may be killed at
-any moment: the next call resumes from the newest intact checkpoint with byte-identical results.
-
-Shape suffixes: B micro-batch, T tokens.
+The same loop for every configuration. A run may be killed at any moment: the next call resumes from
+the newest intact checkpoint with byte-identical results. Shape suffixes: B micro-batch, T tokens.
 """
 
 import copy
@@ -13,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.model import GPT
 from gpt2.records.files import read_planned_config
 from gpt2.study.notes import notes
-from gpt2.training.budget import TrainingClock, run_budget
+from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.manifest import (
     final_manifest_entries,
     initial_manifest_entries,
@@ -58,7 +55,6 @@ from gpt2.training.sidecars import start_sidecars
 from gpt2.training.state import (
     DataOrder,
     MicroBatch,
-    RankGenerators,
     StepMetrics,
     StepSnapshot,
     TrainingSession,
@@ -103,8 +99,9 @@ def train_run(
 ) -> RunStatus:
     """Train the run in ``run_dir`` to its end, or until ``stop()``.
 
-    All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``guard`` is
-    called before every write, and raises LeaseLost if the run was taken over. ``report``
+    All processes of a run call it. Rank 0 polls ``stop``, which is true after SIGTERM or Ctrl-C, reports
+    and writes; the others write their heartbeat only, and the record of a failure that is theirs alone.
+    ``guard`` is called before every write, and raises LeaseLost if the run was taken over. ``report``
     receives ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations, loss,
     lr, grad_norm, tokens_per_second, eta_seconds}``. ``allow_stale`` resumes a checkpoint that was
     made by other code. ``clock`` returns seconds. ``order`` is recorded: when the run was submitted.
@@ -126,7 +123,11 @@ def train_run(
             )
             records = RecordWriter(files, report, guard, opened=group.is_main)
             opened.callback(records.close)
-            warn = partial(_warn_nondeterministic, records)
+
+            def warn(operation: str) -> None:
+                what = "no deterministic implementation, results may differ between runs"
+                records.line("WARN", f"{what}: {operation}")
+
             warned = opened.enter_context(record_nondeterminism(config.machine, warn))
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(
@@ -149,11 +150,6 @@ def train_run(
             raise
         what = "another process of this run exited"
         raise RunError(Problem(what, str(run_dir), code="run.lost-process")) from error
-
-
-def _warn_nondeterministic(records: RecordWriter, operation: str) -> None:
-    what = "no deterministic implementation, results may differ between runs"
-    records.line("WARN", f"{what}: {operation}")
 
 
 def open_session(
@@ -197,10 +193,9 @@ def open_session(
         evaluate=Evaluator(config, dataset.val, device, group, records.evaluated),
         records=records,
         heartbeat=Heartbeat(records.run, group.rank, device, records.guard),
-        budget=run_budget(config),
+        budget=TrainingBudget(config),
         clock=TrainingClock(clock),
         order=DataOrder(group),
-        generators=RankGenerators(group, device),
         # Facts outside the configuration that can affect the bits of the result. The version is a plain
         # string: a checkpoint may not contain torch's version class.
         origin={
@@ -242,8 +237,7 @@ def _ready(
         entries = initial_manifest_entries(session, rng_at_start)
         begin_manifest(session.run, session.device, pids, entries, order)
     _write_status(session, State.RUNNING)
-    fallbacks = len(session.oom_fallbacks)
-    session.heartbeat.beat("start", session.iteration, fallbacks=fallbacks)
+    session.heartbeat.beat("start", session.iteration, fallbacks=len(session.oom_fallbacks))
     records.line("TRAIN", startup_summary(session))
     for note in notes(session.config):
         records.line(note.tag, note.text)
@@ -287,22 +281,37 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
                 return _write_status(session, State.INTERRUPTED, stop.exit_code, message)
             facts = final_manifest_entries(session)
             record_results(session, evaluation, started)
-    except NumericsError as error:
+    except (RunError, torch.OutOfMemoryError, OSError) as error:
+        return _fail(session, error)
+    seconds, iterations = session.clock.seconds, session.iteration
+    # Logged first, because the manifest contains a digest of the log.
+    session.records.line(
+        "DONE",
+        f"val loss {evaluation.loss:.4f}   {iterations:,} it, {session.tokens:,} tokens in "
+        f"{seconds:.1f} s   mean step {1000 * seconds / iterations:.1f} ms",
+    )
+    status = _write_status(session, State.SUCCESS, facts=facts)
+    if session.group.is_main and not session.config.train.checkpoint_keep_finished:
+        # The final weights are written, so the run will not be resumed.
+        shutil.rmtree(session.run.checkpoints, ignore_errors=True)
+    return status
+
+
+def _fail(session: TrainingSession, error: Exception) -> RunStatus:
+    """Record an error after the first step: the status FAILED."""
+    if isinstance(error, NumericsError):
         _record_nonfinite(session, error)
+    if isinstance(error, RunError):
         problem = error.problems[0]
-    except RunError as error:
-        problem = error.problems[0]
-    except torch.OutOfMemoryError as error:
-        message = str(error).splitlines()[0].rstrip(".")
-        what = f"{message}. Halve BATCH_SIZE and double GRAD_ACCUMULATION."
-        problem = Problem(what, code="run.out-of-memory")
-    except OSError as error:
+    elif isinstance(error, OSError):
         problem = Problem(f"cannot write: {error}", code="run.io-error")
     else:
-        return _succeeded(session, evaluation, facts)
+        what = str(error).splitlines()[0].rstrip(".")
+        advice = "Halve BATCH_SIZE and double GRAD_ACCUMULATION."
+        problem = Problem(f"{what}. {advice}", code="run.out-of-memory")
     if not session.group.is_main:
         # Rank 0 may not be aware of the failure, so it is reported through this process.
-        raise RunError(Problem(problem.what, code=problem.code))
+        raise RunError(Problem(problem.what, code=problem.code)) from error
     session.records.log("FAIL", problem.what)
     return _write_status(session, State.FAILED, RunError.exit_code, problem.what)
 
@@ -312,6 +321,7 @@ def train(session: TrainingSession, stop: StopCondition) -> None:
 
     After an interrupted evaluation there is no further step, so that the evaluation is due again.
     """
+    # The sequences of a step follow from seed and iteration: a resumed run continues the order.
     log, batches = MetricsLog(session), session.batches()
     try:
         while not stop():
@@ -319,6 +329,7 @@ def train(session: TrainingSession, stop: StopCondition) -> None:
             if measures:
                 record_statistics(session)
             if evaluates:
+                # The loss of each document; those of the last evaluation are written as results.
                 evaluation = session.evaluate(session.whole_model(), stop)
                 if evaluation is None:
                     return
@@ -340,23 +351,20 @@ def train(session: TrainingSession, stop: StopCondition) -> None:
 def _due(session: TrainingSession) -> tuple[bool, bool, bool]:
     """Return whether statistics, an evaluation and a checkpoint are due, and not done yet.
 
-    At the end of training only statistics are: an evaluation and a checkpoint follow it anyway. An
-    interval of 0 never ends.
+    The first are due after as many steps as their interval. At the end of training only statistics
+    are: an evaluation and a checkpoint follow it anyway. An interval of 0 never ends.
     """
-    train, iteration = session.config.train, session.iteration
-    tasks = (
-        (session.config.telemetry.statistics_interval, session.statistics_at),
-        (train.eval_interval, session.evaluated_at),
-        (train.checkpoint_interval, session.saved_at),
-    )
-    if session.progress >= 1.0:
-        interval, last = tasks[0]
-        return bool(interval) and iteration != last, False, False
+    train, iteration, ended = session.config.train, session.iteration, session.progress >= 1.0
+    # The iterations of the last ones are 0 in a new run, in which nothing is due at iteration 0.
     measures, evaluates, saves = (
-        bool(interval) and iteration != last and iteration % interval == 0
-        for interval, last in tasks
+        bool(interval) and iteration != last and (iteration % interval == 0 or ended)
+        for interval, last in (
+            (session.config.telemetry.statistics_interval, session.statistics_at),
+            (train.eval_interval, session.evaluated_at),
+            (train.checkpoint_interval, session.saved_at),
+        )
     )
-    return measures, evaluates, saves
+    return measures, evaluates and not ended, saves and not ended
 
 
 def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog) -> Batches:
@@ -366,7 +374,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
     """
     waiting = time.perf_counter()
     micro_batches = next(batches)
-    session.heartbeat.fetched(time.perf_counter() - waiting)
+    session.heartbeat.waits.append(time.perf_counter() - waiting)
     n_fallbacks = len(session.oom_fallbacks)
     while True:
         try:
@@ -542,23 +550,6 @@ def record_results(session: TrainingSession, evaluation: EvaluationResult, start
     write_results(session, evaluation, started)
 
 
-def _succeeded(
-    session: TrainingSession, evaluation: EvaluationResult, facts: dict[str, Any]
-) -> RunStatus:
-    seconds, iterations = session.clock.seconds, session.iteration
-    # Logged first, because the manifest contains a digest of the log.
-    session.records.line(
-        "DONE",
-        f"val loss {evaluation.loss:.4f}   {iterations:,} it, {session.tokens:,} tokens in "
-        f"{seconds:.1f} s   mean step {1000 * seconds / iterations:.1f} ms",
-    )
-    status = _write_status(session, State.SUCCESS, facts=facts)
-    if session.group.is_main and not session.config.train.checkpoint_keep_finished:
-        # The final weights are written, so the run will not be resumed.
-        shutil.rmtree(session.run.checkpoints, ignore_errors=True)
-    return status
-
-
 def _record_nonfinite(session: TrainingSession, error: NumericsError) -> None:
     """Write the records needed to replay the step. Called on every rank, or on a single one."""
     if error.undone:
@@ -583,10 +574,9 @@ def _write_status(
     facts: dict[str, Any] | None = None,
 ) -> RunStatus:
     status = RunStatus(state, exit_code, message, session.iteration, session.budget.iterations)
-    guard = session.records.guard
     if session.group.is_main and state is State.RUNNING:
-        guard()
+        session.records.guard()
         write_status(session.run, status)
     elif session.group.is_main:
-        finalize_run(session.run, status, facts, guard)
+        finalize_run(session.run, status, facts, session.records.guard)
     return status

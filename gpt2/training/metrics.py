@@ -6,14 +6,11 @@ and in every run of a study.
 """
 
 import math
-from collections import deque
 from typing import Any
 
 import torch
 
-from gpt2.mechanism_statistics import StatisticsByLayer, collect_statistics
-from gpt2.model import GPT
-from gpt2.training.budget import remaining_seconds
+from gpt2.mechanism_statistics import collect_statistics
 from gpt2.training.first_steps import log_health_check
 from gpt2.training.nonfinite import require_finite
 from gpt2.training.state import StepMetrics, TrainingSession
@@ -36,7 +33,7 @@ class MetricsLog:
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
         # Values known on the host, and metrics on the device, of each unwritten row.
-        self._pending: deque[tuple[dict[str, float], StepMetrics]] = deque()
+        self._pending: list[tuple[dict[str, Any], StepMetrics]] = []
         # Losses since the last log line, and iteration and training seconds of that line.
         self._losses: list[float] = []
         self._grad_norm: float | None = None
@@ -51,12 +48,8 @@ class MetricsLog:
     def add(self, measured: StepMetrics, lr: float) -> None:
         """Add the metrics of the last step; write and log them at the end of the log interval."""
         session = self._session
-        row = {
-            "iteration": session.iteration,
-            "tokens": session.tokens,
-            "progress": session.progress,
-            "lr": lr,
-        }
+        row: dict[str, Any] = {"iteration": session.iteration, "tokens": session.tokens}
+        row |= {"progress": session.progress, "lr": lr}
         self._pending.append((row, measured))
         interval = session.config.train.log_interval
         if session.iteration % interval == 0 or session.progress >= 1.0:
@@ -69,13 +62,13 @@ class MetricsLog:
         A row depends neither on the log interval nor on where a run was interrupted.
         """
         values = [torch.stack((m.loss, m.gradient_norm)) for _, m in self._pending]
+        records = self._session.records
         for loss, norm in torch.stack(values).tolist() if values else []:
             row, measured = self._pending[0]
-            iteration = int(row["iteration"])
+            iteration = row["iteration"]
             require_finite(self._session, measured, iteration)
             # Non-finite only in fp16, when the scaler skipped a step that overflowed.
             self._grad_norm = norm if math.isfinite(norm) else None
-            records = self._session.records
             records.metrics(kind="train", **row, loss=loss, grad_norm=self._grad_norm)
             if step := self._stability.check(iteration, loss, self._grad_norm):
                 # The first unstable step is shown on the terminal too.
@@ -83,36 +76,32 @@ class MetricsLog:
                 write("WARN", instability_text([step]))
                 self._stable = False
             self._losses.append(loss)
-            self._pending.popleft()
+            del self._pending[0]
 
     def _line(self, lr: float) -> None:
+        """Write loss, speed, utilisation and remaining time of the steps since the last line."""
         session, records, budget = self._session, self._session.records, self._session.budget
         iteration, seconds = session.iteration, session.clock.seconds
         tokens = (iteration - self._line_at[0]) * budget.tokens_per_iteration
-        # Of the steps since the last line.
         speed = tokens / max(seconds - self._line_at[1], 1e-9)
         mfu = None
         if self._peak_flops is not None:
             mfu = session.config.model.flops_per_token() * speed / self._peak_flops
         loss = math.fsum(self._losses) / len(self._losses)
-        eta = remaining_seconds(session.progress, seconds)
+        # At the average speed.
+        eta = seconds * (1.0 - session.progress) / session.progress
+        place = {"iteration": iteration, "iterations": budget.iterations}
+        step = {"loss": loss, "grad_norm": self._grad_norm, "lr": lr}
         records.timing(
-            iteration=iteration,
-            iterations=budget.iterations,
+            **place,
             train_seconds=seconds,
             tokens_per_second=speed,
             mfu=mfu,
             eta_seconds=eta,
             **session.optimizer.statistics(),
         )
-        step = {"loss": loss, "grad_norm": self._grad_norm, "lr": lr}
         records.progress(
-            progress=session.progress,
-            iteration=iteration,
-            iterations=budget.iterations,
-            **step,
-            tokens_per_second=speed,
-            eta_seconds=eta,
+            **place, **step, progress=session.progress, tokens_per_second=speed, eta_seconds=eta
         )
         norm = "overflow" if self._grad_norm is None else f"{self._grad_norm:.3f}"
         of = f" ({session.progress:.1%})" if budget.is_time else f"/{budget.iterations}"
@@ -120,17 +109,11 @@ class MetricsLog:
             "TRAIN",
             f"it {iteration}{of}   loss {loss:.4f}   lr {lr:.3e}   grad norm {norm}   "
             f"{speed:,.0f} tok/s{'' if mfu is None else f' ({mfu:.1%} MFU)'}   "
-            f"eta {'?' if eta is None else format_duration(eta)}",
+            f"eta {format_duration(eta)}",
         )
-        session.heartbeat.beat(
-            "train",
-            iteration,
-            **step,
-            toks_per_s=speed,
-            mfu=mfu,
-            eta_s=eta,
-            fallbacks=len(session.oom_fallbacks),
-        )
+        fallbacks = len(session.oom_fallbacks)
+        figures = {"toks_per_s": speed, "mfu": mfu, "eta_s": eta, "fallbacks": fallbacks}
+        session.heartbeat.beat("train", iteration, **step, **figures)
         log_health_check(session)
         session.sidecars.check()
         self._losses.clear()
@@ -162,37 +145,29 @@ def record_statistics(session: TrainingSession) -> None:
     model, rows = session.whole_model(), session.config.telemetry.statistics_rows
     if not session.group.is_main:
         return
+    sequences_BT = torch.from_numpy(session.sampler().sequences(0, rows)[:, :-1])
+    gpus, training = [session.device] if session.device.type == "cuda" else [], model.training
+    model.eval()
     try:
-        values = _measure(session, model, rows)
+        with torch.random.fork_rng(gpus), autocast(session.config.machine):
+            values = collect_statistics(model, sequences_BT.to(session.device))
     except torch.OutOfMemoryError:
         what = f"no statistics at iteration {session.iteration}: out of memory"
         session.records.line("WARN", f"{what}; reduce STATISTICS_ROWS={rows}")
         return
+    finally:
+        model.train(training)
     session.records.metrics(
         kind="statistics", iteration=session.iteration, tokens=session.tokens, values=values
     )
     # The inputs of the watch rules: gates over branches, of the worst layer.
-    entropies, largest = (_with_suffix(values, end) for end in ("/gate_entropy", "/gate_largest"))
-    gates: dict[str, Any] = {"gate_entropy": min(entropies)} if entropies else {}
-    gates |= {"gate_max": max(largest)} if largest else {}
+    gates: dict[str, Any] = {}
+    for field, suffix, worst in (
+        ("gate_entropy", "/gate_entropy", min),
+        ("gate_max", "/gate_largest", max),
+    ):
+        layers = [layers for name, layers in values.items() if name.endswith(suffix)]
+        if found := [value for each in layers for value in each if value is not None]:
+            gates[field] = worst(found)
     statistics = reduce_over_layers(values)
     session.heartbeat.beat("statistics", session.iteration, statistics=statistics, **gates)
-
-
-def _measure(session: TrainingSession, model: GPT, rows: int) -> StatisticsByLayer:
-    """Measure on the first ``rows`` training sequences."""
-    training = model.training
-    model.eval()
-    gpus = [session.device] if session.device.type == "cuda" else []
-    sequences_BT = torch.from_numpy(session.sampler().sequences(0, rows)[:, :-1])
-    try:
-        with torch.random.fork_rng(gpus), autocast(session.config.machine):
-            return collect_statistics(model, sequences_BT.to(session.device))
-    finally:
-        model.train(training)
-
-
-def _with_suffix(values: StatisticsByLayer, suffix: str) -> list[float]:
-    """Return the values of all mechanisms and layers whose name ends with ``suffix``."""
-    matches = [layers for name, layers in values.items() if name.endswith(suffix)]
-    return [value for layers in matches for value in layers if value is not None]

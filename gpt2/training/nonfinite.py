@@ -6,13 +6,14 @@ Shape suffixes: R ranks, N micro-batches, B micro-batch, T tokens.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from gpt2.training.state import StepMetrics, StepSnapshot, TrainingSession, TrainState, on_device
 from lib.env.machine import autocast
@@ -31,26 +32,17 @@ Row = dict[str, Any]
 
 
 class NumericsError(RunError, FloatingPointError):
-    """A value is non-finite; ``record`` contains the diagnostics as plain JSON.
+    """A value is non-finite; ``record`` contains the diagnostics as plain JSON."""
 
-    ``tensors`` are stored in a file next to the record. ``undone`` means that weights, optimizer
-    and random generators were restored, on every rank, to the start of the step. ``alone`` means
-    that the error was raised on this rank only.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        record: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None = None,
-        undone: bool = False,
-        alone: bool = False,
-    ) -> None:
+    def __init__(self, problem: Problem, record: Mapping[str, Any]) -> None:
         super().__init__(problem)
         self.record = record
-        self.tensors = dict(tensors or {})
-        self.undone = undone
-        self.alone = alone
+        # The batch and the generators of all ranks, stored in a file next to the record.
+        self.tensors: dict[str, Tensor] = {}
+        # Weights, optimizer and generators were restored, on every rank, to the start of the step.
+        self.undone = False
+        # The error was raised on this rank only.
+        self.alone = False
 
 
 def require_finite(
@@ -66,9 +58,9 @@ def require_finite(
     loss, norm = torch.stack((measured.loss, measured.gradient_norm)).tolist()
     what = ""
     if not math.isfinite(loss):
-        what = f"loss is {_format_value(loss)}"
+        what = f"loss is {'NaN' if math.isnan(loss) else 'infinite'}"
     elif not math.isfinite(norm) and not state.scaler.is_enabled():
-        what = f"gradient norm is {_format_value(norm)}"
+        what = f"gradient norm is {'NaN' if math.isnan(norm) else 'infinite'}"
     details = {"loss": json_number(loss), "gradient_norm": json_number(norm)}
     if begun is not None and state.group.any(bool(what)):
         raise _before_update(state, measured, iteration, begun, what, details)
@@ -80,8 +72,8 @@ def require_finite(
 
 def nonfinite_evaluation_error(state: TrainState, loss: float) -> NumericsError:
     """Return the error of a non-finite validation loss."""
-    what = f"validation loss is {loss}"
     rows = find_nonfinite(state.group.whole_state(state.weights()), "weight")
+    what = f"validation loss is {loss}"
     return _error(state, what, state.iteration, "in an evaluation", rows, {})
 
 
@@ -92,21 +84,17 @@ def anomaly_detection(state: TrainState) -> Iterator[None]:
     Raises NumericsError with the operation that returned a NaN in the backward pass. The warning
     that torch logs has the stack trace of the forward pass.
     """
-    if not state.config.numerics.detect_anomaly:
-        yield
-        return
     try:
-        with torch.autograd.set_detect_anomaly(True):
+        with torch.autograd.set_detect_anomaly(state.config.numerics.detect_anomaly):
             yield
     except RuntimeError as error:
         if _ANOMALY_MESSAGE not in str(error):
             raise
-        is_distributed, rank = state.group.size > 1, state.group.rank
-        what = f"anomaly: {str(error).splitlines()[0].rstrip('.')}"
-        what += f" (rank {rank})" if is_distributed else ""
-        details = {"rank": rank} if is_distributed else {}
+        alone, rank = state.group.size > 1, state.group.rank
+        what = f"anomaly: {str(error).splitlines()[0].rstrip('.')}" + f" (rank {rank})" * alone
+        details = {"rank": rank} if alone else {}
         found = _error(state, what, state.iteration + 1, "in the backward pass", [], details)
-        found.alone = is_distributed
+        found.alone = alone
         raise found from error
 
 
@@ -122,8 +110,7 @@ def _before_update(
     finite, is_distributed = math.isfinite(measured.loss.item()), state.group.size > 1
     # Gradients of a non-finite loss carry no information.
     tensors = _gradients(state.model) if finite else state.weights()
-    holds = "gradient" if finite else "weight"
-    reduced_rows = find_nonfinite(state.group.whole_state(tensors), holds)
+    reduced = find_nonfinite(state.group.whole_state(tensors), "gradient" if finite else "weight")
     report = {"rank": state.group.rank, "what": what, **_replay(state, begun)}
     # States of the generators at the start of the step.
     report["rng"] = {
@@ -136,16 +123,21 @@ def _before_update(
     rows = [
         row | {"rank": r["rank"]} if is_distributed else row for r in ranks for row in r["tensors"]
     ]
-    rows = rows or reduced_rows
-    if not rows and finite:
-        rows = _bad_norms(state, measured, 0)
+    rows = rows or reduced or (_bad_norms(state, measured, 0) if finite else [])
     bad_ranks = [f"rank {r['rank']}" for r in ranks if r["micro_batch"] is not None]
     what = next(r["what"] for r in ranks if r["what"])
     what += f" ({', '.join(bad_ranks)})" if is_distributed and bad_ranks else ""
     modules = [r["first_module"] for r in ranks if r["first_module"]]
     details = {**details, "lr": begun.lr, "ranks": ranks}
     error = _error(state, what, iteration, "before the update", rows, details, *modules)
-    error.tensors, error.undone = _batch(state, begun), True
+    error.undone = True
+    # Token ids [R, N, B, T] and generator states [R, bytes].
+    batch = {
+        "x": torch.stack([x_BT for x_BT, _ in begun.micro_batches]),
+        "y": torch.stack([y_BT for _, y_BT in begun.micro_batches]),
+        **{f"rng.{name}": saved for name, saved in begun.rng.items()},
+    }
+    error.tensors = {name: state.group.gather(tensor) for name, tensor in batch.items()}
     return error
 
 
@@ -159,9 +151,8 @@ def _replay(state: TrainState, begun: StepSnapshot) -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
         with autocast(state.config.machine), bad_modules(model) as modules:
             loss = model(x_BT, y_BT)
-        finite = math.isfinite(loss.item())
+        finite, rows = math.isfinite(loss.item()), []
         report["losses"].append(json_number(loss.item()))
-        rows = []
         if not finite:
             rows = find_nonfinite(dict(model.named_parameters()), "weight")
         elif not state.scaler.is_enabled():
@@ -177,27 +168,16 @@ def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def _batch(state: TrainState, begun: StepSnapshot) -> dict[str, Tensor]:
-    """Gather token ids ``x``, ``y`` [R, N, B, T] and generator states [R, bytes] of all ranks."""
-    tensors = {
-        "x": torch.stack([x_BT for x_BT, _ in begun.micro_batches]),
-        "y": torch.stack([y_BT for _, y_BT in begun.micro_batches]),
-    }
-    tensors |= {f"rng.{name}": saved for name, saved in begun.rng.items()}
-    return {name: state.group.gather(tensor) for name, tensor in tensors.items()}
-
-
 def find_nonfinite(tensors: Mapping[str, Tensor | None], holds: str) -> list[Row]:
     """Return a row for each named tensor with non-finite elements; ``holds`` weight or gradient."""
     rows = []
     for name, tensor in tensors.items():
         if tensor is None or bool((finite := torch.isfinite(tensor.detach())).all()):
             continue
-        row = _row(name, tensor, holds)
         nan, count = int(tensor.isnan().sum()), int((~finite).sum())
-        row |= {"nonfinite": count, "nan": nan, "inf": count - nan}
         # Row-major.
-        rows.append(row | {"first_bad_index": int((~finite).flatten().int().argmax())})
+        first = int((~finite).flatten().int().argmax())
+        rows.append(_row(name, tensor, holds, count, nan, count - nan, first))
     return rows
 
 
@@ -207,21 +187,21 @@ def _bad_norms(state: TrainState, measured: StepMetrics, count: int | None) -> l
     A count of 0 means that all elements are finite and the norm overflows fp32.
     """
     norms = measured.gradient_norms.tolist()
-    unknown = {**dict.fromkeys(("nonfinite", "nan", "inf"), count), "first_bad_index": None}
     return [
-        _row(name, p, "gradient") | unknown
+        _row(name, p, "gradient", count, count, count, None)
         for (name, p), norm in zip(state.model.named_parameters(), norms, strict=True)
         if not math.isfinite(norm)
     ]
 
 
-def _row(name: str, tensor: Tensor, holds: str) -> Row:
+def _row(name: str, tensor: Tensor, holds: str, *counts: int | None) -> Row:
     return {
         "param": name,
         "holds": holds,
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "device": str(tensor.device),
+        **dict(zip(("nonfinite", "nan", "inf", "first_bad_index"), counts, strict=True)),
     }
 
 
@@ -229,21 +209,23 @@ def _row(name: str, tensor: Tensor, holds: str) -> Row:
 def bad_modules(model: nn.Module) -> Iterator[list[str]]:
     """Yield the names of modules with non-finite output, the innermost of the first one first."""
     names: list[str] = []
+    by_module = {module: name or "the model" for name, module in model.named_modules()}
 
-    def hook(name: str) -> Any:
-        def check(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            values = outputs if isinstance(outputs, tuple) else (outputs,)
-            tensors = [t for t in values if isinstance(t, Tensor) and t.is_floating_point()]
-            # Masked attention scores are -infinity by design.
-            if not names and any(bool((t.isnan() | t.isposinf()).any()) for t in tensors):
-                names.append(name or "the model")
+    def check(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        # A loss of another package may call modules of its own.
+        if names or module not in by_module:
+            return
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        tensors = [t for t in values if isinstance(t, Tensor) and t.is_floating_point()]
+        # Masked attention scores are -infinity by design.
+        if any(bool((t.isnan() | t.isposinf()).any()) for t in tensors):
+            names.append(by_module[module])
 
-        return check
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.callback(module.register_forward_hook(hook(name)).remove)
+    hook = register_module_forward_hook(check)
+    try:
         yield names
+    finally:
+        hook.remove()
 
 
 def _error(
@@ -281,10 +263,6 @@ def _error(
     return NumericsError(problem, record)
 
 
-def _format_value(number: float) -> str:
-    return "NaN" if math.isnan(number) else "infinite"
-
-
 def json_number(value: float) -> float | str:
     """Return ``value``, or "NaN", "infinity" or "-infinity", for which JSON has no number."""
     if math.isfinite(value):
@@ -292,9 +270,8 @@ def json_number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
 
 
-def format_table(rows: Iterable[Row]) -> list[str]:
+def format_table(rows: Sequence[Row]) -> list[str]:
     """Format rows as aligned lines with full names, of several ranks with the rank."""
-    rows = list(rows)
     columns = (*["rank"] * any("rank" in row for row in rows), *COLUMNS)
     cells = [[str(row[column]) for column in columns] for row in rows]
     lines = text_lines([columns, *cells[:MAX_ROWS_SHOWN]])
@@ -307,8 +284,7 @@ def write_numerics_failure(session: TrainingSession, error: NumericsError) -> li
 
     If the step was rolled back, a checkpoint of its start exists and resuming repeats the step.
     """
-    run, replay = session.run, f"make RUNS={session.run.path.name}"
-    batch = None
+    run, replay, batch = session.run, f"make RUNS={session.run.path.name}", None
     if error.tensors:
         contiguous = {name: t.contiguous() for name, t in error.tensors.items()}
         write_atomic(run.numerics_batch, safetensors.torch.save(contiguous))
@@ -336,10 +312,9 @@ def archive_resolved_failure(session: TrainingSession) -> None:
     """
     run = session.run
     paths = [path for path in (run.numerics_failure, run.numerics_batch) if path.exists()]
-    if not paths:
-        return
-    run.overcome.mkdir(exist_ok=True)
-    for path in paths:
-        path.replace(run.overcome / path.name)
-    text = "an earlier start failed with non-finite values, but this start did not"
-    session.records.line("WARN", f"{text}: {run.overcome}")
+    if paths:
+        run.overcome.mkdir(exist_ok=True)
+        for path in paths:
+            path.replace(run.overcome / path.name)
+        text = "an earlier start failed with non-finite values, but this start did not"
+        session.records.line("WARN", f"{text}: {run.overcome}")

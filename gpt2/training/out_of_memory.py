@@ -70,15 +70,33 @@ def probe_memory(state: TrainState, begun: StepSnapshot) -> None:
 
 
 def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
-    """Apply the next configured fallback, log it and return its record.
+    """Apply the next fallback: half the micro-batch down to one sequence, then checkpointing.
 
-    Raises RunError if none is left.
+    Log it and return its record. Raises RunError if none is left.
     """
     if session.device.type == "cuda":
         # Free the memory of the failed step, including reference cycles.
         gc.collect()
         torch.cuda.empty_cache()
-    action, before, after = _next_fallback(session)
+    size, accumulation = session.config.train.batch_size, session.config.train.grad_accumulation
+    # Compiled blocks would use other dropout masks in the recomputation.
+    compiled, recomputes = session.config.machine.compile, session.model.grad_checkpointing
+    if size > 1:
+        # The largest proper divisor.
+        smaller = max(n for n in range(1, size // 2 + 1) if size % n == 0)
+        action, before = "micro-batch", {"micro_batch": size, "accumulation": accumulation}
+        after = {"micro_batch": smaller, "accumulation": accumulation * size // smaller}
+    elif not recomputes and not compiled:
+        action, before, after = "gradient checkpointing", {"on": False}, {"on": True}
+    else:
+        for name, reason in UNSUPPORTED_FALLBACKS.items():
+            session.records.line("OOM", f"{name}: not applied ({reason})")
+        what = (
+            f"out of memory at it {session.iteration + 1} with BATCH_SIZE={size}, "
+            f"gradient checkpointing {'on' if recomputes else 'not available'}"
+        )
+        advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
+        raise RunError(Problem(what, str(session.run.logs), advice, code="run.out-of-memory"))
     record: dict[str, Any] = {
         "iteration": session.iteration + 1,
         "action": action,
@@ -95,31 +113,3 @@ def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
         "OOM", f"it {record['iteration']}: {action} {change}; peak {peak}; {cause}"
     )
     return record
-
-
-def _next_fallback(session: TrainingSession) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return name, settings before and settings after. Raises RunError if no fallback is left."""
-    train, size = session.config.train, session.config.train.batch_size
-    left = []
-    if train.oom_micro_batch and size > 1:
-        # The largest proper divisor.
-        smaller = max(n for n in range(1, size // 2 + 1) if size % n == 0)
-        before = {"micro_batch": size, "accumulation": train.grad_accumulation}
-        accumulation = train.grad_accumulation * size // smaller
-        after = {"micro_batch": smaller, "accumulation": accumulation}
-        left.append(("micro-batch", before, after))
-    # Compiled blocks would use other dropout masks in the recomputation.
-    recomputes = session.model.grad_checkpointing
-    if train.oom_checkpointing and not recomputes and not session.config.machine.compile:
-        left.append(("gradient checkpointing", {"on": False}, {"on": True}))
-    if left:
-        return left[-1 if train.oom_checkpointing_first else 0]
-    for name, reason in UNSUPPORTED_FALLBACKS.items():
-        session.records.line("OOM", f"{name}: not applied ({reason})")
-    unused = "not available" if train.oom_checkpointing else "off"
-    what = (
-        f"out of memory at it {session.iteration + 1} with BATCH_SIZE={size}, "
-        f"gradient checkpointing {'on' if recomputes else unused}"
-    )
-    advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
-    raise RunError(Problem(what, str(session.run.logs), advice, code="run.out-of-memory"))

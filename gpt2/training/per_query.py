@@ -27,13 +27,8 @@ def items_of(
     measured = {loss.document: loss for loss in evaluation.documents}
     facts = item_facts(evaluate.windows, evaluate.split, evaluate.batch_size, source, words)
     return [
-        DocumentResult(
-            **vars(document),
-            n_correct=measured[number].n_correct,
-            nll_sum=measured[number].nll_sum,
-            eval_step=step,
-        )
-        for number, document in facts.items()
+        DocumentResult(**vars(fact), n_correct=loss.n_correct, nll_sum=loss.nll_sum, eval_step=step)
+        for fact, loss in ((facts[number], measured[number]) for number in facts)
     ]
 
 

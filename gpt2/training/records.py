@@ -1,9 +1,7 @@
-"""The append-only records of a run.
+"""The records that a run appends to while it trains, its heartbeats, and its stop.
 
 ``metrics.jsonl`` contains what the configuration and the seed determine, and is truncated to the
-checkpoint when a run resumes; ``timing.jsonl`` contains values that vary from machine to machine
-and from run to run. A record is one line and one write, so a killed process leaves at most one
-truncated line, at the end.
+checkpoint when a run resumes; ``timing.jsonl`` contains values that vary from run to run.
 """
 
 import errno
@@ -31,7 +29,8 @@ EventCallback = Callable[[dict[str, Any]], None]
 class RecordWriter:
     """Open record files of one run, and the callback that displays its events.
 
-    Without ``opened``, as on ranks other than 0, every method does nothing.
+    Without ``opened``, as on ranks other than 0, every method does nothing. A record is one line and
+    one write, so a killed process leaves at most one truncated line, at the end.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class RecordWriter:
         guard: Callable[[], None] = no_guard,
         opened: bool = True,
     ) -> None:
-        """Open the files. ``guard`` raises LeaseLost if the run was taken over."""
         self.run = run
         self.guard = guard
         self._report = report
@@ -76,7 +74,7 @@ class RecordWriter:
         self._event(kind="alive")
 
     def doing(self, text: str) -> None:
-        """Display what the run does between two optimizer steps, such as ``evaluating 40 %``."""
+        """Display what the run does between two optimizer steps, such as ``writing a sample``."""
         if text != self._doing:
             self._doing = text
             self._event(kind="doing", text=text)
@@ -127,7 +125,6 @@ class RecordWriter:
             write_atomic(path, content)
 
     def close(self) -> None:
-        """Close the files."""
         for descriptor in self._files.values():
             os.close(descriptor)
 
@@ -153,34 +150,25 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-# Heartbeat of one process of a run: a line at the start, at each log interval and at the end.
-
-
 class Heartbeat:
-    """Writer of heartbeat_rank<rank>.jsonl; the lines are not synced to the disk."""
+    """Writer of heartbeat_rank<rank>.jsonl, of each rank; the lines are not synced to the disk."""
 
     def __init__(
-        self,
-        run: RunDir,
-        rank: int,
-        device: torch.device,
-        guard: Callable[[], None] = no_guard,
+        self, run: RunDir, rank: int, device: torch.device, guard: Callable[[], None] = no_guard
     ) -> None:
-        self._path = run.heartbeat(rank)
-        self._rank = rank
-        self._device = device
-        self._guard = guard
-        self._fetch_seconds: list[float] = []
-
-    def fetched(self, seconds: float) -> None:
-        """Record the seconds spent waiting for a batch."""
-        self._fetch_seconds.append(seconds)
+        self._path, self._rank, self._device, self._guard = run.heartbeat(rank), rank, device, guard
+        # Seconds spent waiting for each batch since the last line.
+        self.waits: list[float] = []
 
     def beat(self, message: str, iteration: int, **facts: Any) -> None:
-        """Append one line. Raises OSError if the line cannot be written."""
-        allocated, reserved = self._memory()
-        waits, self._fetch_seconds = self._fetch_seconds, []
+        """Append one line: at the start, at each log interval, evaluation and statistics."""
         now = time.time()
+        if self._device.type == "cuda":
+            allocated = torch.cuda.memory_allocated(self._device) / MIB
+            reserved = torch.cuda.memory_reserved(self._device) / MIB
+        else:
+            # Resident memory.
+            allocated = reserved = memory_and_cpu_seconds([os.getpid()])[0]
         record = {
             "ts": now,
             "iso": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
@@ -188,11 +176,12 @@ class Heartbeat:
             "rank": self._rank,
             "step": iteration,
             "msg": message,
-            "dt_fetch_s": sum(waits) / len(waits) if waits else None,
+            "dt_fetch_s": sum(self.waits) / len(self.waits) if self.waits else None,
             "mem_alloc_mib": allocated,
             "mem_reserved_mib": reserved,
             **facts,
         }
+        self.waits.clear()
         self._guard()
         with (
             naming(self._path),
@@ -200,20 +189,9 @@ class Heartbeat:
         ):
             stream.write(canonical_json(record) + "\n")
 
-    def _memory(self) -> tuple[float, float]:
-        """Return allocated and reserved GPU memory in MiB; on a CPU, resident memory for both."""
-        if self._device.type == "cuda":
-            allocated = torch.cuda.memory_allocated(self._device)
-            return allocated / MIB, torch.cuda.memory_reserved(self._device) / MIB
-        resident, _ = memory_and_cpu_seconds([os.getpid()])
-        return resident, resident
-
-
-# Early stop of a run by an interrupt or a time limit; the run is saved and can be resumed.
-
 
 class StopCondition:
-    """Stop condition, polled between optimizer steps and evaluation batches; it latches."""
+    """Stop of a run by an interrupt or its time limit, polled between steps and batches; it latches."""
 
     def __init__(
         self,
@@ -222,8 +200,7 @@ class StopCondition:
         agree: Callable[[float], float] = lambda number: number,
     ) -> None:
         """Start the time limit of ``limit_seconds`` (0: none). ``agree`` returns rank 0's value."""
-        self._requested = requested
-        self._agree = agree
+        self._requested, self._agree = requested, agree
         self._limit_seconds = limit_seconds
         self._deadline = time.monotonic() + limit_seconds if limit_seconds else float("inf")
         # 0 until the run must stop.
@@ -231,17 +208,11 @@ class StopCondition:
 
     def __call__(self) -> bool:
         if not self.exit_code:
-            self.exit_code = int(self._agree(self._local_exit_code()))
+            late = EXIT_TIME_LIMIT if time.monotonic() > self._deadline else 0
+            self.exit_code = int(self._agree(EXIT_INTERRUPTED if self._requested() else late))
         return self.exit_code != 0
 
     @property
     def reason(self) -> str:
-        """Return the reason of the stop; "" if the run need not stop."""
         limit = f"RUN_TIME_LIMIT_SECONDS={self._limit_seconds} reached"
-        return {0: "", EXIT_INTERRUPTED: "stop requested", EXIT_TIME_LIMIT: limit}[self.exit_code]
-
-    def _local_exit_code(self) -> int:
-        """Return the exit code with which this process would stop; 0 to continue."""
-        if self._requested():
-            return EXIT_INTERRUPTED
-        return EXIT_TIME_LIMIT if time.monotonic() > self._deadline else 0
+        return "stop requested" if self.exit_code == EXIT_INTERRUPTED else limit

@@ -12,7 +12,7 @@ import torch
 from gpt2.evaluate import EvaluationResult
 from gpt2.generate import generate
 from gpt2.model import GPT
-from gpt2.training.first_steps import check_first_steps
+from gpt2.training.first_steps import summary_of_first_steps
 from gpt2.training.per_query import items_of
 from gpt2.training.state import TrainingSession
 from lib.files import pretty_json
@@ -34,24 +34,24 @@ def write_results(session: TrainingSession, evaluation: EvaluationResult, starte
 
     Must be called on every rank; rank 0 writes.
     """
-    model, pruner, records = session.whole_model(), session.pruner, session.records
+    model, records, run = session.whole_model(), session.records, session.run
     sparsity = {
-        "sparsity": pruner.sparsity(),
-        "sparsity_by_layer": pruner.sparsity_by_layer(),
-        "prunable_weights": pruner.prunable_weights(),
+        "sparsity": session.pruner.sparsity(),
+        "sparsity_by_layer": session.pruner.sparsity_by_layer(),
+        "prunable_weights": session.pruner.prunable_weights(),
     }
     if not session.group.is_main:
         return
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    records.write(session.run.weights, safetensors.torch.save(weights))
+    records.write(run.weights, safetensors.torch.save(weights))
     dataset = session.config.data.dataset
     items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, session.iteration)
-    records.write(session.run.per_query, to_csv(items))
+    records.write(run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
         records.doing("writing a sample")
-        records.write(session.run.sample, generate_sample(session, model))
+        records.write(run.sample, generate_sample(session, model))
     summary = _summary(session, items, evaluation.calibration, sparsity, started)
-    records.write(session.run.summary, pretty_json(summary))
+    records.write(run.summary, pretty_json(summary))
 
 
 def generate_sample(session: TrainingSession, model: GPT) -> str:
@@ -74,7 +74,7 @@ def _summary(
 ) -> dict[str, Any]:
     """Build summary.json; configuration and seed determine all values outside ``timing``."""
     config, iterations, record = session.config, session.iteration, RunRecord(session.run)
-    seconds, verdict = session.clock.seconds, check_first_steps(session)
+    seconds = session.clock.seconds
     # A run of one log line has no other speed than that of all steps.
     first = next((row for row in record.timings if row.iteration < iterations), None)
     warmup = (first.iteration, first.train_seconds) if first else (0, 0.0)
@@ -104,7 +104,7 @@ def _summary(
             "warmup_seconds": warmup[1],
             "mean_step_seconds": step_seconds,
             "tokens_per_second": session.tokens / iterations / step_seconds,
-            "first_steps": verdict,
+            "first_steps": summary_of_first_steps(session),
             # With debug flags set, the timing does not represent the run's speed.
             "debug_flags": config.numerics.debug_flags,
         },

@@ -27,7 +27,7 @@ _WRONG_CONTENT = (
 
 
 def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
-    """Return the fingerprint stored in a checkpoint: configured identity and data digest."""
+    """Return the run that a checkpoint is made for: configured identity and data digest."""
     return {"config": session.configured.identity(), "data": session.dataset.digest}
 
 
@@ -39,17 +39,15 @@ def resume(session: TrainingSession, allow_stale: bool = False) -> None:
     torch version or another device.
     """
     records, folder = session.records, session.run.checkpoints
-    damaged: list[str] = []
+    warn = partial(records.line, "WARN")
     # The main rank reads first, because reading moves damaged checkpoints aside.
     with session.group.main_first():
-        loaded = load_latest_checkpoint(folder, damaged.append, partial(_records_mismatch, session))
-    for text in damaged:
-        records.line("WARN", text)
+        loaded = load_latest_checkpoint(folder, warn, partial(_records_mismatch, session))
     if loaded is None:
         records.rewind({})
-        # A process before this one may have renamed the last checkpoint.
-        if damaged or any(folder.glob("damaged-*")):
-            records.line("WARN", "no intact checkpoint is left: starts over")
+        # This process or one before it may have renamed the last checkpoint.
+        if any(folder.glob("damaged-*")):
+            warn("no intact checkpoint is left: starts over")
         return
     try:
         _restore(session, loaded, allow_stale)
@@ -63,12 +61,11 @@ def resume(session: TrainingSession, allow_stale: bool = False) -> None:
         problem = Problem(what, str(folder), advice, code="checkpoint.damaged")
         raise RunError(problem) from error
     session.saved_at = session.iteration
-    suffix = ""
-    if session.oom_fallbacks:
-        train, count = session.config.train, len(session.oom_fallbacks)
-        geometry = f"BATCH_SIZE={train.batch_size} GRAD_ACCUMULATION={train.grad_accumulation}"
-        suffix = f", after {count} out-of-memory fallback(s): {geometry}"
-    records.line("TRAIN", f"resumes at iteration {session.iteration:,}{suffix}")
+    text, train = f"resumes at iteration {session.iteration:,}", session.config.train
+    if count := len(session.oom_fallbacks):
+        text += f", after {count} out-of-memory fallback(s): BATCH_SIZE={train.batch_size} "
+        text += f"GRAD_ACCUMULATION={train.grad_accumulation}"
+    records.line("TRAIN", text)
 
 
 def _records_mismatch(session: TrainingSession, loaded: Checkpoint) -> Problem | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lib.env.process_group import ProcessGroup
 from lib.runs.checkpoint import state_digest
 from lib.runs.seeds import stream_seed
 
@@ -22,6 +23,8 @@ ALGORITHMS = {
     "python": "MT19937",
     "data": "Philox 4x64-10, the sequence's number as its counter",
 }
+# Generators used by dropout; their states differ between ranks.
+_OF_RANKS = {"torch", "cuda"}
 
 
 def dropout_seed(seed: int, rank: int) -> int:
@@ -57,10 +60,23 @@ def rng_digests(device: torch.device) -> dict[str, str]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore the state of every generator as returned by ``rng_state``."""
     torch.set_rng_state(state["torch"])
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy(), position, has_gauss, gauss))
     random.setstate(state["python"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def gather_rng_state(group: ProcessGroup, device: torch.device) -> dict[str, Any]:
+    """Return the state of every generator; those that differ per rank are gathered [R, bytes]."""
+    state = rng_state(device)
+    return state | {name: group.gather(state[name]) for name in _OF_RANKS & state.keys()}
+
+
+def restore_rng_state(state: dict[str, Any], group: ProcessGroup, device: torch.device) -> None:
+    """Restore what was gathered; a rank missing in the saved run keeps its seeded stream."""
+    if group.rank < len(state["torch"]):
+        # Clone: torch misreads a row view of a larger tensor, and crashes.
+        rows = {name: state[name][group.rank].clone() for name in _OF_RANKS & state.keys()}
+        set_rng_state(state | rows, device)

@@ -19,7 +19,7 @@ from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.records import Heartbeat, RecordWriter
-from gpt2.training.rng import rng_state, set_rng_state
+from gpt2.training.rng import gather_rng_state, restore_rng_state
 from lib.env.machine import grad_scaler
 from lib.env.observe import NondeterministicOperations
 from lib.env.process_group import ProcessGroup
@@ -34,8 +34,6 @@ from lib.tracking.sidecar import Sidecars
 MicroBatch = tuple[Tensor, Tensor]
 # Steps buffered per rank before their offsets are gathered.
 _STEPS_PER_EXCHANGE = 64
-# Generators used by dropout; their states differ between ranks.
-_PER_RANK_GENERATORS = {"torch", "cuda"}
 # The first step allocates the optimizer's state, so the second step has the peak memory.
 STEPS_TO_PROBE = 2
 
@@ -71,32 +69,8 @@ class DataOrder:
         return self.digest
 
     def load_state_dict(self, digest: str) -> None:
-        """Continue after the steps of ``digest``."""
         self.digest = digest
         self._pending.clear()
-
-
-class RankGenerators:
-    """Random generators of this process, saved with those of all other ranks."""
-
-    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
-        self._group = group
-        self._device = device
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the generator states; those that differ per rank are gathered [R, bytes]."""
-        state = rng_state(self._device)
-        return state | {
-            name: self._group.gather(state[name]) for name in _PER_RANK_GENERATORS & state.keys()
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generators; a rank missing in the saved run keeps its seeded stream."""
-        if self._group.rank < len(state["torch"]):
-            # Clone: torch misreads a row view of a larger tensor, and crashes.
-            names = _PER_RANK_GENERATORS & state.keys()
-            rank_state = {name: state[name][self._group.rank].clone() for name in names}
-            set_rng_state(state | rank_state, self._device)
 
 
 @dataclass(kw_only=True)
@@ -136,7 +110,7 @@ class TrainState:
         return loss.detach()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return every weight under its first name, possibly sharded; a tied matrix appears once."""
+        """Return every weight under its first name, possibly sharded; a tied one appears once."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def whole_model(self) -> GPT:
@@ -157,10 +131,9 @@ class TrainState:
             parameter.copy_(placed_like(weights[name], parameter))
 
     def take_moments(self, saved: dict[str, Any]) -> list[str]:
-        """Take the moments of an optimizer of the same kind, by the names of the parameters.
+        """Take the moments in ``saved``, the state of an optimizer of the same kind, by name.
 
-        ``saved`` is its state. The options remain those of this optimizer. Return the names of the
-        parameters without moments.
+        The options remain those of this optimizer. Return the names of parameters without moments.
         """
         theirs, current = _parameter_names(saved), self.optimizer.state_dict()
         moments = {theirs[index]: values for index, values in saved["state"].items()}
@@ -172,15 +145,13 @@ class TrainState:
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Load a state of the optimizer, with each moment placed like its parameter."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+
+        def placed(value: Any, parameter: Tensor) -> Any:
+            is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
+            return placed_like(value, parameter) if is_moment else value
+
         moments = {
-            index: {
-                key: (
-                    placed_like(value, parameters[index])
-                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
-                    else value
-                )
-                for key, value in values.items()
-            }
+            index: {key: placed(value, parameters[index]) for key, value in values.items()}
             for index, values in state["state"].items()
         }
         self.optimizer.load_state_dict(state | {"state": moments})
@@ -244,7 +215,6 @@ class TrainingSession(TrainState):
     budget: TrainingBudget
     clock: TrainingClock
     order: DataOrder
-    generators: RankGenerators
     # Code and machine of the run, stored in each checkpoint.
     origin: dict[str, Any]
     # SHA-256 of the initial weights of each rank; all are equal.
@@ -279,19 +249,19 @@ class TrainingSession(TrainState):
 
         Each step that is yielded is recorded in the data order.
         """
-        train = self.config.train
-        loader = BatchLoader(
-            self.sampler(),
-            self.config.data,
-            train.global_batch,
-            train.batch_size,
-            self.group.rank,
-            self.group.size,
-            self.iteration,
-            self.device.type == "cuda",
-            self.order.offered,
+        return iter(
+            BatchLoader(
+                self.sampler(),
+                self.config.data,
+                self.config.train.global_batch,
+                self.config.train.batch_size,
+                self.group.rank,
+                self.group.size,
+                self.iteration,
+                self.device.type == "cuda",
+                self.order.offered,
+            )
         )
-        return iter(loader)
 
     @property
     def configured(self) -> Config:
@@ -320,12 +290,12 @@ class TrainingSession(TrainState):
             "evaluated_at": self.evaluated_at,
             "told_at": self.statistics_at,
             "train_seconds": self.clock.seconds,
-            "budget": self.budget.state_dict(),
+            "budget": {"warmup_progress": self.budget.measured_warmup},
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "pruner": self.pruner.state_dict(),
             "data_order": self.order.state_dict(),
-            "rng": self.generators.state_dict(),
+            "rng": gather_rng_state(self.group, self.device),
             "oom_fallbacks": self.oom_fallbacks,
             "earlier_divisions": self.earlier_divisions,
             "warned": self.nondeterministic_ops.names if self.nondeterministic_ops else [],
@@ -338,14 +308,14 @@ class TrainingSession(TrainState):
         self.evaluated_at = state["evaluated_at"]
         self.statistics_at = state["told_at"]
         self.clock.resume_at(state["train_seconds"])
-        self.budget.load_state_dict(state["budget"])
+        self.budget.measured_warmup = state["budget"]["warmup_progress"]
         self.load_optimizer(state["optimizer"])
         # Without fp16 the scaler has no state and rejects an empty one.
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.pruner.load_state_dict(state["pruner"])
         self.order.load_state_dict(state["data_order"])
-        self.generators.load_state_dict(state["rng"])
+        restore_rng_state(state["rng"], self.group, self.device)
         self.earlier_divisions = state.get("earlier_divisions", [])
         if self.nondeterministic_ops:
             self.nondeterministic_ops.add(state["warned"])
@@ -367,7 +337,7 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class StepSnapshot:
-    """Snapshot of a step's inputs on this rank, sufficient to repeat the step."""
+    """A step's inputs on this rank, sufficient to repeat the step."""
 
     micro_batches: list[MicroBatch]
     lr: float
@@ -376,7 +346,6 @@ class StepSnapshot:
 
     @classmethod
     def now(cls, state: TrainState, micro_batches: list[MicroBatch], lr: float) -> Self:
-        """Return the snapshot of the step about to be run."""
         rng = {"torch": torch.get_rng_state()}
         if state.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(state.device)

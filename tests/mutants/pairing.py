@@ -9,7 +9,7 @@ from gpt2.data import loader, sampler
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training import rng, state
-from gpt2.training.state import DataOrder, RankGenerators
+from gpt2.training.state import DataOrder
 from tests.mutants.mutant import Expected, Mutant, Plant, after_init, edited, nothing, replaced
 
 _INIT = "initial-stream"
@@ -33,8 +33,8 @@ def _model_enters_seed(right: Any) -> Any:
 
 
 def _of_rank_0(right: Any) -> Any:
-    def load(self: RankGenerators, state: dict[str, Any]) -> None:
-        right(self, state | {"torch": state["torch"][:1].repeat(len(state["torch"]), 1)})
+    def load(state: dict[str, Any], *place: Any) -> None:
+        right(state | {"torch": state["torch"][:1].repeat(len(state["torch"]), 1)}, *place)
 
     return load
 
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     _mutant(
         "ranks resume the dropout of rank 0",
-        replaced(RankGenerators, "load_state_dict", _of_rank_0),
+        replaced(rng, "restore_rng_state", _of_rank_0),
         "dropout-resume",
     ),
     Mutant(

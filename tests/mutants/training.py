@@ -14,7 +14,7 @@ from gpt2 import model
 from gpt2.model import GPT
 from gpt2.training import loop, state
 from gpt2.training.records import RecordWriter
-from gpt2.training.state import RankGenerators, TrainingSession
+from gpt2.training.state import TrainingSession
 from lib.runs import checkpoint
 from tests.mutants.mutant import (
     Mutant,
@@ -201,6 +201,6 @@ MUTANTS = (
         "random numbers are not restored",
         "baseline",
         {"reload": _LOSS},
-        nothing(RankGenerators, "load_state_dict"),
+        nothing(state, "restore_rng_state"),
     ),
 )

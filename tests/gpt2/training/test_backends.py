@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from gpt2.config import Config
-from gpt2.running.preflight import TrainingPlace, check_machine
 from lib.config.field import SymbolValue
-from lib.errors import PreflightError
 
 Configure = Callable[..., Config]
 PARTS: dict[str, SymbolValue] = {
@@ -38,13 +35,3 @@ def test_backends_train_equally_and_are_named(configure: Configure, train: Calla
         hashes.add(config.hash8)
     rows, math = losses
     assert rows == math and len(hashes) == 2
-
-
-def test_unsupported_backends_are_rejected_before_training(
-    configure: Configure, tmp_path: Path
-) -> None:
-    """On a CPU, flash attention with dropout."""
-    place = TrainingPlace(tmp_path, tmp_path, dirty=True)
-    check_machine([configure()], place)
-    with pytest.raises(PreflightError, match="ATTENTION_BACKEND_FLASH"):
-        check_machine([configure(), configure(ATTENTION_BACKEND_FLASH=True)], place)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.training.budget import TrainingBudget, TrainingClock, remaining_seconds, run_budget
+from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.loop import optimizer_step
 from lib.runs.run_dir import State
 
@@ -25,16 +25,11 @@ class Clock:
         return self.now
 
 
-def budget(config: Config) -> TrainingBudget:
-    """The budget of a configuration."""
-    return TrainingBudget(config.train, config.model.shape.block_size, config.schedule.warmup_steps)
-
-
 def test_tokens_are_rounded_up_to_whole_iterations(configure: Configure) -> None:
     changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None}
-    assert budget(configure(MAX_TOKENS=640, **changes)).iterations == 10
-    assert budget(configure(MAX_TOKENS=641, **changes)).iterations == 11
-    assert budget(configure(MAX_TOKENS=1, **changes)).iterations == 1
+    assert TrainingBudget(configure(MAX_TOKENS=640, **changes)).iterations == 10
+    assert TrainingBudget(configure(MAX_TOKENS=641, **changes)).iterations == 11
+    assert TrainingBudget(configure(MAX_TOKENS=1, **changes)).iterations == 1
 
 
 def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure: Configure) -> None:
@@ -44,9 +39,11 @@ def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure: Confi
     flops = 64 * base.model.flops_per_token()
     amount = {**changes, "MAX_FLOPS": str(10.5 * flops)}
     wide = configure(**amount, MLP_HIDDEN=1024)
-    assert run_budget(configure(**amount)).iterations == 11
-    assert run_budget(wide).iterations == -(-10.5 * flops // (64 * wide.model.flops_per_token()))
-    assert run_budget(wide).iterations < 11
+    assert TrainingBudget(configure(**amount)).iterations == 11
+    assert TrainingBudget(wide).iterations == -(
+        -10.5 * flops // (64 * wide.model.flops_per_token())
+    )
+    assert TrainingBudget(wide).iterations < 11
 
 
 def test_the_budget_of_flops_is_part_of_the_identity_if_it_applies(configure: Configure) -> None:
@@ -56,13 +53,16 @@ def test_the_budget_of_flops_is_part_of_the_identity_if_it_applies(configure: Co
 
 
 def test_progress_of_iterations_ignores_the_clock(configure: Configure) -> None:
-    found = budget(configure())
+    found = TrainingBudget(configure())
     assert [found.progress(i, 1e9) for i in (0, 3, 12)] == [0.0, 0.25, 1.0]
     assert found.warmup_progress == 2 / 12
 
 
 def test_a_token_budget_trains_that_many_tokens(configure: Configure, train: Callable) -> None:
-    done = train(configure(BUDGET_TOKENS=True, MAX_ITERS=None, MAX_TOKENS=300))
+    # The warm-up of five steps ends with the run, of which a note warns.
+    changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None, "WARMUP_STEPS": 5}
+    done = train(configure(**changes, MAX_TOKENS=300))
+    assert "WARN WARMUP_STEPS=5: the run ends in its warm-up" in done.lines()
     assert done.summary()["final"]["iterations"] == 5
     assert done.summary()["final"]["tokens"] == 320
 
@@ -114,8 +114,3 @@ def test_a_time_budget_counts_training_only_and_survives_a_resume(
     assert all(b < a for a, b in itertools.pairwise(rates[3:]))
     assert done.status.iterations == 0
     assert json.loads(done.files.timing.read_text().splitlines()[-1])["eta_seconds"] == 0.0
-
-
-def test_remaining_time_follows_the_average_speed() -> None:
-    assert remaining_seconds(0.25, 10.0) == 30.0
-    assert remaining_seconds(0.0, 0.0) is None

@@ -14,7 +14,6 @@ from gpt2.training.first_steps import criteria_text, evaluate_criteria, failed_c
 from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import WatchedRecords
-from tests.gpt2.training.conftest import Trained
 
 Configure = Callable[..., Config]
 UNIFORM = math.log(257)
@@ -175,31 +174,10 @@ def test_unstable_steps_are_not_shown_twice(
 ) -> None:
     criteria = {name: (name not in failed, name) for name in ("loss", "stability", "speed")}
     monkeypatch.setattr(first_steps, "first_steps", lambda session: 8)
-    monkeypatch.setattr(first_steps, "_criteria", lambda session, steps: criteria)
+    monkeypatch.setattr(first_steps, "check_first_steps", lambda session: criteria)
     records = Mock()
     session = Mock(records=records, iteration=8)
     session.config.train.log_interval = 2
     first_steps.log_health_check(session)
     ((name, (tag, _), _),) = records.mock_calls
     assert (name, tag) == written
-
-
-def test_the_check_does_not_change_results(configure: Configure, train: Callable) -> None:
-    looked, blind = train(configure(FIRST_STEPS=8), "a"), train(configure(FIRST_STEPS=0), "b")
-    assert blind.summary()["timing"]["first_steps"] is None
-    assert looked.core() == blind.core()
-
-
-def test_a_shorter_run_is_not_checked(trained: Trained) -> None:
-    assert trained.summary()["timing"]["first_steps"] is None
-    assert not any("first " in event.get("text", "") for event in trained.events)
-
-
-def test_sparse_attention_logs_its_pairs(configure: Configure, train: Callable) -> None:
-    sizes = {"COMPRESS_BLOCK": 4, "COMPRESS_STRIDE": 2, "SELECT_BLOCK": 4, "SELECT_COUNT": 3}
-    given = {f"NSA_{name}": size for name, size in sizes.items()} | {"NSA_WINDOW": 4}
-    # 49, 120 and 58 pairs in 16 tokens, of which full attention has 136.
-    chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True, "DROPOUT": "0.0"}
-    done = train(configure(**chosen, **given, N_KV_HEAD=1, MAX_ITERS=1, WARMUP_STEPS=0))
-    told = [e["text"] for e in done.events if e["kind"] == "line" and e["tag"] == "WARN"]
-    assert told == ["query-key pairs, full attention / NSA: 0.60, so full attention does less"]

@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,16 @@ import torch._dynamo
 import torch.distributed.fsdp
 from torch.utils._pytree import tree_leaves
 
-from gpt2.check.cases import CheckCase, plan_cases
-from gpt2.check.context import CheckContext
-from gpt2.check.shrink import small_config
 from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.training.loop import open_session, optimizer_step
 from gpt2.training.records import RecordWriter
 from gpt2.training.state import TrainingSession
-from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
 from lib.env.sharded import local
 from lib.errors import ConfigError
-from lib.project import ROOT
 from lib.runs.checkpoint import Checkpoint, load_latest_checkpoint
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.gpt2.training.conftest import SPARSE, SPLITS, Trained, Trainer, losses
@@ -139,40 +134,6 @@ def test_steps_are_those_of_ddp(
         }
 
     require_equal(ranks(size, body), _TOLERANCES)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("defconfig", ["gpt2-ratio-ablation", "gpt2-mechanisms", "nsa-quickstart"])
-def test_every_step_of_a_study_trains_as_with_ddp(
-    ranks: Callable, defconfig: str, size: int
-) -> None:
-    """With SGD: Adam divides rounding errors by the root of the second moment, and amplifies them."""
-    cases = [case for case in plan_cases(defconfig_layers(ROOT, defconfig)).every if case.config]
-    form = {"GLOBAL_BATCH": 4, "DROPOUT": "0.0", "PRECISION": "fp32", "OOM_FALLBACK": False}
-    form |= {"OPTIMIZER": "sgd", "SGD_MOMENTUM": "0.9", "SGD_DAMPENING": "0", **SPLITS[size]}
-
-    def both(case: CheckCase, group: ProcessGroup) -> list[dict[str, Any]]:
-        configs = [small_config(case.config, **form, DATA_PARALLEL=m) for m in ("ddp", "fsdp")]
-        return [steps(config, folder, group, rate=0.1) for config in configs]
-
-    with CheckContext() as context:
-        folder = context.prepare_data(small_config(cases[0].config))
-        for few in [cases[i : i + 4] for i in range(0, len(cases), 4)]:
-
-            def body(rank: int, few: Sequence[CheckCase] = few) -> dict[str, Any]:
-                group = ProcessGroup.join(current_process())
-                return {case.slug: both(case, group) for case in few}
-
-            by_rank = ranks(size, body)
-            assert isinstance(by_rank[0], dict), by_rank[0]
-            for name, (ddp, fsdp) in by_rank[0].items():
-                values = [torch.tensor(facts["losses"]) for facts in (ddp, fsdp)]
-                worst = (values[1] / values[0] - 1).abs().max().item()
-                losses = [facts["losses"][i][0] for i, facts in ((0, ddp), (-1, ddp), (-1, fsdp))]
-                numbers = " ".join(f"{loss:.7f}" for loss in losses)
-                print(f"{defconfig} on {size} ranks: {name:30} {numbers} {worst:.1e}")
-            require_equal(by_rank, {})
 
 
 @pytest.mark.slow

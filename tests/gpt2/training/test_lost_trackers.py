@@ -1,6 +1,5 @@
 """The real W&B client with a server that disconnects or rejects: the run is not affected."""
 
-import json
 import os
 import subprocess
 import time
@@ -78,32 +77,3 @@ def test_a_server_shut_down_during_the_run(
     assert [row["_step"] for row in run.history if "train_loss" in row] == ITERATIONS
     assert [row["train_loss"] for row in run.history] == [r["loss"] for r in done.rows("train")]
     assert run.config["manifest_sha256"]["value"] == sha256_file(done.files.manifest)
-
-
-def test_a_key_rejected_by_the_server(
-    configure: Configure,
-    train: Callable,
-    uninterrupted: dict[str, Any],
-    online: tuple[WandbServer, ExitStack],
-) -> None:
-    online[0].refuse = 401
-    done = train(configure(TRACKER_WANDB=True))
-    assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
-    assert done.core() == uninterrupted
-    warning = the_warning(done)
-    assert "401" in warning and "[tracker.unauthorized]" in warning
-
-
-def test_a_resumed_run_keeps_its_id_on_the_server(
-    configure: Configure, train: Callable, online: tuple[WandbServer, ExitStack]
-) -> None:
-    train(configure(TRACKER_WANDB=True), stop_at=5)
-    (run,) = online[0].runs.values()
-    assert [row["_step"] for row in run.history] == [1, 2, 3, 4, 5]
-    done = train(configure(TRACKER_WANDB=True))
-    assert "WARN" not in done.lines()
-    assert list(online[0].runs.values()) == [run] and run.finished
-    told = [(row["_step"], row["train_loss"]) for row in run.history]
-    assert told == [(row["iteration"], row["loss"]) for row in done.rows("train")]
-    facts = json.loads(done.files.tracker_facts.read_text())
-    assert run.name == facts["id"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from gpt2.attention.sdpa_kernels import observed_sdpa_kernel, selected_sdpa_kernel
@@ -83,14 +82,6 @@ def test_the_backend_of_sparse_attention_is_recorded(
     assert observed(session())["nsa_backend"] == "none"
 
 
-def test_torchs_selection_is_recorded(session: Callable[..., TrainingSession]) -> None:
-    found = observed_settings(session(**FAST))
-    chosen = {"2x16x8, dropout 0.2": "math", "2x16x8, dropout 0": "flash"}
-    asked = {"requested": "auto", "resolved": chosen, "observed": chosen}
-    assert found["sdpa_backend_selected"] == asked
-    assert len(found["sdpa_backends_allowed"]["observed"]) == 4
-
-
 def test_another_kernel_than_the_pinned_one_is_a_deviation(
     session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,20 +100,6 @@ def test_another_kernel_than_the_pinned_one_is_a_deviation(
     assert attention_kernel(pinned) == "sdpa flash"
     with pytest.raises(PreflightError, match="sdpa_backend_selected: .*setting-mismatch"):
         require_no_deviations(observed_settings(pinned))
-
-
-def test_the_observed_kernel_is_the_one_that_ran(
-    session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = session(**FAST, DROPOUT="0.0")
-    monkeypatch.setattr(
-        "gpt2.attention.sdpa_kernels.selected_sdpa_backend", lambda *given: "efficient"
-    )
-    found = observed_settings(opened)["sdpa_backend_selected"]
-    assert (found["resolved"], found["observed"]) == (
-        {"2x16x8, dropout 0": "efficient"},
-        {"2x16x8, dropout 0": "flash"},
-    )
 
 
 def test_observing_the_kernel_does_not_use_generators(
@@ -180,10 +157,3 @@ def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
     done = train(configure(**FAST, MATMUL_PRECISION_HIGHEST=True), "fast")
     manifest = json.loads(done.files.manifest.read_text())
     assert manifest["deviations"] == ["float32_matmul_precision", "allow_tf32_matmul"]
-
-
-def test_a_fast_run_continues_with_a_deviation(session: Callable[..., TrainingSession]) -> None:
-    opened = session(**FAST)
-    opened.forward = nn.Identity()
-    opened.model.grad_checkpointing = True
-    assert not opened.config.repro.strict and deviations(observed_settings(opened))

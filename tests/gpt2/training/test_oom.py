@@ -212,69 +212,6 @@ def test_after_the_last_fallback_the_run_fails_with_advice(
     ]
 
 
-@pytest.mark.slow
-def test_gradient_checkpointing_comes_after_one_sequence(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gradient checkpointing is supported and makes the step fit."""
-    monkeypatch.setattr(GPT, "grad_checkpointing", False, raising=False)
-    forward = GPT.forward
-
-    def limited(model: GPT, *batch: Tensor) -> Tensor:
-        if not model.grad_checkpointing and model.training and len(batch) == 2:
-            raise torch.OutOfMemoryError("out of memory")
-        return forward(model, *batch)
-
-    monkeypatch.setattr(GPT, "forward", limited)
-    stopped = train(configure(**WHOLE), stop_at=5)
-    assert stopped.status.state is State.INTERRUPTED
-    assert [r["action"] for r in fallbacks(stopped)] == [
-        "micro-batch",
-        "micro-batch",
-        "gradient checkpointing",
-    ]
-    assert train(configure(**WHOLE)).status.state is State.SUCCESS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("symbols", "expected"),
-    [
-        ({}, ["micro-batch", "micro-batch", "gradient checkpointing"]),
-        (
-            {"OOM_CHECKPOINTING_FIRST": True},
-            ["gradient checkpointing", "micro-batch", "micro-batch"],
-        ),
-        ({"OOM_CHECKPOINTING": False}, ["micro-batch", "micro-batch"]),
-        ({"OOM_MICRO_BATCH": False}, ["gradient checkpointing"]),
-        ({"OOM_CHECKPOINTING": False, "OOM_MICRO_BATCH": False}, []),
-    ],
-)
-def test_the_configured_fallbacks_are_applied_in_their_order(
-    session: Open, symbols: dict[str, Any], expected: list[str]
-) -> None:
-    opened = session(**WHOLE, **symbols)
-    for action in expected:
-        assert apply_next_fallback(opened, "out of memory")["action"] == action
-    with pytest.raises(RunError) as caught:
-        apply_next_fallback(opened, "out of memory")
-    assert caught.value.codes == ["run.out-of-memory"]
-
-
-def test_the_fallbacks_are_part_of_the_identity_unless_they_are_the_usual_ones(
-    configure: Configure,
-) -> None:
-    usual, off = configure(**WHOLE), configure(**WHOLE, OOM_FALLBACK=False)
-    first = configure(**WHOLE, OOM_CHECKPOINTING_FIRST=True)
-    assert len({usual.hash8, off.hash8, first.hash8}) == 3
-    for config in (usual, off):
-        assert not [
-            name
-            for name in config.identity()["train"]
-            if name.startswith("oom_") and name != "oom_fallback"
-        ]
-
-
 def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled recomputation would use other dropout masks."""
     monkeypatch.setattr(GPT, "grad_checkpointing", False, raising=False)

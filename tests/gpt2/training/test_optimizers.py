@@ -13,7 +13,7 @@ import torch
 from gpt2.config import Config
 from gpt2.study import view as planning_view
 from gpt2.study.plan import make_plan
-from gpt2.training.budget import run_budget
+from gpt2.training.budget import TrainingBudget
 from gpt2.training.loop import train_step
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainingSession
@@ -195,9 +195,9 @@ def test_a_variant_trains_for_the_budget_that_it_declares(
 
 def test_seconds_and_tokens_are_stretched_too(configure: Configure) -> None:
     changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER2": True, "MAX_ITERS": None}
-    timed = run_budget(configure(**changes, BUDGET_TIME=True, GPT2_MAX_TIME=100))
+    timed = TrainingBudget(configure(**changes, BUDGET_TIME=True, GPT2_MAX_TIME=100))
     assert timed.seconds == pytest.approx(121) and timed.progress(1, 60.5) == pytest.approx(0.5)
-    tokens = run_budget(configure(**changes, BUDGET_TOKENS=True, MAX_TOKENS=6400))
+    tokens = TrainingBudget(configure(**changes, BUDGET_TOKENS=True, MAX_TOKENS=6400))
     assert tokens.iterations == 121
 
 

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
-from torch.utils._pytree import tree_leaves
 
 from gpt2.config import Config
 from gpt2.data.dataset import (
@@ -32,13 +31,11 @@ from gpt2.data.dataset import (
 )
 from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.model import GPT
-from gpt2.training.loop import open_session, optimizer_step, train_step
-from gpt2.training.metrics import MetricsLog
+from gpt2.training.loop import open_session, optimizer_step
 from gpt2.training.records import RecordWriter
 from gpt2.training.state import TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
-from lib.runs.checkpoint import weights_digest
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.gpt2.training.conftest import SPARSE, SPLITS, losses
 
@@ -179,26 +176,6 @@ def test_ranks_that_read_another_vocabulary_are_named(
         assert "data and vocabulary of rank 1 differ from rank 0 [run.rank-mismatch]" in error
 
 
-def test_weights_optimizer_and_masks_stay_the_same_on_all_ranks(
-    open_rank: Callable, ranks: Callable
-) -> None:
-    def body(rank: int) -> list[str]:
-        opened = open_rank(**SPLITS[2])
-        log = MetricsLog(opened)
-        for micro_batches in islice(opened.batches(), 6):
-            train_step(opened, micro_batches, log)
-        state = (opened.optimizer.state_dict(), opened.pruner.state_dict())
-        assert opened.pruner.sparsity() > 0
-        tensors = {
-            str(i): tensor for i, tensor in enumerate(filter(torch.is_tensor, tree_leaves(state)))
-        }
-        assert len(tensors) > 10
-        return [weights_digest(opened.weights()), weights_digest(tensors)]
-
-    first, second = ranks(2, body)
-    assert first == second
-
-
 def test_each_rank_drops_other_units_and_the_same_ones_each_time(
     open_rank: Callable, ranks: Callable
 ) -> None:
@@ -260,16 +237,6 @@ def test_a_run_ends_while_gloo_still_references_a_tensor(
 
     with mock.patch.object(ProcessGroup, "__exit__", leave_early):
         assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
-
-
-@pytest.mark.slow
-def test_a_wrapped_module_must_not_outlive_its_group(ranks: Callable) -> None:
-    def body(rank: int) -> None:
-        with ProcessGroup.join(current_process()) as group:
-            shared = group.share_gradients(torch.nn.Linear(1, 1))
-        assert shared
-
-    assert all(error.startswith("AssertionError: ") for error in ranks(2, body))
 
 
 @pytest.mark.parametrize("looked_for", [True, False])

@@ -6,7 +6,6 @@ import pkgutil
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,21 +33,6 @@ def flip_a_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-@pytest.mark.parametrize("iteration", [0, 5, 12])
-def test_interrupted_and_resumed_is_uninterrupted(
-    configure: Configure,
-    train: Callable,
-    stopped_at: Callable,
-    uninterrupted: dict[str, Any],
-    iteration: int,
-) -> None:
-    assert stopped_at(iteration).status.state is State.INTERRUPTED
-    torch.manual_seed(iteration)
-    resumed = train(configure())
-    assert resumed.status.state is State.SUCCESS
-    assert resumed.core() == uninterrupted
 
 
 @pytest.mark.slow
@@ -158,31 +142,32 @@ def test_a_truncated_last_line_is_removed(
     assert '"iter{' not in done.files.timing.read_text()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", flip_a_byte),
+        ("state.pt", flip_a_byte),
+        ("digests.json", flip_a_byte),
+        ("state.pt", cut_short),
+    ],
+)
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
     configure: Configure,
     train: Callable,
     stopped_at: Callable,
     uninterrupted: dict[str, Any],
     name: str,
+    damage: Callable[[Path], None],
 ) -> None:
     stopped = stopped_at(9)
-    flip_a_byte(stopped.files.checkpoints / "step-00000009" / name)
+    damage(stopped.files.checkpoints / "step-00000009" / name)
     resumed = train(configure())
-    assert "WARN checkpoint step-00000009 is damaged" in resumed.lines()
-    assert name in resumed.lines()
+    assert f"WARN checkpoint step-00000009 is damaged ({name}" in resumed.lines()
     assert "resumes at iteration 8" in resumed.lines()
-    assert resumed.core() == uninterrupted
-
-
-def test_a_truncated_newest_checkpoint_is_skipped(
-    configure: Configure, train: Callable, stopped_at: Callable, uninterrupted: dict[str, Any]
-) -> None:
-    stopped = stopped_at(9)
-    state = stopped.files.checkpoints / "step-00000009" / "state.pt"
-    os.truncate(state, state.stat().st_size - 100)
-    resumed = train(configure())
-    assert "WARN checkpoint step-00000009 is damaged (state.pt" in resumed.lines()
     assert resumed.core() == uninterrupted
 
 
@@ -277,23 +262,6 @@ def test_records_that_fit_only_the_checkpoint_before_go_on_from_it(
     assert re.search(rf"WARN checkpoint step-00000009 is damaged .*{path.name}", resumed.lines())
     assert "resumes at iteration 8" in resumed.lines()
     assert resumed.core() == uninterrupted
-
-
-@pytest.mark.parametrize("name", ["metrics", "timing"])
-def test_records_that_changed_since_the_checkpoint_are_an_error(
-    configure: Configure, train: Callable, stopped_at: Callable, name: str
-) -> None:
-    stopped = stopped_at(6)
-    path = stopped.files.path / f"{name}.jsonl"
-    content = path.read_bytes()
-    flipped = content.replace(b"1", b"2", 1)
-    assert flipped != content
-    path.write_bytes(flipped)
-    with pytest.raises(RunError) as caught:
-        train(configure())
-    assert caught.value.codes == ["run.damaged"]
-    assert caught.value.problems[0].where == str(path)
-    assert path.read_bytes().startswith(flipped)
 
 
 @pytest.mark.parametrize("change", ["no session", "other weights", "other optimizer"])
@@ -392,19 +360,6 @@ def test_an_unwritable_disk_is_one_error(
     with pytest.raises(RunError) as caught:
         train(configure())
     assert caught.value.codes == ["run.io-error"] and "No space left" in str(caught.value)
-
-
-def test_a_clock_that_is_set_back_changes_no_result(
-    configure: Configure,
-    train: Callable,
-    uninterrupted: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = time.time
-    seconds = iter(range(10**9))
-    monkeypatch.setattr("time.time", lambda: clock() - 86400 * next(seconds))
-    train(configure(), stop_at=5)
-    assert train(configure()).core() == uninterrupted
 
 
 def test_a_lost_gpu_fails_the_run_which_goes_on_later(

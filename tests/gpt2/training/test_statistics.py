@@ -116,24 +116,6 @@ def test_statistics_of_an_interrupted_run_are_the_same(
     assert train(config, "resumed").core() == whole
 
 
-@pytest.mark.slow
-def test_a_run_killed_during_statistics_resumes(configure: Configure, train: Callable) -> None:
-    config = configure(STATISTICS_INTERVAL=2)
-    whole, calls = train(config, "whole").core(), [0]
-
-    def die(*given: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 3:
-            raise RuntimeError("killed")
-        return collect_statistics(*given)
-
-    replaced = mock.patch("gpt2.training.metrics.collect_statistics", die)
-    with replaced, pytest.raises(RuntimeError, match="killed"):
-        train(config)
-    # From the checkpoint of iteration 4.
-    assert train(config).core() == whole
-
-
 def test_training_continues_if_statistics_run_out_of_memory(
     configure: Configure, train: Callable
 ) -> None:

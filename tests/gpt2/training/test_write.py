@@ -57,11 +57,6 @@ def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> No
     assert {text["tokens"] for text in texts} == {20} and texts[0]["end"] == "length"
 
 
-def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None:
-    shown, (text,) = written(run, build_dir, "--tokens", "3")
-    assert shown == text["text"] + "\n"
-
-
 @pytest.mark.parametrize(
     ("words", "name", "code"),
     [
