@@ -102,10 +102,8 @@ def train_run(
     All processes of a run call it. Rank 0 polls ``stop``, which is true after SIGTERM or Ctrl-C, reports
     and writes; the others write their heartbeat only, and the record of a failure that is theirs alone.
     ``guard`` is called before every write, and raises LeaseLost if the run was taken over. ``report``
-    receives ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations, loss,
-    lr, grad_norm, tokens_per_second, eta_seconds}``. ``allow_stale`` resumes a checkpoint that was
-    made by other code. ``clock`` returns seconds. ``order`` is recorded: when the run was submitted.
-    Returns the status, which is also in status.json.
+    receives the events of RecordWriter. ``allow_stale`` resumes a checkpoint that was made by other
+    code. ``clock`` returns seconds. ``order`` is recorded: when the run was submitted.
 
     Errors before the first step are raised as KablateError; later errors set the status FAILED.
     """
@@ -123,12 +121,8 @@ def train_run(
             )
             records = RecordWriter(files, report, guard, opened=group.is_main)
             opened.callback(records.close)
-
-            def warn(operation: str) -> None:
-                what = "no deterministic implementation, results may differ between runs"
-                records.line("WARN", f"{what}: {operation}")
-
-            warned = opened.enter_context(record_nondeterminism(config.machine, warn))
+            deterministic = record_nondeterminism(config.machine, records.nondeterministic)
+            warned = opened.enter_context(deterministic)
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(
                 _ready(
@@ -142,14 +136,16 @@ def train_run(
             )
     # Raised before the first step, or if the failure itself could not be recorded.
     except OSError as error:
-        what = f"cannot read or write: {error}"
+        text = f"cannot read or write: {error}"
         advice = "free some space or fix the permissions; to resume, type: make"
-        raise RunError(Problem(what, str(run_dir), advice, code="run.io-error")) from error
+        raise RunError(Problem(text, str(run_dir), advice, code="run.io-error")) from error
     except RuntimeError as error:
         if not is_lost_peer_error(error):
             raise
-        what = "another process of this run exited"
-        raise RunError(Problem(what, str(run_dir), code="run.lost-process")) from error
+        problem = Problem(
+            "another process of this run exited", str(run_dir), code="run.lost-process"
+        )
+        raise RunError(problem) from error
 
 
 def open_session(

@@ -60,6 +60,10 @@ class RecordWriter:
         self.log(tag, text)
         self._event(kind="line", tag=tag, text=text)
 
+    def nondeterministic(self, operation: str) -> None:
+        what = "no deterministic implementation, results may differ between runs"
+        self.line("WARN", f"{what}: {operation}")
+
     def log(self, tag: str, text: str) -> None:
         """Write one line to logs.txt only."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -111,16 +111,6 @@ def test_junit_has_a_test_for_each_check(build):
     assert "MLP_ATTN_GATE" in failure.get("message")
 
 
-def test_settings_on_top_are_checked(build):
-    folder = build()
-    code, text, stderr = folder.command(
-        SCRIPT, CHECKS="resolve", JSON="1", STEPS="0,3", SET="N_LAYER=1"
-    )
-    baseline, gate = (step["results"]["resolve"] for step in json.loads(text)["steps"])
-    assert (code, baseline["state"], gate["state"]) == (1, "passed", "failed"), stderr
-    assert gate["repeat"] == "make check SET=N_LAYER=1 STEPS=3 CHECKS=resolve"
-
-
 def test_a_single_training_and_a_matrix_are_checked(build):
     folder = build(RA_MLA_ABLATION_MODE=None, TEST_MATRIX_MODE=True)
     code, table, stderr = folder.command(SCRIPT, CHECKS="declared,pruned", STEPS="*magnitude")

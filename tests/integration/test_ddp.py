@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib.project import ROOT
-from lib.runs.run_dir import RunDir, State, read_status
-from tests.command_server import Command
+from lib.runs.run_dir import RunDir, read_status
 from tests.integration.conftest import IN_PROCESS
 
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
@@ -36,16 +34,6 @@ def wait_for_rows(run: RunDir, count: int) -> list[int]:
         time.sleep(0.01)
     found: list[int] = json.loads(run.manifest.read_text())["volatile"]["pids"]
     return found
-
-
-def all_gone(command: Command) -> bool:
-    """Wait for all processes of a command to exit; return whether all did."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while command.processes():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def single(folder: Any) -> RunDir:
@@ -81,59 +69,6 @@ def test_without_a_launcher_the_error_has_the_torchrun_command(build: Callable) 
     assert "[ranks.count-mismatch]" in said and "GPUS=2" in said
     assert "torchrun --standalone --nproc-per-node 2" in said
     assert not single(folder).path.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_run_with_one_message(build: Callable, rank: int) -> None:
-    folder = build(**LONG)
-    run = single(folder)
-    make = folder.start(RUNNER)
-    os.kill(wait_for_rows(run, 30)[rank], signal.SIGKILL)
-    killed = time.monotonic()
-    assert make.wait(_PATIENCE_SECONDS) == 1
-    assert time.monotonic() - killed < _PATIENCE_SECONDS
-    said = make.stdout + make.stderr
-    message = f"rank {rank} of 2 died with signal 9 (SIGKILL; out of memory?)"
-    (line,) = [line for line in said.splitlines() if line.startswith("FAIL    single")]
-    assert message in line
-    assert "lost-process" not in said and "Traceback" not in said
-    status = read_status(run)
-    assert (status.state, status.message) == (State.FAILED, message)
-    assert all_gone(make)
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_once_for_all_ranks_and_make_resumes(build: Callable) -> None:
-    folder = build(**LONG)
-    run = single(folder)
-    make = folder.start(RUNNER)
-    wait_for_rows(run, 30)
-    # A terminal sends SIGINT to every process.
-    os.killpg(make.pid, signal.SIGINT)
-    assert make.wait(_PATIENCE_SECONDS) == 130, make.stderr
-    status = read_status(run)
-    assert status.state is State.INTERRUPTED
-    assert (run.checkpoints / f"step-{status.iteration:08d}").is_dir()
-    assert all_gone(make)
-
-    again = folder.start(RUNNER)
-    wait_for_rows(run, status.iteration + 5)
-    again.signal(signal.SIGTERM)
-    assert again.wait(_PATIENCE_SECONDS) == 143
-    assert f"resumes at iteration {status.iteration:,}" in run.logs.read_text()
-
-
-@pytest.mark.slow
-def test_a_tracker_of_two_ranks_receives_each_row_once(build: Callable) -> None:
-    folder = build(**BOTH, TRACKER_TENSORBOARD=True)
-    run = single(folder)
-    code, _, said = folder.command(RUNNER)
-    assert code == 0 and "WARN" not in said, said
-    (events,) = run.path.rglob("events.out.tfevents.*")
-    found = EventAccumulator(str(events.parent)).Reload().Scalars("train_loss")
-    rows = map(json.loads, run.metrics.read_text().splitlines())
-    assert [e.step for e in found] == [r["iteration"] for r in rows if r["kind"] == "train"]
 
 
 @pytest.mark.slow

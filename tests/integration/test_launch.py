@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 
 import pytest
 
@@ -88,38 +87,3 @@ def test_an_absent_device_is_told_before_anything_is_created_or_prepared(build):
     assert code == 3
     assert "[gpu.missing]" in said and "DEVICE=cuda" in said
     assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
-
-
-def test_a_kernel_that_cannot_run_is_told_before_the_data(build):
-    folder = build(ATTENTION_BACKEND_FLASH=True)
-    (folder.path / "data").rename(folder.path / "gone")
-    code, _, said = folder.command("all")
-    assert code == 3
-    assert "ATTENTION_BACKEND_FLASH: " in said
-    assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
-
-
-def test_missing_data_is_prepared_before_training(build):
-    folder = build()
-    (folder.path / "data").rename(folder.path / "gone")
-    code, _, said = folder.command("all", STEPS="0")
-    assert code == 0, said
-    assert (folder.path / "data").exists()
-
-
-def test_a_file_that_cannot_be_written_fails_the_run_and_the_next_make_finishes_it(build):
-    folder = build()
-    # A file-size limit simulates a full disk: the write fails.
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, limits[1]))
-    try:
-        code, _, said = folder.command("all", STEPS="0")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (run,) = folder.runs("0")
-    assert code == 1
-    assert "step 4: " in said and "[Errno" in said and "Traceback" not in said, said
-    status = read_status(RunDir(run))
-    assert status is not None and (status.state, status.exit_code) == (State.FAILED, 1)
-    code, _, said = folder.command("all", STEPS="0")
-    assert code == 0, said

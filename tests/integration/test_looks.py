@@ -129,13 +129,3 @@ def test_a_diverged_baseline_ends_the_study(build):
     code, _, said = folder.command("verdicts", SEEDS="auto")
     assert code == 1 and "WARN" not in said
     assert "DIVERGED" in (folder.path / "results/ratio/report.html").read_text()
-
-
-def test_auto_is_refused_if_it_cannot_judge(build):
-    folder = build(**STUDY)
-    for variables, code in (
-        ({"STEPS": "0-1"}, "config.conflict"),
-        ({"SEEDS": "automatic"}, "usage.invalid-seed"),
-    ):
-        exit_code, _, said = folder.command("plan", **{"SEEDS": "auto", **variables})
-        assert exit_code == 2 and f"[{code}]" in said

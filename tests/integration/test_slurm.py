@@ -142,33 +142,6 @@ def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(stud
 
 
 @pytest.mark.long
-def test_a_preempted_worker_is_requeued_and_its_run_ends_with_the_same_bytes(study) -> None:
-    job = study("0,3", SLURM_WORKERS=2, MAX_ITERS=400, LOG_INTERVAL=1)
-    alone = job.submit_both()
-    job.cluster.command(
-        "sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 3"
-    )
-    job.wait_for(lambda: job.states().count(State.INTERRUPTED) == 2)
-    job.wait_for(lambda: not job.jobs())
-    assert job.states() == [State.SUCCESS] * 2, job.logs()
-    assert outcome(job.folder.path) == alone
-    assert sum(states == ["INTERRUPTED", "SUCCESS"] for states in job.attempts()) == 2
-
-
-@pytest.mark.long
-def test_workers_whose_time_ends_are_requeued_until_all_is_done(study) -> None:
-    """SLURM looks at time limits every 30 seconds."""
-    limits = {"SLURM_TIME": "1", "SLURM_SIGNAL_SECONDS": 30}
-    job = study("0,3", SLURM_WORKERS=1, **limits, MAX_ITERS=800)
-    alone = job.alone()
-    job.submit()
-    job.wait_for(lambda: not job.jobs())
-    assert job.states() == [State.SUCCESS] * 2, job.logs()
-    assert outcome(job.folder.path) == alone
-    assert any("INTERRUPTED" in states for states in job.attempts()), job.attempts()
-
-
-@pytest.mark.long
 def test_a_killed_controller_costs_no_run(study) -> None:
     job = study("0,3", SLURM_WORKERS=3, MAX_ITERS=400, LOG_INTERVAL=1)
     alone = job.submit_both()
@@ -194,14 +167,6 @@ def test_status_shows_the_queue_and_stop_cancels_what_waits(study) -> None:
     assert code == 0, said
     job.wait_for(lambda: not job.jobs())
     assert job.states().count(State.INTERRUPTED) == 2 and job.states().count(None) == 2
-
-
-def test_without_slurm_the_script_is_printed_and_not_submitted(study, monkeypatch) -> None:
-    job = study()
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert job.command("slurm")[0] == 0
-    code, _, said = job.command("slurm", "--submit")
-    assert code == 3 and "[slurm.missing]" in said
 
 
 def test_the_documented_job_trains_one_run_on_two_nodes_with_the_bytes_of_make(study) -> None:

@@ -1,7 +1,6 @@
 """ON_STUDY_DONE_CMD of a real study: once when it ends, fails or stops, with its document."""
 
 import json
-import resource
 import shlex
 import sys
 import time
@@ -52,19 +51,6 @@ def test_a_stopped_study_starts_it_and_the_resumed_one_again(build, tmp_path):
     assert make.wait() == 130 and states(file) == [["interrupted"]], make.stderr
     code, _, said = folder.command(TRAIN, STEPS="0")
     assert code == 0 and states(file) == [["interrupted"], ["done"]], said
-
-
-def test_a_failed_study_starts_it(build, tmp_path):
-    file = tmp_path / "read"
-    folder = build(ON_STUDY_DONE_CMD=hook(file))
-    # No file may grow to the size of the weights.
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, limits[1]))
-    try:
-        code, _, said = folder.command(TRAIN, STEPS="0")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert code == 1 and states(file) == [["failed"]], said
 
 
 def test_looks_start_it_once_with_their_words(build, tmp_path):

@@ -13,20 +13,6 @@ from lib.runs.run_dir import RunDir
 from tests.loopback.stores import trackio_history, wandb_history
 
 
-def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
-    folder = build(TRACKER_WANDB=True, TRACKER_TENSORBOARD=True)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/wandb.py").write_text('raise RuntimeError("away")\n')
-    code, _, said = folder.command("all", STEPS="0", PYTHONPATH=str(tmp_path / "broken"))
-    assert code == 0, said
-    (line,) = [line for line in said.splitlines() if line.startswith("WARN")]
-    assert "tracker_wandb" in line and "RuntimeError: away" in line
-    (run,) = folder.runs("0")
-    facts = json.loads((run / "trackers/facts.json").read_text())
-    assert (facts["project"], facts["study"], facts["name"]) == ("kablate-ratio", "ratio", run.name)
-    assert facts["step"] == run.name.rsplit("-", 2)[0] == "baseline"
-
-
 @pytest.fixture(scope="session")
 def own_mounts() -> None:
     """Skip unless processes can mount file systems in a user namespace."""
